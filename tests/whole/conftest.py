@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +92,20 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 conversations as JSONL."""
     return write_rows(tmp_path_factory.mktemp("data") / "chats.jsonl", conversations())
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Any:
+    """`(variables, mark)`: of `variables(rank, step, how)` that rank stands still (`hang.py`); `mark` is there once it does."""
+    site, mark = tmp_path / "site", tmp_path / "hangs"
+    site.mkdir()
+    shutil.copyfile(ROOT / "tests" / "whole" / "hang.py", site / "sitecustomize.py")
+
+    def variables(rank: int, step: int, how: str) -> dict[str, str]:
+        path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+        return {"FORGE_TEST_HANG": f"{rank} {step} {how} {mark}", "PYTHONPATH": path}
+
+    return variables, mark
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import math
 import os
 import platform
@@ -20,7 +21,9 @@ from pathlib import Path
 
 import forge
 
+from .chaos import section
 from .conftest import write_model
+from .repository import ROOT
 from .starts import DROPOUT, final_state, metrics, untimed, weights
 from .test_any_ranks import ADAPTERS, CLOSE, SHORT, STEPS, TOPOLOGIES, WAYS, losses, run, settings_of, stop_in_third_step
 
@@ -199,7 +202,14 @@ def page(runs: Runs) -> list[str]:
             ["way", "every line of metrics.jsonl", "exported weights", "weights and optimizer of the last full state"],
             runs.same(),
         ),
+        *faults(),
     ]
+
+
+def faults() -> list[str]:
+    """The section that `hatch run chaos` last wrote, from its results."""
+    file = ROOT / "docs" / "lanes" / "chaos.json"
+    return ["", *section(json.loads(file.read_text())).splitlines()] if file.exists() else []
 
 
 def main() -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +53,10 @@ def sft(settings: dict[str, Any]) -> dict[str, Any]:
     return {"steps": result.steps, "samples": result.samples, "loss": result.loss, "model_dir": str(result.model_dir)}
 
 
-def signal_at(moment: str, count: int, when: str | float, number: int = signal.SIGKILL) -> None:
+def signal_at(moment: str, count: int, when: str | float, number: int | Callable[[], None] = signal.SIGKILL) -> None:
     """Make this process send itself a signal around the `count`-th call (from 1) of what `moment` names.
 
-    `when` is "before" it, "after" it, or so many seconds after it began.
+    `when` is "before" it, "after" it, or so many seconds after it began. A function may stand in the place of a signal.
     """
     import importlib
     import threading
@@ -68,7 +70,7 @@ def signal_at(moment: str, count: int, when: str | float, number: int = signal.S
     calls = 0
 
     def send() -> None:
-        os.kill(os.getpid(), number)
+        number() if callable(number) else os.kill(os.getpid(), number)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
@@ -135,3 +137,17 @@ def final_state(run: Path) -> tuple[str, dict[str, bytes]]:
     latest = (run / "full_state" / "latest").read_text().strip()
     files = sorted((run / "full_state" / latest).glob("*.safetensors"))
     return latest, {file.name: file.read_bytes() for file in files}
+
+
+def damaged(file: Path, how: str, other: Path) -> None:
+    """Damage a file."""
+    if how == "deleted":
+        file.unlink()
+    elif how == "truncated":
+        file.write_bytes(file.read_bytes()[:-7])
+    elif how == "bit flipped":
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 4
+        file.write_bytes(bytes(data))
+    else:
+        shutil.copy(other, file)

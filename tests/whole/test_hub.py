@@ -150,7 +150,7 @@ def test_snippets(name: str, model_dir: Path, chats: Path, tmp_path: Path) -> No
     result = snippet(name, model_path=model_dir, data_path=chats, ckpt_output_dir=run)
     assert isinstance(result, forge.RunResult)
     assert result.steps == STEPS[name]
-    exports = {path.name for path in (run / "hf_format").iterdir()}
+    exports = {path.name for path in (run / "hf_format").glob("*/")}
     assert len(exports) == (3 if name == "sft" else 1), "instructlab-training exports after every epoch"
     assert (result.model_dir / ("adapter_config.json" if name == "lora_sft" else "config.json")).exists()
     config = (run / "config.yaml").read_text()

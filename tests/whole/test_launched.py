@@ -211,6 +211,35 @@ def test_a_signal_to_one_stops_all(whom: str, given: dict[str, Any], two: Path, 
     assert weights(run) == weights(two)
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
+@pytest.mark.parametrize("how", ci_keeps(["stopped"], ["stopped", "native", "asleep"]))
+def test_a_rank_that_stands_still_ends_the_run(
+    how: str, given: dict[str, Any], two: Path, hanging: Any, tmp_path: Path
+) -> None:
+    """A word first, then a message with rank, step and place, and the stacks of both; the same command ends with equal bits."""
+    variables, _ = hanging
+    run = tmp_path / "run"
+    settings = {**given, "ckpt_output_dir": run, "nproc_per_node": 2, "stall_timeout": 8}
+    process = command(settings, **variables(1, 3, how))
+    status, _, err = ended(process)
+    assert status == 1, err
+    assert re.search(r"forge: rank [01] has not moved since step 2 \(\d s\)", err)
+    told = re.search(r"^forge: rank 1 on \S+ has not moved since step 2 for \d+ s: .*$", err, re.MULTILINE)
+    assert told, err
+    assert "hang.py" in told[0] or "sitecustomize.py" in told[0]
+    assert "rank 0 waits for it" in told[0]
+    assert ("its process is stopped (SIGSTOP)" in told[0]) is (how == "stopped")
+    stacks = sorted(run.glob("logs/*/stacks_rank_*.txt"))
+    assert [file.name for file in stacks] == ["stacks_rank_0.txt", "stacks_rank_1.txt"]
+    assert "in hang" in stacks[1].read_text()
+    assert "torch/distributed" in stacks[0].read_text()
+    assert not workers(run)
+    result = forge.sft(**settings, keep_full_state=True)
+    assert result.steps == 8
+    assert untimed(run) == untimed(two)
+    assert weights(run) == weights(two)
+
+
 def ip(*line: str) -> subprocess.CompletedProcess[str]:
     """Run the ip command."""
     return subprocess.run(["ip", *line], capture_output=True, text=True, check=False)

@@ -45,7 +45,7 @@ STAGES = {
     """,
     "forge-dist": """
         .
-        environment  loading
+        environment  loading  watching
         ranks  adapters  context
         strategies  checkpoints  launching
         strategies/fsdp  strategies/zero
@@ -75,6 +75,7 @@ STAGES = {
         settings  storage
         tasks  reports
         memory
+        saving
         run
         backends
         verbs  exporting  talking  reports/osft

@@ -14,7 +14,8 @@ import pytest
 SCRIPT = """
 import json, os, sys
 import forge, forge_accel, forge_dist
-from forge.run import _full_state, _memory
+from forge.run import _memory
+from forge.saving import _full_state
 
 _memory._SMALL = 0
 machine, optimizers, found = forge_accel.accelerator("cpu"), [], {}

@@ -66,12 +66,12 @@ def test_what_it_needs(recipe: Path, capsys: pytest.CaptureFixture[str], monkeyp
 
 
 def test_a_full_disk_is_an_error(recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warning of the dry run stops a cluster's job."""
-    monkeypatch.setattr("forge.run._dry_run.shutil.disk_usage", lambda _: type("Usage", (), {"free": 3})())
-    assert main(["sft", str(recipe), "--dry-run"]) == 0
-    assert "less room" in capsys.readouterr().out
-    assert main(["sft", str(recipe), "--dry-run", "--cluster"]) == 2
-    assert "the disk has less room than the exports need" in capsys.readouterr().err
+    """A dry run refuses it, alone and on a cluster, with the figures and what to set, as the run itself does."""
+    monkeypatch.setattr("forge.saving._room.shutil.disk_usage", lambda _: type("Usage", (), {"free": 3})())
+    for words in (["--dry-run"], ["--dry-run", "--cluster"], []):
+        assert main(["sft", str(recipe), *words]) == 2
+        assert "has less room than the run takes: 0." in (printed := capsys.readouterr().err)
+        assert "take less (--keep-last-n 1" in printed
 
 
 def test_memory_that_does_not_suffice_is_an_error_where_it_is_known(recipe: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_run_goes_up(hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == f"{hub.url}/org/name\n"
     assert hub.repos == {"org/name": {"private": True}}
     assert hub.tokens == {"Bearer hf_test"}
-    (export,) = (run / "hf_format").iterdir()
+    (export,) = (run / "hf_format").glob("*/")
     card = hub.files.pop("README.md").decode()
     assert hub.files == {file.name: file.read_bytes() for file in export.iterdir()}
     assert "trained by forge sft" in card

@@ -19,7 +19,7 @@ from forge.settings._settings import resolve
 from forge.verbs._sft import SFTSettings
 
 from .conftest import conversations, write_rows
-from .starts import metrics, untimed, weights
+from .starts import damaged, metrics, untimed, weights
 
 FEW: dict[str, Any] = {
     "effective_batch_size": 6,
@@ -139,20 +139,6 @@ def test_resume_never_and_resume_from_a_path(given: dict[str, Any], left: Path, 
         forge.sft(**given, ckpt_output_dir=left, resume=str(left / "full_state" / "step_99"))
 
 
-def damaged(file: Path, how: str, other: Path) -> None:
-    """Damage a file."""
-    if how == "deleted":
-        file.unlink()
-    elif how == "truncated":
-        file.write_bytes(file.read_bytes()[:-7])
-    elif how == "bit flipped":
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 4
-        file.write_bytes(bytes(data))
-    else:
-        shutil.copy(other, file)
-
-
 @pytest.mark.parametrize("how", ["deleted", "truncated", "bit flipped", "swapped"])
 @pytest.mark.parametrize("name", ["rank_0.safetensors", "manifest.json"])
 def test_a_damaged_state_is_passed_over(name: str, how: str, given: dict[str, Any], left: Path, finished: Path) -> None:
@@ -193,6 +179,23 @@ def test_a_lost_token_store_is_made_again(given: dict[str, Any], left: Path, fin
     shutil.rmtree(left / "data")
     forge.sft(**given, ckpt_output_dir=left)
     assert {file.name for file in (left / "data" / "train").iterdir()} >= {"store.json", "loss_mask.bin", "tokenizer"}
+    assert weights(left) == weights(finished)
+
+
+@pytest.mark.parametrize("how", ["deleted", "truncated", "bit flipped"])
+def test_a_damaged_plan_is_made_again(how: str, given: dict[str, Any], left: Path, finished: Path) -> None:
+    """A plan that was lost is made again, and known by the fingerprint of its order; without that it is refused."""
+    plan, about = left / "plan" / "plan.npz", left / "run.json"
+    order = forge.packing.BatchPlan.load(plan).order_fingerprint
+    damaged(plan, how, plan)
+    recorded = about.read_text()
+    about.write_text(json.dumps({name: value for name, value in json.loads(recorded).items() if name != "order"}))
+    with pytest.raises(forge.SettingsError, match=r"plan/plan\.npz cannot be read .* would prove another plan equal"):
+        forge.sft(**given, ckpt_output_dir=left)
+    about.write_text(recorded)
+    forge.sft(**given, ckpt_output_dir=left)
+    assert re.search(r"WARNING: .*plan.* It was made again: it takes the samples in the run's order", log(left))
+    assert forge.packing.BatchPlan.load(plan).order_fingerprint == order
     assert weights(left) == weights(finished)
 
 
@@ -263,8 +266,10 @@ def test_bytes_damaged_before_the_first_step_are_never_trained_on(
     with monkeypatch.context() as patched:
         patched.setattr(forge.algos, "make_optimizer", damaging)
         patched.setattr(torch.optim.AdamW, "step", lambda *_args, **_kwargs: steps.append(1))
-        with pytest.raises(forge.data.StoreError, match=r"loss_mask\.bin does not hold what was written"):
+        with pytest.raises(forge.data.StoreError, match=r"loss_mask\.bin does not hold what was written") as caught:
             forge.sft(**given, ckpt_output_dir=run)
+    # The hidden folder is gone by then: the file is named as it is called in a run.
+    assert str(run / "data" / "train" / "loss_mask.bin") in str(caught.value)
     assert not steps
     forge.sft(**given, ckpt_output_dir=run)
     assert len(metrics(run)) == 4
@@ -392,15 +397,6 @@ def test_going_back_forgets_what_came_after(given: dict[str, Any], finished: Pat
         run_on_ranks(sft_with_signal, 1, back, "optimizer", 1, "before", joined=False)
     run_on_ranks(sft, 1, settings, joined=False)
     assert untimed(run) == untimed(finished)
-    assert weights(run) == weights(finished)
-
-
-def test_a_missing_model_is_exported_again(given: dict[str, Any], finished: Path, tmp_path: Path) -> None:
-    """A finished run whose export was deleted is exported again from its last state."""
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
-    shutil.rmtree(run / "hf_format")
-    forge.sft(**given, ckpt_output_dir=run)
     assert weights(run) == weights(finished)
 
 

@@ -146,6 +146,8 @@ ELSEWHERE = {
     "gather_dtype": "tests/forge-dist/strategies/test_torch.py",
     "reshard_after_forward": "tests/forge-dist/strategies/test_torch.py",
     "cpu_offload": "tests/forge-dist/strategies/test_choose.py",
+    "max_failed_saves": "tests/whole/test_full_disk.py",
+    "emergency_dir": "tests/whole/test_full_disk.py",
     "resume": "tests/whole/test_resume.py",
     "nproc_per_node": "tests/whole/test_launched.py",
     "nnodes": "tests/forge-dist/environment/test_topology.py",
@@ -156,6 +158,7 @@ ELSEWHERE = {
     "master_port": "tests/forge-dist/environment/test_topology.py",
     "max_restarts": "tests/forge-dist/environment/test_topology.py",
     "connect_seconds": "tests/forge-dist/launching/test_rendezvous.py",
+    "stall_timeout": "tests/whole/test_standing_still.py",
 }
 
 

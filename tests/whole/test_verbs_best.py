@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import forge
-from forge.run._best import Best
+from forge.saving._best import Best
 from forge.tasks._task import Evaluation
 
 from .starts import metrics

@@ -117,7 +117,7 @@ def run_verb(verb: str, settings: dict[str, Any], path: str | None = None) -> di
 
 def run_verb_killed(verb: str, settings: dict[str, Any], path: str, step: int) -> None:
     """Run a verb until the state of a step was saved, and kill this process before the next step."""
-    from forge.run._full_state import FullStates
+    from forge.saving._full_state import FullStates
 
     original = FullStates.save
 

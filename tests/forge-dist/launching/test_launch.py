@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from forge_dist import ExportError, LaunchError, LaunchSettings, WorkerError, launch, topology
+from forge_dist import ExportError, LaunchError, LaunchSettings, StallError, WorkerError, launch, topology
 
 pytestmark = pytest.mark.slow
 
 # A worker that needs no torch, so that ten launches cost seconds.
 WORKER = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, time
 from pathlib import Path
-from forge_dist import ExportError, worker_report
+from forge_dist import ExportError, beat, worker_report
+from forge_dist.ranks._failure_report import beats_of_launcher
+from forge_dist.watching._beats import open_beats
 
 here, what = Path(sys.argv[1]), sys.argv[2]
 rank = int(os.environ["RANK"])
@@ -47,6 +49,21 @@ with worker_report():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(120)
+    if what == "hangs":
+        # Rank 0 in native code that holds Python's lock, rank 1 as in a collective: no handler runs in either.
+        (here / f"ready_{rank}").write_text(str(os.getpid()))
+        lock = ctypes.create_string_buffer(64)
+        while True:
+            ctypes.PyDLL(None).pthread_mutex_lock(lock)
+    if what in ("stalls", "stalls once") and not (what == "stalls once" and (here / "stalled").exists()):
+        open_beats(beats_of_launcher(), 2.0)
+        for step in range(4):
+            beat(step)
+            time.sleep(0.1)
+        if rank == 1:
+            (here / "stalled").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(120)
     if what == "again" and not (here / "failed").exists():
         (here / "failed").touch()
@@ -133,7 +150,7 @@ def test_an_end_without_a_report(run, tmp_path):
     with pytest.raises(WorkerError, match="rank 1 on .* ended with exit status 9") as caught:
         run("gone")
     assert str(tmp_path / "logs" / "rank_1.log") in str(caught.value)
-    assert "to stderr 1" in "".join(caught.value.__notes__)
+    assert str(caught.value).endswith("\nThe log ends with:\nrank 1 of 2 threads 3\nto stderr 1")
 
 
 def test_a_killed_rank_is_named_within_seconds(run, tmp_path):
@@ -192,6 +209,48 @@ def test_a_signal_before_the_workers_listen(run, tmp_path):
     thread.start()
     assert run("orphan") == 75
     thread.join()
+
+
+def test_a_second_signal_ends_workers_that_do_not_hear_it(run, tmp_path):
+    """Both hang in native code for good: they are killed seconds after the second signal, and not started again."""
+    second = []
+
+    def send():
+        wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+        second.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert run("hangs", max_restarts=3) == 75
+    # Four seconds, and what a machine adds that has much else to do.
+    assert time.monotonic() - second[0] < 60
+    thread.join()
+    assert (tmp_path / "logs" / "rank_0.log").read_text().count("rank 0 of 2") == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_a_rank_that_stands_still_is_ended(run, tmp_path, capfd):
+    """SIGSTOP of a rank: a word, an error that names it, the stacks of both; nobody lives on."""
+    with pytest.raises(StallError) as caught:
+        run("stalls")
+    host = os.uname().nodename
+    assert str(caught.value).startswith(f"rank 1 on {host} has not moved since step 3 for ")
+    assert "its process is stopped (SIGSTOP) at " in str(caught.value)
+    assert f"The stacks of all ranks: {tmp_path / 'logs'}/stacks_rank_*.txt" in str(caught.value)
+    assert caught.value.exit_status == 1
+    assert "forge: rank 1 has not moved since step 3 (1 s): its process is stopped (SIGSTOP)" in capfd.readouterr().err
+    for rank in range(2):
+        assert "worker.py" in (tmp_path / "logs" / f"stacks_rank_{rank}.txt").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_a_rank_that_stood_still_is_started_again(run, tmp_path):
+    """With max_restarts a stall is a failure like any other."""
+    assert run("stalls once", max_restarts=1) == 0
+    assert (tmp_path / "logs" / "rank_0.log").read_text().count("rank 0 of 2") == 2
 
 
 # SIGTERM in the middle of the launcher's imports, whose exception is lost there as it is in an import that native code makes.

@@ -274,12 +274,18 @@ def test_events_of_all_starts(tmp_path: Path) -> None:
 
 
 def test_nothing_that_was_trained_is_lost_for_want_of_a_state(tmp_path: Path) -> None:
-    """Exports or a result without a full state are refused: the run would begin anew over them."""
+    """A result without a full state is refused; exports alone stay, until the steps that led to them are made again."""
     published(tmp_path)
-    with RunDirectory(tmp_path) as out, pytest.raises(RunDirectoryError, match="holds a run with hf_format and no full state"):
-        out.check(None)
-    (tmp_path / "hf_format").rename(tmp_path.with_name("elsewhere"))
     with RunDirectory(tmp_path) as out:
+        (out.root / "plan").mkdir()
+        (out.root / "plan" / "plan.npz").touch()
+        out.check(None)
+        out.publish("")
+        assert out.rewind(0, None) == []
+    assert not (tmp_path / "metrics.jsonl").read_bytes()
+    assert sorted(entry.name for entry in (tmp_path / "hf_format").iterdir()) == ["samples_4", "samples_8"]
+    (tmp_path / "result.json").write_text("{}")
+    with RunDirectory(tmp_path) as out, pytest.raises(RunDirectoryError, match="holds a finished run and no full state"):
         out.check(None)
 
 

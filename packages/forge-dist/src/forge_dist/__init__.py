@@ -15,13 +15,17 @@ if TYPE_CHECKING:
         LaunchError as LaunchError,
         MeetingError as MeetingError,
         ModelError as ModelError,
+        StallError as StallError,
         StrategyError as StrategyError,
         WorkerError as WorkerError,
     )
     from forge_dist._files import (
         atomic_directory as atomic_directory,
         check_guards as check_guards,
+        file_damage as file_damage,
+        file_hash as file_hash,
         guarded as guarded,
+        write_bytes_atomically as write_bytes_atomically,
         write_text_atomically as write_text_atomically,
     )
     from forge_dist._settings import (
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
         StrategySettings as StrategySettings,
     )
     from forge_dist._strategy_table import StrategySpec as StrategySpec
+    from forge_dist._temporary import temporary_folder as temporary_folder
     from forge_dist.adapters._base_model import AdapterBase as AdapterBase, adapter_base as adapter_base
     from forge_dist.adapters._load_trained import load_trained as load_trained
     from forge_dist.adapters._merge import Merged as Merged, merge_adapter as merge_adapter
@@ -59,15 +64,18 @@ if TYPE_CHECKING:
     from forge_dist.strategies._torch import TorchStrategy as TorchStrategy
     from forge_dist.verifying._check import check_export as check_export
     from forge_dist.verifying._result import ExportCheck as ExportCheck
+    from forge_dist.watching._beats import beat as beat, doing as doing
 
 __version__ = "0.4.0"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
-    "_errors": "CheckpointError ExportError ForgeDistError LaunchError MeetingError ModelError StrategyError WorkerError",
-    "_files": "atomic_directory check_guards guarded write_text_atomically",
+    "_errors": "CheckpointError ExportError ForgeDistError LaunchError MeetingError ModelError StallError StrategyError "
+    "WorkerError",
+    "_files": "atomic_directory check_guards file_damage file_hash guarded write_bytes_atomically write_text_atomically",
     "_settings": "CheckpointSettings LaunchSettings ModelSettings StrategySettings",
     "_strategy_table": "StrategySpec",
+    "_temporary": "temporary_folder",
     "adapters._base_model": "AdapterBase adapter_base",
     "adapters._load_trained": "load_trained",
     "adapters._merge": "Merged merge_adapter",
@@ -96,6 +104,7 @@ _PUBLIC = {
     "strategies._torch": "TorchStrategy",
     "verifying._check": "check_export",
     "verifying._result": "ExportCheck",
+    "watching._beats": "beat doing",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted(_MODULE_OF)

@@ -8,6 +8,7 @@
     │   └── MeetingError              exit status 1: nodes or ranks that do not meet, as they may at the next attempt
     ├── StrategyError (ValueError)    a strategy that these ranks, this model or this installation cannot follow
     ├── WorkerError (RuntimeError)    exit status 1: a rank ended without a report, or is silent
+    │   └── StallError                a rank stands still: it was not heard of for stall_timeout
     ├── CheckpointError (RuntimeError)  exit status 1: a full state cannot be written, or is not whole
     └── ExportError (RuntimeError)    exit status 1: what was trained could not be written, or does not read back the same
 """
@@ -47,6 +48,10 @@ class WorkerError(ForgeDistError, RuntimeError):
     """A rank ended without a report, or is silent."""
 
     exit_status: ClassVar[int] = 1
+
+
+class StallError(WorkerError):
+    """A rank stood still for longer than stall_timeout; the same command goes on."""
 
 
 class CheckpointError(ForgeDistError, RuntimeError):

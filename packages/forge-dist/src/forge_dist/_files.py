@@ -4,6 +4,7 @@ Written under a hidden name beside the final one, made durable (fsync), then ren
 `.NAME.*.tmp` that nothing reads and that can be deleted; it never leaves half of NAME.
 """
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -63,6 +64,29 @@ def _refuse_existing(target: Path) -> None:
         raise ExportError(f"{target} exists already, and nothing is written over it: remove it or choose another name")
 
 
+def file_hash(path: str | os.PathLike[str]) -> tuple[int, str]:
+    """Return size in bytes and SHA-256 (hex) of a file. Raises OSError where it cannot be read."""
+    with open(path, "rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return os.fstat(stream.fileno()).st_size, digest
+
+
+def file_damage(path: str | os.PathLike[str], size: int, sha256: str) -> str | None:
+    """Return what is wrong with a file of which size and SHA-256 were recorded, or None."""
+    name = os.path.basename(path)
+    try:
+        found = os.stat(path).st_size
+        if found != size:
+            return f"{name} has {found} bytes and should have {size}"
+        if file_hash(path)[1] != sha256:
+            return f"{name} does not have the bytes that were written (another SHA-256)"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror})"
+    return None
+
+
 @contextmanager
 def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary directory, renamed to `path` after the body, or deleted if it raises.
@@ -106,11 +130,20 @@ def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
     Raises:
         ExportError: `path` cannot be written; its former content is still there.
     """
+    write_bytes_atomically(path, text.encode())
+
+
+def write_bytes_atomically(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write bytes to `path` as `write_text_atomically` writes text.
+
+    Raises:
+        ExportError: `path` cannot be written; its former content is still there.
+    """
     target = Path(os.path.abspath(path))
     temporary = _hidden_sibling(target)
     try:
-        with open(temporary, "x", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with open(temporary, "xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         check_guards(target)

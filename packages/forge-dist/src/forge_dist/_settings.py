@@ -168,6 +168,13 @@ class CheckpointSettings:
     """Keep the last full states of a finished run, without which it cannot be trained for more steps. They are kept too where
     accelerate_full_state_at_epoch=true is given."""
 
+    max_failed_saves: int = attrs.field(default=3, validator=_positive)
+    """End the run once so many full states in a row could not be saved (a full disk), before more is lost."""
+
+    emergency_dir: str | None = attrs.field(default=None, validator=_optional(_text))
+    """Directory on another file system that gets a full state when ckpt_output_dir takes none: when a run ends by
+    max_failed_saves, or its last export cannot be written. The same command goes on from there."""
+
     keep_last_checkpoint_only: bool = attrs.field(default=False, validator=_switch)
     """Keep the newest export only; the previous one is deleted once the new one was loaded back and compared."""
 
@@ -251,3 +258,8 @@ class LaunchSettings:
 
     connect_seconds: float = attrs.field(default=300.0, validator=_minutes)
     """Seconds that nodes wait for each other before the missing ones are reported."""
+
+    stall_timeout: float | None = attrs.field(default=None, validator=_optional(_minutes))
+    """Seconds without progress after which a step has stalled: the run ends and names the rank; the same command goes on. By
+    default ten times the slowest step so far, at least ten minutes; 0 never ends it. Loading, exporting and other long phases
+    have half an hour without a sign of progress, or this where it is longer."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from forge._result import RunResult as RunResult
     from forge.backends._train import dry_run as dry_run
+    from forge.cli._repair import repair as repair
     from forge.cli._track import track as track
     from forge.exporting._export import export as export
     from forge.exporting._push import push as push
@@ -54,6 +55,7 @@ _PUBLIC = {
     "_errors": "BackendError DataLintError ForgeError OutOfMemoryError PreemptedError PushError RecipeError RunDirectoryError "
     "RunTakenOverError RunWriteError SettingsError StorageError TrackingError",
     "_result": "RunResult",
+    "cli._repair": "repair",
     "cli._track": "track",
     "exporting._export": "export",
     "backends._train": "dry_run",

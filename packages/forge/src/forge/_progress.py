@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-if TYPE_CHECKING:
-    from forge._result import RunResult
+import forge_dist
+from forge._result import RunResult, result_values
 
 _PATIENCE_SECONDS = 30.0
 """Seconds after which somebody without a terminal hears how far a preparation is."""
@@ -57,6 +57,7 @@ class Reporter:
             f"finished: {result.steps} steps{skipped}, {result.samples:,} {items}, {result.seconds:.0f} s; the model is in "
             f"{result.model_dir}",
             event="finished",
+            result=result_values(result),
         )
 
     def progress(self, what: str) -> Callable[[int, int], None]:
@@ -68,6 +69,7 @@ class Reporter:
 
         def show(done: int, total: int) -> None:
             nonlocal said
+            forge_dist.beat()
             now = time.perf_counter()
             live = self._console.is_terminal
             if self._quiet or (not live and now - said < _PATIENCE_SECONDS):
@@ -81,7 +83,14 @@ class Reporter:
         return show
 
     def doing(self, what: str, *, line: bool = True) -> None:
-        """Say what takes time now: on the bar, or where there is none in a line; never in the log."""
+        """Say what takes time now: on the bar, or where there is none in a line; never in the log.
+
+        Who watches this process hears of it on every rank: it may take longer than a step.
+        """
+        forge_dist.doing(what)
+        self._show(what, line=line)
+
+    def _show(self, what: str, *, line: bool = True) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=what)
         elif line:
@@ -97,7 +106,8 @@ class Reporter:
 
         """
         began = time.perf_counter()
-        waiting = threading.Timer(_SHORT_SECONDS, self.doing, (what,))
+        forge_dist.doing(what)
+        waiting = threading.Timer(_SHORT_SECONDS, self._show, (what,))
         waiting.daemon = True
         if not self._quiet:
             waiting.start()
@@ -118,6 +128,7 @@ class Reporter:
 
     def __enter__(self) -> Self:
         self._began = time.perf_counter()
+        forge_dist.beat(self._done)
         if self._console.is_terminal and not self._quiet:
             self._bar = Progress(
                 TextColumn("[bold]step"),
@@ -141,6 +152,7 @@ class Reporter:
 
     def step(self, out: Any, tokens_per_second: float) -> None:
         """Show one finished step (a `forge_algos.StepOutput`)."""
+        forge_dist.beat(out.step)
         figures = f"loss {out.loss:.4f}" + "".join(
             f"  {name} {out.figures[name]:.3g}" for name in _SHOWN if name in out.figures
         )

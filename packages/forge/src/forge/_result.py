@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 import forge_dist
+from forge._errors import RunDirectoryError
+from forge._sealed import sealed, unsealed
 
-_FILE = "result.json"
+RESULT = "result.json"
 BEST = "best"
 
 
@@ -61,18 +63,27 @@ class RunResult:
 
 def write_result(result: RunResult) -> None:
     """Write `result.json`, which marks the run as finished; its paths are relative to the run."""
+    forge_dist.write_text_atomically(result.output_dir / RESULT, sealed(result_values(result)))
+
+
+def result_values(result: RunResult) -> dict[str, Any]:
+    """Return what result.json holds."""
     values = attrs.asdict(result)
     del values["output_dir"]
-    values["model_dir"] = str(result.model_dir.relative_to(result.output_dir))
-    forge_dist.write_text_atomically(result.output_dir / _FILE, json.dumps(values, indent=2) + "\n")
+    return {**values, "model_dir": str(result.model_dir.relative_to(result.output_dir))}
 
 
 def read_result(path: Path) -> RunResult:
-    """Read the result of the run in `path`. Raises FileNotFoundError where it is not finished."""
-    values = json.loads((path / _FILE).read_text(encoding="utf-8"))
-    return RunResult(output_dir=path, **{**values, "model_dir": path / values["model_dir"]})
+    """Read the result of the run in `path`.
 
+    Raises:
+        RunDirectoryError: result.json is missing or damaged.
 
-def is_finished(path: Path) -> bool:
-    """Return whether the run in `path` has a result and its model is still there."""
-    return (path / _FILE).exists() and read_result(path).model_dir.is_dir()
+    """
+    file = path / RESULT
+    try:
+        values, _ = unsealed(file)
+        return RunResult(output_dir=path, **{**values, "model_dir": path / values["model_dir"]})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        why = str(error) if isinstance(error, ValueError) else repr(error)
+        raise RunDirectoryError(f"{file}: {why}. `forge repair {path}` says what can be made whole.") from error

@@ -74,6 +74,14 @@ class Accelerator(ABC):
         For instance `gloo`, or `cpu:gloo,cuda:nccl`.
         """
 
+    def collective_traces(self, prefix: str) -> dict[str, str]:  # noqa: ARG002 - a device with a recorder names files by it
+        """Return the environment variables under which the collective backend records its calls.
+
+        Set before the process group is made. What is written to PREFIX{RANK}.pipe has rank RANK write its last collectives to
+        PREFIX{RANK}. Empty for a backend without a recorder.
+        """
+        return {}
+
     @property
     @abstractmethod
     def fused_optimizer(self) -> Choice[bool]:

@@ -98,6 +98,13 @@ class CUDAAccelerator(Accelerator):
             return Choice("cpu:gloo,cuda:nccl", f"nccl: GPUs talk directly{' (RCCL, on ROCm)' if torch.version.hip else ''}")
         return Choice("gloo", "gloo: this torch is built without NCCL, so collectives go through the CPU")
 
+    def collective_traces(self, prefix: str) -> dict[str, str]:
+        """Return the variables of torch's flight recorder, which knows NCCL's collectives."""
+        if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+            return {}
+        files = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+        return {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1", **dict.fromkeys(files, prefix)}
+
     @property
     def fused_optimizer(self) -> Choice[bool]:
         """True: one kernel a step instead of several passes over the weights."""

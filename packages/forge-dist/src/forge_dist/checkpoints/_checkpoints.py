@@ -63,6 +63,7 @@ class Checkpoints:
         self._outcome: Outcome | None = None
         self._last_good: Path | None = None
         self._failed: str | None = None
+        self._failures = 0
 
     @property
     def last_good(self) -> Path | None:
@@ -76,6 +77,11 @@ class Checkpoints:
     def failed(self) -> str | None:
         """Reason why the last finished save failed, or None. Up to date after `wait()`."""
         return self._failed
+
+    @property
+    def failures(self) -> int:
+        """Number of saves in a row that failed, up to the last finished one; the same on all ranks."""
+        return self._failures
 
     def save(
         self,
@@ -287,6 +293,7 @@ class Checkpoints:
 
     def _record(self, outcome: Outcome) -> None:
         self._failed = outcome.error
+        self._failures = 0 if outcome.error is None else self._failures + 1
         if outcome.path is not None:
             self._last_good = outcome.path
             self._broken = []

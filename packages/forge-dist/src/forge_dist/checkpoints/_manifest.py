@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from forge_dist._errors import CheckpointError
+from forge_dist._files import file_damage
 from forge_dist.checkpoints._plan import DTYPES, Chunk, StoredTensor
 from forge_dist.checkpoints._write import WrittenFile, file_of
 
@@ -198,12 +199,7 @@ def check_sizes(directory: Path, files: Mapping[str, WrittenFile]) -> None:
 
 def check_hash(file: Path, written: WrittenFile) -> str | None:
     """Return what is wrong with the file's bytes, or None."""
-    try:
-        with open(file, "rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        return f"{file.name} cannot be read ({error.strerror})"
-    return None if found == written.sha256 else f"{file.name} does not have the bytes that were written (another SHA-256)"
+    return file_damage(file, *written)
 
 
 def refuse_foreign(directory: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

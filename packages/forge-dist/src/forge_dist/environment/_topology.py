@@ -56,6 +56,8 @@ class Topology:
     """Number of times that the processes of this node are started again after one failed."""
     connect_seconds: float = 300.0
     """Time that nodes and ranks wait for each other, in seconds."""
+    stall_timeout: float | None = None
+    """Seconds that a step may stand still; None: by the run's own steps; 0: any time."""
     cores: int = 1
     """Number of processor cores that this process may use."""
     has_group: bool = False
@@ -182,6 +184,7 @@ def _launcher(found: LaunchValues, step: SlurmStep | None, devices: int, cores: 
         rdzv_id=rdzv_id,
         max_restarts=restarts,
         connect_seconds=found.settings.connect_seconds,
+        stall_timeout=found.settings.stall_timeout,
         cores=cores,
         origins=origins,
     )
@@ -265,6 +268,7 @@ def _worker(settings: LaunchSettings, worker: Worker, cores: int) -> Topology:
         nproc_per_node=worker.local_world_size,
         master=worker.master,
         connect_seconds=settings.connect_seconds,
+        stall_timeout=settings.stall_timeout,
         cores=cores,
         origins=worker.origins,
     )

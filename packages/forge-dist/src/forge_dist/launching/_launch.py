@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +17,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_dist._errors import LaunchError
+from forge_dist._temporary import temporary_folder
 from forge_dist.environment._topology import Topology
 from forge_dist.environment._worker import EXPECTED_WORLD_SIZE
-from forge_dist.launching._root_cause import Failure, error_of, report_of, root_cause, root_cause_on_all_nodes
-from forge_dist.launching._signals import deferred_signals
-from forge_dist.ranks._failure_report import PREEMPTED, read_report
+from forge_dist.launching._root_cause import (
+    Failure,
+    error_of,
+    publish_at_once,
+    report_of,
+    root_cause,
+    root_cause_on_all_nodes,
+    stall_report,
+)
+from forge_dist.launching._signals import Interrupted, deferred_signals
+from forge_dist.ranks._failure_report import PREEMPTED, read_report, write_report
+from forge_dist.watching._guard import keep_stacks
+from forge_dist.watching._watch import Stall, Watched
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult
@@ -59,7 +69,8 @@ def launch(
         signals: a list to which the signals that this process received are appended.
 
     Returns:
-        0, or 75 if the workers ended early because of a signal (`SystemExit(75)` under `worker_report`).
+        0, or 75 if the workers ended early because of a signal (`SystemExit(75)` under `worker_report`). In an elastic run they
+        are started again if the signal was another node's.
 
     Raises:
         MeetingError: the nodes did not meet.
@@ -72,7 +83,6 @@ def launch(
     with deferred_signals() as received:
         from forge_dist.launching._logs import Logs
         from forge_dist.launching._rendezvous import make_rendezvous
-        from forge_dist.launching._supervisor import Interrupted
 
         importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
     if received:
@@ -81,11 +91,19 @@ def launch(
     log_dir = Path(os.path.abspath(log_dir))
     log_dir.mkdir(parents=True, exist_ok=True)
     # Reports go to the machine's own temporary folder: the disk of the run may be what is full.
-    with _silent_agent(), tempfile.TemporaryDirectory(prefix="forge-") as reports:
+    signals = [] if signals is None else signals
+    with _silent_agent(), temporary_folder() as reports:
         try:
             rendezvous = make_rendezvous(topology)
-            with Logs(log_dir, Path(reports), rendezvous, _worker_environment(topology, environ or {})) as logs:
-                return _run(topology, arguments, rendezvous, logs, [] if signals is None else signals)
+            starts = 0
+            while True:
+                (folder := reports / str(starts)).mkdir()
+                starts += 1
+                with Logs(log_dir, folder, rendezvous, _worker_environment(topology, environ or {}), signals) as logs:
+                    status = _run(topology, arguments, rendezvous, logs, signals)
+                if status != PREEMPTED or signals or topology.world_size is not None:
+                    return status
+                # Another node of an elastic run was asked to stop: the others go on, with the one that replaces it.
         except Interrupted:
             return PREEMPTED
         finally:
@@ -95,6 +113,9 @@ def launch(
 def _run(topology: Topology, arguments: Sequence[str], rendezvous: "Rendezvous", logs: "Logs", signals: list[int]) -> int:
     result, supervisor = _run_agent(topology, arguments, rendezvous, logs, signals)
     logs.close()
+    keep_stacks(list(logs.beats_of.values()), logs.log_dir)
+    if supervisor.stopped_at_once:
+        return PREEMPTED
     if not result.is_failed():
         reports = [read_report(path) or {} for path in logs.report_of.values()]
         return PREEMPTED if any(report.get("preempted") for report in reports) else 0
@@ -124,9 +145,18 @@ def _run_agent(
     agent = LocalElasticAgent(
         spec, logs_specs=logs, exit_barrier_timeout=_EXIT_BARRIER_SECONDS, shutdown_timeout=int(AFTER_FAILURE_SECONDS)
     )
-    supervisor = Supervisor(
-        rendezvous, lambda: [worker.id for worker in agent.get_worker_group().workers if worker.id is not None], signals
-    )
+
+    def workers() -> list[Watched]:
+        group = agent.get_worker_group().workers
+        return [Watched(*logs.beats_of[each.local_rank], each.id) for each in group if each.id is not None]
+
+    def on_stall(stall: Stall) -> None:
+        kept = keep_stacks(list(logs.beats_of.values()), logs.log_dir)
+        report = stall_report(stall, kept, socket.gethostname())
+        write_report(report, next(logs.report_of[local] for local, (rank, _) in logs.beats_of.items() if rank == stall.rank))
+        publish_at_once(rendezvous, report)
+
+    supervisor = Supervisor(rendezvous, workers, signals, on_stall)
     with supervisor.watching():
         result = agent.run()
     if result is None:

@@ -12,7 +12,8 @@ from typing import IO, TextIO
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 from forge_dist.launching._rendezvous import Rendezvous
-from forge_dist.ranks._failure_report import LAUNCHER, REPORT
+from forge_dist.launching._signals import Interrupted
+from forge_dist.ranks._failure_report import BEATS, LAUNCHER, REPORT
 from forge_dist.ranks._store import ROUND
 
 _CHUNK = 1 << 16
@@ -21,9 +22,11 @@ _CHUNK = 1 << 16
 class Logs(LogsSpecs):
     """Logs of the workers, for torch's agent; also adds to each worker's environment."""
 
-    def __init__(self, log_dir: Path, reports: Path, rendezvous: Rendezvous, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, log_dir: Path, reports: Path, rendezvous: Rendezvous, environ: Mapping[str, str], signals: list[int]
+    ) -> None:
         super().__init__(str(log_dir))
-        self._log_dir, self._reports, self._rendezvous, self._environ = log_dir, reports, rendezvous, environ
+        self._reports, self._rendezvous, self._environ, self._signals = reports, rendezvous, environ, signals
         self._selector = selectors.DefaultSelector()
         self._files: list[IO[bytes]] = []
         self._descriptors: list[int] = []
@@ -36,6 +39,10 @@ class Logs(LogsSpecs):
         """Local rank → report file of its newest process."""
         self.log_of: dict[int, Path] = {}
         """Local rank → log file."""
+        self.beats_of: dict[int, tuple[int, Path]] = {}
+        """Local rank → rank, and the file of its newest process's beats."""
+        self.log_dir = log_dir
+        """Folder of the logs."""
 
     def __enter__(self) -> "Logs":
         return self
@@ -46,7 +53,7 @@ class Logs(LogsSpecs):
     @property
     def root_log_dir(self) -> str:
         """Folder of the logs."""
-        return str(self._log_dir)
+        return str(self.log_dir)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Open the pipes of a start, and extend each worker's environment; torch's agent calls it.
@@ -56,15 +63,20 @@ class Logs(LogsSpecs):
         outs: dict[int, str] = {}
         errs: dict[int, str] = {}
         errors: dict[int, str] = {}
+        if self._signals:
+            # Workers that are to end are not started once more.
+            raise Interrupted
         self._starts += 1
         with self._lock:
             for local_rank, env in envs.items():
                 rank = env["RANK"]
-                log = self._log_dir / f"rank_{rank}.log"
+                log = self.log_dir / f"rank_{rank}.log"
                 report = self._reports / f"{self._starts}_{rank}.json"
                 self.log_of[local_rank], self.report_of[local_rank] = log, report
+                beats = self._reports / f"{self._starts}_{rank}.beats"
+                self.beats_of[local_rank] = int(rank), beats
                 env.update(self._environ)
-                env.update({REPORT: str(report), LAUNCHER: str(os.getpid()), ROUND: self._rendezvous.round})
+                env.update({REPORT: str(report), BEATS: str(beats), LAUNCHER: str(os.getpid()), ROUND: self._rendezvous.round})
                 # What is printed is streamed, and is kept when the process is killed.
                 env.setdefault("PYTHONUNBUFFERED", "1")
                 file = log.open("ab", buffering=0)

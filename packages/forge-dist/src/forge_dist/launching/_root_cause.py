@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
@@ -10,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from forge_dist._errors import WorkerError
+from forge_dist._errors import StallError, WorkerError
 from forge_dist.ranks._failure_report import rebuild_exception
 from forge_dist.ranks._network import unreachable
 from forge_dist.ranks._store import publish_failure, published_failure
 
 if TYPE_CHECKING:
+    from torch.distributed import Store
+
     from forge_dist.launching._rendezvous import Rendezvous
+    from forge_dist.watching._watch import Stall
 
 # Lines of a rank's log that are quoted where it left no report.
 _QUOTED_LINES = 8
@@ -82,11 +86,12 @@ def report_of(failure: Failure) -> dict[str, Any]:
         text = f"{where} was killed by {name}{why}"
     else:
         text = f"{where} ended with exit status {failure.exitcode} and left no report of why"
+    end = _last_lines(failure.log)
     return {
         "module": WorkerError.__module__,
         "class": WorkerError.__qualname__,
-        "text": f"{text}; its log: {failure.log}",
-        "traceback": _last_lines(failure.log),
+        "text": f"{text}; its log: {failure.log}" + (f"\nThe log ends with:\n{end}" if end else ""),
+        "traceback": "",
         "exit_status": None,
         "rank": failure.rank,
         "host": failure.host,
@@ -99,11 +104,26 @@ def report_of(failure: Failure) -> dict[str, Any]:
 def error_of(report: Mapping[str, Any]) -> Exception:
     """Return the exception to raise in the launcher."""
     if report.get("complete"):
-        error = WorkerError(report["text"])
-        if report["traceback"]:
-            error.add_note(f"the log ends with:\n{report['traceback']}")
-        return error
+        return (StallError if report["class"] == StallError.__name__ else WorkerError)(report["text"])
     return rebuild_exception(report)
+
+
+def stall_report(stall: "Stall", kept: str, host: str) -> dict[str, Any]:
+    """Return the report of a rank that stands still and is about to be killed."""
+    name = f"rank {stall.rank}"
+    text = stall.text.replace(name, f"{name} on {host}", 1)
+    return {
+        "module": StallError.__module__,
+        "class": StallError.__qualname__,
+        "text": f"{text}. {kept}".rstrip(),
+        "traceback": "",
+        "exit_status": StallError.exit_status,
+        "rank": stall.rank,
+        "host": host,
+        "time": time.time(),
+        "consequence": False,
+        "complete": True,
+    }
 
 
 def _signal_name(number: int) -> str:
@@ -148,16 +168,28 @@ def root_cause_on_all_nodes(rendezvous: "Rendezvous", report: Mapping[str, Any])
     return found[0] if found else report
 
 
-def _exchange_causes(rendezvous: "Rendezvous", report: Mapping[str, Any]) -> Mapping[str, Any]:
+def publish_at_once(rendezvous: "Rendezvous", report: Mapping[str, Any]) -> None:
+    """Tell the other nodes why this one ends, before its workers are gone."""
+    if rendezvous.nodes > 1 and rendezvous.store_address is not None:
+        with suppress(RuntimeError):
+            publish_failure(_store_of(rendezvous), report)
+
+
+def _store_of(rendezvous: "Rendezvous") -> "Store":
     # Imported here: a launcher reads this file before it takes signals, and torch takes seconds.
-    from torch.distributed import PrefixStore, Store, TCPStore
+    from torch.distributed import PrefixStore, TCPStore
 
     assert rendezvous.store_address is not None
     host, port = rendezvous.store_address
-    if unreachable(host, port, _RETRY_SECONDS):
-        return report
     client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_SEARCH_SECONDS))
-    store: Store = PrefixStore(f"forge/{rendezvous.round}", client)
+    return PrefixStore(f"forge/{rendezvous.round}", client)
+
+
+def _exchange_causes(rendezvous: "Rendezvous", report: Mapping[str, Any]) -> Mapping[str, Any]:
+    assert rendezvous.store_address is not None
+    if unreachable(*rendezvous.store_address, _RETRY_SECONDS):
+        return report
+    store = _store_of(rendezvous)
     publish_failure(store, report)
     found = published_failure(store)
     if report["consequence"]:

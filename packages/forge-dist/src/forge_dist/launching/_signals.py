@@ -7,6 +7,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class Interrupted(BaseException):
+    """A signal that came while there were no workers to forward it to."""
+
+
 @contextmanager
 def deferred_signals() -> Iterator[list[int]]:
     """Collect signals in the yielded list, and raise each again after the block.

@@ -1,7 +1,11 @@
-"""Supervisor of the workers: forwards signals, kills those that outlive another's failure."""
+"""Supervisor of the workers: forwards signals, and kills what does not end by itself.
+
+That is what does not obey a second signal, outlives another worker's failure, or stands still.
+"""
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,23 +13,35 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from forge_dist.launching._rendezvous import Rendezvous
-from forge_dist.ranks._heartbeat import AwakeClock
+from forge_dist.launching._signals import Interrupted
+from forge_dist.watching._watch import TICK_SECONDS, AwakeClock, Stall, Watch, Watched
 
 # How long the workers of a node may go on after one of them failed: what they still have to report is in their exceptions.
 # torch's agent would wait 30 seconds for each, in which a worker that hangs in a collective does nothing.
 AFTER_FAILURE_SECONDS = 5.0
-_TICK_SECONDS = 0.05
-
-
-class Interrupted(BaseException):
-    """A signal that came while there were no workers to forward it to."""
+AFTER_SECOND_SIGNAL_SECONDS = 4.0
+"""How long workers may go on after a second signal: one that hangs in native code does not hear of it."""
+_POLL_SECONDS = 0.05
 
 
 class Supervisor:
-    """Knows the workers' processes, forwards signals to them, and notes when each of them ended."""
+    """Knows the workers' processes, forwards signals to them, and notes when each of them ended.
 
-    def __init__(self, rendezvous: Rendezvous, pids: Callable[[], list[int]], signals: list[int]) -> None:
-        self._rendezvous, self._pids = rendezvous, pids
+    Args:
+        rendezvous: of this launcher.
+        workers: returns this node's newest processes, with the files of their beats.
+        signals: that came, in order.
+        on_stall: is told of a rank that stands still, before it is killed.
+    """
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        workers: Callable[[], list[Watched]],
+        signals: list[int],
+        on_stall: Callable[[Stall], None],
+    ) -> None:
+        self._rendezvous, self._workers, self._on_stall = rendezvous, workers, on_stall
         self._done = threading.Event()
         self._forwarded: dict[int, int] = {}
         self.signals = signals
@@ -34,6 +50,8 @@ class Supervisor:
         """Process → time at which its end was seen (seconds since 1970)."""
         self.killed: set[int] = set()
         """Processes that were killed because they outlived another's failure."""
+        self.stopped_at_once = False
+        """Whether workers were killed because they did not obey a second signal."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -57,32 +75,56 @@ class Supervisor:
 
     def without_agent(self) -> "Supervisor":
         """Release the agent, so that it can be freed, and keep what was noted."""
-        self._pids = list
+        self._workers, self._on_stall = list, lambda _: None
         return self
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.signals.append(number)
-        if not self._pids():
+        pids, seen = [worker.pid for worker in self._workers()], time.time()
+        if not pids or (len(self.signals) > 1 and not any(self._is_alive(pid, seen) for pid in pids)):
             raise Interrupted
 
     def _watch(self) -> None:
-        clock = AwakeClock()
-        polls, since = -1, 0.0
-        while not self._done.wait(_TICK_SECONDS):
-            pids = self._pids()
+        clock, watch = AwakeClock(), Watch(alone=lambda: self._rendezvous.nodes < 2)
+        polls, since, looked, second = -1, 0.0, 0.0, 0.0
+        while not self._done.wait(_POLL_SECONDS):
+            workers = self._workers()
+            pids = [worker.pid for worker in workers]
             # One time for all that are found to have ended at once: which of them was first cannot be told.
             seen = time.time()
             alive = [pid for pid in pids if self._is_alive(pid, seen)]
             self._forward_signals(alive)
             now = clock.tick()
+            if len(self.signals) > 1:
+                second = second or now
+                if alive and now - second > AFTER_SECOND_SIGNAL_SECONDS:
+                    self.stopped_at_once = True
+                    self._kill(alive)
+            if now - looked >= TICK_SECONDS and len(alive) == len(pids):
+                looked = now
+                self._heed(watch.look(workers))
             if self._rendezvous.polls != polls or len(alive) == len(pids):
                 polls, since = self._rendezvous.polls, now
             elif alive and now - since > AFTER_FAILURE_SECONDS:
                 # Some ended, others live, and the agent is not in its loop any more: it waits for them after a failure.
-                for pid in alive:
-                    self.killed.add(pid)
-                    with suppress(ProcessLookupError):
-                        os.killpg(pid, signal.SIGKILL)
+                self._kill(alive)
+
+    def _kill(self, pids: list[int]) -> None:
+        for pid in pids:
+            self.killed.add(pid)
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def _heed(self, found: str | Stall | None) -> None:
+        """Say which rank has not moved for a while, or end the one that stands still."""
+        if isinstance(found, Stall):
+            self._on_stall(found)
+            with suppress(ProcessLookupError):
+                os.killpg(found.pid, signal.SIGKILL)
+        elif found:
+            with suppress(OSError, ValueError):
+                sys.stderr.write(f"forge: {found}\n")
+                sys.stderr.flush()
 
     def _is_alive(self, pid: int, seen: float) -> bool:
         if pid in self.ended:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forge_dist._errors import ForgeDistError, WorkerError
+from forge_dist._errors import ForgeDistError, StallError, WorkerError
 from forge_dist._files import write_text_atomically
 
 # EX_TEMPFAIL of sysexits.h: start the command again and the run goes on.
@@ -24,6 +24,8 @@ PREEMPTED = 75
 REPORT = "TORCHELASTIC_ERROR_FILE"
 # Set by this package's launcher to its process id.
 LAUNCHER = "FORGE_LAUNCHER_PID"
+# Set by it too: the file of a worker's beats, which it reads.
+BEATS = "FORGE_BEATS"
 
 _POLL_SECONDS = 0.5
 
@@ -80,6 +82,12 @@ def _reporting() -> Iterator[None]:
         raise
 
 
+def beats_of_launcher() -> Path | None:
+    """Return the file of beats that this package's launcher reads; None without one."""
+    file, launcher = os.environ.get(BEATS), os.environ.get(LAUNCHER)
+    return Path(file) if file and launcher == str(os.getppid()) else None
+
+
 def exit_status_of(error: SystemExit) -> int:
     """Return the status with which Python exits for a SystemExit: 0 without a code, 1 for text."""
     if error.code is None:
@@ -108,25 +116,29 @@ def failure_report(error: BaseException, *, rank: int | None = None, host: str |
 
 def _is_consequence(error: BaseException) -> bool:
     if isinstance(error, WorkerError):
-        # A worker raises this about another rank only.
-        return True
+        # A worker raises this about another rank only, but for a stall of its own.
+        return not isinstance(error, StallError)
     if isinstance(error, ForgeDistError):
         return False
     names = {kind.__name__ for kind in type(error).__mro__}
     return "DistError" in names or (isinstance(error, RuntimeError | OSError) and _PEER_GONE.search(str(error)) is not None)
 
 
-def write_report(report: Mapping[str, Any]) -> None:
-    """Write the launcher's report file; without a launcher, or on a full disk, do nothing."""
-    path = os.environ.get(REPORT)
-    if not path:
+def write_report(report: Mapping[str, Any], path: Path | None = None) -> None:
+    """Write the launcher's report file; without a launcher, or on a full disk, do nothing.
+
+    `path` is another process's, for a launcher that writes it in its place.
+    """
+    path = path or (Path(os.environ[REPORT]) if os.environ.get(REPORT) else None)
+    if path is None:
         return
     stamp = str(int(report["time"]))
+    message = f"{report.get('class', '')}: {report.get('text', '')}"
+    # torchrun prints this part as the traceback: bad input needs none.
+    bad_input = report.get("exit_status") == ForgeDistError.exit_status
+    stack = message if bad_input else report.get("traceback", "")
     text = {
-        "message": {
-            "message": f"{report.get('class', '')}: {report.get('text', '')}",
-            "extraInfo": {"py_callstack": report.get("traceback", ""), "timestamp": stamp},
-        },
+        "message": {"message": message, "extraInfo": {"py_callstack": stack, "timestamp": stamp}},
         "forge": dict(report),
     }
     try:

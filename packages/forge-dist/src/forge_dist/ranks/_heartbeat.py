@@ -8,7 +8,6 @@ and writes one pulse, which the others read, so that the load of the store grows
 import json
 import os
 import threading
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,26 +16,12 @@ from forge_dist.environment._topology import Topology
 from forge_dist.ranks._failure_report import failure_report, write_report
 from forge_dist.ranks._network import unreachable
 from forge_dist.ranks._store import connect_store, published_failure
+from forge_dist.watching._beats import current_beats
+from forge_dist.watching._stacks import dump_now
+from forge_dist.watching._watch import TICK_SECONDS, AwakeClock
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-
-_TICK_SECONDS = 0.5
-
-
-class AwakeClock:
-    """Clock that stands still while the process is stopped or swapped out."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self.seconds = 0.0
-
-    def tick(self) -> float:
-        """Add the time since the last tick, at most two tick lengths; return the sum in seconds."""
-        now = time.monotonic()
-        self.seconds += min(now - self._last, 2 * _TICK_SECONDS)
-        self._last = now
-        return self.seconds
 
 
 class Heartbeat:
@@ -59,6 +44,8 @@ class Heartbeat:
         # node -> its last count, and when (on our clock) it changed; the pulse counts as node -1.
         self._counts: dict[int, tuple[int, float]] = {}
         self._names: dict[int, str] = {}
+        # node -> beats of the rank that speaks for it, by which the others know that the run moves.
+        self._moved: dict[int, int] = {}
 
     def start(self) -> None:
         """Start both threads."""
@@ -92,10 +79,14 @@ class Heartbeat:
     def _exchange(self, count: int) -> None:
         t = self._topology
         if t.local_rank == 0:
-            self._store.set(f"beat/{t.node_rank}", json.dumps([count, self._host, t.rank]))
+            own = current_beats()
+            moved = 0 if own is None else own.count
+            self._store.set(f"beat/{t.node_rank}", json.dumps([count, self._host, t.rank, moved]))
         if t.rank == 0:
             lost = self._read_nodes()
-            self._store.set("pulse", json.dumps([count, self._host, lost]))
+            moved = sum(self._moved.values())
+            self._store.set("pulse", json.dumps([count, self._host, lost, moved]))
+            self._note_elsewhere(moved)
         else:
             lost = self._read_pulse()
         failure = published_failure(self._store)
@@ -109,7 +100,7 @@ class Heartbeat:
 
     def _reconnect(self) -> None:
         assert self._topology.master is not None
-        if not unreachable(*self._topology.master, _TICK_SECONDS):
+        if not unreachable(*self._topology.master, TICK_SECONDS):
             with suppress(LaunchError):
                 self._store = connect_store(self._topology, second=True)
 
@@ -117,7 +108,7 @@ class Heartbeat:
         """Read every node's count, on rank 0; return "" or a sentence about one that is silent."""
         for node in range(self._nodes):
             if node in self._counts or self._store.check([f"beat/{node}"]):
-                count, host, rank = json.loads(self._store.get(f"beat/{node}"))
+                count, host, rank, self._moved[node] = json.loads(self._store.get(f"beat/{node}"))
                 self._names[node] = f"host {host} (rank {rank})"
                 silent = self._silent_seconds(node, count)
                 if silent > self._limit:
@@ -131,10 +122,17 @@ class Heartbeat:
         """
         if -1 not in self._counts and not self._store.check(["pulse"]):
             return ""
-        count, host, lost = json.loads(self._store.get("pulse"))
+        count, host, lost, moved = json.loads(self._store.get("pulse"))
+        self._note_elsewhere(moved)
         self._names[-1] = f"host {host} (rank 0)"
         silent = self._silent_seconds(-1, count)
         return lost or (self._silence_message(-1, silent) if silent > self._limit else "")
+
+    def _note_elsewhere(self, moved: int) -> None:
+        """Tell who watches this rank that others move: it may wait for them."""
+        own = current_beats()
+        if own is not None:
+            own.elsewhere(moved)
 
     def _silent_seconds(self, node: int, count: int) -> float:
         """Note a node's count; return the seconds since it last changed."""
@@ -149,7 +147,7 @@ class Heartbeat:
 
     def _watch_store(self) -> None:
         """Watch the time since the store last answered: the other thread may hang in a call."""
-        while not self._stopped.wait(_TICK_SECONDS):
+        while not self._stopped.wait(TICK_SECONDS):
             silent = self._clock.tick() - self._answered
             if silent > self._limit:
                 who = self._names.get(-1, "the host of rank 0")
@@ -169,5 +167,7 @@ class Heartbeat:
             return
         report = failure_report(WorkerError(reason), rank=self._topology.rank, host=self._host)
         write_report({**report, "cause": failure})
+        # Where it hangs is worth as much as what the others did.
+        dump_now()
         os.write(2, f"forge: {reason}; rank {self._topology.rank} leaves\n".encode())
         os._exit(1)

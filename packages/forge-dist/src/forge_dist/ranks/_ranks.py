@@ -1,11 +1,14 @@
 """The ranks of a run, joined: first over a store, then in a process group."""
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_dist._errors import LaunchError, MeetingError
@@ -13,19 +16,24 @@ from forge_dist.environment._existing import note_own_group
 from forge_dist.environment._topology import Topology
 from forge_dist.ranks import _collectives as collectives
 from forge_dist.ranks._agreement import disagreement
-from forge_dist.ranks._failure_report import PREEMPTED, exit_status_of, failure_report
+from forge_dist.ranks._failure_report import PREEMPTED, beats_of_launcher, exit_status_of, failure_report, write_report
 from forge_dist.ranks._first import run_on_first
 from forge_dist.ranks._heartbeat import Heartbeat
 from forge_dist.ranks._meeting import meet_in_group
 from forge_dist.ranks._network import choose_interface
 from forge_dist.ranks._store import connect_store, first_line, publish_failure
+from forge_dist.watching._beats import current_beats, doing, open_beats
+from forge_dist.watching._stacks import traces_of
+from forge_dist.watching._under_guard import under_guard
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-# The heartbeat notices ranks that are gone; this limits waiting for one that lives and does something long, such as an export.
-COLLECTIVE_TIMEOUT = timedelta(hours=2)
+# The heartbeat notices ranks that are gone and the watch those that stand still; this limits waiting for one that moves, but
+# does something long alone, such as an export. It is longer than any stall, whose message says more.
+COLLECTIVE_HOURS = 2
+_TIMES_STALL = 4
 _POLL_SECONDS = 0.05
 
 
@@ -85,12 +93,15 @@ class Ranks:
         self._first_calls += 1
         return run_on_first(self._store, f"first/{self._first_calls}", function, rank=self.rank, host=self.host)
 
-    def connect(self, backend: str, device: "torch.device") -> None:
+    def connect(
+        self, backend: str, device: "torch.device", *, traces: Callable[[str], Mapping[str, str]] | None = None
+    ) -> None:
         """Make the process group, or take the one that this process has; *collective*.
 
         Args:
             backend: torch's name of a collective backend, such as "gloo".
             device: this rank's device, on which that backend works.
+            traces: prefix of files → the variables under which the backend records its calls, for the report of a stall.
 
         Raises:
             MeetingError: the ranks do not meet within `connect_seconds`.
@@ -103,6 +114,9 @@ class Ranks:
             return
         import torch.distributed as dist
 
+        own = current_beats()
+        for name, value in ({} if own is None or traces is None else traces(str(traces_of(own.path)))).items():
+            os.environ.setdefault(name, value)
         self._wait_for_all(backend)
         bound = device if device.type != "cpu" and device.index is not None else None
         try:
@@ -114,7 +128,7 @@ class Ranks:
                     store=dist.PrefixStore("group", self._store),
                     rank=self.rank,
                     world_size=self.world_size,
-                    timeout=COLLECTIVE_TIMEOUT,
+                    timeout=collective_timeout(self._topology),
                     device_id=bound,
                 )
                 note_own_group(made=True)
@@ -228,7 +242,7 @@ class Ranks:
         if self._group is not None and self._checkpoint_group is None:
             import torch.distributed as dist
 
-            made = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+            made = dist.new_group(backend="gloo", timeout=collective_timeout(self._topology))
             # Every rank is a member; torch gives a number to those that are not.
             assert not isinstance(made, int)
             self._checkpoint_group = made
@@ -277,17 +291,28 @@ class Ranks:
 
         The process group is left as it is: nobody may answer there any more.
         """
-        assert self._heartbeat is not None
-        self._heartbeat.stop()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         if self._store is not None:
             publish_failure(self._store, failure_report(error, rank=self.rank, host=self.host))
 
 
+def collective_timeout(topology: Topology) -> timedelta:
+    """Return how long a collective waits: two hours, or four times a longer stall_timeout."""
+    return timedelta(seconds=max(3600.0 * COLLECTIVE_HOURS, _TIMES_STALL * (topology.stall_timeout or 0.0)))
+
+
 @contextmanager
-def join(topology: Topology) -> Iterator[Ranks]:
+def join(topology: Topology, *, log_dir: Path | None = None) -> Iterator[Ranks]:
     """Join the ranks of this run; on one rank nothing is started.
 
     The ranks that a launcher started meet at its store.
+
+    Args:
+        topology: a worker's or a single process's.
+        log_dir: folder for the stacks of a stall, made when there is one. A rank without a launcher of this package is watched
+            only where this is given, by a process beside it: what stands still for `stall_timeout` raises StallError, or is
+            ended. A launcher of this package watches its ranks itself.
 
     Raises:
         LaunchError: the topology is a launcher's, which is no rank, or nothing answers at the store's address.
@@ -295,16 +320,46 @@ def join(topology: Topology) -> Iterator[Ranks]:
     if topology.role == "launcher":
         raise LaunchError("a launcher is no rank: it starts them with launch()")
     ranks = Ranks(topology)
-    if ranks.world_size == 1:
-        with ranks.at_exit:
+    with _watched(topology, ranks, log_dir):
+        if ranks.world_size == 1:
+            with ranks.at_exit:
+                yield ranks
+            return
+        with _joined(topology, ranks):
             yield ranks
-        return
+
+
+@contextmanager
+def _watched(topology: Topology, ranks: Ranks, log_dir: Path | None) -> Iterator[None]:
+    """Let whoever watches this process see its beats, if it is watched."""
+    given, timeout = beats_of_launcher(), topology.stall_timeout
+    if timeout == 0 or (given is None and log_dir is None):
+        yield
+    elif given is not None:
+        open_beats(given, timeout)
+        yield
+        # Still watched: what hangs while it ends hangs all the same.
+        doing("ending")
+    else:
+        assert log_dir is not None
+        with under_guard(ranks.rank, ranks.world_size, log_dir, timeout, leave=partial(_leave_early, ranks)):
+            yield
+
+
+def _leave_early(ranks: Ranks, error: BaseException) -> None:
+    """Write and publish why this process ends, while its main thread still hangs."""
+    write_report(failure_report(error, rank=ranks.rank, host=ranks.host))
+    ranks._leave_after_error(error)
+
+
+@contextmanager
+def _joined(topology: Topology, ranks: Ranks) -> Iterator[None]:
     if topology.master is None and not topology.has_group:
         raise LaunchError(f"a world of {ranks.world_size} ranks needs MASTER_ADDR and MASTER_PORT")
     ranks._open_store()
     try:
         with ranks.at_exit:
-            yield ranks
+            yield
     except SystemExit as error:
         if exit_status_of(error) not in (0, PREEMPTED):
             ranks._leave_after_error(error)

@@ -29,6 +29,7 @@ from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._rows import with_descriptions
 from forge.run._run_directory import RunDirectory
 from forge.run._starting_model import Start
+from forge.saving._hashes import hash_export, record_hashes
 from forge.settings._recipe import as_recipe, as_values
 from forge.trackers._watchers import Watchers
 
@@ -56,9 +57,11 @@ REFUSED_BY_ALL: dict[str, str] = {
     ),
     **dict.fromkeys(("nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"), _NODE),
     **dict.fromkeys(("max_restarts", "connect_seconds"), _NODE),
+    "stall_timeout": "its processes are not watched",
     **dict.fromkeys(("eval_data_path", "validation_split", "eval_every_steps", "keep_best", "metric_for_best"), _EVAL),
     **dict.fromkeys(("early_stopping_patience", "eval_prompts", "eval_max_new_tokens"), _EVAL),
     **dict.fromkeys(("full_state_every_steps", "full_state_every_minutes", "accelerate_full_state_at_epoch"), _STATES),
+    **dict.fromkeys(("max_failed_saves", "emergency_dir"), _STATES),
     **dict.fromkeys(("keep_last_n", "keep_full_state", "async_save", "checkpoint_storage"), _STATES),
 }
 """Setting that no such library honours → why."""
@@ -239,8 +242,10 @@ class OwnLoopBackend(Backend):
         tokenizer.save_pretrained(directory)
         device = forge_accel.accelerator("cpu").device.value
         forge_dist.load_trained(str(directory), dtype=forge_accel.float32, device=device)
+        for each in sorted(target.glob("samples_*")):
+            record_hashes(out.path, each.name, hash_export(each))
         text = f"{directory}: loads; it was not compared with the model in memory, which another process held"
-        report.note(text, event="exported", export=directory.name)
+        report.note(text, event="exported", export=directory.name, files=hash_export(directory))
         return directory
 
 

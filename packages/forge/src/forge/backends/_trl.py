@@ -70,7 +70,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("eval_data_path", "validation_split", "eval_every_steps", "keep_best", "metric_for_best"), _EVAL),
     **dict.fromkeys(("early_stopping_patience", "eval_prompts", "eval_max_new_tokens"), _EVAL),
     **dict.fromkeys(("full_state_every_steps", "full_state_every_minutes", "accelerate_full_state_at_epoch"), _STATES),
-    **dict.fromkeys(("keep_last_n", "keep_full_state", "async_save"), _STATES),
+    **dict.fromkeys(("keep_last_n", "keep_full_state", "async_save", "max_failed_saves", "emergency_dir"), _STATES),
     "checkpoint_storage": "it makes no full states and one export; `forge push` and a copy hand that on",
     **dict.fromkeys(("save_samples", "checkpoint_at_epoch", "keep_last_checkpoint_only"), _EXPORTS),
     "reward_model_path": "TRL would need the reward model's own tokens: wrap it in a reward function",

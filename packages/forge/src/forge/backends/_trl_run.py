@@ -30,6 +30,7 @@ from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import Start
+from forge.saving._hashes import hash_export, record_hashes
 from forge.settings._recipe import as_recipe, as_values
 from forge.tasks._task import Task
 from forge.trackers._callbacks import Callbacks
@@ -421,6 +422,8 @@ def _export(
     check = forge_dist.check_export(
         adaptation.model, directory, samples, strategy=strategy, attach=adaptation.attach, **as_plain
     )
+    files = hash_export(directory, strategy.ranks)
+    strategy.ranks.first(lambda: record_hashes(out.path, name, files))
     what = "mean reward" if task.model_task == "reward" else "loss"
     report.note(
         f"exported {directory}: loaded back, on {len(samples)} short samples its {what} is {check.reloaded:.4f}, "
@@ -431,6 +434,7 @@ def _export(
         on=len(samples),
         reloaded=check.reloaded,
         in_memory=check.in_memory,
+        files=files,
     )
     return directory
 

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -24,6 +25,8 @@ from forge.cli._words import check_words
 from forge.verbs._registry import VERBS, task_of
 
 _DEBUG = "FORGE_DEBUG"
+_ANSWER_SECONDS = 3.0
+"""How long a further rank that torchrun started leaves the first one the word, which most likely fails for the same reason."""
 _COMPLETION = "--install-completion"
 
 
@@ -95,6 +98,10 @@ def _output_closed() -> bool:
 
 
 def _print_error(message: str, status: int, *, debug: bool) -> int:
+    if os.environ.get("RANK", "0") != "0":
+        # torchrun ends the other ranks soon after the first one: then they say nothing, and the message is there once.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(_ANSWER_SECONDS)
     if debug:
         traceback.print_exc()
     # A message may quote the name of a file, and a name may hold what controls a terminal.
@@ -184,6 +191,10 @@ def _track() -> Callable[..., None]:
     return command_of(forge.track, "forge track runs/first --trackers tensorboard", show=show)
 
 
+def _repair() -> Callable[..., None]:
+    return command_of(forge.repair, "forge repair runs/first")
+
+
 def _push() -> Callable[..., None]:
     return command_of(forge.push, "forge push runs/first org/name", positional=2)
 
@@ -252,6 +263,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App],
     "serve": ("Serve a model over HTTP as OpenAI's interface has it, by transformers' server.", _serve, {}),
     "export": ("Write a model to hand on: merged or not, for transformers or as GGUF, with a model card.", _export, {}),
     "track": ("Send the record of a run that has ended to trackers: W&B, MLflow, TensorBoard, trackio.", _track, {}),
+    "repair": ("Make a finished run whole whose files were damaged, or say what only training again makes.", _repair, {}),
     "push": ("Upload a run's export to the Hugging Face Hub, private, with its model card.", _push, {}),
     # forge-data parses its own words, `--help` too, so that it has the same command line without this package.
     "data": (

@@ -12,7 +12,7 @@ import attrs
 
 from forge._errors import RunDirectoryError, SettingsError, TrackingError
 from forge.locking._run_lock import RunLock
-from forge.run._directories import run_values
+from forge.saving._directories import run_values
 from forge.settings._trackers import TrackerSettings
 from forge.trackers._state import read_sent
 from forge.trackers._table import check_trackers

@@ -19,9 +19,9 @@ from forge._errors import SettingsError
 from forge._redact import is_hub_form, last_part, redact
 from forge._templates import render
 from forge.exporting._request import ExportRequest, read_json
-from forge.run._directories import run_values
 from forge.run._resume import DIVISION
 from forge.run._starting_model import BASE
+from forge.saving._directories import run_values
 
 _OMITTED = DIVISION | {"model_path", "ckpt_output_dir", "data_path", "eval_data_path"}
 """Settings that say where files lie or how the work was divided: they change no step, or stand elsewhere in the card."""

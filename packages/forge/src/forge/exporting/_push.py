@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -11,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import forge_data
+import forge_dist
 from forge._errors import ForgeError, PushError, SettingsError
 from forge._redact import is_hub_form
 from forge.exporting._model_card import model_card
 from forge.exporting._request import ExportRequest, read_json
+from forge.saving._hashes import events
 
 SECONDS = 5.0
 """Longest wait for the Hub's first answer."""
@@ -44,8 +44,8 @@ def push(run: str | Path, repo: str, *, public: bool = False) -> str:
 
     if not is_hub_form(repo) or repo.count("/") != 1:
         raise SettingsError(f"repo={repo!r} is no name on the Hub: give org/name.")
-    with tempfile.TemporaryDirectory() as scratch:
-        request = ExportRequest.of(run, Path(scratch) / "export", merge=False, dtype=None, format="hf")
+    with forge_dist.temporary_folder() as scratch:
+        request = ExportRequest.of(run, scratch / "export", merge=False, dtype=None, format="hf")
     card = _card(request)
     files = [file for file in sorted(request.folder.rglob("*")) if file.is_file() and file.name != "README.md"]
     token = get_token()
@@ -98,12 +98,10 @@ def _proofs(request: ExportRequest) -> list[str]:
     if request.run is None:
         return []
     try:
-        lines = (request.run / "events.jsonl").read_text(encoding="utf-8").splitlines()
-        events = [event for event in map(json.loads, lines) if event.get("event") == "exported"]
-        last = next(event for event in reversed(events) if event["export"] == request.folder.name)
+        last = [event for event in events(request.run, "exported") if event.get("export") == request.folder.name][-1]
         figures = f"{last['reloaded']:.4f}, {last['in_memory']:.4f} in memory"
         return [f"Loaded back after training: on {last['on']} samples its {last['measure']} is {figures}."]
-    except (OSError, ValueError, KeyError, StopIteration, TypeError):
+    except (IndexError, KeyError, ValueError, TypeError):
         return []
 
 

@@ -14,7 +14,8 @@ import attrs
 import forge_dist
 from forge._errors import RunDirectoryError, SettingsError
 from forge._redact import is_hub_form
-from forge.run._directories import last_export, run_values
+from forge.saving._damage import refuse_damaged_export
+from forge.saving._directories import last_export, run_values
 
 Format = Literal["hf", "gguf"]
 DType = Literal["float32", "float16", "bfloat16", "q8_0"]
@@ -69,6 +70,7 @@ class ExportRequest:
         of_run = None if given == folder else given
         if of_run is not None:
             run_values(of_run)
+            refuse_damaged_export(of_run, folder)
         adapter = (folder / "adapter_config.json").is_file()
         if merge and not adapter:
             raise SettingsError(f"merge has no effect: {folder} holds a whole model, and no adapter. Leave it out.")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import forge
+import forge_dist
 from forge._errors import SettingsError
 from forge.hub._parameter import Parameter
 from forge.hub._table import LIGER, TRUST
@@ -121,8 +120,8 @@ def _planned(settings: dict[str, Any], target: str) -> dict[str, Any]:
     from forge.settings._settings import resolve
 
     task = forge.sft.task
-    with TemporaryDirectory(prefix="forge-") as folder:
-        given, rows = take_rows({**settings, "ckpt_output_dir": str(Path(folder) / "run")})
+    with forge_dist.temporary_folder() as folder:
+        given, rows = take_rows({**settings, "ckpt_output_dir": str(folder / "run")})
         return rehearsed(task, resolve(task.settings, ("argument", given)), rows, target=target, quiet=True)[1]
 
 

@@ -101,7 +101,16 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
     if planned.ranks > 1:
         notes.append(f"what {planned.ranks} ranks divide is computed from one rank's step (strategy={planned.strategy})")
     tokens = int(planned.train.lengths[worst].sum())
-    return MemoryPlan(target=target, ranks=planned.ranks, tokens=tokens, phases=tuple(phases), notes=tuple(notes))
+    held = bare.held(step.parts)
+    return MemoryPlan(
+        target=target,
+        ranks=planned.ranks,
+        tokens=tokens,
+        phases=tuple(phases),
+        notes=tuple(notes),
+        trained=held["gradients"],
+        state=held["gradients"] + held["optimizer"],
+    )
 
 
 def forecast_steps(planned: Planned, target: Target, steps: Sequence[Sequence[Any]]) -> Phase | None:
@@ -202,15 +211,23 @@ class Rehearsed(NamedTuple):
 
     def copies(self, step: Mapping[str, int], *, on_host: bool) -> list[tuple[str, dict[str, int]]]:
         """Return the parts of what is held while a state is saved and an export loaded back."""
-        trained = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
-        # The state of an optimizer is there after its first step, which may be the only one.
-        kept = [t for state in self.optimizer.state.values() for t in state.values() if hasattr(t, "nbytes")]
-        held = {"weights": step["weights"], "gradients": trained}
-        held["optimizer"] = max(step["optimizer"], sum(t.nbytes for t in kept))
+        held = self.held(step)
+        trained = held["gradients"]
         # Each rank writes a part of the state, and copies that.
         state = -(-(trained + held["optimizer"]) // self.planned.ranks) if self.planned.settings.checkpoints.async_save else 0
         loaded = self.weights + (trained if self.planned.frozen else 0)
         return [("saving", {**held, "copies": state if on_host else 0}), ("export", {**held, "copies": loaded})]
+
+    def held(self, step: Mapping[str, int]) -> dict[str, int]:
+        """Return weights, gradients and the optimizer's state between two steps."""
+        trained = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+        # The state of an optimizer is there after its first step, which may be the only one.
+        kept = [t for state in self.optimizer.state.values() for t in state.values() if hasattr(t, "nbytes")]
+        return {
+            "weights": step["weights"],
+            "gradients": trained,
+            "optimizer": max(step["optimizer"], sum(t.nbytes for t in kept)),
+        }
 
     def _step(self, source: Any, batches: list[Any], *, first: bool) -> Any:
         s = self.planned.settings

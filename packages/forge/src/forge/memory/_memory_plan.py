@@ -55,6 +55,10 @@ class MemoryPlan:
     """What was assumed."""
     refused: str | None = None
     """Why it was not computed."""
+    trained: int = 0
+    """Bytes of all that trains, over all ranks."""
+    state: int = 0
+    """Bytes of a full state, over all ranks."""
 
     @property
     def most(self) -> Phase | None:
@@ -98,6 +102,7 @@ class MemoryPlan:
             "changes": [attrs.asdict(change) for change in self.changes],
             "notes": list(self.notes),
             "refused": self.refused,
+            "state": self.state,
         }
 
 

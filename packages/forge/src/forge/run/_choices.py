@@ -17,7 +17,7 @@ import forge_dist
 import forge_packing
 from forge._errors import SettingsError
 from forge._progress import Reporter
-from forge.run._directories import last_export
+from forge.saving._directories import last_export
 from forge.tasks._answers import is_prompt_file
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
@@ -412,6 +412,8 @@ def absolute_paths(task: Task, s: Any) -> Any:
         s = s.with_value("evaluation", "eval_prompts", found)
     if (folder := s.tracking.tensorboard_log_dir) is not None:
         s = s.with_value("tracking", "tensorboard_log_dir", os.path.abspath(os.path.expanduser(folder)))
+    if (folder := s.checkpoints.emergency_dir) is not None:
+        s = s.with_value("checkpoints", "emergency_dir", os.path.abspath(os.path.expanduser(folder)))
     if (url := s.storage.checkpoint_storage) is not None and "://" not in url:
         s = s.with_value("storage", "checkpoint_storage", os.path.abspath(os.path.expanduser(url)))
     if getattr(s.data, "chat_template", None) is not None:

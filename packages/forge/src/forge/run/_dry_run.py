@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import forge_accel
 import forge_dist
 from forge._progress import Reporter
 from forge.memory._forecast import one_rank
-from forge.memory._memory_plan import size
 from forge.memory._target import Target
 from forge.run._choices import absolute_paths, choose_machine
 from forge.run._early_checks import check_names
@@ -21,11 +19,11 @@ from forge.run._memory import FILE
 from forge.run._prepare import open_prepared, prepare, with_chosen
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import RunDirectory
+from forge.saving._room import exports_kept
 from forge.settings._recipe import as_values
 from forge.storage._storage import Storage
 from forge.tasks._task import Task
 
-NO_ROOM = "  WARNING: the disk has less room than that"
 NO_MEMORY = "It would not fit into memory: the plan above says what to change."
 
 
@@ -85,7 +83,7 @@ def rehearsed(
             s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
             prepared = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
             memory = json.loads((out.root / FILE).read_text(encoding="utf-8"))
-            lines = _lines(task, prepared, path, memory_fits=memory["fits"] is not False, resuming=out.resuming)
+            lines = _lines(task, prepared, found, path, memory_fits=memory["fits"] is not False, resuming=out.resuming)
             return "\n".join(lines), memory
 
 
@@ -97,19 +95,15 @@ def _ranks(where: forge_dist.Topology, target: Target | None) -> forge_dist.Rank
     return forge_dist.Ranks(attrs.evolve(where, role="worker", rank=0, world_size=number, local_world_size=number))
 
 
-def _lines(task: Task, prepared: Any, path: Path, *, memory_fits: bool, resuming: bool) -> list[str]:
+def _lines(task: Task, prepared: Any, found: Any, path: Path, *, memory_fits: bool, resuming: bool) -> list[str]:
     """Say in plain words what the run would do."""
     s, plan = prepared.settings, prepared.plan
     steps = task.num_steps(s, plan)
-    model = sum(file.stat().st_size for file in Path(s.model.model_path).expanduser().glob("*.safetensors"))
-    free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
     chosen = [
         f"  {name}={value}: {s.origins[name].removeprefix('chosen: ')}"
         for name, value in as_values(s).items()
         if s.origins[name].startswith("chosen")
     ]
-    exports = _exports(s, plan, len(prepared.train))
-    need = (exports or 0) * model
     number = f"{plan.batch_size:,} {task.items_are} a step"
     if steps is not None:
         number = f"{plan.num_samples:,} {task.items_are} in all, up to epoch {plan.epoch(plan.num_steps - 1) + 1:g}"
@@ -117,9 +111,8 @@ def _lines(task: Task, prepared: Any, path: Path, *, memory_fits: bool, resuming
         f"forge {task.name} would {'go on with the run in' if resuming else 'write'} {path}:",
         f"  data: {prepared.train}" + (f"; held out {prepared.held_out}" if prepared.held_out is not None else ""),
         f"  steps: {'without end' if steps is None else f'{steps:,}'}, {number}",
-        f"  exports: {_number(exports)}"
-        + (f", {size(need or model)} if each is as large as the model; {size(free)} are free" if model else ""),
-        *([NO_ROOM] if need > free else []),
+        f"  exports: {_number(exports_kept(s, plan, len(prepared.train)))}",
+        *(f"  {line}" for line in found["disk"]),
         *(["chosen:", *chosen] if chosen else []),
         *([] if memory_fits else [NO_MEMORY]),
         "Time is not known before the first step. Nothing was trained, and nothing is left behind.",
@@ -129,15 +122,3 @@ def _lines(task: Task, prepared: Any, path: Path, *, memory_fits: bool, resuming
 def _number(exports: int | None) -> str:
     """Write a number of exports; None is without end."""
     return "without end (keep_last_checkpoint_only keeps the newest alone)" if exports is None else str(exports)
-
-
-def _exports(s: Any, plan: Any, samples: int) -> int | None:
-    """Count the exports that are kept; None where a run without end makes ever more."""
-    if s.checkpoints.keep_last_checkpoint_only:
-        return 1 + s.evaluation.keep_best
-    every = s.checkpoints.save_samples
-    if plan.endless:
-        return None if every or s.checkpoints.checkpoint_at_epoch else 1 + s.evaluation.keep_best
-    between = plan.num_samples // every if every else 0
-    epochs = -(-plan.num_samples // max(1, samples)) if s.checkpoints.checkpoint_at_epoch else 0
-    return 1 + between + max(0, epochs - 1) + s.evaluation.keep_best

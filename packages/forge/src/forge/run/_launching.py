@@ -22,8 +22,8 @@ import forge_accel
 import forge_dist
 from forge._errors import ForgeError, PreemptedError
 from forge._result import RunResult, read_result
-from forge.run._directories import make_directories, remove_empty
 from forge.run._rows import Rows, tokenize_rows
+from forge.saving._directories import make_directories, remove_empty
 from forge.settings._recipe import as_values
 from forge.settings._settings import resolve
 from forge.tasks._task import Task
@@ -56,13 +56,28 @@ def on_ranks(
             result = _launch(task, s, rows, where)
         callbacks.end(result)
         return result
-    with forge_dist.worker_report(), forge_dist.join(where) as ranks:
+    with forge_dist.worker_report(), forge_dist.join(where, log_dir=_log_dir(Path(s.checkpoints.ckpt_output_dir))) as ranks:
         return body(s, ranks)
 
 
-def preempted(path: Path, why: str, failed: str | None = None) -> PreemptedError:
-    """Return the error of a run that was asked to stop; `failed` is why its state was not saved."""
+def preempted(path: Path, why: str, failed: str | None = None, rescued: Path | None = None) -> PreemptedError:
+    """Return the error of a run that was asked to stop.
+
+    Args:
+        path: the run directory.
+        why: what asked.
+        failed: why its state was not saved there.
+        rescued: the state in emergency_dir.
+
+    """
     latest = path / "full_state" / "latest"
+    if rescued is not None:
+        error = PreemptedError(
+            f"stopped by {why}: its state could not be saved ({failed}), and is in {rescued} (emergency_dir). The same command "
+            "resumes it."
+        )
+        error.received = why
+        return error
     if not latest.exists():
         error = PreemptedError(f"stopped by {why} before there was a state to resume from. {failed or ''}".rstrip())
         # As a process that the signal ended.
@@ -109,10 +124,15 @@ def _with_origins(s: Any, where: forge_dist.Topology) -> Any:
     return s
 
 
+def _log_dir(path: Path) -> Path:
+    """Return the folder of this process's logs in a run directory."""
+    return path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
+
+
 def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunResult:
     """Start the ranks of this node as processes, wait for them, and read the result."""
     path = Path(s.checkpoints.ckpt_output_dir)
-    logs = path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
+    logs = _log_dir(path)
     made = make_directories(path) + make_directories(logs)
     settings = logs / "settings.json"
     try:
@@ -128,7 +148,9 @@ def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunRe
             raise preempted(path, signal.Signals(received[0]).name if received else "a signal")
     except BaseException as error:
         refused = getattr(error, "exit_status", None) == ForgeError.exit_status
-        if refused or not (path / "config.yaml").exists():
+        # A rank that died is named with its log, which then stays, however early it was.
+        named = isinstance(error, forge_dist.WorkerError)
+        if refused or not (named or (path / "config.yaml").exists()):
             shutil.rmtree(logs)
             remove_empty([folder for folder in made if folder != logs])
         raise

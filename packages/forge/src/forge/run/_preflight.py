@@ -19,7 +19,7 @@ import forge_accel
 import forge_dist
 from forge._errors import RunDirectoryError, SettingsError
 from forge.run._choices import absolute_paths
-from forge.run._dry_run import NO_MEMORY, NO_ROOM
+from forge.run._dry_run import NO_MEMORY
 from forge.tasks._task import Task
 
 _SEEN_SECONDS = 30.0
@@ -77,8 +77,6 @@ def preflight(task: Task, s: Any, rehearse: Callable[[], str], *, for_others: bo
     # A container that checks may see fewer devices than the one that trains; then its memory plan is of neither.
     if NO_MEMORY in text and (for_others or devices):
         raise SettingsError(f"the run would not fit into memory.\n{text}")
-    if NO_ROOM in text:
-        raise RunDirectoryError(f"{path}: the disk has less room than the exports need. Make room, or keep fewer.\n{text}")
     hosts = ", ".join(fact["host"] for fact in facts)
     return (
         f"cluster: {len(facts)} node{'s' * (len(facts) > 1)} ({hosts}) with {where.nproc_per_node} "

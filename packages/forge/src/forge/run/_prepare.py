@@ -15,21 +15,23 @@ import forge_dist
 import forge_packing
 from forge._errors import SettingsError
 from forge._progress import Reporter
-from forge._result import is_finished
 from forge.memory._forecast import forecast
+from forge.memory._memory_plan import MemoryPlan
 from forge.memory._target import Target
 from forge.memory._tokens import choose_tokens
 from forge.reports._plan import plan_figures
 from forge.run._choices import check_shards, check_warmup, choose_sizes, try_packing
 from forge.run._early_checks import check_before_rows, check_prompts
-from forge.run._full_state import ended_for_good, finished_error
 from forge.run._memory import is_small, planned_of, write_plan
 from forge.run._positions import check_positions
-from forge.run._resume import compare_model, compare_order, compare_settings, former_tokens, same_request
+from forge.run._resume import ORDER, compare_model, compare_order, compare_settings, former_tokens, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import starting_model
 from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores
+from forge.saving._damage import has_result, refuse_damaged_run
+from forge.saving._full_state import ended_for_good, finished_error
+from forge.saving._room import room_of
 from forge.settings._settings import row_tokens
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
@@ -73,10 +75,12 @@ def prepare(
     Returns:
         As JSON: `finished`; where it is false also `root`, the folder of data and plan, `identity`, for full states, `start`,
         the model that the run starts from, `rows`, the descriptions of rows in memory, and `chosen`, settings that were left
-        open and that only the first rank can choose, each with its value and the reason.
+        open and that only the first rank can choose, each with its value and the reason, and `disk`, the room that it takes,
+        in words.
 
     Raises:
         SettingsError: the directory holds a run that cannot be resumed with these settings.
+        RunDirectoryError: the disk has less room than the run takes, or a finished run is damaged.
         forge_data.DataError, forge_packing.PackingError, DataLintError: the data are refused.
 
     """
@@ -84,8 +88,9 @@ def prepare(
     shards = divided[1]
     s = describe_rows(s, rows)
     again = s.checkpoints.resume in ("auto", "never")
-    if out.resuming and again and is_finished(out.path) and same_request(out.path, s):
-        report.note(f"finished already: {out.path} holds this very run, with its result")
+    if out.resuming and again and has_result(out.path) and same_request(out.path, s):
+        refuse_damaged_run(out.path, task.name)
+        report.note(f"finished already: {out.path} holds this very run, with its result and every file as it was exported")
         return {"finished": True}
     if not again and not Path(s.checkpoints.resume).expanduser().is_dir():
         raise SettingsError(
@@ -147,9 +152,9 @@ def prepare(
             for change in compare_settings(out.path, found.settings):
                 report.note(f"changed since then: {change}")
             compare_stores(task, out.path, out.root, paths, report.note)
-            compare_order(out.path, found.plan)
+            compare_order(out.path, found.plan, report.note)
     if not out.resuming:
-        about = {**identity, STORES: fingerprints(task, out.root, paths)}
+        about = {**identity, STORES: fingerprints(task, out.root, paths), ORDER: found.plan.order_fingerprint}
         (out.root / "run.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
     if memory is None and target is not None and (dry or not is_small(start.path)):
         memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity), target)
@@ -162,7 +167,20 @@ def prepare(
         "start": start._asdict(),
         "rows": {setting: getattr(s.data, setting) for setting in rows},
         "chosen": chosen,
+        "disk": _check_room(task, found, start.path, memory, out.path, report),
     }
+
+
+def _check_room(
+    task: Task, found: Prepared, model_path: str, memory: MemoryPlan | None, path: Path, report: Reporter
+) -> list[str]:
+    """Log the room that the run takes on each disk; raise RunDirectoryError where there is less."""
+    s, plan = found.settings, found.plan
+    room = room_of(s, plan, len(found.train), task.num_steps(s, plan), model_path, memory)
+    for line in room.lines():
+        report.note(line)
+    room.check(path)
+    return room.lines()
 
 
 def with_chosen(s: Any, chosen: Mapping[str, tuple[Any, str]]) -> Any:

@@ -7,15 +7,15 @@ shown or kept may change at every start.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import forge_algos
 import forge_packing
 from forge._errors import SettingsError
-from forge.run._directories import run_values
 from forge.run._stores import STORES
+from forge.saving._directories import run_values
 from forge.settings._recipe import as_values, left_open, origins_in
 from forge.settings._settings import RunSettings
 from forge.tasks.items._items import Items
@@ -32,7 +32,7 @@ DIVISION = frozenset(
             "activation_checkpointing",
         ),
         *("nproc_per_node", "nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"),
-        *("max_restarts", "connect_seconds", "device", "attention", "packing", "num_proc", "resume"),
+        *("max_restarts", "connect_seconds", "stall_timeout", "device", "attention", "packing", "num_proc", "resume"),
     }
 )
 """Settings of how a step is divided: its samples and its loss are the same."""
@@ -44,7 +44,15 @@ _FREE = DIVISION | frozenset(
         *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir", "osft_cache"),
         # What is saved, measured, shown and refused.
         *("save_samples", "save_dtype", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
-        *("accelerate_full_state_at_epoch", "keep_last_n", "keep_full_state", "keep_last_checkpoint_only", "async_save"),
+        *(
+            "max_failed_saves",
+            "emergency_dir",
+            "accelerate_full_state_at_epoch",
+            "keep_last_n",
+            "keep_full_state",
+            "keep_last_checkpoint_only",
+            "async_save",
+        ),
         *(
             "checkpoint_storage",
             "trackers",
@@ -59,6 +67,9 @@ _FREE = DIVISION | frozenset(
         *("eval_prompts", "eval_max_new_tokens"),
     }
 )
+ORDER = "order"
+"""Entry of run.json: the fingerprint of the order of samples, by which a plan that was lost is known again."""
+
 _LENGTH = ("num_epochs", "max_steps", "max_tokens")
 
 
@@ -133,10 +144,29 @@ def _word(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def compare_order(path: Path, plan: forge_packing.BatchPlan) -> None:
-    """Raise SettingsError unless the plan takes the samples in the same order as the run's."""
-    was = forge_packing.BatchPlan.load(path / "plan" / "plan.npz")
-    if was.order_fingerprint != plan.order_fingerprint:
+def compare_order(path: Path, plan: forge_packing.BatchPlan, note: Callable[[str], None]) -> None:
+    """Compare the plan with the run's: it must take the samples in the same order.
+
+    A plan that was lost or damaged is made again, where run.json has the fingerprint of the order.
+
+    Raises:
+        SettingsError: it takes them in another one, or nothing proves that it does not.
+
+    """
+    recorded = json.loads((path / "run.json").read_text(encoding="utf-8")).get(ORDER)  # an earlier version's has none
+    fault = None
+    try:
+        was = forge_packing.BatchPlan.load(path / "plan" / "plan.npz").order_fingerprint
+    except forge_packing.PackingError as error:
+        was, fault = recorded, error
+    if was is None:
+        raise SettingsError(
+            f"ckpt_output_dir {path}: its plan/plan.npz cannot be read ({fault}), and its run.json does not hold the "
+            "fingerprint that would prove another plan equal. Put it back, or give another ckpt_output_dir."
+        )
+    if fault is not None and was == plan.order_fingerprint:
+        note(f"WARNING: {fault}. It was made again: it takes the samples in the run's order")
+    if was != plan.order_fingerprint:
         raise SettingsError(
             f"ckpt_output_dir {path}: its run takes the samples in another order than this version would plan now. Resume it "
             "with the versions of forge-packing and numpy that it was made with, or give another ckpt_output_dir."
@@ -158,7 +188,7 @@ def compare_model(path: Path, identity: Mapping[str, str]) -> dict[str, str]:
             f"ckpt_output_dir {path}: holds a run of forge {verb}, and this is forge {identity['verb']}. Give another "
             "ckpt_output_dir."
         )
-    for name in sorted((identity.keys() | known.keys()) - {"run", "verb", STORES}):
+    for name in sorted((identity.keys() | known.keys()) - {"run", "verb", STORES, ORDER}):
         if name == "base_model" and not (name in known and name in identity):
             continue  # other new tokens than before: the comparison of settings says so
         if known.get(name) != identity.get(name):

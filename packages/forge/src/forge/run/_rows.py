@@ -12,13 +12,14 @@ from typing import Any
 
 import forge_data
 from forge._progress import Reporter
+from forge.run._stores import copy_linked
 from forge.tasks._task import Task
 
 SETTINGS = ("data_path", "eval_data_path")
 """Settings that may be rows."""
 
 Rows = Mapping[str, forge_data.InMemoryRows | Path]
-"""Setting → its rows, or the store that the launcher made of them."""
+"""Setting → its rows, or a store that was made of them."""
 
 
 def take_rows(settings: Mapping[str, object]) -> tuple[dict[str, object], Rows]:
@@ -52,6 +53,9 @@ def tokenize_rows(task: Task, s: Any, rows: Rows, folder: Path) -> Any:
     tokenizer = forge_data.load_tokenizer(s.model.model_path)
     forge_data.add_tokens(tokenizer, s.model.add_tokens, special=s.model.add_special_tokens)
     for name, each in rows.items():
+        if isinstance(each, Path):
+            copy_linked(each, folder / name)
+            continue
         task.prepare(s, each, tokenizer, folder / name, Reporter(lambda _: None, every=1, quiet=False))
     return describe_rows(s, rows)
 

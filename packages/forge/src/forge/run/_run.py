@@ -21,7 +21,6 @@ from forge._progress import Reporter
 from forge._result import BEST, RunResult, read_result, write_result
 from forge.memory._target import Target
 from forge.run._adaptation import adapt_model, check_projections
-from forge.run._best import remove_outdated_best, write_best
 from forge.run._choices import (
     absolute_paths,
     choose_machine,
@@ -31,9 +30,7 @@ from forge.run._choices import (
     report_routers,
     warn_of_rounding,
 )
-from forge.run._directories import keep_written, remove_at_once
 from forge.run._early_checks import check_names
-from forge.run._full_state import FullStates, Position, keeps_states, remove_states
 from forge.run._launching import on_ranks, preempted
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
 from forge.run._out_of_memory import out_of_memory
@@ -44,6 +41,9 @@ from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import Start
 from forge.run._stop_signal import StopSignal
 from forge.run._stores import refuse_damaged, verify_on_node
+from forge.saving._best import remove_outdated_best, write_best
+from forge.saving._exports import Exports
+from forge.saving._full_state import FullStates, Position, keeps_states, remove_states
 from forge.settings._recipe import as_recipe, as_values
 from forge.storage._storage import Storage
 from forge.tasks._answers import Answers, read_prompts
@@ -88,7 +88,12 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     # device: what this machine can do, each choice with its reason
     machine = forge_accel.accelerator(s.device.device)
     dtype = machine.dtype(s.device.dtype)
-    autocast = partial(machine.autocast, dtype.value)
+
+    def autocast() -> Any:
+        # Called for each micro-batch, of steps and of evaluations: whoever watches this rank sees that it moves.
+        forge_dist.beat()
+        return machine.autocast(dtype.value)
+
     s = choose_machine(s, machine, dtype)
     device = machine.device.value
     strategy = forge_dist.make_strategy(
@@ -117,7 +122,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
     # The model is exported, and asked from then on, with the template and the arguments that it was trained with.
     tokenizer.chat_template = train.store.tokenizer().chat_template
-    ranks.connect(machine.collective_backend.value, device)
+    ranks.connect(machine.collective_backend.value, device, traces=machine.collective_traces)
     ranks.agree({"settings": s.digest(), "data": train.store.fingerprint, "plan": plan.fingerprint})
     verify_on_node(ranks, train, held_out)
 
@@ -144,7 +149,6 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     asked = s.checkpoints.save_dtype
     export_dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
     rounds = export_dtype is not None and export_dtype != forge_accel.float32
-    as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
 
     this = Run(
         settings=s,
@@ -184,7 +188,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     if restored is None:
         source.check_start()
     states.files.forget_later(at.step)
-    for name in out.rewind(at.metrics_bytes, at.samples):
+    for name in out.rewind(at.metrics_bytes, None if restored is None else at.samples):
         report.note(f"removed hf_format/{name}: the steps that led to it are made again")
     if ranks.first(lambda: out.resuming and remove_outdated_best(out.path, at.best)):
         report.note(f"removed hf_format/{BEST}: a later step's; the best so far was that of step {at.best.step}")
@@ -219,66 +223,41 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             report.note(f"held out, after step {step}{where}: {found}")
         return found
 
-    faults: list[Exception] = []
-
-    def export(directory: Path, *, final: bool = False) -> Path:
-        report.doing(f"exporting {directory.name} and loading it back")
-        others = sorted(directory.parent.glob("samples_*"))
-        if not ranks.first(lambda: keep_written(directory, export_dtype, task.model_task)):
-            try:
-                forge_dist.export_model(
-                    model, directory, tokenizer=tokenizer, dtype=export_dtype, strategy=strategy, **as_plain
-                )
-            except forge_dist.ExportError as error:
-                if final:
-                    raise
-                report.note(f"WARNING: training goes on without this export: {error}")
-                return directory
-        samples = (train if held_out is None else held_out).short_samples()
-        try:
-            check = forge_dist.check_export(model, directory, samples, strategy=strategy, attach=adaptation.attach, **as_plain)
-        except Exception as error:  # noqa: BLE001 - whatever a check meets, what was trained is written and stays
-            why = out_of_memory(error, s, out.path) or error
-            report.note(f"WARNING: {directory} is written, and could not be compared with the model in memory: {why}")
-            if final and isinstance(error, forge_dist.ExportError):
-                faults.append(error)
-            return directory
-        what = "mean reward" if task.model_task == "reward" else "loss"
-        report.note(
-            f"exported {directory}: loaded back, on {len(samples)} short samples its {what} is {check.reloaded:.4f}, "
-            f"{check.in_memory:.4f} in memory",
-            event="exported",
-            export=directory.name,
-            measure=what,
-            on=len(samples),
-            reloaded=check.reloaded,
-            in_memory=check.in_memory,
-        )
-        if s.checkpoints.keep_last_checkpoint_only and ranks.is_first and directory.name != BEST:
-            for other in others:
-                if other != directory:
-                    remove_at_once(other)
-        return directory
+    exports = Exports(
+        out.path,
+        model=model,
+        strategy=strategy,
+        tokenizer=tokenizer,
+        dtype=export_dtype,
+        model_task=task.model_task,
+        samples=(train if held_out is None else held_out).short_samples(),
+        attach=adaptation.attach,
+        as_plain={"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain},
+        newest_only=s.checkpoints.keep_last_checkpoint_only,
+        report=report,
+        lack=lambda error: out_of_memory(error, s, out.path),
+    )
 
     def keep_if_best(at: Position, found: Evaluation) -> Position:
         at = attrs.evolve(at, measured=found, best=at.best.after(found, at.step, s.evaluation.metric_for_best))
-        best = out.path / "hf_format" / BEST
         if s.evaluation.keep_best and at.best.step == at.step:
-            ranks.first(lambda: remove_at_once(best) if best.exists() else None)
-            export(best)
-            ranks.first(lambda: write_best(out.path, at.best))
+            exports.write(BEST, then=partial(write_best, out.path, at.best))
         return at
 
     def save(*, wait: bool = False) -> None:
         if ranks.is_first:
             refuse_damaged(train, held_out)
-        where = attrs.evolve(at, metrics_bytes=out.metrics_bytes, seconds=at.seconds + time.perf_counter() - began)
-        states.save(strategy, model, optimizer, scheduler, where, wait=wait)
+        states.save(strategy, model, optimizer, scheduler, position(), wait=wait)
+
+    def position() -> Position:
+        return attrs.evolve(at, metrics_bytes=out.settle(), seconds=at.seconds + time.perf_counter() - began)
 
     def stop_if_asked() -> None:
         if ranks.any(stop.received is not None):
             save(wait=True)
-            raise preempted(out.path, stop.received or "a signal to another rank", states.files.failed)
+            why, failed = stop.received or "a signal to another rank", states.files.failed
+            rescued, _ = states.rescue(strategy, model, optimizer, scheduler, position()) if failed else (None, "")
+            raise preempted(out.path, why, failed, rescued)
 
     # train: the one loop; saving, evaluating and reporting are the body of this `for`
     began = time.perf_counter()
@@ -290,7 +269,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         )
 
     def watched(steps: Any) -> Any:
-        return steps if first_steps is None else first_steps.watched(steps, model, optimizer, source.objective.tokens)
+        found = steps if first_steps is None else first_steps.watched(steps, model, optimizer, source.objective.tokens)
+        for each in found:
+            forge_dist.doing()
+            yield each
 
     updates, patience = task.updates(s), s.evaluation.early_stopping_patience
     with StopSignal() as stop, states.files, report.steps(num_steps, done=at.step):
@@ -359,7 +341,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 if not final and (
                     (every and seen // every != at.samples // every) or (s.checkpoints.checkpoint_at_epoch and epoch_ends)
                 ):
-                    export(out.path / "hf_format" / f"samples_{at.samples}")
+                    exports.write(f"samples_{at.samples}")
                 if ranks.any(states.due(last.step, epoch_ends=epoch_ends) or final):
                     save()
                 stop_if_asked()
@@ -374,7 +356,12 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             at = keep_if_best(at, late)
         after = at.measured
         stop_if_asked()
-        directory = export(out.path / "hf_format" / f"samples_{at.samples}", final=True)
+        try:
+            directory = exports.write(f"samples_{at.samples}", final=True)
+        except forge_dist.ExportError as error:
+            _, remedy = states.rescue(strategy, model, optimizer, scheduler, position())
+            raise type(error)(f"{error}. {remedy}") from error
+        assert directory is not None
         states.files.wait()
     if rounds and after is not None and after.loss is not None:
         # Trained in float32, exported in fewer digits: the figures to report are those of the exported model.
@@ -403,8 +390,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report.finished(result, task.items_are)
     if ranks.is_first:
         write_result(result)
-        if not keeps_states(s) and not faults:
+        if not keeps_states(s) and not exports.faults:
             remove_states(out.path)
-    if faults:
-        raise faults[0]
+    states.forget_rescued()
+    if exports.faults:
+        raise exports.faults[0]
     return result

@@ -23,7 +23,9 @@ import forge_dist
 from forge._errors import ForgeError, RunDirectoryError, RunTakenOverError, RunWriteError
 from forge.locking._run_lock import RunLock, is_record, unwritable
 from forge.reports._report import LiveReport
-from forge.run._directories import make_directories, remove_at_once, remove_empty
+from forge.saving._damage import has_result
+from forge.saving._directories import make_directories, remove_at_once, remove_empty
+from forge.saving._exports import put_back, samples_of
 from forge.storage._restore import remove_half
 
 _STAGING = ".forge-preparing"
@@ -93,6 +95,7 @@ class RunDirectory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _name_for_good(error, self.path)
         refused = not self.published or (not self.began and getattr(error, "exit_status", None) == 2)
         # On a full disk the last line may not be written, which must not hide why the run ended.
         with contextlib.suppress(OSError, RunTakenOverError):
@@ -181,6 +184,7 @@ class RunDirectory:
             written = (self.staging / name).read_text(encoding="utf-8")
             self._open(name, self.path)
             self._append(name, written)
+        put_back(self.path)
         # A finished run may be resumed for more steps.
         (self.path / "result.json").unlink(missing_ok=True)
         for name in ("plan/plan.npz", "memory.json", "config.yaml"):
@@ -203,11 +207,10 @@ class RunDirectory:
             return
         file = self.path / "metrics.jsonl"
         if metrics_bytes is None:
-            done = [name for name in ("result.json", "hf_format") if (self.path / name).exists()]
-            if done:
+            if has_result(self.path):
                 raise RunDirectoryError(
-                    f"ckpt_output_dir {self.path}: holds a run with {' and '.join(done)} and no full state to resume from: "
-                    "what it trained would be lost. Give another ckpt_output_dir, or remove that run."
+                    f"ckpt_output_dir {self.path}: holds a finished run and no full state to resume from: what it trained "
+                    "would be lost. Give another ckpt_output_dir, or remove that run."
                 )
         elif file.exists() and 0 < file.stat().st_size < metrics_bytes:
             raise RunDirectoryError(
@@ -215,10 +218,11 @@ class RunDirectory:
                 "saved: it was cut or replaced. Put it back, remove it, or give another ckpt_output_dir."
             )
 
-    def rewind(self, metrics_bytes: int, samples: int) -> list[str]:
+    def rewind(self, metrics_bytes: int, samples: int | None) -> list[str]:
         """Remove later lines of metrics.jsonl and exports of more samples than a position has.
 
-        Both are made again. Returns the names of the exports that were removed.
+        Both are made again. With `samples=None`, of a run that begins anew for want of a full state, the exports stay until
+        their steps are made again. Returns the names of the exports that were removed.
         """
         if not self.resuming:
             return []
@@ -226,12 +230,12 @@ class RunDirectory:
         found = file.read_bytes()
         if len(found) > metrics_bytes:
             self._files[file.name].close()
-            forge_dist.write_text_atomically(file, found[:metrics_bytes].decode("utf-8"))
+            forge_dist.write_bytes_atomically(file, found[:metrics_bytes])
             self._open(file.name)
         removed = []
-        for export in sorted(self.path.glob("hf_format/samples_*")):
-            count = export.name.removeprefix("samples_")
-            if count.isdigit() and int(count) > samples:
+        for export in sorted(self.path.glob("hf_format/samples_*")) if samples is not None else ():
+            count = samples_of(export.name)
+            if count is not None and samples is not None and count > samples:
                 remove_at_once(export)
                 removed.append(export.name)
         return removed
@@ -240,6 +244,21 @@ class RunDirectory:
     def metrics_bytes(self) -> int:
         """Length of metrics.jsonl now."""
         return (self.root / "metrics.jsonl").stat().st_size
+
+    def settle(self) -> int:
+        """Make metrics.jsonl durable, and return its length: a full state may record it now.
+
+        Raises:
+            RunWriteError: the disk does not take them.
+
+        """
+        handle = self._files["metrics.jsonl"]
+        try:
+            handle.flush()
+            os.fsync(handle.fileno())
+        except OSError as error:
+            raise self._unwritable("metrics.jsonl", error) from error
+        return self.metrics_bytes
 
     def log(self, line: str, event: str = "", **about: object) -> None:
         """Append a line to `log.txt`, with the time, and an event also to `events.jsonl`.
@@ -283,10 +302,13 @@ class RunDirectory:
             self._files[name].write(text)
             self._files[name].flush()
         except OSError as error:
-            raise RunWriteError(
-                f"{self.root / name}: cannot be written: {error.strerror or error}. What was saved before is whole: make room, "
-                "and the same command resumes from there."
-            ) from error
+            raise self._unwritable(name, error) from error
+
+    def _unwritable(self, name: str, error: OSError) -> RunWriteError:
+        return RunWriteError(
+            f"{self.root / name}: cannot be written: {error.strerror or error}. What was saved before is whole: make room, "
+            "and the same command resumes from there."
+        )
 
     def _make(self) -> None:
         self._made = make_directories(self.path)
@@ -348,8 +370,8 @@ class NoDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        return
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _name_for_good(error, self.path)
 
     def publish(self, config: str) -> None:
         """Do nothing on this rank."""
@@ -357,15 +379,29 @@ class NoDirectory:
     def check(self, metrics_bytes: int | None) -> None:
         """Do nothing on this rank."""
 
-    def rewind(self, metrics_bytes: int, samples: int) -> list[str]:  # noqa: ARG002 - the first rank's business
+    def rewind(self, metrics_bytes: int, samples: int | None) -> list[str]:  # noqa: ARG002 - the first rank's business
         """Do nothing on this rank."""
         return []
+
+    def settle(self) -> int:
+        """Do nothing on this rank."""
+        return 0
 
     def log(self, line: str, event: str = "", **about: object) -> None:
         """Do nothing on this rank."""
 
     def metrics(self, values: Mapping[str, object]) -> None:
         """Do nothing on this rank."""
+
+
+def _name_for_good(error: BaseException | None, path: Path) -> None:
+    """Let an error name files as they are called in a run, not in the hidden folder."""
+    if error is None:
+        return
+    staging = str(path / _STAGING)
+    error.args = tuple(arg.replace(staging, str(path)) if isinstance(arg, str) else arg for arg in error.args)
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        error.filename = error.filename.replace(staging, str(path))
 
 
 def _ending(error: BaseException) -> tuple[str, str]:

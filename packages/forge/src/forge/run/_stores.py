@@ -9,13 +9,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import forge_data
 import forge_dist
 from forge._errors import SettingsError
-from forge.run._directories import remove_at_once
+from forge.saving._directories import remove_at_once
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
 
@@ -149,3 +150,19 @@ def _fault(store: Any, verified: Path, fingerprint: str) -> forge_data.StoreErro
 
 def _same(one: Path, other: Path) -> bool:
     return other.exists() and one.samefile(other)
+
+
+def whole_stores(task: Task, path: Path) -> dict[str, Path]:
+    """Return setting → store of a run, for those whose bytes have the fingerprint in run.json."""
+    try:
+        recorded = json.loads((path / "run.json").read_text(encoding="utf-8"))[STORES]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    found = {}
+    for name, setting in (("train", "data_path"), ("eval", "eval_data_path")):
+        store = _opened(task, path / "data" / name)
+        if name in recorded and not isinstance(store, forge_data.StoreError) and store.fingerprint == recorded[name]:
+            with suppress(forge_data.StoreError):
+                store.verify()
+                found[setting] = path / "data" / name
+    return found

@@ -17,7 +17,7 @@ import forge_accel
 import forge_data
 import forge_dist
 from forge._errors import RunDirectoryError, SettingsError
-from forge.run._directories import last_export, run_values
+from forge.saving._directories import last_export, run_values
 from forge.talking._model import find_model
 
 BEFORE = "before"

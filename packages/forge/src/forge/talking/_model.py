@@ -16,7 +16,7 @@ import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._redact import is_hub_form
-from forge.run._directories import last_export, run_values
+from forge.saving._directories import last_export, run_values
 
 _SWITCH = "enable_thinking"
 

@@ -15,7 +15,7 @@ import forge_dist
 from forge._errors import SettingsError
 from forge.reports._page import write_page
 from forge.reports.osft._page import leaks, osft_page
-from forge.run._directories import last_export, run_values
+from forge.saving._directories import last_export, run_values
 from forge_algos.adaptations import Moved, osft_moved, osft_portrait
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,9 +14,9 @@ import attrs
 import forge_algos
 import forge_dist
 import forge_packing
-from forge._errors import RunDirectoryError, SettingsError
-from forge.run._best import Best
-from forge.run._directories import remove_at_once
+from forge._errors import RunDirectoryError, RunWriteError, SettingsError
+from forge.saving._best import Best
+from forge.saving._directories import remove_at_once
 from forge.settings._settings import RunSettings
 from forge.tasks._task import Evaluation
 from forge.tasks.items._items import Items
@@ -90,6 +91,9 @@ class FullStates:
         self._note = note
         keep = 1 if s.checkpoints.keep_last_checkpoint_only else s.checkpoints.keep_last_n
         self.files = forge_dist.Checkpoints(path / FOLDER, ranks, keep=keep, background=s.checkpoints.async_save, note=note)
+        self._emergency = emergency_place(s, str(must_match.get("run", "")))
+        self._rescued: int | None = None
+        """Step of the full state in emergency_dir that the run was resumed from."""
         self._saved = -1
         self._saved_at = time.monotonic()
 
@@ -109,7 +113,7 @@ class FullStates:
         if self._s.resume not in ("auto", "never") and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
             found = self.files.at(Path(self._s.resume).expanduser(), self._must_match)
         else:
-            found = self.files.newest(self._must_match, self._note)
+            found = self._newest()
         if found is None:
             return None
         if num_steps is not None and found.step > num_steps:
@@ -151,10 +155,82 @@ class FullStates:
     def save(
         self, strategy: forge_dist.Strategy, model: Any, optimizer: Any, scheduler: Any, at: Position, *, wait: bool
     ) -> None:
-        """Save a full state, unless that of this step was saved; `wait` until it is on disk."""
+        """Save a full state, unless that of this step was saved; `wait` until it is on disk.
+
+        Raises:
+            RunWriteError: too many in a row could not be saved; the last one is in emergency_dir where that is set.
+
+        """
         if wait:
             self.files.wait()
         if at.step != self._saved or self.files.failed:
             about = {"position": attrs.asdict(at), "schedule": scheduler.state_dict()}
             self.files.save(at.step, strategy.state(model, optimizer), about, must_match=self._must_match, wait=wait)
             self._saved, self._saved_at = at.step, time.monotonic()
+        if self.files.failures >= self._s.max_failed_saves:
+            why = f"{self.files.failures} full states in a row could not be saved: {self.files.failed}"
+            _, remedy = self.rescue(strategy, model, optimizer, scheduler, at)
+            raise RunWriteError(f"{why}. The run ends at step {at.step}, before more is lost. {remedy}")
+        good = self.files.last_good
+        if self._rescued is not None and good is not None and step_in(good) > self._rescued:
+            self.forget_rescued()
+
+    def rescue(
+        self, strategy: forge_dist.Strategy, model: Any, optimizer: Any, scheduler: Any, at: Position
+    ) -> tuple[Path | None, str]:
+        """Save the state to emergency_dir where ckpt_output_dir did not take it.
+
+        Returns:
+            The full state of this position, if one is on a disk, and a sentence on what the same command does.
+
+        """
+        self.files.wait()
+        good = self.files.last_good
+        if good is not None and step_in(good) == at.step and not self.files.failed:
+            return good, f"{good} holds the state: make room, and the same command goes on from there."
+        goes_on = f"goes on from {good}" if good is not None else "begins anew, for no state was saved"
+        if self._emergency is None:
+            return None, (
+                f"Make room, and the same command {goes_on}. With emergency_dir, a directory on another disk, the state would "
+                "have been saved there."
+            )
+        files = forge_dist.Checkpoints(self._emergency, self._ranks, keep=1, background=False)
+        about = {"position": attrs.asdict(at), "schedule": scheduler.state_dict()}
+        files.save(at.step, strategy.state(model, optimizer), about, must_match=self._must_match)
+        if files.failed is not None:
+            return None, f"Nor could it be saved to emergency_dir: {files.failed}. Make room, and the same command {goes_on}."
+        return files.last_good, f"Its state is in {files.last_good} (emergency_dir): the same command goes on from there."
+
+    def forget_rescued(self) -> None:
+        """Remove the run's full state in emergency_dir."""
+        self._rescued = None
+        if self._ranks.is_first and self._emergency is not None:
+            shutil.rmtree(self._emergency, ignore_errors=True)
+
+    def _newest(self) -> forge_dist.Checkpoint | None:
+        """Return the newest whole full state of the run, there or in emergency_dir."""
+        found = self.files.newest(self._must_match, self._note)
+        if self._emergency is None or not self._ranks.first(self._emergency.is_dir):
+            return found
+        files = forge_dist.Checkpoints(self._emergency, self._ranks, keep=1, background=False)
+        try:
+            rescued = files.newest(self._must_match, self._note)
+        except forge_dist.CheckpointError as error:
+            self._note(f"WARNING: emergency_dir: {error}")
+            return found
+        if rescued is None or (found is not None and found.step >= rescued.step):
+            return found
+        self._rescued = rescued.step
+        return rescued
+
+
+def step_in(state: Path) -> int:
+    """Return the step in the name of a full state; -1 for another name."""
+    number = state.name.removeprefix("step_")
+    return int(number) if number.isdigit() else -1
+
+
+def emergency_place(s: RunSettings, run: str) -> Path | None:
+    """Return the folder of the run's full states in emergency_dir; None where that is not set."""
+    folder = s.checkpoints.emergency_dir
+    return None if folder is None else Path(folder) / f"forge-{run}"

@@ -58,19 +58,6 @@ def remove_at_once(directory: Path) -> None:
     shutil.rmtree(hidden)
 
 
-def keep_written(directory: Path, dtype: Any, model_task: Any) -> bool:
-    """Return whether an export is there already; remove one in another dtype than is wanted."""
-    if not directory.exists():
-        return False
-    try:
-        if dtype is None or forge_dist.base_dtype(str(directory), task=model_task) == dtype:
-            return True
-    except forge_dist.ModelError:
-        return True  # the check of the export says what is wrong with it
-    remove_at_once(directory)
-    return False
-
-
 def last_export(path: str) -> str:
     """Return a run's export with the most samples; any other path as it is."""
     run = Path(path).expanduser()

@@ -11,7 +11,9 @@ import attrs
 import forge_dist
 from forge._errors import SettingsError
 from forge._result import BEST
-from forge.run._directories import remove_at_once
+from forge.saving._directories import remove_at_once
+from forge.saving._exports import MARK
+from forge.saving._hashes import FOLDER
 from forge.tasks._task import Evaluation
 
 LOW = frozenset({"loss", "nll", "kl", "rejected_reward", "rejected_logp"})
@@ -63,7 +65,7 @@ def figure_for_best(evaluation: Evaluation, metric: str | None) -> tuple[str, fl
 
 def write_best(run: Path, best: Best) -> None:
     """Write hf_format/best.json: which evaluation hf_format/best is the model of."""
-    forge_dist.write_text_atomically(run / "hf_format" / "best.json", json.dumps(attrs.asdict(best)) + "\n")
+    forge_dist.write_text_atomically(run / FOLDER / MARK, json.dumps(attrs.asdict(best)) + "\n")
 
 
 def remove_outdated_best(run: Path, best: Best) -> bool:
@@ -71,15 +73,15 @@ def remove_outdated_best(run: Path, best: Best) -> bool:
 
     A run that is resumed from an earlier state knows another step as its best.
     """
-    folder, mark = run / "hf_format" / BEST, run / "hf_format" / "best.json"
-    if not folder.exists():
-        return False
+    folder, mark = run / FOLDER / BEST, run / FOLDER / MARK
     try:
         step = json.loads(mark.read_text(encoding="utf-8"))["step"]
     except (OSError, ValueError, KeyError, TypeError):
         step = None
-    if step == best.step:
+    if step == best.step and folder.exists():
         return False
     mark.unlink(missing_ok=True)
-    remove_at_once(folder)
-    return True
+    if folder.exists():
+        remove_at_once(folder)
+        return True
+    return False

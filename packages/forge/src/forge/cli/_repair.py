@@ -1,0 +1,182 @@
+"""Damaged finished run → the run whole again, or what of it only training again can make."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import forge_dist
+from forge._errors import PreemptedError, RunDirectoryError
+from forge._result import RESULT, read_result
+from forge._sealed import sealed
+from forge.run._run import run as train
+from forge.run._run_directory import RunDirectory
+from forge.run._stores import whole_stores
+from forge.saving._damage import Damage, again, damage_of, finished_values, has_result
+from forge.saving._directories import run_values
+from forge.saving._exports import put_back, samples_of
+from forge.saving._full_state import FOLDER as STATES, step_in
+from forge.saving._hashes import FILE, FOLDER, Hashes, damaged_files, hash_export, hashes_in_events, known_hashes, write_hashes
+from forge.settings._recipe import read_recipe, verb_of
+from forge.settings._settings import resolve
+from forge.settings._storage import StorageSettings
+from forge.settings._trackers import TrackerSettings
+from forge.verbs._registry import VERBS, task_of
+
+_SCRATCH = ".forge-repairing"
+"""Hidden folder of the run directory in which the last export is made again."""
+
+
+def repair(run: str | Path) -> str:
+    """Make a damaged run whole: every file of its exports as recorded, and the records.
+
+    result.json and hashes.json are written again from events.jsonl; a file of an export is taken from another export that has
+    the same, or the last export is made again from the full state of the last step, bit for bit. What cannot be made so, only
+    training again makes. Data, plan and full states are verified by the training command itself.
+
+    Args:
+        run: A run directory.
+
+    Returns:
+        What was found, and what was done.
+
+    Raises:
+        RunDirectoryError: there is no such run, it is not finished, another process writes to it, or a part of it can only be
+            trained again; what could be made whole is whole then.
+
+    """
+    path = Path(os.path.abspath(Path(run).expanduser()))
+    if not (path / "config.yaml").is_file():
+        raise RunDirectoryError(f"{run}: is no run directory (it holds no config.yaml).")
+    run_values(path)
+    verb = verb_of(path / "config.yaml")
+    if verb not in VERBS:
+        raise RunDirectoryError(f"{path / 'run.json'}: cannot be read, or names no verb. A run directory has one; put it back.")
+    with RunDirectory(path):
+        shutil.rmtree(path / _SCRATCH, ignore_errors=True)
+        if not has_result(path) and finished_values(path) is None:
+            raise RunDirectoryError(
+                f"{path}: its run is not finished, so that nothing is to be repaired: `forge {verb} {path / 'config.yaml'}` "
+                "goes on with it."
+            )
+        put_back(path)
+        damage, known = damage_of(path), {**hashes_in_events(path), **known_hashes(path)}
+        said = _mend_result(path, damage)
+        said += [f"{FOLDER}/{name}/{file}: taken from {source}" for name, file, source in _take_twins(path, damage, known)]
+        left = damage_of(path)
+    if left.exports and (state := _last_state(path)) is not None:
+        said += _make_again(path, verb, state, left, known)
+    if damage.record is not None and known:
+        write_hashes(path, known)
+        said.append(f"{FOLDER}/{FILE}: written again from events.jsonl, for it {damage.record}")
+    left = damage_of(path)
+    if left:
+        done = f" Made whole: {'; '.join(said)}." if said else ""
+        raise RunDirectoryError(f"{path}: is still damaged: {left}.{done} {_only_training(path, verb, left)}")
+    if not said:
+        return f"{path} is whole: each file of its exports has the SHA-256 that was recorded."
+    return "\n".join([*said, f"{path} is whole again."])
+
+
+def _mend_result(path: Path, damage: Damage) -> list[str]:
+    """Write result.json again from events.jsonl; return what was done."""
+    values = finished_values(path)
+    if damage.result is None or values is None:
+        return []
+    forge_dist.write_text_atomically(path / RESULT, sealed(values))
+    return [f"{RESULT}: written again from events.jsonl, for it {damage.result}"]
+
+
+def _take_twins(path: Path, damage: Damage, known: Mapping[str, Hashes]) -> list[tuple[str, str, str]]:
+    """Take damaged files from exports that have the same; return (export, file, source)."""
+    taken = []
+    for name, files in damage.exports.items():
+        wanted = known.get(name, {})
+        for file in wanted if "" in files else files:
+            for other in sorted(known):
+                twin = path / FOLDER / other / file
+                same = other != name and known[other].get(file) == wanted[file]
+                if same and forge_dist.file_damage(twin, *wanted[file]) is None:
+                    _put(twin, path / FOLDER / name / file)
+                    taken.append((name, file, f"{FOLDER}/{other}"))
+                    break
+    return taken
+
+
+def _last_state(path: Path) -> Path | None:
+    """Return the full state of the run's last step, if it was kept."""
+    try:
+        steps = read_result(path).steps
+    except RunDirectoryError:
+        return None
+    return next((state for state in (path / STATES).glob("step_*") if step_in(state) == steps), None)
+
+
+def _make_again(path: Path, verb: str, state: Path, damage: Damage, known: Mapping[str, Hashes]) -> list[str]:
+    """Make the last export again from a full state; take what is damaged from there."""
+    last = read_result(path).model_dir.name
+    wanted = known.get(last)
+    damaged = [name for name in damage.exports if name == last or (wanted is not None and known.get(name) == wanted)]
+    if not damaged:
+        return []
+    task, scratch = task_of(verb), path / _SCRATCH
+    s: Any = resolve(
+        task.settings,
+        (f"recipe {path / 'config.yaml'}", read_recipe(path / "config.yaml", verb)),
+        ("argument", {"ckpt_output_dir": str(scratch), "resume": str(state)}),
+    )
+    s = attrs.evolve(s, tracking=TrackerSettings(), storage=StorageSettings())
+    try:
+        try:
+            made = train(task, s, whole_stores(task, path)).model_dir
+        except PreemptedError as stopped:
+            raise type(stopped)("stopped: what is damaged was left as it was, and the same command repairs it.") from stopped
+        if wanted is not None and (other := damaged_files(made, wanted)):
+            raise RunDirectoryError(
+                f"{path}: made again from {state}, {', '.join(sorted(other))} of {last} differ from what was exported: were "
+                "other versions of the packages installed then? Nothing of them was taken."
+            )
+        files = hash_export(made) if wanted is None else wanted
+        for name in damaged:
+            missing = [file for file in files if forge_dist.file_damage(path / FOLDER / name / file, *files[file]) is not None]
+            for file in missing:
+                _put(made / file, path / FOLDER / name / file)
+        if wanted is None:
+            write_hashes(path, {**known, last: files})
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return [f"{FOLDER}/{name}: made again from {STATES}/{state.name}" for name in damaged]
+
+
+def _put(source: Path, target: Path) -> None:
+    """Copy a file to its place; a kill on the way leaves what was there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    half = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copyfile(source, half)
+        with half.open("rb") as written:
+            os.fsync(written.fileno())
+        half.replace(target)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{target}: cannot be written: {error.strerror or error}. Make room, and repair again."
+        ) from error
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def _only_training(path: Path, verb: str, damage: Damage) -> str:
+    """Say which command makes what is left."""
+    if not damage.exports:
+        return f"Only training again makes it: {again(path, verb)}."
+    counts = [count for name in damage.exports if (count := samples_of(name)) is not None]
+    before = sorted((path / STATES).glob("step_*"), key=step_in)
+    if before and counts:
+        from_there = f" with `--resume {before[0]}` it begins there, if that step is before the export's."
+        return f"Only training again makes it: {again(path, verb)};{from_there}"
+    return f"No full state of its step was kept: only training again makes it: {again(path, verb)}."

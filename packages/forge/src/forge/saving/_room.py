@@ -1,0 +1,215 @@
+"""Planned run → the room that its full states and exports take on each disk, at its peak."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import forge_accel
+import forge_dist
+from forge._errors import RunDirectoryError
+from forge.memory._memory_plan import MemoryPlan, size
+from forge.saving._full_state import FOLDER as STATES
+from forge.saving._hashes import FOLDER
+from forge.settings._backends import FORGE
+from forge.storage._remote import Remote
+
+_MOMENTS = {"adamw": 2.0, "schedule_free": 2.0, "muon": 1.0, "adamw_8bit": 0.5}
+"""Optimizer → numbers of four bytes that it keeps beside each weight, at least."""
+
+
+@attrs.frozen(kw_only=True)
+class Need:
+    """Files of one kind that a run writes to one place."""
+
+    what: str
+    """`full state` or `export`, or what of them lies elsewhere."""
+    place: Path
+    each: int
+    """Bytes of one; 0 where that is not known before the model is loaded."""
+    surely: int
+    """How many there are at once, at the least."""
+    most: int
+    there: int = 0
+    """Bytes of them that are there already."""
+
+    def __str__(self) -> str:
+        number = f"{self.surely}" if self.surely == self.most else f"{self.surely} to {self.most}"
+        return f"{number} {self.what}{'s' * (self.most != 1)} of {size(self.each)}"
+
+
+@attrs.frozen(kw_only=True)
+class Disk:
+    """Needs of a run on one file system."""
+
+    place: Path
+    free: int
+    needs: tuple[Need, ...]
+
+    @property
+    def surely(self) -> int:
+        """Bytes that the run adds, at the least."""
+        return sum(max(0, need.surely * need.each - need.there) for need in self.needs)
+
+    @property
+    def most(self) -> int:
+        """Bytes that the run adds, if all is saved that its settings allow."""
+        return sum(max(0, need.most * need.each - need.there) for need in self.needs)
+
+    def __str__(self) -> str:
+        what = ", ".join(map(str, self.needs))
+        warning = "; WARNING: the disk has less room than that" if self.most > self.free else ""
+        return f"disk: {size(self.most)} at the peak in {self.place} ({what}); {size(self.free)} are free{warning}"
+
+
+@attrs.frozen(kw_only=True)
+class Room:
+    """Room that a run takes, a disk each."""
+
+    disks: tuple[Disk, ...]
+    remedies: tuple[str, ...]
+    """Settings with which it takes less."""
+
+    def lines(self) -> list[str]:
+        """Return the plan as lines for a person."""
+        return [str(disk) for disk in self.disks]
+
+    def check(self, path: Path) -> None:
+        """Raise RunDirectoryError where a disk has less room than the run surely takes."""
+        for disk in self.disks:
+            if disk.surely > disk.free:
+                what = ", ".join(str(attrs.evolve(need, most=need.surely)) for need in disk.needs)
+                ways = f", take less ({', '.join(self.remedies)})" if self.remedies else ""
+                raise RunDirectoryError(
+                    f"ckpt_output_dir {path}: the disk of {disk.place} has less room than the run takes: {size(disk.surely)} "
+                    f"at its peak ({what}), and {size(disk.free)} are free. Make room{ways}, or give another directory."
+                )
+
+
+def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: str, memory: MemoryPlan | None) -> Room:
+    """Plan the room of a run.
+
+    Args:
+        s: its settings.
+        plan: its batch plan.
+        samples: in one epoch.
+        num_steps: optimizer steps; None without end.
+        model_path: of the model that it starts from.
+        memory: its memory plan, which knows what trains; None where it has none.
+
+    """
+    path = Path(s.checkpoints.ckpt_output_dir)
+    state, export = _sizes(s, model_path, memory)
+    surely, most = states_at_once(s, plan, samples, num_steps)
+    exports = exports_at_once(s, plan, samples, num_steps)
+    needs = [
+        Need(what="full state", place=path, each=state, surely=surely, most=most, there=_there(path / STATES)),
+        Need(what="export", place=path, each=export, surely=exports[0], most=exports[1], there=_there(path / FOLDER)),
+    ]
+    if s.storage.checkpoint_storage is not None and (folder := Remote(s.storage.checkpoint_storage).local_folder) is not None:
+        needs += [
+            Need(what="copied full state", place=folder, each=state, surely=1, most=most, there=_there(folder / STATES)),
+            Need(
+                what="copied export",
+                place=folder,
+                each=export,
+                surely=exports[0],
+                most=exports[1],
+                there=_there(folder / FOLDER),
+            ),
+        ]
+    if s.checkpoints.emergency_dir is not None:
+        place = Path(s.checkpoints.emergency_dir)
+        needs.append(Need(what="emergency full state", place=place, each=state, surely=1, most=1))
+    return Room(disks=_by_disk([need for need in needs if need.each]), remedies=tuple(_remedies(s, exports[0], export)))
+
+
+def states_at_once(s: Any, plan: Any, samples: int, num_steps: int | None) -> tuple[int, int]:
+    """Count the full states that are on the disk at once: surely, and at most."""
+    c = s.checkpoints
+    keep = (1 if c.keep_last_checkpoint_only else c.keep_last_n) + 1
+    if num_steps is None:
+        number = keep
+    else:
+        epochs = -(-plan.num_samples // max(1, samples)) if c.accelerate_full_state_at_epoch else 0
+        number = max(1, epochs, num_steps // c.full_state_every_steps if c.full_state_every_steps else 0)
+    return min(keep, number), keep if c.full_state_every_minutes else min(keep, number)
+
+
+def exports_at_once(s: Any, plan: Any, samples: int, num_steps: int | None) -> tuple[int, int]:
+    """Count the exports that are on the disk at once: surely, and at most."""
+    kept, newest, every = exports_kept(s, plan, samples), s.checkpoints.keep_last_checkpoint_only, s.checkpoints.save_samples
+    # The one that is replaced, a former best or the one before the newest, goes once the new one is whole.
+    before = int(newest and bool(every or s.checkpoints.checkpoint_at_epoch)) + s.evaluation.keep_best
+    surely = 1
+    if num_steps is not None and not newest:
+        between = min(num_steps - 1, (plan.num_samples - 1) // every) if every else 0
+        surely += max(between, -(-plan.num_samples // max(1, samples)) - 1 if s.checkpoints.checkpoint_at_epoch else 0)
+    return surely, max(surely, (1 if kept is None else kept) + before)
+
+
+def exports_kept(s: Any, plan: Any, samples: int) -> int | None:
+    """Count the exports that are kept; None where a run without end makes ever more."""
+    if s.checkpoints.keep_last_checkpoint_only:
+        return 1 + s.evaluation.keep_best
+    every = s.checkpoints.save_samples
+    if plan.endless:
+        return None if every or s.checkpoints.checkpoint_at_epoch else 1 + s.evaluation.keep_best
+    between = plan.num_samples // every if every else 0
+    epochs = -(-plan.num_samples // max(1, samples)) if s.checkpoints.checkpoint_at_epoch else 0
+    return 1 + between + max(0, epochs - 1) + s.evaluation.keep_best
+
+
+def _sizes(s: Any, model_path: str, memory: MemoryPlan | None) -> tuple[int, int]:
+    """Return the least bytes of a full state and of an export, 0 where they are not known."""
+    known = memory is not None and memory.state > 0
+    keeps = s.backend.backend == FORGE  # the others save no full states
+    state = memory.state if memory is not None and known and keeps else 0
+    folder = Path(model_path).expanduser()
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
+    if s.adapter.adapter not in ("none", "osft"):
+        return state, memory.trained if memory is not None and known else 0
+    if not stored:
+        return state, 0
+    width = forge_dist.base_dtype(model_path).itemsize
+    asked = s.checkpoints.save_dtype
+    if not known and keeps and s.adapter.adapter == "none":
+        state = int(4 * (1 + _MOMENTS.get(s.optimizer.optimizer, 0.0)) * (stored // width))
+    return state, stored if asked is None else stored // width * getattr(forge_accel, asked).itemsize
+
+
+def _remedies(s: Any, exports: int, export: int) -> Sequence[str]:
+    """List settings with which a run takes less room."""
+    found = []
+    if s.checkpoints.keep_last_n > 1 and not s.checkpoints.keep_last_checkpoint_only:
+        found.append("keep_last_n=1")
+    if exports > 1:
+        found.append("keep_last_checkpoint_only=true")
+    if export and s.checkpoints.save_dtype is None and s.adapter.adapter in ("none", "osft"):
+        found.append("save_dtype=bfloat16")
+    return found
+
+
+def _by_disk(needs: Sequence[Need]) -> tuple[Disk, ...]:
+    """Group needs by file system."""
+    groups: dict[int, list[Need]] = {}
+    for need in needs:
+        groups.setdefault(os.stat(_existing(need.place)).st_dev, []).append(need)
+    return tuple(
+        Disk(place=group[0].place, free=shutil.disk_usage(_existing(group[0].place)).free, needs=tuple(group))
+        for group in groups.values()
+    )
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _there(folder: Path) -> int:
+    """Return the bytes of the files of a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0

@@ -1,0 +1,103 @@
+"""An export takes the place of another one whole, or not at all, wherever it is killed."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge import RunDirectoryError
+from forge.saving._damage import refuse_damaged_export
+from forge.saving._exports import MARK, put_back, take_name
+from forge.saving._hashes import FILE, FOLDER, damaged_files, hash_export, hashes_in_events, read_hashes, record_hashes
+
+
+def export(folder: Path, content: str) -> Path:
+    """A directory of two files."""
+    (folder / "deep").mkdir(parents=True)
+    (folder / "model.safetensors").write_text(content)
+    (folder / "deep" / "config.json").write_text(content * 2)
+    return folder
+
+
+def best(run: Path, step: int) -> None:
+    """The best export of a step, with its mark and its hashes."""
+    hashes = hash_export(export(run / FOLDER / "best", f"step {step}"))
+    record_hashes(run, "best", hashes)
+    (run / FOLDER / MARK).write_text(json.dumps({"step": step}))
+
+
+class Killed(Exception):
+    """Stands for SIGKILL."""
+
+
+@pytest.mark.parametrize("operation", range(1, 12))
+def test_a_better_best_killed_anywhere(operation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed at any of its file operations, and while that is undone, best and best.json are of one step and recorded."""
+    best(tmp_path, 1)
+    place = export(tmp_path / FOLDER / ".best.new.tmp", "step 2")
+    hashes, mark = hash_export(place), tmp_path / FOLDER / MARK
+    seen = 0
+
+    def counted(original: Any) -> Any:
+        def call(self: Path, *args: Any, **kwargs: Any) -> Any:
+            nonlocal seen
+            seen += 1
+            if seen == operation:
+                raise Killed
+            return original(self, *args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patched:
+        for name in ("rename", "replace", "unlink"):
+            patched.setattr(Path, name, counted(getattr(Path, name)))
+        try:
+            take_name(tmp_path, place, tmp_path / FOLDER / "best", hashes, lambda: mark.write_text(json.dumps({"step": 2})))
+        except Killed:
+            seen = 0
+            with suppress(Killed):
+                put_back(tmp_path)
+    put_back(tmp_path)
+    step = json.loads(mark.read_text())["step"]
+    assert (tmp_path / FOLDER / "best" / "model.safetensors").read_text() == f"step {step}"
+    assert damaged_files(tmp_path / FOLDER / "best", read_hashes(tmp_path)["best"]) == {}
+    assert not [*tmp_path.rglob("*.replaced")]
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
+def test_a_damaged_export_is_not_handed_on(how: str, tmp_path: Path) -> None:
+    """Each file is compared with its recorded SHA-256; files that somebody added are nobody's concern."""
+    directory = export(tmp_path / FOLDER / "samples_8", "some weights")
+    record_hashes(tmp_path, "samples_8", hash_export(directory))
+    (directory / "README.md").write_text("mine")
+    refuse_damaged_export(tmp_path, directory)
+    file = directory / "deep" / "config.json"
+    file.unlink() if how == "gone" else file.write_text({"cut": "some", "flipped": "some weightssome weightt"}[how])
+    with pytest.raises(RunDirectoryError, match=r"samples_8: is damaged: config\.json .* `forge repair"):
+        refuse_damaged_export(tmp_path, directory)
+
+
+def test_the_record_is_of_what_is_there(tmp_path: Path) -> None:
+    """An export that was removed leaves the record with the next one; a damaged record is known from the events."""
+    for name in ("samples_8", "samples_16"):
+        record_hashes(tmp_path, name, hash_export(export(tmp_path / FOLDER / name, name)))
+    (tmp_path / FOLDER / "samples_8").rename(tmp_path / "elsewhere")
+    record_hashes(tmp_path, "samples_24", hash_export(export(tmp_path / FOLDER / "samples_24", "x")))
+    assert sorted(read_hashes(tmp_path)) == ["samples_16", "samples_24"]
+    record = tmp_path / FOLDER / FILE
+    text = record.read_text()
+    record.write_text(text.replace("samples_16", "samples_17"))
+    with pytest.raises(ValueError, match="does not have the SHA-256 that it says it has"):
+        read_hashes(tmp_path)
+    event = {"event": "exported", "export": "samples_24", "files": read_files(text)}
+    (tmp_path / "events.jsonl").write_bytes(b"\xff\n[]\n" + json.dumps(event).encode() + b'\n{"event": "expo')
+    assert list(hashes_in_events(tmp_path)) == ["samples_24"]
+
+
+def read_files(text: str) -> dict[str, Any]:
+    """The files of one export in a record."""
+    return json.loads(text)["samples_24"]

@@ -1,0 +1,97 @@
+"""The room that a run takes is counted from its settings, and a disk without it is refused by its figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forge import RunDirectoryError
+from forge.saving._room import Disk, Need, Room, exports_at_once, exports_kept, states_at_once
+
+MIB = 2**20
+
+
+def settings(**given: Any) -> Any:
+    """Settings that say what is kept; by default as a run has them, with no state by the clock."""
+    checkpoints = {
+        "keep_last_n": 2,
+        "keep_last_checkpoint_only": False,
+        "accelerate_full_state_at_epoch": True,
+        "full_state_every_steps": 0,
+        "full_state_every_minutes": 0.0,
+        "save_samples": 0,
+        "checkpoint_at_epoch": False,
+    }
+    keep_best = given.pop("keep_best", False)
+    return SimpleNamespace(
+        checkpoints=SimpleNamespace(**{**checkpoints, **given}), evaluation=SimpleNamespace(keep_best=keep_best)
+    )
+
+
+PLAN = SimpleNamespace(num_samples=96, endless=False)
+"""Four epochs of 24 samples, in 16 steps."""
+
+
+@pytest.mark.parametrize(
+    ("given", "states"),
+    [
+        ({"accelerate_full_state_at_epoch": False}, (1, 1)),
+        ({}, (3, 3)),
+        ({"accelerate_full_state_at_epoch": False, "full_state_every_minutes": 30.0}, (1, 3)),
+        ({"full_state_every_steps": 1, "keep_last_n": 5}, (6, 6)),
+        ({"full_state_every_steps": 8, "accelerate_full_state_at_epoch": False, "keep_last_n": 5}, (2, 2)),
+        ({"keep_last_checkpoint_only": True}, (2, 2)),
+    ],
+)
+def test_states_at_once(given: dict[str, Any], states: tuple[int, int]) -> None:
+    """Those that are kept and one more, if so many are saved; what the clock saves is possible, not sure."""
+    assert states_at_once(settings(**given), PLAN, 24, 16) == states
+
+
+@pytest.mark.parametrize(
+    ("given", "exports"),
+    [
+        ({}, (1, 1)),
+        ({"save_samples": 30}, (4, 4)),
+        ({"checkpoint_at_epoch": True}, (4, 4)),
+        ({"save_samples": 30, "keep_last_checkpoint_only": True}, (1, 2)),
+        ({"keep_best": True}, (1, 3)),
+        ({"save_samples": 1}, (16, 97)),
+    ],
+)
+def test_exports_at_once(given: dict[str, Any], exports: tuple[int, int]) -> None:
+    """The last one and those between; a former best and a former newest stay until the new one is whole."""
+    assert exports_at_once(settings(**given), PLAN, 24, 16) == exports
+
+
+def test_a_run_without_end() -> None:
+    """It makes ever more exports: one is sure, and so are the states that are kept."""
+    endless = SimpleNamespace(num_samples=0, endless=True)
+    assert exports_kept(settings(save_samples=8), endless, 24) is None
+    assert exports_at_once(settings(save_samples=8), endless, 24, None) == (1, 1)
+    assert states_at_once(settings(), endless, 24, None) == (3, 3)
+
+
+def disk(free: int, surely: int, most: int, there: int = 0) -> Disk:
+    """A disk for full states of a MiB."""
+    need = Need(what="full state", place=Path("/runs"), each=MIB, surely=surely, most=most, there=there)
+    return Disk(place=Path("/runs"), free=free, needs=(need,))
+
+
+def test_what_does_not_fit() -> None:
+    """What surely does not fit is refused with the figures and what to set; what may not is a warning; what is there counts."""
+    room = Room(disks=(disk(2 * MIB, 3, 3),), remedies=("keep_last_n=1",))
+    with pytest.raises(
+        RunDirectoryError, match=r"3\.0 MiB at its peak \(3 full states of 1\.0 MiB\), and 2\.0 MiB are free"
+    ) as found:
+        room.check(Path("/runs/a"))
+    assert "keep_last_n=1" in str(found.value)
+    assert found.value.exit_status == 2
+    maybe = Room(disks=(disk(2 * MIB, 1, 3),), remedies=())
+    maybe.check(Path("/runs/a"))
+    assert "1 to 3 full states" in maybe.lines()[0]
+    assert "WARNING: the disk has less room" in maybe.lines()[0]
+    Room(disks=(disk(MIB, 3, 3, there=2 * MIB),), remedies=()).check(Path("/runs/a"))

@@ -1,0 +1,195 @@
+"""A disk that is full: refused before training, or the run ends in order and goes on once there is room."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge
+from forge_dist.checkpoints import _save
+from forge_dist.exporting import _export
+
+from .conftest import conversations, write_rows
+from .starts import metrics, untimed, weights
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def given(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Eight steps with a state each, an export after every second, and a best model."""
+    held_out = write_rows(tmp_path_factory.mktemp("held_out") / "held_out.jsonl", conversations(30)[24:])
+    return {
+        "model_path": str(model_dir),
+        "data_path": str(chats),
+        "eval_data_path": str(held_out),
+        "eval_every_steps": 2,
+        "keep_best": True,
+        "effective_batch_size": 6,
+        "max_tokens_per_gpu": 256,
+        "learning_rate": 1e-2,
+        "num_epochs": 2,
+        "save_samples": 12,
+        "full_state_every_steps": 1,
+        "async_save": False,
+        "logging_steps": 100,
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run whose disk has room."""
+    return forge.sft(**given, ckpt_output_dir=tmp_path_factory.mktemp("undisturbed") / "run").output_dir
+
+
+@contextmanager
+def full(run: Path, *, states: Callable[[int], bool] = lambda _: False, exports: Callable[[str], bool]) -> Iterator[None]:
+    """Let the disk of a run be full for full states of some steps and exports of some names."""
+    write_file, write_model = _save.write_file, _export._write_model
+
+    def no_room(path: Path) -> OSError:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def state(path: Path, *rest: Any) -> Any:
+        if path.is_relative_to(run) and states(int(path.parent.name.split(".")[1].removeprefix("step_"))):
+            raise no_room(path)
+        return write_file(path, *rest)
+
+    def model(inner: Any, folder: Path, *rest: Any) -> Any:
+        if folder.is_relative_to(run) and exports(folder.name):
+            raise no_room(folder)
+        return write_model(inner, folder, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_save, "write_file", state)
+        patched.setattr(_export, "_write_model", model)
+        yield
+
+
+def alike(run: Path, undisturbed: Path, *, without: tuple[str, ...] = ()) -> None:
+    """Raise unless two runs ended the same, but for exports that found no room."""
+    assert untimed(run) == untimed(undisturbed)
+    assert weights(run) == {name: found for name, found in weights(undisturbed).items() if name.split("/")[1] not in without}
+    assert not [*run.rglob(".*")]
+
+
+def test_states_that_fail_end_the_run_and_it_goes_on_from_emergency_dir(
+    given: dict[str, Any], undisturbed: Path, tmp_path: Path
+) -> None:
+    """Three states in a row found no room: the third is in emergency_dir, and with room the same command goes on from it."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    settings = {**given, "ckpt_output_dir": run, "emergency_dir": elsewhere}
+    message = (
+        r"3 full states in a row could not be saved: .*step_6 cannot be written: .*No space left.*ends at step 6.*state is in "
+    )
+    with (
+        full(run, states=lambda step: step >= 4, exports=lambda _: False),
+        pytest.raises(forge.RunWriteError, match=message) as caught,
+    ):
+        forge.sft(**settings)
+    assert caught.value.exit_status == 1
+    (state,) = elsewhere.glob("forge-*/step_*")
+    assert state.name == "step_6"
+    forge.sft(**settings)
+    assert f"resuming after step 6, from {state}" in (run / "log.txt").read_text()
+    assert not [*elsewhere.iterdir()]
+    alike(run, undisturbed)
+
+
+def test_without_emergency_dir_the_end_is_clear(given: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:
+    """No state was ever saved: the message says that the same command begins anew, and it does, with the exports there."""
+    settings = {**given, "ckpt_output_dir": tmp_path / "run", "max_failed_saves": 5}
+    with (
+        full(tmp_path / "run", states=lambda _: True, exports=lambda _: False),
+        pytest.raises(forge.RunWriteError, match=r"5 full states .* the same command begins anew.*With emergency_dir"),
+    ):
+        forge.sft(**settings)
+    assert (tmp_path / "run" / "hf_format" / "samples_24").is_dir()
+    forge.sft(**settings)
+    assert "no full state was saved before it ended: it begins at its first step" in (tmp_path / "run" / "log.txt").read_text()
+    alike(tmp_path / "run", undisturbed)
+
+
+def test_neither_state_nor_last_export_find_room(given: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:
+    """The run fails at its end with the state in emergency_dir; the same command exports from there, and trains nothing."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    settings = {**given, "ckpt_output_dir": run, "emergency_dir": elsewhere, "full_state_every_steps": 0}
+    with (
+        full(run, states=lambda step: step > 4, exports=lambda name: "samples_48" in name),
+        pytest.raises(forge.dist.ExportError, match=r"samples_48 cannot be written: .*Its state is in .*step_8"),
+    ):
+        forge.sft(**settings)
+    assert not (run / "result.json").exists()
+    before = metrics(run)
+    forge.sft(**settings)
+    assert metrics(run) == before
+    alike(run, undisturbed)
+
+
+def test_the_former_best_stays_without_room_for_a_better_one(given: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:
+    """best.json names the model that is there; the disk may be full from the second best on."""
+    run, seen = tmp_path / "run", []
+
+    def second(name: str) -> bool:
+        seen.append(name)
+        return "best" in name and sum("best" in each for each in seen) > 1
+
+    with full(run, exports=second):
+        forge.sft(**given, ckpt_output_dir=run)
+    (first,) = [line for line in metrics(run) if line["step"] == 2 and "eval_loss" in line]
+    assert json.loads((run / "hf_format" / "best.json").read_text())["value"] == first["eval_loss"]
+    best = (run / "hf_format" / "best" / "model.safetensors").read_bytes()
+    assert best == (undisturbed / "hf_format" / "samples_12" / "model.safetensors").read_bytes()
+    assert "training goes on without this export" in (run / "log.txt").read_text()
+    assert forge.repair(run).endswith("has the SHA-256 that was recorded.")
+
+
+def test_emergency_dir_is_written_where_a_signal_finds_no_room(given: dict[str, Any], tmp_path: Path) -> None:
+    """Asked to stop with a full disk, the run leaves its state there, with status 75, and goes on from it."""
+    run, elsewhere, calls = tmp_path / "run", tmp_path / "elsewhere", []
+    settings = {**given, "ckpt_output_dir": run, "emergency_dir": elsewhere}
+
+    def asked(step: int) -> bool:
+        if step == 2 and not calls:
+            calls.append(step)
+            signal.raise_signal(signal.SIGTERM)
+        return step >= 2
+
+    with (
+        full(run, states=asked, exports=lambda _: False),
+        pytest.raises(forge.PreemptedError, match=r"could not be saved .*step_2 \(emergency_dir\)") as caught,
+    ):
+        forge.sft(**settings)
+    assert caught.value.exit_status == 75
+    forge.sft(**settings)
+    assert "resuming after step 2" in (run / "log.txt").read_text()
+
+
+@pytest.mark.lane
+@pytest.mark.parametrize(("size", "ends"), [("900k", "has less room than the run takes"), ("2m", "finished")])
+def test_a_small_file_system(size: str, ends: str, given: dict[str, Any], tmp_path: Path) -> None:
+    """On a file system of its own a run that cannot fit is refused, and one that can is finished."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if not isinstance(value, bool)]
+    command = f"mount -t tmpfs -o size={size} tmpfs {disk} && exec {sys.executable} -m forge sft {' '.join(words)}"
+    if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine mounts no file systems for its users")
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", f"{command} --ckpt-output-dir={disk / 'run'}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ends in done.stderr
+    assert done.returncode == (0 if ends == "finished" else 2)

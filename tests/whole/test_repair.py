@@ -1,0 +1,212 @@
+"""A finished run is finished only where it is whole; what was damaged is named, and made whole or said to be lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge
+from forge.cli._app import main
+
+from ..lanes import ci_keeps
+from .conftest import conversations, write_rows
+from .starts import damaged
+
+pytestmark = pytest.mark.slow
+
+LAST = "hf_format/samples_24"
+
+
+@pytest.fixture(scope="module")
+def given(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Four steps with an export after the second, and a best model of the first measurement."""
+    held_out = write_rows(tmp_path_factory.mktemp("held_out") / "held_out.jsonl", conversations(30)[24:])
+    return {
+        "model_path": str(model_dir),
+        "data_path": str(chats),
+        "eval_data_path": str(held_out),
+        "eval_every_steps": 2,
+        "keep_best": True,
+        "effective_batch_size": 6,
+        "max_tokens_per_gpu": 256,
+        "learning_rate": 1e-2,
+        "num_epochs": 1,
+        "save_samples": 12,
+        "logging_steps": 100,
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run, with the full state of its last step."""
+    return forge.sft(**given, keep_full_state=True, ckpt_output_dir=tmp_path_factory.mktemp("finished") / "run").output_dir
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def content(run: Path) -> dict[str, bytes]:
+    """Every file of the exports, and the result."""
+    files = [*(run / "hf_format").rglob("*"), run / "result.json"]
+    return {str(file.relative_to(run)): file.read_bytes() for file in files if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "named", "source"),
+    [
+        (f"{LAST}/model.safetensors", "deleted", "samples_24/model.safetensors is missing", "full_state/step_4"),
+        (f"{LAST}/model.safetensors", "bit flipped", "another SHA-256", "full_state/step_4"),
+        (f"{LAST}/config.json", "deleted", "samples_24/config.json is missing", "taken from hf_format/"),
+        ("hf_format/best/tokenizer.json", "truncated", r"best/tokenizer.json has \d+ bytes and should have", "hf_format/sampl"),
+        ("result.json", "truncated", "result.json is not JSON", "written again from events.jsonl"),
+        ("result.json", "bit flipped", "result.json", "written again from events.jsonl"),
+        ("hf_format/hashes.json", "deleted", "hashes.json is missing", "written again from events.jsonl"),
+        ("hf_format/hashes.json", "bit flipped", "hashes.json", "written again from events.jsonl"),
+    ],
+)
+def test_what_was_damaged_is_named_and_made_whole(
+    name: str, how: str, named: str, source: str, given: dict[str, Any], run: Path, finished: Path
+) -> None:
+    """The same command names the file, changes nothing, and finds the run finished once it is repaired."""
+    if "full_state" in source:
+        # Its twin would do as well.
+        shutil.rmtree(run / "hf_format" / "best")
+        (run / "hf_format" / "best.json").unlink()
+    before = content(run)
+    damaged(run / name, how, run)
+    after = content(run)
+    with pytest.raises(forge.RunDirectoryError, match=rf"its run is finished, and is damaged: .*{named}.*`forge repair {run}`"):
+        forge.sft(**given, keep_full_state=True, ckpt_output_dir=run)
+    assert content(run) == after
+    said = forge.repair(run)
+    assert source in said
+    assert said.endswith("is whole again.")
+    assert content(run) == before
+    assert forge.sft(**given, keep_full_state=True, ckpt_output_dir=run).model_dir == run / LAST
+    assert forge.repair(run).endswith("has the SHA-256 that was recorded.")
+    assert not [*run.rglob(".*")]
+
+
+def test_all_exports_are_gone(given: dict[str, Any], run: Path, finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The last one is made again from the full state, from the full state and the store of the run."""
+    shutil.rmtree(run / "hf_format")
+    assert main(["sft", str(run / "config.yaml"), "--ckpt-output-dir", str(run)]) == 2
+    assert "samples_24 is missing" in capfd.readouterr().err
+    assert main(["repair", str(run)]) == 0
+    assert "hf_format/samples_24: made again from full_state/step_4" in capfd.readouterr().out
+    assert content(run)[f"{LAST}/model.safetensors"] == content(finished)[f"{LAST}/model.safetensors"]
+    assert not [*run.rglob(".*")]
+
+
+def test_no_state_was_kept(given: dict[str, Any], run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What another export has the same of is taken from there; what is left is named with the command that trains it again."""
+    shutil.rmtree(run / "full_state")
+    damaged(run / LAST / "config.json", "truncated", run)
+    damaged(run / LAST / "model.safetensors", "bit flipped", run)
+    shutil.rmtree(run / "hf_format" / "best")
+    (run / "hf_format" / "best.json").unlink()
+    assert main(["sft", str(run / "config.yaml"), "--ckpt-output-dir", str(run)]) == 2
+    assert "No full state was kept" in capfd.readouterr().err
+    assert main(["repair", str(run)]) == 2
+    printed = capfd.readouterr().err
+    assert "Made whole: hf_format/samples_24/config.json: taken from hf_format/samples_12" in printed
+    assert f"`forge sft {run}/config.yaml --ckpt-output-dir NEW`" in printed
+    assert "config.json" not in printed.partition("Made whole")[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("unfinished", "its run is not finished"),
+        ("no run", "is no run directory"),
+        ("no verb", "names no verb"),
+        ("no settings", "cannot be read"),
+    ],
+)
+def test_what_is_not_repaired(damage: str, message: str, run: Path) -> None:
+    """A run that goes on by the same command, no run at all, or one that cannot be known again: one error, nothing changed."""
+    if damage == "unfinished":
+        (run / "result.json").unlink()
+        with (run / "events.jsonl").open("a") as events:
+            events.write(json.dumps({"event": "resumed", "step": 4}) + "\n")
+    elif damage == "no run":
+        (run / "config.yaml").unlink()
+    elif damage == "no verb":
+        (run / "run.json").write_text("[]")
+    else:
+        (run / "config.yaml").write_bytes(b"\xff\xfe")
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    with pytest.raises(forge.ForgeError, match=message) as caught:
+        forge.repair(run)
+    assert caught.value.exit_status == 2
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+
+
+def test_an_earlier_version_recorded_nothing(given: dict[str, Any], run: Path) -> None:
+    """A run without hashes is finished where its files can be read, and damaged where they cannot."""
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps({name: value for name, value in result.items() if name != "sha256"}))
+    (run / "hf_format" / "hashes.json").unlink()
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("files", None)
+    (run / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert forge.sft(**given, keep_full_state=True, ckpt_output_dir=run).steps == 4
+    weights = (run / LAST / "model.safetensors").read_bytes()
+    damaged(run / LAST / "model.safetensors", "truncated", run)
+    with pytest.raises(forge.RunDirectoryError, match="samples_24 has no config.json, or a file of weights that is not whole"):
+        forge.sft(**given, keep_full_state=True, ckpt_output_dir=run)
+    assert "made again from full_state/step_4" in forge.repair(run)
+    assert (run / LAST / "model.safetensors").read_bytes() == weights
+
+
+GARBAGE = {
+    "cut": lambda text: text[: len(text) // 2],
+    "no text": lambda _: b"\xff\xfe\x00 half\n\x80",
+    "torn": lambda text: text + b'{"step": 9, "lo',
+    "other JSON": lambda _: b"5\n[]\nnull\n",
+    "empty": lambda _: b"",
+}
+
+
+RECORDS = ("result.json", "metrics.jsonl", "events.jsonl")
+IN_CI = [("result.json", "cut"), ("metrics.jsonl", "no text"), ("events.jsonl", "torn")]
+
+
+@pytest.mark.parametrize(("name", "how"), ci_keeps(IN_CI, [(name, how) for name in RECORDS for how in GARBAGE]))
+def test_torn_records_are_no_traceback(name: str, how: str, given: dict[str, Any], run: Path, tmp_path: Path) -> None:
+    """Every command that reads a run answers, or refuses in one message."""
+    file = run / name
+    file.write_bytes(GARBAGE[how](file.read_bytes()))
+    other = shutil.copytree(run, tmp_path / "other")
+    for words in (
+        ["report", str(run)],
+        ["compare", str(run), str(other), "--output", str(tmp_path / "page.html")],
+        ["push", str(run), "org/name"],
+        ["eval", str(run), "--tasks", "arc_easy"],
+        ["generate", str(run), "what colour has the fig?", "--max-new-tokens", "1"],
+        ["sft", str(run / "config.yaml"), "--ckpt-output-dir", str(run), "--dry-run"],
+        ["repair", str(run)],
+        ["sft", str(run / "config.yaml"), "--ckpt-output-dir", str(run)],
+    ):
+        assert main(words) in (0, 2), words
+
+
+def test_metrics_of_invalid_bytes_are_kept(given: dict[str, Any], run: Path) -> None:
+    """A run that goes on keeps the bytes up to its state as they are, and drops those after it."""
+    (run / "result.json").unlink()
+    shutil.rmtree(run / "hf_format")
+    file = run / "metrics.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(b"\xff" + whole[1:] + b'{"step": 5, "lo\xff')
+    forge.sft(**given, keep_full_state=True, ckpt_output_dir=run)
+    found = file.read_bytes()
+    assert found.startswith(b"\xff" + whole[1:].rpartition(b'{"time"')[0])
+    assert b"\xff" not in found[1:]

@@ -1,0 +1,125 @@
+"""A run that stands still ends by itself and says where; one that hangs ends when it is told to, twice."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge
+
+from ..lanes import ci_keeps
+from .test_launched import SETTINGS, command, ended, free_port, until, workers
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")]
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2")
+
+
+@pytest.fixture(scope="module")
+def given(model_dir: Path, chats: Path) -> dict[str, Any]:
+    """Eight steps."""
+    return {"model_path": str(model_dir), "data_path": str(chats), **SETTINGS}
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"), ci_keeps([("stopped", 1)], [("stopped", 1), ("asleep", 1), ("native", -signal.SIGKILL)])
+)
+def test_one_process_that_stands_still(how: str, expected: int, given: Any, hanging: Any, tmp_path: Path) -> None:
+    """A guard notices it: the run fails as others do, or is killed where native code lets nothing else happen."""
+    variables, _ = hanging
+    run = tmp_path / "run"
+    status, _, err = ended(command({**given, "ckpt_output_dir": run, "stall_timeout": 8}, **variables(0, 3, how)))
+    assert status == expected, err
+    assert re.search(r"forge: the run has not moved since step 2 for \d+ s", err)
+    (stacks,) = run.glob("logs/*/stacks_rank_0.txt")
+    assert "in hang" in stacks.read_text()
+    assert "Traceback" not in err
+    if expected == 1:
+        assert "StallError" in (run / "log.txt").read_text()
+
+
+@pytest.mark.lane
+@pytest.mark.parametrize("launcher", ["forge", "one process", "torchrun"])
+def test_a_second_signal_ends_what_hangs(launcher: str, given: Any, hanging: Any, tmp_path: Path) -> None:
+    """Rank 0 in native code that holds Python's lock, rank 1 in a collective: two SIGINTs end all within 10 seconds."""
+    variables, mark = hanging
+    run = tmp_path / "run"
+    settings = {**given, "ckpt_output_dir": run, **({"nproc_per_node": 2} if launcher == "forge" else {})}
+    before = (*TORCHRUN, f"--master-port={free_port()}", "-m", "forge") if launcher == "torchrun" else ()
+    process = command(settings, *before, **variables(0, 3, "native"))
+    until(mark.exists)
+    ranks = workers(run) if launcher == "forge" else [int(mark.read_text())]
+    assert len(ranks) == (2 if launcher == "forge" else 1)
+    whom = process.pid if launcher != "torchrun" else ranks[0]
+    os.kill(whom, signal.SIGINT)
+    time.sleep(2)
+    assert process.poll() is None
+    os.kill(whom, signal.SIGINT)
+    # A zombie has no command line any more.
+    lines = [Path(f"/proc/{rank}/cmdline") for rank in ranks]
+    until(lambda: not any(line.exists() and line.read_bytes() for line in lines), 10)
+    if launcher == "torchrun":
+        assert ended(process)[0] == 1
+        return
+    status, _, err = ended(process)
+    if launcher == "forge":
+        assert status == 75, err
+        assert "full_state/step_2 holds the state to resume from" in err
+        assert not workers(run)
+    else:
+        assert status == -signal.SIGKILL
+        assert "a second SIGINT did not end the run within 5 s; its process did not answer and was killed" in err
+
+
+def test_the_log_of_an_early_death_is_there(given: Any, tmp_path: Path) -> None:
+    """A rank that dies while it prepares is named with a log that exists, whose last lines are printed."""
+    (tmp_path / "dies.py").write_text(
+        "import os\n\n\ndef die(row):\n    print('the last words', flush=True)\n    os.kill(os.getpid(), 9)\n"
+    )
+    run = tmp_path / "run"
+    settings = {**given, "ckpt_output_dir": run, "nproc_per_node": 2, "preprocess": "dies:die"}
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    status, _, err = ended(command(settings, PYTHONPATH=path))
+    assert status == 1, err
+    named = re.search(r"rank 0 on \S+ was killed by SIGKILL; out of memory\?; its log: (\S+)\nThe log ends with:\n", err)
+    assert named, err
+    assert "the last words" in err[named.end() :]
+    assert "the last words" in Path(named[1]).read_text()
+    assert forge.sft(**{**settings, "preprocess": None, "max_steps": 1, "num_epochs": None, "nproc_per_node": None}).steps == 1
+
+
+def test_under_torchrun_a_users_error_is_one_message(given: Any, tmp_path: Path) -> None:
+    """Each rank finds the same fault: it is printed once, without a traceback of forge, and the rank's status is 2."""
+    settings = {**given, "ckpt_output_dir": tmp_path / "run", "data_path": tmp_path / "missing.jsonl"}
+    process = command(settings, *TORCHRUN, f"--master-port={free_port()}", "-m", "forge")
+    status, _, err = ended(process)
+    assert status == 1
+    assert len(re.findall(r"^forge: ", err, re.MULTILINE)) == 1, err
+    assert re.search(r"exitcode\s*: 2 ", err)
+    assert "forge/cli" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("timeout", [0.0, 60.0])
+def test_no_watch_where_it_is_switched_off(timeout: float, given: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """stall_timeout=0 starts no guard; else one lives as long as the run."""
+    from forge_dist.watching import _under_guard
+
+    started: list[Any] = []
+    original = _under_guard._start
+
+    def start(*args: Any) -> Any:
+        started.append(original(*args))
+        return started[-1]
+
+    monkeypatch.setattr(_under_guard, "_start", start)
+    forge.sft(**{**given, "num_epochs": None, "max_steps": 1}, ckpt_output_dir=tmp_path / "run", stall_timeout=timeout)
+    assert len(started) == (timeout > 0)
+    assert all(guard.returncode == 0 for guard in started)
