@@ -1,12 +1,14 @@
 """Names and shapes of a Llama 3.1 70B, and what a rank holds of it and of AdamW's state, without a tensor."""
 
 from collections.abc import Iterator
+from functools import cache
 
 from forge_dist.checkpoints._plan import Piece
 
 WIDTH, INNER, KEYS, VOCABULARY, LAYERS = 8192, 28672, 1024, 128256, 80
 
 
+@cache
 def shapes(layers: int = LAYERS) -> dict[str, list[int]]:
     """Return name → shape of every weight; 70.6 billion numbers at 80 layers."""
     found = {"model.embed_tokens.weight": [VOCABULARY, WIDTH]}
