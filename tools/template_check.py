@@ -143,6 +143,10 @@ CASES: dict[str, Row] = {
 # --- a tokenizer for a template -----------------------------------------------------------------------------------------------
 
 BOS, EOS = "<s>", "</s>"
+_EMPTY_TAG = re.compile(r"\s*(</?think>|<\|channel>|<channel\|>|\[/?THINK\]|<\|(START|END)_THINKING\|>)")
+_EMPTY = re.compile(
+    r"(<think>\s*</think>|<\|channel>thought\s*<channel\|>|\[THINK\]\s*\[/THINK\]|<\|START_THINKING\|>\s*<\|END_THINKING\|>)\s*$"
+)
 _SPECIAL = re.compile(
     r"""<\|"\|>|<\|[^\s|<>'"{}]{1,40}\|?>|<[^\s|<>'"{}/]{1,40}\|>|<｜[^\s<>'"{}]{1,40}｜>|\[\|[a-z]{1,20}\|\]"""
     r"""|</?(?:think|tool_call|tool_response|tool_calls|s|bos|eos|end_of_turn|start_of_turn|(?:end|beginning)_of_sentence|sep|seed:\w+)>"""
@@ -291,25 +295,36 @@ def _with_json(messages: list[Message]) -> list[Message]:
 
 
 def _thinking(tokenizer: PreTrainedTokenizerFast, messages: list[Message], index: int) -> Iterator[dict[str, bool]]:
-    def reasons(message: Message) -> bool:
-        return message["role"] == "assistant" and bool(
-            message.get("reasoning_content") or "</think>" in (message["content"] or "")
-        )
-
     yield {}
     for name in ("enable_thinking", "thinking"):
         if re.search(rf"\b{name}\b", str(tokenizer.chat_template)):
-            if any(map(reasons, messages)):
+            if any(map(_reasons, messages)):
                 yield {name: True}
-            if not reasons(messages[index]):
+            if not _reasons(messages[index]):
                 yield {name: False}
+
+
+def _reasons(message: Message) -> bool:
+    content = message["content"] or ""
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    return message["role"] == "assistant" and bool(
+        message.get("reasoning_content") or any("</think>" in text for text in texts)
+    )
 
 
 def _turn(tokenizer: PreTrainedTokenizerFast, messages: list[Message], index: int, given: Row) -> Turn | None:
     prompt = _render(tokenizer, messages[:index], given, opening=True)
     text = _render(tokenizer, messages[: index + 1], given)
-    if prompt is None or text is None or not text.startswith(prompt):
+    if prompt is None or text is None:
         return None
+    if not text.startswith(prompt):
+        # A prompt that ends with an empty block of reasoning is answered behind it, also where the template writes none.
+        block = _EMPTY.search(prompt)
+        before = prompt[: block.start()] if block else prompt
+        written = text.removeprefix(before)
+        if not block or written == text or not written.strip() or _EMPTY_TAG.match(written) or _reasons(messages[index]):
+            return None
+        text = prompt + written
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     end = len(text.rstrip())
     special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}

@@ -52,18 +52,16 @@ def trained(model, steps, objective, *, learning_rate=1e-2, adaptation=None):
     return [output.loss for output in outputs]
 
 
-GSPO = PolicyKind(ratio="sequence_mean", reduce="mean", grpo=True)
+WHOLE = PolicyKind(ratio="sequence_sum", reduce="mean", grpo=True, clip=(0.05, 0.05))
 
 
-def gspo(new, old, ref, advantages, lengths, clip, kl_weight):
-    """Return arXiv 2507.18071, equations 5 to 7, one completion at a time.
-    With GRPO's KL as a mean over its tokens.
-    """
+def whole(new, old, ref, advantages, lengths, clip, kl_weight):
+    """Return the clipped ratio of whole completions, one at a time, with GRPO's KL as a mean over its tokens."""
     terms, start = [], 0
     for advantage, length in zip(advantages, lengths, strict=True):
         own = slice(start, start + length)
         start += length
-        ratio = torch.prod(new[own].exp() / old[own].exp()) ** (1 / length)
+        ratio = torch.prod(new[own].exp() / old[own].exp())
         worse = min(ratio * advantage, min(max(ratio, 1 - clip), 1 + clip) * advantage)
         quotient = (ref[own] - new[own]).exp()
         terms.append(-worse + kl_weight * (quotient - quotient.log() - 1).mean())
@@ -72,16 +70,16 @@ def gspo(new, old, ref, advantages, lengths, clip, kl_weight):
 
 @pytest.mark.parametrize("kl_weight", [0.0, 0.1])
 def test_a_policy_loss_is_one_row(row, kl_weight):
-    """GSPO's row alone gives the paper's terms and gradients, on both sides of the clip."""
-    row(POLICY_KINDS, "gspo", GSPO)
+    """Its row alone gives the formula's terms and gradients, on both sides of the clip, which is its own."""
+    row(POLICY_KINDS, "whole", WHOLE)
     g = torch.Generator().manual_seed(1)
     lengths = [3, 1, 5, 2, 4, 6, 2, 3]
     old, ref = (-3 * torch.rand(2, sum(lengths), generator=g, dtype=torch.float64)).unbind()
     new = (old + 0.5 * torch.randn(sum(lengths), generator=g, dtype=torch.float64)).requires_grad_()
     advantages = torch.randn(len(lengths), generator=g, dtype=torch.float64)
     extra = {"ref_logps": ref, "kl_weight": kl_weight} if kl_weight else {}
-    terms = policy_gradient(new, old, advantages, lengths, kind="gspo", clip=0.05, **extra)
-    expected = gspo(new, old, ref, advantages, lengths, 0.05, kl_weight)
+    terms = policy_gradient(new, old, advantages, lengths, kind="whole", **extra)
+    expected = whole(new, old, ref, advantages, lengths, 0.05, kl_weight)
     assert terms.count == len(lengths)
     assert 0 < terms.stats["clipped_low"] + terms.stats["clipped_high"] < len(lengths)
     torch.testing.assert_close(terms.per_sample, expected)
@@ -90,12 +88,14 @@ def test_a_policy_loss_is_one_row(row, kl_weight):
 
 def test_a_policy_loss_is_chosen_by_its_name(row):
     """Settings accept and list the new name, and the objective trains with it."""
-    with pytest.raises(ValueError, match=r"'loss_type' must be in \('grpo', 'dr_grpo', 'dapo'\) \(got 'gspo'\)"):
-        GRPOSettings(loss_type="gspo")
-    row(POLICY_KINDS, "gspo", GSPO)
-    with pytest.raises(ValueError, match=r"'dapo', 'gspo'\)"):
-        GRPOSettings(loss_type="gpso")
-    settings = GRPOSettings(loss_type="gspo", num_generations=4, max_new_tokens=4, num_iterations=2)
+    with pytest.raises(
+        ValueError, match=r"'loss_type' must be in \('grpo', 'dr_grpo', 'dapo', 'gspo', 'cispo'\) \(got 'whole'\)"
+    ):
+        GRPOSettings(loss_type="whole")
+    row(POLICY_KINDS, "whole", WHOLE)
+    with pytest.raises(ValueError, match=r"'cispo', 'whole'\)"):
+        GRPOSettings(loss_type="hole")
+    settings = GRPOSettings(loss_type="whole", num_generations=4, max_new_tokens=4, num_iterations=2)
     objective = GRPO(settings)
     assert objective.unit == "completions"
     model = digit_model(size=0.3)

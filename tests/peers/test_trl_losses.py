@@ -220,18 +220,30 @@ def test_reward(margin, centering, seed):
     compare(terms.sum / terms.count, theirs, leaf)
 
 
-@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize(
+    ("kind", "dual_clip", "unbiased"),
+    [
+        *((kind, None, False) for kind in ("grpo", "dr_grpo", "dapo", "gspo", "cispo")),
+        *((kind, 1.4, True) for kind in ("grpo", "dr_grpo", "dapo")),
+        # TRL weighs a token's KL by the ratio of its completion; the KL's gradient takes the token's own.
+        ("gspo", 1.4, False),
+        ("cispo", None, True),
+    ],
+)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_grpo(kind, seed):
-    """Three normalisations, with an uneven clip and the KL to the reference."""
+def test_grpo(kind, dual_clip, unbiased, seed):
+    """Each form, with an uneven clip, a bound where advantages are negative, and the KL to the reference by both estimates."""
     B = 6
     leaf, mask, lengths, g = a_row(B, seed, prompt=1)
     old, ref = (leaf.detach() + 0.3 * torch.randn(2, *leaf.shape, generator=g)).unbind()
     advantages, completion = torch.randn(B, generator=g), mask[:, 1:]
     trainer = a_trainer(
-        beta=0.04, top_entropy_quantile=1.0, off_policy_mask_threshold=None, importance_sampling_level="token", loss_type=kind,
-        epsilon_low=0.2, epsilon_high=0.28, use_vllm=False, current_gradient_accumulation_steps=1, max_completion_length=16,
-        _entropy_bonus_enabled=False, args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+        beta=0.04, top_entropy_quantile=1.0, off_policy_mask_threshold=None,
+        importance_sampling_level="sequence" if kind == "gspo" else "token", loss_type="grpo" if kind == "gspo" else kind,
+        # TRL's bound of CISPO is that of the ratio itself.
+        epsilon_low=0.2, epsilon_high=1.28 if kind == "cispo" else 0.28, use_vllm=False,
+        current_gradient_accumulation_steps=1, max_completion_length=16, _entropy_bonus_enabled=False,
+        args=SimpleNamespace(use_bias_correction_kl=unbiased, delta=dual_clip, steps_per_generation=1),
     )  # fmt: skip
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, torch.zeros_like(leaf), None)
     inputs = {
@@ -243,11 +255,12 @@ def test_grpo(kind, seed):
     theirs = trl.GRPOTrainer._compute_loss(trainer, None, inputs)
     tokens, old_tokens, ref_tokens = (flat(x, mask) for x in (leaf, old, ref))
     terms = losses.policy_gradient(
-        tokens, old_tokens, advantages, lengths, kind=kind, clip_high=0.28, ref_logps=ref_tokens, kl_weight=0.04,
-        max_length=16 if kind == "dr_grpo" else None,
+        tokens, old_tokens, advantages, lengths, kind=kind, clip=None if kind == "cispo" else 0.2, clip_high=0.28,
+        dual_clip=dual_clip, ref_logps=ref_tokens, kl_weight=0.04,
+        kl_estimator="unbiased" if unbiased else "k3", max_length=16 if kind == "dr_grpo" else None,
     )  # fmt: skip
     compare(terms.sum / terms.count, theirs, leaf)
-    if kind == "dapo":
+    if kind == "dapo" and dual_clip is None:
         metrics = trainer._metrics["train"]
         for name, their_name in (
             ("ref_kl", "kl"),

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -13,6 +14,7 @@ from forge_algos.batches._packed import packed_inputs
 from forge_algos.isolation import _rows
 from forge_algos.isolation._alone import runs_alone
 from forge_algos.isolation._layers import divide_layers, divided_layers, undivide_layers
+from forge_algos.online import GenerateSampler
 
 from ..oracle import CPU, assert_other_calls_are_equal, make, naive, pack, samples
 
@@ -34,6 +36,21 @@ _DELTA = {
     "linear_key_head_dim": 4,
     "linear_value_head_dim": 4,
 }
+# Four convolutions a layer, of which two stand in its attention.
+_INKLING = _SHAPE | {
+    "num_hidden_layers": 2,
+    "layer_types": ["hybrid_sliding", "hybrid"],
+    "mlp_layer_types": ["sparse", "sparse"],
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 4,
+    "sliding_window_size": 6,
+    "d_rel": 4,
+    "rel_extent": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+}
 CONFIGS = {
     "gated delta net": lambda: transformers.Qwen3NextConfig(
         **_SHAPE, **_DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, shared_expert_intermediate_size=8
@@ -53,6 +70,18 @@ CONFIGS = {
     "linear recurrence": lambda: transformers.RecurrentGemmaConfig(
         **_SHAPE, num_hidden_layers=3, lru_width=16, attention_window_size=8
     ),
+    "state space that is told nothing": lambda: transformers.JambaConfig(
+        **_SHAPE,
+        num_hidden_layers=2,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=2,
+        expert_layer_period=2,
+        mamba_d_state=4,
+        mamba_dt_rank=4,
+        use_mamba_kernels=False,
+    ),
+    "several convolutions beside attention": lambda: transformers.InklingTextConfig(**_INKLING),
     "lightning attention": lambda: transformers.MiniMaxConfig(
         **_SHAPE,
         num_hidden_layers=2,
@@ -129,19 +158,31 @@ def test_forwards_of_other_ranks_and_any_lines_give_the_same(small, monkeypatch)
     assert len(asked) == 1
 
 
-def test_checkpointed_layers_find_their_documents_again():
-    """Two rows run forward before either runs backward, and each layer is run anew in its own row's documents."""
+@pytest.mark.parametrize(
+    "name", ["gated delta net", "state space that is told nothing", "several convolutions beside attention"]
+)
+def test_checkpointed_layers_find_their_documents_again(name):
+    """Two rows run forward before either runs backward, and each layer is run anew in its own row's documents.
+
+    Also where the layer itself is not told where they begin, for as many steps as there are, and after it is undivided.
+    """
     found = []
     for checkpointed in (False, True):
-        model = hybrid()
+        model = hybrid(name)
         keep_documents_apart(model, device=CPU)
         if checkpointed:
             model.activation_checkpointing_enable({"use_reentrant": False})
         bound = SFT().bind(model, device=CPU)
-        first, second = bound(pack(samples(LENGTHS)), []), bound(pack(samples((11, 3, 30))), [])
-        (first.sum + second.sum).backward()
+        for _ in range(2):
+            model.zero_grad()
+            first, second = bound(pack(samples(LENGTHS)), []), bound(pack(samples((11, 3, 30))), [])
+            (first.sum + second.sum).backward()
         found.append(gradients(model))
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    layer = model.model.layers[0]
+    assert layer._gradient_checkpointing_func.func is not torch.utils.checkpoint.checkpoint
+    undivide_layers(model)
+    assert layer._gradient_checkpointing_func.func is torch.utils.checkpoint.checkpoint
 
 
 def test_two_models_on_one_row():
@@ -219,3 +260,19 @@ def test_packing_on_is_taken():
     model = hybrid()
     assert not keep_documents_apart(model, device=CPU, packing="off")[0]
     assert divided_layers(model) == 0
+
+
+@pytest.mark.parametrize("name", ["lightning attention", "gated delta net"])
+def test_prompts_are_sampled_as_each_alone(name):
+    """Beside prompts of other lengths a prompt gets the completions that plain transformers gives it by itself."""
+    model, plain = hybrid(name), hybrid(name)
+    keep_documents_apart(model, device=CPU)
+    prompts = [np.arange(length) * 7 % 50 + 3 for length in (3, 11, 2, 30)]
+
+    def sample(model, asked, first=0):
+        sampler = GenerateSampler(model, eos_ids=[2], pad_id=0, batch_tokens=4096)
+        settings = {"num_generations": 2, "max_new_tokens": 6, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 1}
+        return [made.ids.tolist() for made in sampler.sample(asked, **settings, first=first)]
+
+    alone = [ids for number, prompt in enumerate(prompts) for ids in sample(plain, [prompt], number)]
+    assert sample(model, prompts) == alone

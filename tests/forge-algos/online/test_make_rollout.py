@@ -3,10 +3,12 @@
 import copy
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
 from forge_algos import (
     GRPO,
@@ -22,8 +24,9 @@ from forge_algos import (
     adapt,
 )
 from forge_algos.online import Completion, Reward, attach_value_head, rollout_batches
+from forge_algos.online.rollout._rollout import equal_groups
 
-from ..digits import decode, digit_model, prompts, rollout, sampler, small
+from ..digits import copied, decode, digit_model, prompts, rollout, sampler, small
 from ..oracle import CPU
 from ..threads import on_threads
 
@@ -232,6 +235,97 @@ def test_equal_and_missing_rewards():
     np.testing.assert_allclose(keep.advantages, skip.advantages)
     assert np.isnan(skip.old_logps[: skip.starts[5]]).all()
     assert not np.isnan(skip.old_logps[skip.starts[5] :]).any()
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "rloo"])
+@pytest.mark.parametrize("updates", [1, 2])
+def test_what_a_masked_completion_counts(name, updates):
+    """Masked completions have no term; means over completions divide by all of a step, means over tokens by the trained ones.
+
+    The sum over a pass is the sum of the trained ones' terms, however it is cut into micro-batches, updates and shards.
+    """
+    given = {"num_generations": 4, "max_new_tokens": 5, "mask_truncated": True, "updates_per_pass": updates}
+    settings = RLOOSettings(**given, kl_weight=0) if name == "rloo" else GRPOSettings(**given, loss_type=name)
+    objective = RLOO(settings) if name == "rloo" else GRPO(settings)
+    model = digit_model()
+    made = rollout(model, settings)
+    assert made.masked.any() == (name != "dapo")
+    assert not (made.masked & made.trained).any()
+    bound = objective.bind(model, device=CPU)
+    for shards in (1, 2):
+        found = []
+        for rank in range(shards):
+            parallel = SimpleNamespace(data_parallel_size=shards, data_parallel_rank=rank)
+            found.append(rollout_batches(made, max_tokens=20, updates=updates, parallel=parallel))
+        counted = 0
+        for step in zip(*found, strict=True):
+            batches = [batch for mine in step for batch in mine if len(batch.groups.lengths)]
+            terms = [bound(batch, []) for batch in batches]
+            assert [term.count for term in terms] == [objective.count(batch) for batch in batches]
+            counted += sum(term.count for term in terms)
+            # The members of the step's groups, cut off or not.
+            trained = sum(len(batch.groups.lengths) for batch in batches)
+            assert sum(term.stats["completions"].item() for term in terms) == trained
+        tokens = int(made.lengths[made.trained].sum())
+        assert counted == (tokens if name == "dapo" else len(made.groups))
+
+
+def test_groups_of_equal_rewards_are_sampled_anew():
+    """Groups that teach nothing get other completions, at most so often; the others stay as they were, on any ranks."""
+    plain = rollout(digit_model(), GRPOSettings(num_generations=2, max_new_tokens=4), reward=copied)
+    again = GRPOSettings(num_generations=2, max_new_tokens=4, on_equal_rewards="resample", max_resamples=8)
+    made = rollout(digit_model(), again, reward=copied)
+    equal, still = (equal_groups(one.rewards, one.groups, 6) for one in (plain, made))
+    assert equal.sum() > still.sum()
+    assert (made.trained == ~still[made.groups]).all()
+    for i, group in enumerate(plain.groups):
+        if not equal[group]:
+            np.testing.assert_array_equal(plain.completion_ids[i], made.completion_ids[i])
+    assert equal.sum() <= made.figures()["resampled"] <= 8 * equal.sum()
+    one = rollout(digit_model(), evolve(again, max_resamples=1), reward=copied)
+    assert one.figures()["resampled"] == equal.sum()
+
+    def on_rank(rank):
+        model = digit_model()
+        return rollout(model, again, reward=copied, sampler=sampler(model), parallel=rank, rank=rank.rank)
+
+    for other in on_threads(on_rank, 2):
+        assert other.completion_texts == made.completion_texts
+        np.testing.assert_array_equal(other.rewards, made.rewards)
+        assert other.resampled == made.resampled
+
+
+@pytest.mark.parametrize("settings", [GRPOSettings, RLOOSettings])
+def test_groups_too_hard_or_too_easy_are_left_out(settings):
+    """A group whose mean reward lies outside the bounds is not trained on; the bounds themselves are inside."""
+
+    def by_prompt(completions, **_):
+        # Means 0.25, 0.5, 0.75, 0, 1 and none: the last prompt's completions cannot be scored.
+        return [1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, None, None, None, None]
+
+    made = rollout(
+        digit_model(),
+        settings(
+            num_generations=4,
+            max_new_tokens=4,
+            on_equal_rewards="skip",
+            min_group_reward=0.5,
+            max_group_reward=0.7,
+            kl_weight=0,
+        ),
+        reward=by_prompt,
+    )
+    assert made.trained.tolist() == [False] * 4 + [True] * 4 + [False] * 16
+
+
+def test_long_completions_are_punished_softly():
+    """The last tokens before the limit cost up to 1, as arXiv 2503.14476, equation 13, has it."""
+    plain, soft = (
+        rollout(digit_model(), GRPOSettings(num_generations=4, max_new_tokens=6, overlong_buffer=buffer)) for buffer in (0, 4)
+    )
+    expected = [0 if n <= 2 else 2 - n for n in plain.lengths]
+    np.testing.assert_allclose(soft.rewards - plain.rewards, np.array(expected) / 4, atol=1e-6)
+    assert len(set(expected)) > 2
 
 
 def test_skipped_groups_are_no_work():

@@ -354,6 +354,41 @@ def test_show_a_run_and_its_prompts(store, model, write_rows, tmp_path, capsys):
     assert "  answer: 3\n" in printed(capsys)[0]
 
 
+def test_prompts_in_parts(model, write_rows, tmp_path, capsys):
+    """`prepare --prompts` makes the store of prompts that the function makes; its parts are merged into it."""
+    rows = str(write_rows([{"prompt": f"who is {n}?", "answer": n} for n in range(5)]))
+    words = ["prepare", rows, "--tokenizer", model, "--prompts", "--max-prompt-len", "20", "--seed", "3", "--store-dir"]
+    assert _parser.main([*words, str(tmp_path / "whole")]) == 0
+    whole = forge_data.PromptStore.open(tmp_path / "whole")
+    out, _ = printed(capsys)
+    assert f"{tmp_path / 'whole'}: 5 prompts, {int(whole.lengths.sum())} tokens\nkept 5 of 5 rows" in out
+    assert (whole.settings["max_prompt_len"], whole.settings["seed"]) == (20, 3)
+    parts = [str(tmp_path / str(k)) for k in (1, 2)]
+    for k, part in enumerate(parts, 1):
+        assert _parser.main([*words, part, "--shard", f"{k}/2"]) == 0
+    assert "part 2 of 2: train.jsonl:3 to train.jsonl:5" in printed(capsys)[0]
+    assert _parser.main(["merge", str(tmp_path / "merged"), *parts]) == 0
+    assert f"fingerprint {whole.fingerprint}" in printed(capsys)[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prompts", "--turns", "history"], "--turns is for rows that are learned, and these are --prompts; leave it out"),
+        (["--prompts", "--max-seq-len", "9"], "--max-seq-len is for rows that are learned"),
+        (["--prompts", "--num-proc", "2"], "--num-proc is for rows that are learned"),
+        (["--prompts", "--on-overflow", "truncate"], "--on-overflow is 'truncate'; allowed: drop, error"),
+        (["--max-prompt-len", "9"], "--max-prompt-len is for --prompts; give both, or --max-seq-len"),
+    ],
+)
+def test_prompts_refuse_what_has_no_effect(words, message, model, write_rows, tmp_path, capsys):
+    """By flag, and nothing is written."""
+    rows = str(write_rows([{"prompt": "who?"}]))
+    assert _parser.main(["prepare", rows, "--tokenizer", model, "--store-dir", str(tmp_path / "store"), *words]) == 2
+    assert message in printed(capsys)[1]
+    assert not (tmp_path / "store").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -226,3 +226,80 @@ def test_any_conversation(family, data):
     messages = data.draw(conversations(ACCOUNTS[family]))
     if not ACCOUNTS[family].loses(messages):
         as_asked(family, messages)
+
+
+BLOCKS = ("<think>\n\n</think>\n\n", "<|channel>thought\n<channel|>", "<|START_THINKING|><|END_THINKING|>")
+
+
+def without_block(block, *, always):
+    """A template that asks with a closed empty block, always or with thinking off, and writes answers without one."""
+    closed = block if always else "{% if enable_thinking is defined and not enable_thinking %}" + block + "{% endif %}"
+    return (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m.reasoning_content %}"
+        "{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}{{ m['content'] + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n" + closed + "{% endif %}"
+    )
+
+
+def split_at_prompt(tokenizer, example):
+    """Return the text before the first learned token, and the learned text."""
+    learned = example.labels != -100
+    assert learned[int(learned.argmax()) :].sum() == learned.sum()
+    return tokenizer.decode(example.input_ids[: int(learned.argmax())]), tokenizer.decode(example.labels[learned])
+
+
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_an_answer_behind_an_empty_block(block, always, with_template):
+    """Where the prompt ends with a closed empty block, the answer is learned behind it, turn by turn, also of a preference."""
+    tokenizer = with_template(without_block(block, always=always))
+    messages, encoder = talk("Hi", " Hello.", "And\n?", "So.</s>", "Bye"), Encoder(tokenizer)
+    (encoded,) = encoder.encode([Chat("f:1", messages)])
+    assert len(encoded.examples) == 2
+    assert encoded.forms == {"one_sample_a_turn", "behind_empty_block"} | (set() if always else {"enable_thinking=false"})
+    for index, example in zip((1, 3), encoded.examples, strict=True):
+        prompt = tokenizer.apply_chat_template(
+            messages[:index], add_generation_prompt=True, enable_thinking=False, tokenize=False
+        )
+        assert prompt.endswith(block)
+        assert split_at_prompt(tokenizer, example) == (prompt, messages[index]["content"] + "<|im_end|>")
+        # Every token is someone's, and the block is of the turn that it begins.
+        (start, stop), role = example.segments[-1], example.roles[-1]
+        assert role == "assistant"
+        assert tokenizer.decode(example.input_ids[start:stop]).endswith(
+            f"<|im_start|>assistant\n{block}{messages[index]['content']}<|im_end|>\n"
+        )
+    (encoded,) = encoder.encode([pair(talk("Hi", "Hello."), talk("Hi", "No."))])
+    chosen, rejected = (split_at_prompt(tokenizer, example) for example in encoded.examples)
+    assert chosen[0] == rejected[0]
+    assert chosen[0].endswith(block)
+    assert (chosen[1], rejected[1]) == ("Hello.<|im_end|>", "No.<|im_end|>")
+
+
+def test_reasoning_is_not_learned_behind_an_empty_block(with_template):
+    """A turn that thinks, in its field or within its text, is refused where the prompt says that it has thought."""
+    encoder = Encoder(with_template(without_block(BLOCKS[0], always=True)))
+    for more in ({"reasoning_content": "Greet."}, {"content": "<think>\nGreet.\n</think>\n\nHello."}):
+        with pytest.raises(TemplateError, match="prompts for message 1 with"):
+            encoder.encode([Chat("f:1", [*talk("Hi"), {"role": "assistant", "content": "Hello.", **more}])])
+    switched = Encoder(with_template(without_block(BLOCKS[0], always=False)))
+    (encoded,) = switched.encode(
+        [Chat("f:1", [*talk("Hi"), {"role": "assistant", "content": "Ho.", "reasoning_content": "G"}])]
+    )
+    assert not encoded.forms & {"behind_empty_block", "enable_thinking=false"}
+
+
+def test_a_block_that_is_answered_within_is_no_empty_one(with_template):
+    """A prompt that opens a block, or one with text in it, is not closed: what follows would be reasoning."""
+    for block in ("<think>\n", "<think>\nNo.\n</think>\n\n", "</think>"):
+        with pytest.raises(TemplateError, match="prompts for message 1 with"):
+            Encoder(with_template(without_block(block, always=True))).encode([Chat("f:1", talk("Hi", "Hello."))])
+
+
+def test_weights_behind_an_empty_block(with_template):
+    """A turn's weight is that of its learned tokens, which the block moves."""
+    chat = Chat("f:1", talk("Hi", "Hello."), weights=(1.0, 0.5))
+    (encoded,) = Encoder(with_template(without_block(BLOCKS[0], always=True))).encode([chat])
+    (example,) = encoded.examples
+    assert example.weights is not None
+    assert example.weights.tolist() == [0.5 if learned else 0.0 for learned in example.labels != -100]

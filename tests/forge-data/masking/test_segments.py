@@ -29,6 +29,22 @@ def segments(offsets, runs, roles):
     return bounds, names
 
 
+@given(st.data())
+def test_one_text_is_as_one_of_several(data):
+    """A text by itself, whose tokens are in order, has the segments that it has beside others."""
+    lengths = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+    borders = np.cumsum([0, *lengths]).tolist()
+    owners = data.draw(st.lists(st.integers(-1, 2), min_size=len(lengths), max_size=len(lengths)))
+    runs = [*zip(borders, borders[1:], owners, strict=False)]
+    begins = np.array(sorted(data.draw(st.lists(st.integers(0, borders[-1] - 1), min_size=1, max_size=12))))
+    offsets, roles = np.stack([begins, begins + 1], axis=1), ("system", "user", "assistant")
+    alone, named = segments(offsets, runs, roles)
+    twice = _segments.segments(np.tile(begins, 2), [len(begins)] * 2, [runs] * 2, [roles] * 2)
+    for bounds, names in twice:
+        assert (bounds.tolist(), names) == (alone.tolist(), named)
+    assert alone.dtype == np.int32
+
+
 def test_turns():
     """A turn is its message's, with header and end."""
     assert owned("<s>{% for m in messages %}[{{ m.content }}]{% endfor %}</s>") == [

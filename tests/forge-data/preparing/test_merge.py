@@ -8,8 +8,9 @@ import datasets
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from forge_data import DataError, StoreError, TokenStore, merge, prepare
+from forge_data import DataError, PromptStore, StoreError, TokenStore, merge, prepare, prepare_prompts
 from forge_data._shard import Shard
+from forge_data.preparing import _prepare_prompts
 
 LONGEST = 40
 
@@ -53,7 +54,7 @@ def sources(kind, folder):
         case "parquet":
             datasets.Dataset.from_list(some).to_parquet(folder / "a.parquet", batch_size=4)
         case "saved":
-            datasets.Dataset.from_list(some).save_to_disk(folder / "a")
+            datasets.Dataset.from_list(some).save_to_disk(str(folder / "a"))
             return folder / "a"
         case "several":
             (folder / "a.jsonl").write_text(lines(some[:3]))
@@ -128,6 +129,69 @@ def test_preferences_are_merged(kind, chatml_tokenizer, write_rows, tmp_path):
     whole = prepare(data, chatml_tokenizer, tmp_path / "whole", progress=False)
     merged = merge(tmp_path / "merged", [part.path for part in parts_of(data, chatml_tokenizer, tmp_path, 3)])
     assert same_files(whole.path, merged.path)
+
+
+PROMPTS = [{"prompt": f"{n}?" if n % 3 else "", "answer": "é" * n} for n in range(11)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 20])
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+def test_prompts_are_merged(kind, count, chatml_tokenizer, tmp_path):
+    """Their tokens, rows, columns and accounting are those of one process, byte for byte, also with parts without any."""
+    data = tmp_path / f"rows.{kind}"
+    if kind == "parquet":
+        datasets.Dataset.from_list(PROMPTS).to_parquet(data)
+    else:
+        data.write_text(lines(PROMPTS) if kind == "jsonl" else json.dumps(PROMPTS))
+    whole = prepare_prompts(data, chatml_tokenizer, tmp_path / "whole")
+    parts = [prepare_prompts(data, chatml_tokenizer, tmp_path / f"part{k}", shard=f"{k}/{count}") for k in range(1, count + 1)]
+    assert sum(len(part) for part in parts) == len(whole) == 7
+    merged = merge(tmp_path / "merged", [part.path for part in parts[::-1]])
+    assert isinstance(merged, PromptStore)
+    assert same_files(whole.path, merged.path)
+    made = merged.path.stat().st_ino
+    assert prepare_prompts(data, chatml_tokenizer, merged.path).path.stat().st_ino == made
+    again = prepare_prompts(data, chatml_tokenizer, parts[0].path, shard=f"1/{count}")
+    assert (again.shard, again.inputs) == (parts[0].shard, whole.inputs)
+
+
+def test_prompts_of_several_chunks(chatml_tokenizer, tmp_path, monkeypatch):
+    """However many rows are read at once, and wherever parts begin, the store is the same."""
+    monkeypatch.setattr(_prepare_prompts, "_ROWS", 2)
+    (tmp_path / "a.jsonl").write_text(lines(PROMPTS, blanks=(3,)))
+    whole = prepare_prompts(tmp_path / "a.jsonl", chatml_tokenizer, tmp_path / "whole")
+    parts = [
+        prepare_prompts(tmp_path / "a.jsonl", chatml_tokenizer, tmp_path / f"{k}", shard=f"{k}/4").path for k in (1, 2, 3, 4)
+    ]
+    assert same_files(whole.path, merge(tmp_path / "merged", parts).path)
+
+
+def test_parts_of_prompts_are_refused_as_those_of_samples(chatml_tokenizer, write_rows, tmp_path):
+    """Bad rows are counted over all parts, columns are those of all rows, and parts of nothing are nothing."""
+    data = write_rows([{"question": "a?"}, {"question": 1}, *[{"question": f"{n}?"} for n in range(3)]])
+    given = {"rename_columns": {"question": "prompt"}, "on_bad_row": "skip"}
+
+    def parts(name, **options):
+        return [
+            prepare_prompts(data, chatml_tokenizer, tmp_path / f"{name}{k}", shard=f"{k}/7", **given | options).path
+            for k in range(1, 8)
+        ]
+
+    with pytest.raises(DataError, match="1 of 5 rows"):
+        merge(tmp_path / "merged", parts("few"))
+    whole = prepare_prompts(data, chatml_tokenizer, tmp_path / "whole", **given, max_bad_rows=0.5)
+    assert same_files(whole.path, merge(tmp_path / "merged", parts("many", max_bad_rows=0.5)).path)
+    with pytest.raises(DataError, match="the column 'questoin', which no row has"):
+        parts("no", rename_columns={"questoin": "prompt"})
+    short = parts("short", max_bad_rows=0.5, max_prompt_len=1)
+    with pytest.raises(StoreError, match="and all other parts hold no prompt: kept 0 of 5 rows"):
+        merge(tmp_path / "none", short)
+    with pytest.raises(StoreError, match="was made from other rows"):
+        merge(tmp_path / "both", [*parts("first", max_bad_rows=0.5)[:6], short[6]])
+    with pytest.raises(DataError, match="`shard` prepares a part of rows that can be read again"):
+        prepare_prompts(iter(PROMPTS), chatml_tokenizer, tmp_path / "stream", shard="1/2")
+    with pytest.raises(DataError, match="give K/N with K from 1 to N"):
+        prepare_prompts(data, chatml_tokenizer, tmp_path / "none", shard="3/2")
 
 
 def test_more_parts_than_rows(chatml_tokenizer, write_rows, tmp_path):

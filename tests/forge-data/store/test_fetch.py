@@ -23,7 +23,9 @@ def remote(chatml_tokenizer, small_chats, write_rows, tmp_path):
     system = fsspec.filesystem("memory")
     system.put(f"{store.path}/", "/bucket/store/", recursive=True)
     yield store
-    system.rm("/bucket", recursive=True)
+    # Not by `rm(recursive=True)`, which in early versions of fsspec leaves folders in a wrong order.
+    for file in system.find("/bucket"):
+        system.rm_file(file)
 
 
 def files(folder):

@@ -63,7 +63,9 @@ def test_a_change_is_noticed(change):
     """A template, tokens and special tokens that change in place change what the next call makes, as with a new encoder."""
     tokenizer = FAMILIES["chatml"].tokenizer()
     before = tokenize(ROW, tokenizer)
+    assert all(same(tokenize(ROW, tokenizer), before) for _ in range(4))
     encoder = kept_encoder(tokenizer, Options())
+    assert encoder.encode_known(ROW["messages"]) is not None
     change(tokenizer)
     assert kept_encoder(tokenizer, Options()) is not encoder
     assert same(tokenize(ROW, tokenizer), fresh(tokenizer))

@@ -13,7 +13,7 @@ from forge_algos import LossError
 from forge_algos.losses import POLICY_KINDS, completion_logps, gae, group_advantages, kl, policy_gradient, value
 
 KINDS = sorted(POLICY_KINDS)
-TOKEN_MEANS = ("dapo", "ppo")
+TOKEN_MEANS = ("cispo", "dapo", "ppo")
 
 
 def rollout(B, seed=0, shift=0.5):
@@ -32,7 +32,7 @@ def settings_for(kind):
     return {"kind": kind} | ({"max_length": 7} if kind == "dr_grpo" else {})
 
 
-def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight):
+def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, estimator="k3", most=None):
     """Return the loss sample by sample, token by token, as the papers print it."""
     terms, start = [], 0
     for advantage, length in zip(advantages, lengths, strict=True):
@@ -41,19 +41,31 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight):
 
         def clipped(rho, A):
             bound = min(max(rho.item(), 1 - low), 1 + high)
+            if most is not None and A.item() < 0 and rho.item() > most:
+                return most * A + 0 * rho
             return rho * A if rho.item() * A.item() <= bound * A.item() else bound * A + 0 * rho
+
+        def penalty(t):
+            if not kl_weight:
+                return 0
+            q = torch.exp(ref[t] - new[t])
+            k3 = q - torch.log(q) - 1
+            return kl_weight * (k3 if estimator == "k3" else torch.exp(new[t] - old[t]) * k3)
 
         if kind == "rloo":
             rho = torch.exp(sum(new[t] for t in tokens) - sum(old[t] for t in tokens))
             terms.append(-clipped(rho, advantage))
             continue
+        if kind == "gspo":
+            rho = torch.exp(sum(new[t] - old[t] for t in tokens) / length)
+            terms.append(-clipped(rho, advantage) + sum(penalty(t) for t in tokens) / length)
+            continue
         losses = []
         for t in tokens:
-            loss = -clipped(torch.exp(new[t] - old[t]), advantage)
-            if kl_weight:
-                q = torch.exp(ref[t] - new[t])
-                loss = loss + kl_weight * (q - torch.log(q) - 1)
-            losses.append(loss)
+            rho = torch.exp(new[t] - old[t])
+            weight = min(max(rho.item(), 1 - low), 1 + high)
+            loss = -weight * advantage * new[t] if kind == "cispo" else -clipped(rho, advantage)
+            losses.append(loss + penalty(t))
         if kind in TOKEN_MEANS:
             terms += losses
         else:
@@ -62,17 +74,57 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(B=st.integers(1, 4), seed=st.integers(0, 99), high=st.sampled_from([0.2, 0.28]), kl_weight=st.sampled_from([0.0, 0.04]))
-def test_is_the_papers_formula(kind, B, seed, high, kl_weight):
-    """Every term and gradient of all five kinds is the formula's, on both sides of the clip."""
+@given(
+    B=st.integers(1, 4),
+    seed=st.integers(0, 99),
+    high=st.sampled_from([0.2, 0.28]),
+    kl_weight=st.sampled_from([0.0, 0.04]),
+    estimator=st.sampled_from(["k3", "unbiased"]),
+    most=st.sampled_from([None, 1.5]),
+)
+def test_is_the_papers_formula(kind, B, seed, high, kl_weight, estimator, most):
+    """Every term and gradient of each kind is the formula's, on both sides of the clip."""
     new, old, ref, advantages, lengths = rollout(B, seed)
     kl_weight = 0.0 if kind == "rloo" else kl_weight
-    extra = {"ref_logps": ref, "kl_weight": kl_weight} if kl_weight else {}
-    terms = policy_gradient(new, old, advantages, lengths, clip_high=high, **extra, **settings_for(kind))
-    expected = naive(kind, new, old, ref, advantages, lengths, 0.2, high, kl_weight)
+    most = None if kind == "cispo" else most
+    extra = {"ref_logps": ref, "kl_weight": kl_weight, "kl_estimator": estimator} if kl_weight else {}
+    terms = policy_gradient(
+        new, old, advantages, lengths, clip=0.2, clip_high=high, dual_clip=most, **extra, **settings_for(kind)
+    )
+    expected = naive(kind, new, old, ref, advantages, lengths, 0.2, high, kl_weight, estimator=estimator, most=most)
     assert terms.count == (sum(lengths) if kind in TOKEN_MEANS else B)
     torch.testing.assert_close(terms.per_sample, expected)
     torch.testing.assert_close(torch.autograd.grad(terms.sum, new), torch.autograd.grad(expected.sum(), new))
+
+
+def test_each_kind_has_a_clip_of_its_own():
+    """Where no clip is set it is 0.2, GSPO's 0.0003 and 0.0004, and for CISPO 4 above and no bound below."""
+    new, old, _, advantages, lengths = rollout(6, shift=2.0)
+    for kind, bounds in (("grpo", (0.2, 0.2)), ("gspo", (3e-4, 4e-4)), ("rloo", (0.2, 0.2)), ("cispo", (1 - 1e-12, 4.0))):
+        found = policy_gradient(new, old, advantages, lengths, **settings_for(kind))
+        torch.testing.assert_close(found.per_sample, naive(kind, new, old, None, advantages, lengths, *bounds, 0.0))
+    one = policy_gradient(new, old, advantages, lengths, clip=0.1).per_sample
+    torch.testing.assert_close(one, naive("dapo", new, old, None, advantages, lengths, 0.1, 0.1, 0.0))
+
+
+def test_the_unbiased_estimator_has_the_gradient_of_the_kl():
+    """Its expectation over the policy that sampled is the KL, gradient and all, though that policy is another one."""
+    g = torch.Generator().manual_seed(3)
+    p, q, r = torch.randn(3, 7, generator=g, dtype=torch.float64).unbind()
+    p.requires_grad_()
+    new, old, ref = (x.log_softmax(0) for x in (p, q, r))
+    true = (new.exp() * (new - ref)).sum()
+    (slope,) = torch.autograd.grad(true, p, retain_graph=True)
+    found = {}
+    for estimator in ("k3", "unbiased"):
+        terms = policy_gradient(
+            new, old, torch.zeros(7).double(), [1] * 7, ref_logps=ref, kl_weight=1.0, kl_estimator=estimator
+        )
+        mean = (old.exp() * terms.per_sample).sum()
+        found[estimator] = mean, torch.autograd.grad(mean, p, retain_graph=True)[0]
+    torch.testing.assert_close(found["unbiased"][0], true)
+    torch.testing.assert_close(found["unbiased"][1], slope)
+    assert (found["k3"][1] - slope).norm() > 0.1 * slope.norm()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,7 +161,7 @@ def test_on_policy_is_the_policy_gradient(kind):
     assert terms.stats["clipped_low"] == terms.stats["clipped_high"] == terms.stats["approx_kl"] == 0
     (grad,) = torch.autograd.grad(terms.sum, new)
     sizes = torch.tensor(lengths)
-    divisors = {"grpo": sizes, "dr_grpo": torch.full_like(sizes, 7)}.get(kind, torch.ones_like(sizes))
+    divisors = {"grpo": sizes, "gspo": sizes, "dr_grpo": torch.full_like(sizes, 7)}.get(kind, torch.ones_like(sizes))
     torch.testing.assert_close(grad, -(advantages / divisors).repeat_interleave(sizes))
 
 
@@ -291,6 +343,10 @@ T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="dr_grpo"), "max_length=None: 'dr_grpo' divides by it"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], max_length=9), "no other kind reads it"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], clip=0), "clip: a finite number above 0 and below 1"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], dual_clip=1.1), "dual_clip: a finite number above 1.2"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="cispo", dual_clip=9.0), "'cispo' bounds its weights by clip_high"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kl_estimator="unbiased"), "no effect without a kl_weight above 0"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kl_estimator="k1"), "kl_estimator: there is no 'k1'"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kl_weight=0.1), "ref_logps and kl_weight: both or none"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], ref_logps=T3), "both or none"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="rloo", ref_logps=T3, kl_weight=0.1), "penalty in the reward"),

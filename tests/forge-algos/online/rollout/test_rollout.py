@@ -30,6 +30,8 @@ def made_up_rollout(tokens=(2, 3, 1), values=True):
         scores={"m:f": np.array([0.1, np.nan, 3], np.float32)},
         rewards=np.array([0.1, np.nan, 3], np.float32),
         trained=np.array([True, False, True]),
+        masked=np.array([False, True, False]),
+        resampled=5,
         old_logps=parts[0],
         ref_logps=parts[1],
         values=parts[2] if values else None,

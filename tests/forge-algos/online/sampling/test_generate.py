@@ -65,7 +65,7 @@ def test_a_completion_does_not_depend_on_the_batch():
     model, asked = digit_model(size=0.3), [p.input_ids for p in prompts(5)]
     whole = sampler(model).sample(asked, **SETTINGS)
     singly = sampler(model, batch_tokens=1).sample(asked, **SETTINGS)
-    later = sampler(model).sample(asked[3:], **SETTINGS, first=3)
+    later = sampler(model).sample(asked[3:], **SETTINGS, numbers=range(3, len(asked)))
     assert [c.ids.tolist() for c in whole] == [c.ids.tolist() for c in singly]
     assert [c.ids.tolist() for c in whole[9:]] == [c.ids.tolist() for c in later]
     assert len({tuple(c.ids.tolist()) for c in whole}) > 5
@@ -147,7 +147,7 @@ def test_ranks_make_equally_many_forwards():
     def on_rank(rank):
         made = Counted(digit_model(size=0.3), eos_ids=[END], pad_id=0, batch_tokens=12, synced=True, parallel=rank)
         first, last = shares[rank.rank]
-        return made.sample(asked[first:last], **SETTINGS, first=first), made.calls
+        return made.sample(asked[first:last], **SETTINGS, numbers=range(first, last)), made.calls
 
     (whole, busy), (nothing, along) = on_threads(on_rank, 2)
     assert [c.ids.tolist() for c in whole] == [c.ids.tolist() for c in expected]

@@ -24,6 +24,9 @@ class OnlineBatch:
     """float32[M]; the same for all tokens of a completion, except in PPO."""
     rewards: Floats
     """float32[B]; read by the figures alone."""
+    masked: int = 0
+    """Completions of the step that have no term and count in a mean over completions:
+    those of the whole step, in one of its batches."""
     ref_logps: Floats | None = None
     """float32[M], where there is a reference."""
     returns: Floats | None = None

@@ -31,7 +31,7 @@ _NAME = "_documents_apart"
 def divide_layers(model: nn.Module, agree: Agree = lambda number: number) -> list[str]:
     """Run the documents of later packed rows apart in layers with a state or a convolution.
 
-    A layer learns where documents begin from the `cu_seq_lens_q` that it, or the layer that holds it, is called with, so that
+    A layer learns where documents begin from the `cu_seq_lens_q` that it, or the layer that holds it, is called with;
     activation checkpointing finds them again. Calls without it are passed on as they are.
 
     Args:
@@ -46,9 +46,10 @@ def divide_layers(model: nn.Module, agree: Agree = lambda number: number) -> lis
     if found:
         apart = _Apart(agree)
         for name, module in found.items():
-            layer = _Layer(module, causal.get_submodule(name.rpartition(".")[0]), apart)
-            layer.install()
-            apart.layers.append(layer)
+            holder = causal.get_submodule(name.rpartition(".")[0])
+            apart.add(module, apart.holders.setdefault(holder, _Holder(holder)))
+        for each in (*apart.holders.values(), *apart.layers):
+            each.install()
         setattr(causal, _NAME, apart)
     return list(found)
 
@@ -56,8 +57,8 @@ def divide_layers(model: nn.Module, agree: Agree = lambda number: number) -> lis
 def undivide_layers(model: nn.Module) -> None:
     """Undo `divide_layers`."""
     if (apart := _apart(model)) is not None:
-        for layer in apart.layers:
-            layer.remove()
+        for each in (*apart.holders.values(), *apart.layers):
+            each.remove()
         delattr(causal_model(model), _NAME)
 
 
@@ -114,7 +115,12 @@ class _Apart:
     def __init__(self, agree: Agree) -> None:
         self.agree = agree
         self.layers: list[_Layer] = []
+        self.holders: dict[nn.Module, _Holder] = {}
         self.lengths: torch.Tensor | None = None
+
+    def add(self, module: nn.Module, holder: "_Holder") -> None:
+        """Take a layer among the divided ones."""
+        self.layers.append(_Layer(module, holder, self))
 
     def lines(self, boundaries: torch.Tensor) -> _Lines:
         """Divide the documents of a row once; the tensor of their boundaries keeps the answer."""
@@ -126,42 +132,82 @@ class _Apart:
         return answers[self]
 
 
-class _Layer:
-    """Replaced forward of a layer, and hooks on its holder that read the documents' ends."""
+class _Holder:
+    """Hooks on a module that holds divided layers; they read where documents begin."""
 
-    def __init__(self, module: nn.Module, holder: nn.Module, apart: _Apart) -> None:
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.boundaries: torch.Tensor | None = None
+        self._hooks: list[Any] = []
+
+    def install(self) -> None:
+        """Add the hooks."""
+        self._hooks = [
+            self.module.register_forward_pre_hook(self._begin, with_kwargs=True),
+            self.module.register_forward_hook(self._end, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks away, and what they added."""
+        for hook in self._hooks:
+            hook.remove()
+        if (checkpoint := self._checkpoint_func()) is not None and self._is_wrapped(checkpoint):
+            self._set_checkpoint(checkpoint.args[0])
+
+    def _begin(self, _module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.boundaries = kwargs.get("cu_seq_lens_q")
+        # transformers runs a checkpointed layer anew without its hooks. Wrapped here, since it may be set at any time.
+        if (checkpoint := self._checkpoint_func()) is not None and not self._is_wrapped(checkpoint):
+            self._set_checkpoint(partial(self._checkpoint, checkpoint))
+
+    def _end(self, *_: Any) -> None:
+        self.boundaries = None
+
+    def _checkpoint_func(self) -> Any:
+        return getattr(self.module, "_gradient_checkpointing_func", None)
+
+    def _set_checkpoint(self, checkpoint: Callable[..., Any]) -> None:
+        vars(self.module)["_gradient_checkpointing_func"] = checkpoint
+
+    def _is_wrapped(self, checkpoint: Any) -> bool:
+        return isinstance(checkpoint, partial) and checkpoint.func == self._checkpoint
+
+    def _checkpoint(self, checkpoint: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:
+        """Checkpoint the module's forward so that it finds the documents again when it is run anew."""
+        boundaries = self.boundaries
+
+        def run(*args: Any) -> Any:
+            before, self.boundaries = self.boundaries, boundaries
+            try:
+                return function(*args)
+            finally:
+                self.boundaries = before
+
+        return checkpoint(run, *args)
+
+
+class _Layer:
+    """Replaced forward of a layer."""
+
+    def __init__(self, module: nn.Module, holder: _Holder, apart: _Apart) -> None:
         self.module = module
         self.holder = holder
         self.apart = apart
         self.plain: Callable[..., Any] = module.forward
         self.names = list(inspect.signature(self.plain).parameters)
-        self._boundaries: torch.Tensor | None = None
-        self._hooks: list[Any] = []
 
     def install(self) -> None:
         """Put `forward` in the place of the module's own."""
-        self._hooks = [
-            self.holder.register_forward_pre_hook(self._begin, with_kwargs=True),
-            self.holder.register_forward_hook(self._end, always_call=True),
-        ]
         self.module.forward = self.forward
 
     def remove(self) -> None:
         """Give the module its own forward back."""
-        for hook in self._hooks:
-            hook.remove()
         del self.module.forward
-
-    def _begin(self, _module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._boundaries = kwargs.get("cu_seq_lens_q")
-
-    def _end(self, *_: Any) -> None:
-        self._boundaries = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer: a packed row by its documents, any other call as it is."""
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        boundaries = given.get("cu_seq_lens_q", self._boundaries)
+        boundaries = given.get("cu_seq_lens_q", self.holder.boundaries)
         if boundaries is None:
             return self.plain(*args, **kwargs)
         tokens = given[self.names[0]].shape[1]

@@ -15,11 +15,13 @@ from forge_algos.online._credit import advantages_of
 from forge_algos.online._gather import gather, scatter, share_of
 from forge_algos.online._measure import Reference, measure
 from forge_algos.online._prompts import Prompt, check_arguments, check_completions, columns_of
-from forge_algos.online.rewards._rewards import Reward, RewardInputs, score, total
+from forge_algos.online.rewards._rewards import Reward, RewardInputs, overlong, score, total
 from forge_algos.online.rollout._rollout import Rollout, equal_groups
+from forge_algos.online.sampling._draw import attempt_seed
 from forge_algos.online.sampling._sampler import Completion, Sampler
 from forge_algos.online.updates._updates import packed, token_places, update_indices
-from forge_algos.settings._online import OnlineSettings
+from forge_algos.settings._online import GroupSettings, OnlineSettings
+from forge_algos.settings._policy_kinds import POLICY_KINDS
 
 
 def make_rollout(
@@ -55,41 +57,70 @@ def make_rollout(
     each = settings.num_generations
     shard = parallel.data_parallel_rank if rank is None else rank
     share = share_of(len(prompts), shard, parallel.data_parallel_size)
-    mine = sampler.sample(
-        [prompt.input_ids for prompt in prompts[share]],
-        num_generations=each,
-        max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k,
-        seed=seed,
-        first=share.start,
-    )
-    check_completions(mine, len(prompts[share]) * each, settings.max_new_tokens)
-    scored = _score(mine, prompts[share], numbers[share], settings, rewards, columns_of(prompts), decode, parallel, source)
+    columns = columns_of(prompts)
+
+    def answer(chosen: Sequence[int], attempt: int) -> tuple[list[Completion], dict[str, NDArray[np.float32]]]:
+        """Sample and score completions of these prompts, whose numbers are given."""
+        made = sampler.sample(
+            [prompts[i].input_ids for i in chosen],
+            num_generations=each,
+            max_new_tokens=settings.max_new_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            seed=attempt_seed(seed, attempt),
+            numbers=chosen,
+        )
+        check_completions(made, len(chosen) * each, settings.max_new_tokens)
+        mine, rows = [prompts[i] for i in chosen], [numbers[i] for i in chosen]
+        return made, _score(made, mine, rows, settings, rewards, columns, decode, parallel, source)
+
+    def reward(scores: dict[str, NDArray[np.float32]], lengths: NDArray[Any], finished: NDArray[Any]) -> NDArray[np.float32]:
+        """Add up each completion's rewards and penalties."""
+        found = total(scores, {one.name: one.weight for one in rewards})
+        found = found - settings.missing_eos_penalty * ~finished
+        return (found - overlong(lengths, settings.max_new_tokens, settings.overlong_buffer)).astype(np.float32)
+
+    chosen = range(len(prompts))[share]
+    mine, scored = answer(chosen, 0)
+    resampled = 0
+    for attempt in range(1, 1 + _resamples(settings)):
+        ends = np.array([completion.finished for completion in mine], bool)
+        found = reward(scored, np.array([len(completion.ids) for completion in mine], np.int64), ends)
+        again = np.flatnonzero(_left_out(settings, found, np.repeat(np.arange(len(chosen)), each), len(chosen)))
+        if not parallel.any(len(again) > 0):
+            break
+        made, scores = answer([chosen[i] for i in again], attempt)
+        places = (again[:, None] * each + np.arange(each)).ravel()
+        for place, completion in zip(places.tolist(), made, strict=True):
+            mine[place] = completion
+        for name, values in scores.items():
+            scored[name][places] = values
+        resampled += len(again)
+    resampled = int(parallel.sum([resampled])[0])
     lengths = gather([len(completion.ids) for completion in mine], parallel, shard).astype(np.int64)
     ids = gather(np.concatenate([np.zeros(0), *(completion.ids for completion in mine)]), parallel, shard).astype(np.int32)
     completion_ids = tuple(np.split(ids, lengths.cumsum()[:-1])) if len(lengths) else ()
     finished = gather([completion.finished for completion in mine], parallel, shard) > 0
     scores = {name: gather(values, parallel, shard).astype(np.float32) for name, values in scored.items()}
-    reward_B = total(scores, {reward.name: reward.weight for reward in rewards})
-    reward_B = (reward_B - settings.missing_eos_penalty * ~finished).astype(np.float32)
+    reward_B = reward(scores, lengths, finished)
     groups = np.repeat(np.arange(len(prompts)), each)
-    trained = _trained(settings, reward_B, groups, finished, len(prompts))
+    trained, masked = _trained(settings, reward_B, groups, finished, len(prompts))
 
     prompt_ids = tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts)
     # With the KL in the reward, masked completions are measured too: they are part of the baseline of the others.
-    weighed = settings.credit == "leave_one_out" and settings.mask_truncated and settings.kl_weight > 0
-    masked = ~trained & ~np.isnan(reward_B) & ~finished & weighed
+    weighed = masked & (settings.credit == "leave_one_out" and settings.kl_weight > 0)
+    nothing = np.zeros_like(masked)
     steps = [
-        divided
-        for which, updates in ((trained, settings.updates_per_pass), (masked, 1))
+        update.parts
+        for which, beside, updates in ((trained, masked, settings.updates_per_pass), (weighed, nothing, 1))
         if which.any()
-        for divided in update_indices(
+        for update in update_indices(
             groups,
             np.array([len(prompt) for prompt in prompt_ids], np.int64),
             lengths,
             which,
+            beside,
             seed=seed,
             updates=updates,
             passes=1,
@@ -110,7 +141,7 @@ def make_rollout(
     )
     starts = np.append(0, lengths.cumsum())
     places = np.concatenate([np.zeros(0, np.int64), *(token_places(starts, indices) for indices in parts)])
-    unknown = np.repeat(~(trained | masked), lengths)
+    unknown = np.repeat(~(trained | weighed), lengths)
     old_logps, ref_logps, values = (None if found is None else _whole(found, places, unknown, parallel) for found in measured)
     assert old_logps is not None
     advantages, returns = advantages_of(
@@ -135,11 +166,13 @@ def make_rollout(
         scores=scores,
         rewards=reward_B,
         trained=trained,
+        masked=masked,
         old_logps=old_logps,
         ref_logps=ref_logps,
         values=values,
         advantages=advantages,
         returns=returns,
+        resampled=resampled,
     )
 
 
@@ -184,19 +217,40 @@ def _score(
     return found
 
 
+def _resamples(settings: OnlineSettings) -> int:
+    """Return how many times a group may be sampled anew."""
+    return settings.max_resamples if isinstance(settings, GroupSettings) and settings.on_equal_rewards == "resample" else 0
+
+
+def _left_out(
+    settings: OnlineSettings, rewards: NDArray[np.float32], groups: NDArray[np.int64], number: int
+) -> NDArray[np.bool_]:
+    """Find the groups that are not trained on: bool[G].
+    Their rewards are equal, or their mean is too low or too high.
+    """
+    if not isinstance(settings, GroupSettings) or settings.on_equal_rewards == "keep":
+        return np.zeros(number, bool)
+    found = equal_groups(rewards, groups, number)
+    scored = ~np.isnan(rewards)
+    count = np.bincount(groups[scored], minlength=number)
+    mean = np.bincount(groups[scored], rewards[scored].astype(np.float64), minlength=number) / np.maximum(count, 1)
+    low, high = settings.min_group_reward, settings.max_group_reward
+    outside = (mean < (-np.inf if low is None else low)) | (mean > (np.inf if high is None else high))
+    return found | (outside & (count > 0))
+
+
 def _trained(
     settings: OnlineSettings,
     rewards: NDArray[np.float32],
     groups: NDArray[np.int64],
     finished: NDArray[np.bool_],
     number: int,
-) -> NDArray[np.bool_]:
-    found = ~np.isnan(rewards)
-    if settings.mask_truncated:
-        found &= finished
-    if getattr(settings, "on_equal_rewards", "keep") == "skip":
-        found &= ~equal_groups(rewards, groups, number)[groups]
-    return found
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which completions are trained on, and which only count in a mean over completions."""
+    found = ~np.isnan(rewards) & ~_left_out(settings, rewards, groups, number)[groups]
+    if not settings.mask_truncated:
+        return found, np.zeros_like(found)
+    return found & finished, found & ~finished & (POLICY_KINDS[settings.kind].unit == "completions")
 
 
 def _whole(

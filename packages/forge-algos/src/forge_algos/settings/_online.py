@@ -12,11 +12,14 @@ from forge_algos.settings._policy_kinds import POLICY_KINDS, GRPOLoss, Scale, gr
 from forge_algos.settings._validators import key_of, number, one_of
 
 OnRewardError = Literal["stop", "skip"]
-OnEqualRewards = Literal["keep", "skip"]
+OnEqualRewards = Literal["keep", "skip", "resample"]
+KLEstimator = Literal["k3", "unbiased"]
 
 # Any: the type checker does not follow a default of one type with a validator of another.
 _share: Any = attrs.validators.and_(number(kind=float), attrs.validators.le(1))
 _above_share: Any = attrs.validators.and_(number(kind=float, above=True), attrs.validators.le(1))
+_clip_or_none: Any = attrs.validators.optional(number(kind=float, above=True, below=1.0))
+_number_or_none: Any = attrs.validators.optional(number(kind=float, low=float("-inf")))
 _above_or_none: Any = attrs.validators.optional(number(kind=float, above=True))
 
 
@@ -53,7 +56,6 @@ class OnlineSettings:
 
     credit: ClassVar[str]
     """How rewards become advantages: a row of `forge_algos.online._credit.CREDITS`."""
-
     num_generations: int = attrs.field(default=1, validator=number(kind=int, low=1))
     """Number of completions of each prompt."""
     kl_weight: float = attrs.field(default=0.0, validator=number(kind=float))
@@ -84,18 +86,27 @@ class OnlineSettings:
     Log-probabilities are those of the whole distribution."""
     top_k: int = attrs.field(default=0, validator=number(kind=int))
     """Number of likeliest tokens that are sampled from; 0 is all."""
-    clip: float = attrs.field(default=0.2, validator=number(kind=float, above=True, below=1.0))
+    clip: float | None = attrs.field(default=None, validator=_clip_or_none)
     """How far the probability ratio to the policy that sampled may fall below 1 before its
-    gradient is cut."""
+    gradient is cut. By default 0.2; 0.0003 for gspo, and no bound for cispo."""
     clip_high: float | None = attrs.field(default=None, validator=_above_or_none)
-    """How far the ratio may rise above 1; as `clip` by default. DAPO uses 0.28."""
+    """How far the ratio may rise above 1. By default as `clip`; where that is not set
+    either, 0.2, 0.0004 for gspo and 4 for cispo. DAPO uses 0.28."""
     updates_per_pass: int = attrs.field(default=1, validator=number(kind=int, low=1))
     """Number of optimizer steps in one pass over a rollout; a group's completions stay in one."""
     mask_truncated: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
-    """Whether completions that were cut off are left out of training;
-    their rewards still count in their group's mean."""
+    """Whether completions that were cut off have no term in the loss;
+    their rewards still count in their group's mean, and they in a mean over completions."""
     missing_eos_penalty: float = attrs.field(default=0.0, validator=number(kind=float))
     """Amount that is subtracted from the reward of a completion that was cut off."""
+    overlong_buffer: int = attrs.field(default=0, validator=number(kind=int))
+    """Number of last tokens before max_new_tokens within which a completion's reward
+    falls, by up to 1 at the last (DAPO, arXiv 2503.14476, equation 13); 0 has no effect."""
+
+    @property
+    def kind(self) -> str:
+        """Policy loss, a row of `POLICY_KINDS`: by default the clipped ratio of each token."""
+        return "ppo"
 
     def __attrs_post_init__(self) -> None:
         scored = len(self.reward) + (self.reward_model_path is not None)
@@ -104,12 +115,48 @@ class OnlineSettings:
                 f"reward_weights must hold a number for each reward function and one for the reward model, {scored} here, "
                 f"got {len(self.reward_weights)}: {self.reward_weights}"
             )
+        if self.overlong_buffer > self.max_new_tokens:
+            raise ValueError(
+                f"overlong_buffer={self.overlong_buffer} is more than max_new_tokens={self.max_new_tokens}: set fewer tokens"
+            )
         if self.on_reward_error != "stop" and not self.reward:
             raise ValueError("on_reward_error='skip' has no effect without reward functions; leave it out, or set reward")
 
 
 @attrs.frozen(kw_only=True)
-class GRPOSettings(OnlineSettings):
+class GroupSettings(OnlineSettings):
+    """Settings of the methods that compare the completions of a prompt: GRPO and RLOO."""
+
+    on_equal_rewards: OnEqualRewards = attrs.field(default="keep", validator=one_of(OnEqualRewards))
+    """Whether groups whose rewards are all equal, from which nothing but a KL is learned,
+    stay in the mean of the loss ("keep"), are left out ("skip"), or are sampled anew ("resample", DAPO's dynamic sampling) and
+    left out where that does not help."""
+    max_resamples: int = attrs.field(default=4, validator=number(kind=int, low=1))
+    """Number of times that a group is sampled anew, at most."""
+    min_group_reward: float | None = attrs.field(default=None, validator=_number_or_none)
+    """Least mean reward of a group that is trained on: harder prompts are treated as
+    on_equal_rewards has it, "skip" or "resample"."""
+    max_group_reward: float | None = attrs.field(default=None, validator=_number_or_none)
+    """Greatest mean reward of a group that is trained on: easier prompts are treated as
+    on_equal_rewards has it, "skip" or "resample"."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        low, high = self.min_group_reward, self.max_group_reward
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"min_group_reward={low} is above max_group_reward={high}, so that no group would be trained on")
+        if self.on_equal_rewards == "keep" and (low, high) != (None, None):
+            name = "min_group_reward" if low is not None else "max_group_reward"
+            raise ValueError(f"{name} has no effect with on_equal_rewards='keep'; set that to 'skip' or 'resample'")
+        if self.on_equal_rewards != "resample" and self.max_resamples != attrs.fields(GroupSettings).max_resamples.default:
+            raise ValueError(
+                f"max_resamples={self.max_resamples} has no effect with on_equal_rewards={self.on_equal_rewards!r}; set that "
+                "to 'resample'"
+            )
+
+
+@attrs.frozen(kw_only=True)
+class GRPOSettings(GroupSettings):
     """Group-relative policy optimisation (arXiv 2402.03300) and its variants.
 
     >>> GRPOSettings(loss_type="dr_grpo").scale
@@ -120,18 +167,43 @@ class GRPOSettings(OnlineSettings):
 
     loss_type: GRPOLoss = attrs.field(default="dapo", validator=_check_form)
     """What is averaged: completions' means over their tokens ("grpo"),
-    their sums over max_new_tokens ("dr_grpo", arXiv 2503.20783), or all tokens of the step ("dapo", arXiv 2503.14476)."""
+    their sums over max_new_tokens ("dr_grpo", arXiv 2503.20783), all tokens of the step ("dapo", arXiv 2503.14476); or
+    completions with one ratio each ("gspo", arXiv 2507.18071), or tokens weighed by a bounded ratio ("cispo", arXiv
+    2506.13585)."""
+    dual_clip: float | None = attrs.field(default=None, validator=_above_or_none)
+    """What the ratio counts at most where the advantage is negative, above 1 + clip_high;
+    by default it has no bound there."""
     num_generations: int = attrs.field(default=8, validator=number(kind=int, low=2))
     """Number of completions of each prompt: a group, within which rewards are compared."""
     scale_rewards: Scale | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Scale)))
     """Divisor of the advantages: the standard deviation of the group's rewards ("group"),
     of the rollout's ("batch"), or "none". By default the group's, and none for dr_grpo."""
     kl_weight: float = attrs.field(default=0.0, validator=number(kind=float))
-    """Weight of the KL divergence (k3) from the reference, a part of the loss;
+    """Weight of the KL divergence from the reference, a part of the loss;
     0 needs no reference."""
-    on_equal_rewards: OnEqualRewards = attrs.field(default="keep", validator=one_of(OnEqualRewards))
-    """Whether groups whose rewards are all equal, from which nothing is learned,
-    stay in the mean of the loss ("keep") or are left out ("skip")."""
+    kl_estimator: KLEstimator = attrs.field(default="k3", validator=one_of(KLEstimator))
+    """Estimate of that divergence: k3 of each token ("k3"), or k3 weighed by the ratio,
+    whose gradient is that of the true divergence ("unbiased", DeepSeek-V3.2)."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        kind = POLICY_KINDS[self.loss_type]
+        if self.kl_estimator != "k3" and not self.kl_weight:
+            raise ValueError(
+                f"kl_estimator={self.kl_estimator!r} has no effect with kl_weight=0; set a weight, or leave it out"
+            )
+        if self.dual_clip is None:
+            return
+        _, high = kind.bounds(self.clip, self.clip_high)
+        if kind.clipped == "weight":
+            raise ValueError(f"dual_clip has no effect with loss_type={self.loss_type!r}, whose ratio clip_high bounds")
+        if self.dual_clip <= 1 + high:
+            raise ValueError(f"dual_clip={self.dual_clip} must be above 1 + clip_high, {1 + high:g} here")
+
+    @property
+    def kind(self) -> str:
+        """`loss_type`."""
+        return self.loss_type
 
     @property
     def scale(self) -> Scale:
@@ -140,7 +212,7 @@ class GRPOSettings(OnlineSettings):
 
 
 @attrs.frozen(kw_only=True)
-class RLOOSettings(OnlineSettings):
+class RLOOSettings(GroupSettings):
     """REINFORCE with a leave-one-out baseline (arXiv 2402.14740)."""
 
     credit: ClassVar[str] = "leave_one_out"
@@ -151,9 +223,11 @@ class RLOOSettings(OnlineSettings):
     kl_weight: float = attrs.field(default=0.05, validator=number(kind=float))
     """Weight of the KL divergence (k1, summed over a completion) from the reference,
     subtracted from the reward; 0 needs no reference."""
-    on_equal_rewards: OnEqualRewards = attrs.field(default="keep", validator=one_of(OnEqualRewards))
-    """Whether groups whose rewards are all equal are trained on,
-    where the KL alone matters ("keep"), or left out ("skip")."""
+
+    @property
+    def kind(self) -> str:
+        """Clipped ratio of whole completions."""
+        return "rloo"
 
 
 @attrs.frozen(kw_only=True)

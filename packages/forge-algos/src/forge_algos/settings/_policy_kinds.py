@@ -10,6 +10,7 @@ import attrs
 
 Ratio = Literal["token", "sequence_sum", "sequence_mean"]
 Reduce = Literal["tokens", "mean", "max_length"]
+Clipped = Literal["objective", "weight"]
 Scale = Literal["group", "batch", "none"]
 
 
@@ -31,6 +32,12 @@ class PolicyKind:
     """What a term of the loss is: a token ("tokens"), or a completion:
     the mean over its tokens ("mean"), or their sum divided by `max_length`, the longest that a completion may become
     ("max_length")."""
+    clipped: Clipped = "objective"
+    """What is clipped: the ratio in the objective, whose gradient ends there
+    ("objective"), or the ratio as a weight without gradient of A · log π ("weight")."""
+    clip: tuple[float | None, float] = (0.2, 0.2)
+    """How far the ratio may fall below 1, and rise above it, where nothing else is set;
+    None does not bound it below."""
     kl: bool = True
     """Whether the loss may hold a KL to the reference (`kl_weight`);
     otherwise its KL is part of the reward."""
@@ -41,6 +48,10 @@ class PolicyKind:
     a standard deviation, of the group or the batch, or nothing."""
 
     def __attrs_post_init__(self) -> None:
+        if self.clipped == "weight" and self.ratio != "token":
+            raise ValueError(
+                f"a weight of each token's log-probability is the token's own: ratio must be 'token', not {self.ratio!r}"
+            )
         if self.ratio != "token" and self.reduce != "mean":
             raise ValueError(f"a ratio of whole completions gives one number each: reduce must be 'mean', not {self.reduce!r}")
 
@@ -49,11 +60,20 @@ class PolicyKind:
         """Unit of the terms, in the plural: "tokens" or "completions"."""
         return "tokens" if self.reduce == "tokens" else "completions"
 
+    def bounds(self, clip: float | None, clip_high: float | None) -> tuple[float | None, float]:
+        """Return how far the ratio may fall and rise: what is set, else the kind's own."""
+        low, high = self.clip if clip is None else (clip, clip)
+        return low, high if clip_high is None else clip_high
+
 
 POLICY_KINDS: dict[str, PolicyKind] = {
     "grpo": PolicyKind(ratio="token", reduce="mean", grpo=True),  # arXiv 2402.03300, equation 3
     "dr_grpo": PolicyKind(ratio="token", reduce="max_length", grpo=True, scale="none"),  # arXiv 2503.20783
     "dapo": PolicyKind(ratio="token", reduce="tokens", grpo=True),  # arXiv 2503.14476, equation 8
+    "gspo": PolicyKind(ratio="sequence_mean", reduce="mean", grpo=True, clip=(3e-4, 4e-4)),  # arXiv 2507.18071, eqs 5 to 7
+    "cispo": PolicyKind(  # arXiv 2506.13585, equations 4 and 5; the bound of arXiv 2510.13786
+        ratio="token", reduce="tokens", clipped="weight", clip=(None, 4.0), grpo=True
+    ),
     "ppo": PolicyKind(ratio="token", reduce="tokens"),  # arXiv 1707.06347, equation 7
     "rloo": PolicyKind(ratio="sequence_sum", reduce="mean", kl=False),  # arXiv 2402.14740
 }

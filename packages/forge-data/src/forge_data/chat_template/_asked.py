@@ -1,6 +1,7 @@
 """Conversation and a turn of it → its prompt, and the text once it is answered."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +11,12 @@ from forge_data.formats._samples import Message
 
 REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>"))
 """Tags that begin and end reasoning within a content."""
+_BLOCKS = (*REASONING_TAGS, ("<|START_THINKING|>", "<|END_THINKING|>"))
+_TAGS = tuple(tag for tags in _BLOCKS for tag in tags)
+# Gemma 4 names its channel within the block.
+_EMPTY_BLOCK = re.compile(
+    "(?:" + "|".join(rf"{re.escape(opening)}(?:thought)?\s*{re.escape(closing)}" for opening, closing in _BLOCKS) + r")\s*\Z"
+)
 SWITCHES = ("enable_thinking", "thinking")
 """Arguments by which templates are told whether the model is to think."""
 
@@ -26,6 +33,21 @@ class Asked(NamedTuple):
     def follows(self) -> bool:
         """Whether the answered text begins with the prompt, so that something can follow from it."""
         return self.answered.startswith(self.prompt)
+
+    @property
+    def empty_block(self) -> str:
+        r"""Closed block without reasoning that ends the prompt, and that the answer lacks; or "".
+
+        The model is told that it has thought already, so that what the template writes in the place of the block follows it.
+
+        >>> Asked("<user>hi<bot><think>\n</think>", "<user>hi<bot>ho").empty_block
+        '<think>\n</think>'
+        """
+        found = _EMPTY_BLOCK.search(self.prompt)
+        if found is None or not self.answered.startswith(self.prompt[: found.start()]):
+            return ""
+        written = self.answered[found.start() :].lstrip()
+        return found[0] if written and not written.startswith(_TAGS) else ""
 
 
 def ask(renderer: Renderer, messages: Messages, index: int) -> Asked | None:

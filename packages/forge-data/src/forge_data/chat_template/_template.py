@@ -145,6 +145,16 @@ class ChatTemplate:
         """Tell whether the template of a conversation marks the assistant's text."""
         return self._program(chat.place, self._source(chat.tools)).marks
 
+    def repeats(self, chat: Chat) -> bool:
+        """Tell whether transformers renders the template, which reads no clock and draws nothing."""
+        from transformers import PreTrainedTokenizerBase
+
+        kind = type(self._tokenizer)
+        own = kind.apply_chat_template is PreTrainedTokenizerBase.apply_chat_template
+        own = own and "apply_chat_template" not in vars(self._tokenizer)
+        source = self._source(chat.tools)
+        return own and not any(name in source for name in ("strftime_now", "lipsum", "random"))
+
     def symbolic(self, chat: Chat, symbols: "Symbols") -> Callable[..., str]:
         """Return a function that renders first messages with symbols in place of contents.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from forge_data._errors import DataError, printable
-from forge_data._options import Options
+from forge_data._options import Options, PromptOptions
 from forge_data._paths import expand_user
 from forge_data._shell_values import columns_of, paths_of
 
@@ -32,6 +32,7 @@ _FLAGS = {
     "eval_data": "--eval-data",
     "format": "--format",
     "html": "--html",
+    "max_prompt_len": "--max-prompt-len",
     "max_seq_len": "--max-seq-len",
     "num_proc": "--num-proc",
     "max_bad_rows": "--max-bad-rows",
@@ -62,17 +63,18 @@ def with_flags(message: str) -> str:
 def prepare(words: Namespace) -> int:
     """Make a store of rows, and print what became of them."""
     from forge_data.preparing._prepare import prepare as make
+    from forge_data.preparing._prepare_prompts import prepare_prompts
 
-    store = make(
-        paths_of(words.data_path),
-        words.tokenizer,
-        words.store_dir,
-        **_options(words),
-        num_proc=words.num_proc,
-        seed=words.seed,
-        shard=words.shard,
-        progress=not words.quiet,
-    )
+    where, given = (paths_of(words.data_path), words.tokenizer, words.store_dir), {"seed": words.seed, "shard": words.shard}
+    store: TokenStore | PromptStore
+    if words.prompts:
+        if words.num_proc is not None:
+            raise DataError("`num_proc` is for rows that are learned, and these are `prompts`; leave it out")
+        store = prepare_prompts(*where, **_prompt_options(words), max_prompt_len=words.max_prompt_len, **given)
+    else:
+        if words.max_prompt_len is not None:
+            raise DataError("`max_prompt_len` is for `prompts`; give both, or `max_seq_len`")
+        store = make(*where, **_options(words), num_proc=words.num_proc, progress=not words.quiet, **given)
     if store.shard is not None:
         _print(str(store.shard))
     _describe(store)
@@ -129,12 +131,18 @@ def stats(words: Namespace) -> int:
     return 0
 
 
-def _describe(store: "TokenStore") -> None:
-    tokens, learned, report = int(store.lengths.sum()), int(store.loss_counts.sum()), store.lint
-    share = f"{learned / max(1, tokens):.1%}"
-    _print(f"{printable(str(store.path))}: {len(store):,} samples, {tokens:,} tokens, {share} of them learned")
-    _print(str(store.accounting))
-    _print(f"lint: {report.stops:,} stops, {report.warnings:,} warnings")
+def _describe(store: "TokenStore | PromptStore") -> None:
+    from forge_data.store._token_store import TokenStore
+
+    tokens, place = int(store.lengths.sum()), printable(str(store.path))
+    if isinstance(store, TokenStore):
+        share = f"{int(store.loss_counts.sum()) / max(1, tokens):.1%}"
+        _print(f"{place}: {len(store):,} samples, {tokens:,} tokens, {share} of them learned")
+        _print(str(store.accounting))
+        _print(f"lint: {store.lint.stops:,} stops, {store.lint.warnings:,} warnings")
+    else:
+        _print(f"{place}: {len(store):,} prompts, {tokens:,} tokens")
+        _print(str(store.accounting))
     _print(f"fingerprint {store.fingerprint}")
 
 
@@ -170,9 +178,7 @@ def _prepared(words: Namespace, directory: Path) -> "TokenStore | PromptStore":
     from forge_data.tokenizing._tokenizer import as_tokenizer
 
     if words.prompts:
-        names = ("preprocess", "rename_columns", "on_bad_row", "max_bad_rows", "chat_template", "chat_template_kwargs")
-        given = {name: value for name, value in _options(words).items() if name in names}
-        return prepare_prompts(words.store, words.tokenizer, directory, **given)
+        return prepare_prompts(words.store, words.tokenizer, directory, **_prompt_options(words))
     given = _options(words)
     function = load_preprocess(given.pop("preprocess"))
     options = Options(**given)
@@ -195,6 +201,20 @@ def _options(words: Namespace) -> dict[str, Any]:
     )  # fmt: skip
     columns = None if words.rename_columns is None else columns_of(words.rename_columns)
     return {name: getattr(words, name) for name in names} | {"rename_columns": columns}
+
+
+def _prompt_options(words: Namespace) -> dict[str, Any]:
+    """Return the options of prompts.
+
+    Raises:
+        DataError: one is given that only samples have.
+    """
+    known = {"preprocess", *(field.name for field in attrs.fields(PromptOptions))}
+    given, defaults = _options(words), attrs.asdict(Options())
+    for name, value in given.items():
+        if name not in known and value != defaults[name]:
+            raise DataError(f"`{name}` is for rows that are learned, and these are `prompts`; leave it out")
+    return {name: value for name, value in given.items() if name in known}
 
 
 def _store_or_path(path: str) -> "TokenStore | str":

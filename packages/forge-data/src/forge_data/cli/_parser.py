@@ -114,6 +114,10 @@ def _add_prepare(verbs: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed that chooses held-out rows (default: 0)")
     parser.add_argument("--shard", metavar="K/N", help="part K of N equal parts of all rows, which merge joins")
+    _add_prompts(parser)
+    parser.add_argument(
+        "--max-prompt-len", type=int, metavar="TOKENS", help="longest prompt, with --prompts; no limit by default"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
 
 
@@ -144,7 +148,7 @@ def _add_show(verbs: Any) -> None:
     parser.add_argument("--finding", metavar="RULE", help="samples on whose rows the lint found this")
     parser.add_argument("--html", metavar="FILE", help="write one HTML page that needs no network, instead of text")
     parser.add_argument("--tokenizer", help="of rows that are not prepared yet: a directory, or a name on the Hub")
-    parser.add_argument("--prompts", action="store_true", help="the rows are prompts, which are answered while training")
+    _add_prompts(parser)
     _add_options(parser)
 
 
@@ -176,6 +180,10 @@ def _add_data(parser: argparse.ArgumentParser, also: str = "") -> None:
         help="a file, glob, directory, URL or name:split; several are one data set, in which each may have a share as "
         f"DATA=WEIGHT{also}",
     )
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", action="store_true", help="the rows are prompts, which are answered while training")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

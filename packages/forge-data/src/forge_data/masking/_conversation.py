@@ -15,6 +15,7 @@ from forge_data.chat_template._template import ChatTemplate, RenderedChat, Writt
 from forge_data.chat_template._trace import Run
 from forge_data.formats._samples import Chat, Note
 from forge_data.masking._as_prompted import TurnEnds, around_difference, not_as_prompted
+from forge_data.masking._frames import Filled, Frame
 from forge_data.masking._layouts import Layouts
 from forge_data.masking._loss_mask import Span
 from forge_data.masking._segments import text_owners
@@ -30,6 +31,7 @@ _REMEDY = (
 )
 ONE_A_TURN = "one_sample_a_turn"
 AS_HISTORY = "as_history"
+_BEHIND_BLOCK = "behind_empty_block"
 
 
 @attrs.frozen
@@ -43,7 +45,10 @@ class Conversation:
     """Which message wrote which characters."""
     notes: tuple[Note, ...]
     forms: tuple[str, ...] = ()
-    """How it is rendered where the row does not say it: `enable_thinking=false`, `one_sample_a_turn`, `as_history`."""
+    """How it is rendered where the row does not say it.
+
+    `enable_thinking=false`, `one_sample_a_turn`, `as_history`, `behind_empty_block`.
+    """
 
 
 class ConversationReader:
@@ -80,6 +85,10 @@ class ConversationReader:
         """Render conversations, as far as one call can render many."""
         return self._template.render_batch(chats)
 
+    def frame(self, chat: Chat, what: Sequence[str]) -> Frame | None:
+        """Return what stands around contents of conversations with these roles; None if unknown."""
+        return self._layouts.known_frame(chat, what)
+
     def read(
         self,
         chat: Chat,
@@ -114,7 +123,9 @@ class ConversationReader:
             prompts = layout.prompts(rendered.trace)
             if prompts is not None:
                 turns = self._spans(chat, what, rendered, prompts=prompts)
-                return [self._made(chat, what, rendered, turns, layout.arguments)]
+                made = self._made(chat, what, rendered, turns, layout.arguments)
+                self._layouts.frame(chat, what, rendered, Filled(made.text, made.spans, made.runs))
+                return [made]
         learned = [index for index, part in enumerate(what) if part == TURN]
         if self._turns == "history" or whole or CONTENT in what or not learned:
             return [self._in_history(chat, what, learned, self._template.render(chat, written))]
@@ -141,7 +152,7 @@ class ConversationReader:
     def _asked(
         self, chat: Chat, rendered: RenderedChat, index: int, thinks: bool | None
     ) -> tuple[dict[str, Any], Asked | None]:
-        """Choose arguments under which a turn's text begins with its prompt, and render both.
+        """Choose arguments under which a turn's text follows its prompt, and render both.
 
         Raises:
             TemplateError: no arguments do.
@@ -152,7 +163,7 @@ class ConversationReader:
             turn = ask(self._template.renderer(_with(chat, arguments)), rendered.messages, index)
             if turn is None and not arguments:
                 return {}, None
-            if turn is not None and turn.follows:
+            if turn is not None and (turn.follows or (turn.empty_block and not thinks)):
                 # Where the argument changes nothing, it is not given.
                 plain = ask(rendered.renderer, rendered.messages, index) == turn
                 return {} if plain else arguments, turn
@@ -216,11 +227,15 @@ class ConversationReader:
         except DataError as error:
             self._refuse(chat, index, f"the template cannot write the messages up to there alone: {error.__cause__}", error)
         what = [NOTHING] * index + [TURN]
+        block = "" if asked is None else asked.empty_block
+        if asked is not None:
+            asked = asked._replace(prompt=asked.prompt.removesuffix(block))
         try:
             turns = self._spans(upto, what, alone, asked={} if asked is None else {index: asked})
         except UnclearError as error:
             self._refuse(chat, error.index, error.why, error)
-        return self._made(chat, what, alone, turns, arguments, ONE_A_TURN)
+        made = self._made(chat, what, alone, turns, arguments, ONE_A_TURN)
+        return made if asked is None or not block else _behind(made, len(asked.prompt), block)
 
     def _in_history(self, chat: Chat, what: Sequence[str], learned: list[int], rendered: RenderedChat) -> Conversation:
         """Make one text in any case, and note turns that are not as they are asked for."""
@@ -313,6 +328,18 @@ class ConversationReader:
             f"{chat.place}: {self._template.name} leaves open which tokens the assistant wrote in message {index}: {why}; "
             f"{_REMEDY}"
         ) from error
+
+
+def _behind(made: Conversation, at: int, block: str) -> Conversation:
+    """Put the block that ends a turn's prompt before what is learned, which begins at `at`."""
+    size = len(block)
+    return attrs.evolve(
+        made,
+        text=made.text[:at] + block + made.text[at:],
+        spans=[Span(*[max(place, at) + size for place in span]) for span in made.spans],
+        runs=[(start + size * (start > at), stop + size * (stop > at), owner) for start, stop, owner in made.runs],
+        forms=(*made.forms, _BEHIND_BLOCK),
+    )
 
 
 def _owned_by(runs: list[Run], others: Sequence[Run]) -> list[Run]:

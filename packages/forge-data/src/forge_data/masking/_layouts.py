@@ -15,6 +15,7 @@ from forge_data.chat_template._template import ChatTemplate, RenderedChat
 from forge_data.chat_template._trace import Trace
 from forge_data.formats._samples import Chat
 from forge_data.masking._as_prompted import TurnEnds
+from forge_data.masking._frames import Filled, Frame, frame_of
 from forge_data.masking._spans import Turns
 
 _MAX_TRIES = 3
@@ -40,6 +41,8 @@ class Layout(NamedTuple):
     """The message of each content in the text, in order."""
     ends: dict[int, tuple[int, str]]
     """By learned turn, where its prompt ends: after so many contents, and this text of the template."""
+    repeats: bool = False
+    """Whether the template writes the same at any time."""
 
     def prompts(self, trace: Trace) -> dict[int, int] | None:
         """Find the length of each prompt in a text; None where the text is laid out otherwise."""
@@ -55,17 +58,43 @@ class Layout(NamedTuple):
         return found
 
 
+class _Candidate(NamedTuple):
+    """What stands around the contents of a conversation; None where that differs for others."""
+
+    frame: Frame | None
+    confirmed: bool
+    """Whether another conversation was rendered so too."""
+
+
 class Layouts:
     """The layouts of one template."""
 
     def __init__(self, ends: TurnEnds) -> None:
         self._ends = ends
         self._known: dict[_Key, Layout | int] = {}
+        self._frames: dict[_Key, _Candidate] = {}
 
     def find(self, chat: Chat, what: Sequence[str]) -> Layout | None:
         """Return the layout of a conversation; None where its prompts must be rendered."""
         layout = self._known.get(_key(chat, what))
         return layout if isinstance(layout, Layout) and not chat.template_kwargs and _allows(layout.absent, chat) else None
+
+    def frame(self, chat: Chat, what: Sequence[str], rendered: RenderedChat, filled: Filled) -> None:
+        """Take the frame of a conversation of a known layout, or compare it with an earlier one."""
+        layout, key = self._known[_key(chat, what)], _key(chat, what)
+        known, contents = self._frames.get(key), [message["content"] for message in chat.messages]
+        assert isinstance(layout, Layout)
+        if known is None:
+            frame = frame_of(rendered.trace, filled, contents, layout.absent) if layout.repeats else None
+            self._frames[key] = _Candidate(frame, confirmed=False)
+        elif known.frame is not None and not known.confirmed:
+            same = known.frame.fill(contents) == filled
+            self._frames[key] = _Candidate(known.frame if same else None, confirmed=same)
+
+    def known_frame(self, chat: Chat, what: Sequence[str]) -> Frame | None:
+        """Return a frame that another conversation confirmed."""
+        known = self._frames.get(_key(chat, what))
+        return known.frame if known is not None and known.confirmed else None
 
     def learn(
         self,
@@ -96,7 +125,9 @@ class Layouts:
             return
         if len(chat.messages) <= _MAX_MESSAGES and chat.template_kwargs == arguments and _allows(_TAGS, chat):
             found = self._examine(chat, first, rendered, asked, turns, template)
-            self._known[key] = tries + 1 if found is None else found._replace(arguments=arguments)
+            self._known[key] = (
+                tries + 1 if found is None else found._replace(arguments=arguments, repeats=template.repeats(chat))
+            )
 
     def _examine(
         self,
@@ -161,14 +192,16 @@ def _key(chat: Chat, what: Sequence[str]) -> _Key:
 
 
 def _allows(absent: Iterable[str], chat: Chat) -> bool:
-    """Check that a proof holds: plain texts, no blanks at their ends, no excluded text."""
-    if chat.tools or chat.documents:
+    """Check that a proof holds for a conversation."""
+    if chat.tools or chat.documents or any(len(message) != 2 for message in chat.messages):
         return False
-    contents: list[str] = []
-    for message in chat.messages:
-        content = message["content"]
-        if len(message) != 2 or not content or content[0].isspace() or content[-1].isspace():
+    return allows(absent, [message["content"] for message in chat.messages])
+
+
+def allows(absent: Iterable[str], contents: Sequence[str]) -> bool:
+    """Check that a proof holds for contents: no blanks at their ends, no excluded text."""
+    for content in contents:
+        if not content or content[0].isspace() or content[-1].isspace():
             return False
-        contents.append(content)
     whole = "\0".join(contents)
     return not any(text in whole for text in absent)

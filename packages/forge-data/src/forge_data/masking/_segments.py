@@ -87,6 +87,8 @@ def segments(
         runs: for each text, which message wrote which characters, in order.
         roles: for each text, the role of each owner; that of `NOBODY` is `template`.
     """
+    if len(sizes) == 1 and len(begins) and runs[0] and (begins[1:] >= begins[:-1]).all():
+        return [_of_one(begins, runs[0], roles[0])]
     # All texts at once, each at places of its own: a few large arrays take less time than many small ones.
     every = [of_text or [(0, 0, NOBODY)] for of_text in runs]
     counts = np.array([len(of_text) for of_text in every])
@@ -109,3 +111,18 @@ def segments(
         named = tuple([TEMPLATE if owner == NOBODY else names[owner] for owner in of_segments[first:last]])
         found.append((bounds[first:last], named))
     return found
+
+
+def _of_one(
+    begins: "NDArray[np.int64]", runs: Sequence[Run], roles: Sequence[str]
+) -> "tuple[NDArray[np.int32], tuple[str, ...]]":
+    """Find the segments of one text whose tokens are in order, from its few runs."""
+    firsts: list[int] = np.searchsorted(begins, [start for start, _, _ in runs]).tolist()
+    borders: list[int] = []
+    owners: list[int] = []
+    for first, last, (_, _, owner) in zip(firsts, [*firsts[1:], len(begins)], runs, strict=True):
+        if first < last and owners[-1:] != [owner]:
+            borders.append(first)
+            owners.append(owner)
+    bounds = np.array([*zip(borders, [*borders[1:], len(begins)], strict=True)], dtype=np.int32)
+    return bounds, tuple([TEMPLATE if owner == NOBODY else roles[owner] for owner in owners])

@@ -16,26 +16,29 @@ from forge_data.findings._report import Findings
 from forge_data.findings._rules import SET_RULES
 from forge_data.linting._lint import store_findings
 from forge_data.preparing._prepare import as_trained, checked_directory
-from forge_data.store._manifest import MARGINS, TOKENIZER, SourceFile
+from forge_data.store._manifest import MARGINS, PROMPTS, TOKENIZER, Manifest, SourceFile
+from forge_data.store._open import open_store
 from forge_data.store._partial import remove_leftovers
+from forge_data.store._prompt_store import PromptStore
 from forge_data.store._token_store import TokenStore
 from forge_data.store._writer import StoreWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_Part = TokenStore | PromptStore
 _OF_LOADING = ("is_local", "local_files_only")
 """Entries of a tokenizer's configuration that tell how it was loaded."""
 
 
-def merge(store_dir: str | os.PathLike[str], parts: Sequence[str | os.PathLike[str]]) -> TokenStore:
-    """Join the parts that `prepare(..., shard="K/N")` made into the store of all rows.
+def merge(store_dir: str | os.PathLike[str], parts: Sequence[str | os.PathLike[str]]) -> TokenStore | PromptStore:
+    """Join the parts that `shard="K/N"` made into the store of all rows.
 
-    It is the very store that `prepare` makes without `shard`, byte for byte, and is opened again by it; duplicates and outliers
-    are found among all rows. Every byte of the parts is verified.
+    Parts are made by `prepare` or `prepare_prompts`. It is the very store that they make without `shard`, byte for byte, and is
+    opened again by them; duplicates and outliers of samples are found among all rows. Every byte of the parts is verified.
 
     Args:
-        store_dir: directory of the store: missing, empty, or a token store, which is replaced once the new one is complete.
+        store_dir: directory of the store: missing, empty, or a store, which is replaced once the new one is complete.
         parts: directories of all N parts.
 
     Raises:
@@ -43,7 +46,7 @@ def merge(store_dir: str | os.PathLike[str], parts: Sequence[str | os.PathLike[s
         DataError: all parts together have more bad rows than `max_bad_rows` allows.
     """
     directory = checked_directory(store_dir)
-    opened = _in_order([TokenStore.open(part) for part in parts])
+    opened = _in_order([open_store(part) for part in parts])
     for part in opened:
         if part.path.resolve() == directory.resolve():
             raise StoreError(f"{directory} is one of the parts; give another directory for the store of all")
@@ -51,7 +54,8 @@ def merge(store_dir: str | os.PathLike[str], parts: Sequence[str | os.PathLike[s
     full, accounting = [part for part in opened if len(part)], _added([part.accounting for part in opened])
     _check_bad_rows(opened, accounting.read)
     if not full:
-        raise StoreError(f"{opened[0].path} and all other parts hold no sample: {accounting}")
+        holds = "prompt" if opened[0].kind == PROMPTS else "sample"
+        raise StoreError(f"{opened[0].path} and all other parts hold no {holds}: {accounting}")
     _check_alike(full)
     remove_leftovers(directory)
     with StoreWriter(directory) as writer:
@@ -68,17 +72,25 @@ def merge(store_dir: str | os.PathLike[str], parts: Sequence[str | os.PathLike[s
             # Otherwise that of the parts, copied as it is.
             tokenizer=None if trained is tokenizer else trained,
             inputs=full[0].inputs,
-            settings=full[0].settings | {"format": formats or full[0].settings["format"]},
+            settings=full[0].settings | ({"format": formats} if formats else {}),
         )
-        findings = Findings()
-        for part in opened:
-            findings.resume(part.lint, without=SET_RULES)
-        findings.add(store_findings(TokenStore(writer.partial, manifest)))
-        writer.commit(manifest, findings.report(accounting.read).dumps())
-    return TokenStore.open(directory)
+        writer.commit(manifest, _lint(opened, writer, manifest))
+    return open_store(directory)
 
 
-def _in_order(parts: list[TokenStore]) -> list[TokenStore]:
+def _lint(parts: list[_Part], writer: StoreWriter, manifest: Manifest) -> str | None:
+    """Report the findings on all parts and among all rows; None of prompts."""
+    samples = [part for part in parts if isinstance(part, TokenStore)]
+    if not samples:
+        return None
+    findings = Findings()
+    for part in samples:
+        findings.resume(part.lint, without=SET_RULES)
+    findings.add(store_findings(TokenStore(writer.partial, manifest)))
+    return findings.report(manifest.accounting.read).dumps()
+
+
+def _in_order(parts: list[_Part]) -> list[_Part]:
     """Sort parts by number.
 
     Raises:
@@ -86,7 +98,7 @@ def _in_order(parts: list[TokenStore]) -> list[TokenStore]:
     """
     if not parts:
         raise StoreError("no parts are given; give the directories that prepare made with `shard`")
-    first, by_number = parts[0], dict[int, TokenStore]()
+    first, by_number = parts[0], dict[int, _Part]()
     for part in parts:
         if part.shard is None or first.shard is None:
             raise StoreError(f"{part.path} is no part but a store of all its rows; parts are made by prepare with `shard`")
@@ -105,7 +117,7 @@ def _in_order(parts: list[TokenStore]) -> list[TokenStore]:
     return [by_number[number] for number in sorted(by_number)]
 
 
-def _check_alike(parts: list[TokenStore]) -> None:
+def _check_alike(parts: list[_Part]) -> None:
     """Refuse rows of one kind beside others, which one process refuses by row.
 
     Raises:
@@ -130,7 +142,7 @@ def _check_alike(parts: list[TokenStore]) -> None:
                 )
 
 
-def _tokenizer(part: TokenStore) -> "PreTrainedTokenizerBase":
+def _tokenizer(part: _Part) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a part so that it is saved as it was, not as one loaded here."""
     tokenizer = part.tokenizer()
     saved = parsed_json((part.path / TOKENIZER / "tokenizer_config.json").read_text("utf-8"))
@@ -140,7 +152,7 @@ def _tokenizer(part: TokenStore) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def _check_bad_rows(parts: list[TokenStore], read: int) -> None:
+def _check_bad_rows(parts: list[_Part], read: int) -> None:
     """Refuse more bad rows than all parts together may leave out, as one process does."""
     bad = BadRows()
     for part in parts:
@@ -160,7 +172,7 @@ def _added(accountings: list[Accounting]) -> Accounting:
     return Accounting(**total)
 
 
-def _sources(part: TokenStore) -> list[SourceFile]:
+def _sources(part: _Part) -> list[SourceFile]:
     return part._manifest.sources
 
 

@@ -152,13 +152,8 @@ def build(
     inputs = fingerprint_of_inputs(sources, job.tokenizer, job.options, job.preprocess, seed)
     whole = None
     if shard is not None:
-        if inputs is None:
-            raise DataError(
-                "`shard` prepares a part of rows that can be read again, and which merge knows again: give files, a list or a "
-                "Dataset, and a preprocess that is a function of a module"
-            )
         whole = sources
-        sources, shard = part_of(sources, shard)
+        sources, shard = known_part(sources, shard, inputs)
     remove_leftovers(directory)
     existing = reusable(TokenStore, directory, inputs, shard)
     if existing is not None:
@@ -207,6 +202,20 @@ def build(
             accounting.forms[AS_HISTORY],
         )
     return TokenStore.open(directory)
+
+
+def known_part(sources: list[Source], shard: Shard, inputs: str | None) -> tuple[list[Source], Shard]:
+    """Restrict sources to a part, as `part_of` does, where `merge` can tell what the part is of.
+
+    Raises:
+        DataError: the rows are read only once, or a function of theirs has no identity; or a source cannot be read.
+    """
+    if inputs is None:
+        raise DataError(
+            "`shard` prepares a part of rows that can be read again, and which merge knows again: give files, a list or a "
+            "Dataset, and a preprocess that is a function of a module"
+        )
+    return part_of(sources, shard)
 
 
 def checked_directory(store_dir: str | os.PathLike[str]) -> Path:

@@ -1,5 +1,6 @@
 """Rows of files → store of prompts: read, tokenised, counted, written."""
 
+import contextlib
 import logging
 import os
 from collections import Counter
@@ -14,11 +15,12 @@ from forge_data._bad_rows import BadRows
 from forge_data._errors import DataError, ForgeDataError, StoreError
 from forge_data._options import PromptOptions
 from forge_data._settings import MAX_BAD_ROWS
+from forge_data._shard import Shard
 from forge_data.findings._rules import Where
 from forge_data.formats._prompts import Question, question
 from forge_data.linting._lost import reason_of, refused
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
-from forge_data.preparing._prepare import check_whole, checked_directory, reusable
+from forge_data.preparing._prepare import check_whole, checked_directory, known_part, reusable
 from forge_data.reading._preprocess import load_preprocess
 from forge_data.reading._record import Record
 from forge_data.reading._row_changes import RowChanges
@@ -56,6 +58,7 @@ def prepare_prompts(
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
+    shard: str | None = None,
 ) -> PromptStore:
     """Write the prompts of files as a store in `store_dir`, to be answered while training.
 
@@ -81,6 +84,7 @@ def prepare_prompts(
         chat_template: a file of a chat template, or the name of one of the tokenizer's, in place of its own.
         chat_template_kwargs: arguments of the chat template for rows that do not give them.
         seed: seed of `store.split` where it is given no other.
+        shard: "3/16" prepares the third of sixteen equal parts of all rows, as `prepare` does; `merge` joins them.
 
     Raises:
         DataError: a file, or a row of it by `file:row`; no row with a prompt.
@@ -101,35 +105,43 @@ def prepare_prompts(
     function = load_preprocess(preprocess)
     changes, columns = RowChanges(function, options.rename_columns), set[str]()
     directory = checked_directory(store_dir)
-    sources = resolve(data_path)
+    sources = whole = resolve(data_path)
+    part = Shard.parse(shard) if shard is not None else None
     loaded = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
     stamps = stamps_of(sources)
     inputs = fingerprint_of_inputs(sources, loaded, options, function, seed)
+    if part is not None:
+        sources, part = known_part(sources, part, inputs)
     remove_leftovers(directory)
-    if (existing := reusable(PromptStore, directory, inputs)) is not None:
+    if (existing := reusable(PromptStore, directory, inputs, part)) is not None:
         return existing
     with StoreWriter(directory) as writer:
         prompts = _PromptWriter(sources, writer, PromptEncoder(loaded), options)
         for number, source in enumerate(sources):
             for rows in _batches(source, changes, columns, options):
                 prompts.add(number, rows)
+        if part is not None:
+            _add_columns(whole, changes, columns)
         changes.check(columns)
-        prompts.check_bad_rows()
+        if part is None:
+            prompts.check_bad_rows()
         check_stamps(sources, stamps)
         accounting = prompts.accounting()
-        if not writer.samples:
+        if not writer.samples and part is None:
             paths = ", ".join(source.path for source in sources[:3]) + (" and more" if len(sources) > 3 else "")
             raise DataError(
                 f"{paths}: no prompt is left: {accounting}; rows need a prompt, or messages that end with the user's"
             )
         settings = {"tokenizer": loaded.name_or_path, **attrs.asdict(options)}
         settings |= {"preprocess": function.name if function is not None else None, "seed": seed}
-        manifest = writer.finish(PROMPTS, prompts.files(), accounting, tokenizer=loaded, inputs=inputs, settings=settings)
+        manifest = writer.finish(
+            PROMPTS, prompts.files(), accounting, tokenizer=loaded, inputs=inputs, settings=settings, shard=part
+        )
         try:
             writer.commit(manifest, None)
         except StoreError:
             # Several processes may prepare the same store at once, as ranks do; all of them use the one that is there.
-            if (existing := reusable(PromptStore, directory, inputs)) is None:
+            if (existing := reusable(PromptStore, directory, inputs, part)) is None:
                 raise
             return existing
     if accounting.dropped:
@@ -259,6 +271,17 @@ class _PromptWriter:
             file = self._sources[source]
             self._writer.drop(file.name, dropped, indexed=file.indexed)
             self._dropped.update(each.reason for each in dropped)
+
+
+def _add_columns(whole: Sequence[Source], changes: RowChanges, columns: set[str]) -> None:
+    """Add the columns of all rows, where a part lacks one that is to be renamed."""
+    for source in whole:
+        # A row of another part that is refused is refused there.
+        for record in source.records(lambda *_: None):
+            if changes.rename.keys() <= columns:
+                return
+            with contextlib.suppress(ForgeDataError):
+                changes(record.place, record.fields, columns)
 
 
 def _batches(source: Source, changes: RowChanges, columns: set[str], options: PromptOptions) -> Iterator[list[_Row]]:

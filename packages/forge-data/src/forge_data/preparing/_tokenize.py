@@ -8,20 +8,20 @@ import attrs
 
 from forge_data._errors import DataError
 from forge_data._example import TokenizedExample
-from forge_data._formats import AUTO
-from forge_data._options import Options
+from forge_data._formats import AUTO, BUILT_IN
+from forge_data._options import ON_OVERFLOW, Options
 from forge_data._values import describe
-from forge_data.formats._registry import check_name, convert, detect
+from forge_data.formats._registry import check_name, convert, detect, formats
 from forge_data.reading._preprocess import load_preprocess
 from forge_data.reading._row_changes import RowChanges
-from forge_data.tokenizing._kept_encoders import kept_encoder
+from forge_data.tokenizing._kept_encoders import kept_encoder, known_encoder
 from forge_data.tokenizing._overflow import fit
 from forge_data.tokenizing._tokenizer import as_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_PLACE = "row"
+_PLACE, _MESSAGES = "row", "messages"
 
 
 def tokenize(
@@ -52,6 +52,10 @@ def tokenize(
     """
     if not isinstance(row, Mapping):
         raise DataError(f"row is {describe(row)}; it must be one row, a mapping of its fields; prepare takes many rows")
+    if chat_template is chat_template_kwargs is preprocess is rename_columns is None and format in (AUTO, _MESSAGES):
+        example = _known(row, tokenizer, format, (train_on, turns, turn_end))
+        if example is not None and _fits(example, max_seq_len, on_overflow):
+            return example
     options = Options(
         format=format,
         train_on=train_on,
@@ -96,6 +100,28 @@ def tokenize(
     if len(fitted.kept) > 1:
         raise DataError(f"{_PLACE}: it becomes {len(fitted.kept)} samples of {max_seq_len} tokens; prepare makes them all")
     return fitted.kept[0]
+
+
+def _known(
+    row: Mapping[str, Any],
+    tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str]",
+    format: str,  # noqa: A002 - as above
+    learned: tuple[Any, Any, Any],
+) -> TokenizedExample | None:
+    """Tokenise a row of plain messages with known roles; None where it must be looked at."""
+    if type(row) is not dict or row.keys() != {_MESSAGES} or type(row[_MESSAGES]) is not list:
+        return None
+    # A format of another package may claim the row.
+    if (format == AUTO and len(formats()) > len(BUILT_IN)) or not all(isinstance(each, (str, type(None))) for each in learned):
+        return None
+    encoder = None if isinstance(tokenizer, (str, os.PathLike)) else known_encoder(tokenizer, *learned)
+    return None if encoder is None else encoder.encode_known(row[_MESSAGES])
+
+
+def _fits(example: TokenizedExample, max_seq_len: object, on_overflow: object) -> bool:
+    """Tell whether an example is not too long, and something of it is learned."""
+    limited = max_seq_len is not None and not (type(max_seq_len) is int and len(example) <= max_seq_len)
+    return not limited and on_overflow in ON_OVERFLOW and example.loss_count > 0
 
 
 def _within(reason: str | None, options: Options) -> str:

@@ -46,6 +46,7 @@ class BatchTokenizer:
         self._tokenizer = tokenizer
         self._offsets = Offsets(tokenizer)
         self._lock = Lock()
+        self._direct = _calls_backend(tokenizer) and not getattr(tokenizer, "split_special_tokens", False)
         self._enabled = _is_plain(tokenizer)
         self._misses = 0
 
@@ -70,6 +71,16 @@ class BatchTokenizer:
             if special or len(texts) < 2 or not self.uses_cache:
                 return self._by_tokenizer(texts, special=special)
             return self._by_cache(texts)
+
+    def one(self, text: str) -> Tokenised | None:
+        """Tokenise one text, no special tokens added; None where its class does so in its own way."""
+        backend: Any = self._tokenizer.backend_tokenizer
+        # What transformers sets anew with each call.
+        if not self._direct or backend.truncation is not None or backend.padding is not None or backend.encode_special_tokens:
+            return None
+        encoded = backend.encode(text, add_special_tokens=False)
+        ids = np.array(encoded.ids, dtype=np.int32)
+        return Tokenised(ids, self._offsets.of(ids, [encoded.offsets]), [len(ids)])
 
     def _by_tokenizer(self, texts: list[str], *, special: bool) -> Tokenised:
         """Tokenise with the tokenizer's own offset mapping."""
@@ -106,14 +117,17 @@ class BatchTokenizer:
         return Tokenised(ids, self._bytes.offsets(texts, ids, sizes), sizes)
 
 
-def _is_plain(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Tell whether a tokenizer passes its texts to a byte-level backend as transformers does."""
+def _calls_backend(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Tell whether a tokenizer passes its texts to its backend as transformers does."""
     from transformers import PreTrainedTokenizerFast
 
     kind, own = type(tokenizer), vars(tokenizer)
-    if any(
+    return not any(
         name in own or getattr(kind, name, None) is not getattr(PreTrainedTokenizerFast, name, None) for name in _ENCODE_METHODS
-    ):
-        return False
+    )
+
+
+def _is_plain(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Tell whether a tokenizer passes its texts to a byte-level backend as transformers does."""
     backend: Any = tokenizer.backend_tokenizer
-    return hasattr(backend, "encode_batch_fast") and "ByteLevel" in repr(backend.decoder)
+    return _calls_backend(tokenizer) and hasattr(backend, "encode_batch_fast") and "ByteLevel" in repr(backend.decoder)

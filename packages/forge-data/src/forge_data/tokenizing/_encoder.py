@@ -16,6 +16,8 @@ from forge_data.chat_template._trace import Run
 from forge_data.formats._documents import ended
 from forge_data.formats._samples import Chat, Document, Encoded, Note, Preference, Sample, Text, Tokens, Unpaired
 from forge_data.masking._conversation import ConversationReader
+from forge_data.masking._frames import Frame
+from forge_data.masking._layouts import allows
 from forge_data.masking._loss_mask import Span, trained_in_order, trained_tokens
 from forge_data.masking._segments import segments
 from forge_data.masking._train_on import learned_parts
@@ -90,6 +92,8 @@ class Encoder:
         self._turn_end = turn_end
         self.vocabulary = len(tokenizer)
         self._tokenize = BatchTokenizer(tokenizer)
+        self._frames: dict[tuple[str, ...], Frame] = {}
+        """By the roles of messages that have contents alone."""
         # By id: is it a special or added token? Runs of blanks are added tokens in some vocabularies (Gemma, GPT-NeoX), and
         # end no turn.
         self._added = np.zeros(self.vocabulary, dtype=np.bool_)
@@ -120,6 +124,34 @@ class Encoder:
             DataError, TemplateError, TokenizerError: by the sample's place; the first one in order.
         """
         return self.finish(self.begin(samples))
+
+    def encode_known(self, messages: Sequence[Mapping[str, Any]]) -> TokenizedExample | None:
+        """Tokenise messages of roles and contents alone, where nothing must be rendered for it.
+
+        It is what `encode` makes; None where that must decide.
+        """
+        roles, contents = [], []
+        for message in messages:
+            if type(message) is not dict or len(message) != 2:
+                return None
+            roles.append(message.get("role"))
+            contents.append(message.get("content"))
+        if not all(type(text) is str for text in (*roles, *contents)):
+            return None
+        frame = self._frames.get(tuple(roles))
+        if frame is None or not allows(frame.absent, contents):
+            return None
+        filled = frame.fill(contents)
+        try:
+            filled.text.encode()
+        except UnicodeEncodeError:
+            return None
+        if (tokens := self._tokenize.one(filled.text)) is None:
+            return None
+        ids, offsets, sizes = tokens
+        labels = np.where(trained_tokens(offsets, filled.spans, self._added[ids]), ids, np.int32(IGNORED))
+        ((spans, names),) = segments(offsets[:, 0], sizes, [filled.runs], [roles])
+        return TokenizedExample(ids, labels, spans, names)
 
     def begin(self, samples: Sequence[Sample]) -> Pending:
         """Render samples and start tokenising them, in the encoder's thread if it has one.
@@ -193,10 +225,14 @@ class Encoder:
                 what = learned_parts(part, self._train_on)
                 roles = [message["role"] for message in part.messages]
                 weights = weights_of(part)
-                return [
+                made: list[TokenizedExample | _Job] = [
                     _Job(each.text, each.spans, each.runs, roles, whole, notes=each.notes, forms=each.forms, weights=weights)
                     for each in self._conversations.read(part, what, next(rendered), whole=whole, thinks=thinks)
                 ]
+                plain = not (part.first_completion or part.trains or part.unmask or weights is not None or whole or thinks)
+                if plain and (frame := self._conversations.frame(part, what)) is not None:
+                    self._frames[tuple(roles)] = frame
+                return made
             case _:
                 return [self._job(part)]
 

@@ -19,6 +19,10 @@ _MOST = 4
 """Encoders that a thread keeps; each keeps its tokenizer."""
 
 
+_Key = tuple[int, str, str, str | None, str]
+"""The tokenizer's id, `train_on`, `turns`, `turn_end`, and the template's arguments as JSON."""
+
+
 class _Kept(NamedTuple):
     """An encoder, and what its tokenizer was like when it was made."""
 
@@ -30,7 +34,7 @@ class _Encoders(threading.local):
     """Encoders of one thread by tokenizer and options, the least recently used first."""
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[tuple[int, str], _Kept] = OrderedDict()
+        self.kept: OrderedDict[_Key, _Kept] = OrderedDict()
 
 
 _encoders = _Encoders()
@@ -48,16 +52,30 @@ def kept_encoder(tokenizer: "PreTrainedTokenizerBase", options: Options) -> Enco
     }  # fmt: skip
     if chosen is not tokenizer:
         return Encoder(chosen, **given)
-    kept = _encoders.kept
+    kept, arguments = _encoders.kept, json.dumps(options.chat_template_kwargs, sort_keys=True)
     # An encoder holds its tokenizer, so no other one can have its id meanwhile.
-    key, state = (id(tokenizer), json.dumps(given, sort_keys=True)), _state(tokenizer)
-    found = kept.get(key)
-    if found is None or found.state != state:
-        found = kept[key] = _Kept(Encoder(tokenizer, **given), state)
-    kept.move_to_end(key)
+    key = (id(tokenizer), options.train_on, options.turns, options.turn_end, arguments)
+    found = _found(key, tokenizer)
+    if found is None:
+        found = kept[key] = _Kept(Encoder(tokenizer, **given), _state(tokenizer))
     while len(kept) > _MOST:
         kept.popitem(last=False)
     return found.encoder
+
+
+def known_encoder(tokenizer: "PreTrainedTokenizerBase", train_on: str, turns: str, turn_end: str | None) -> Encoder | None:
+    """Return the encoder that a call with these arguments left; None without one."""
+    found = _found((id(tokenizer), train_on, turns, turn_end, "{}"), tokenizer)
+    return None if found is None else found.encoder
+
+
+def _found(key: _Key, tokenizer: "PreTrainedTokenizerBase") -> _Kept | None:
+    kept = _encoders.kept
+    found = kept.get(key)
+    if found is None or found.state != _state(tokenizer):
+        return None
+    kept.move_to_end(key)
+    return found
 
 
 def _state(tokenizer: Any) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 from forge_data._errors import StoreError
 from forge_data._paths import expand_user
 from forge_data.store._fetch import local_directory
-from forge_data.store._manifest import MANIFEST, PROMPTS, holds_prompts
+from forge_data.store._manifest import MANIFEST, PROMPTS
 from forge_data.viewing._prompts import prompt_lines
 from forge_data.viewing._terminal import lines, visible
 from forge_data.viewing._view import chosen_indices, views
@@ -68,11 +68,9 @@ def opened(directory: str | os.PathLike[str]) -> "TokenStore | PromptStore":
     Raises:
         StoreError: there is none.
     """
-    from forge_data.store._prompt_store import PromptStore
-    from forge_data.store._token_store import TokenStore
+    from forge_data.store._open import open_store
 
-    place = store_in(directory)
-    return PromptStore.open(place) if holds_prompts(place) else TokenStore.open(place)
+    return open_store(store_in(directory))
 
 
 def store_in(directory: str | os.PathLike[str]) -> Path:

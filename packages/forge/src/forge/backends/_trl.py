@@ -76,7 +76,10 @@ REFUSED: dict[str, str] = {
     "reward_model_path": "TRL would need the reward model's own tokens: wrap it in a reward function",
     "on_reward_error": "TRL stops where a reward function raises",
     "missing_eos_penalty": "TRL has none for GRPO; let a reward function subtract it",
-    "on_equal_rewards": "TRL keeps groups of equal rewards",
+    "overlong_buffer": "TRL has it as a reward function: give reward one that subtracts it",
+    **dict.fromkeys(
+        ("on_equal_rewards", "max_resamples", "min_group_reward", "max_group_reward"), "TRL keeps groups of equal rewards"
+    ),
 }
 """Setting that TRL cannot honour → why."""
 
@@ -116,6 +119,11 @@ class TRLBackend(Backend):
             raise SettingsError(f"ld_alpha has no effect with {verb}: leave it out.")
         if s.passed_on.pad_to_multiple_of is not None and verb == "grpo":
             raise SettingsError("pad_to_multiple_of has no effect with grpo: leave it out.")
+        if verb == "grpo" and s.objective.loss_type == "cispo" and s.objective.clip is not None:
+            raise SettingsError(
+                f"clip={s.objective.clip:g} is not available with loss_type=cispo of backend=trl, which bounds the ratio above "
+                "alone."
+            )
         if verb == "grpo" and s.data.chat_template_kwargs is not None:
             raise SettingsError("chat_template_kwargs is not available with grpo of backend=trl: put them into the template.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import forge_algos
 from forge._errors import SettingsError
 
 CLASSES = {
@@ -35,6 +36,8 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "kl_weight": "beta",
         "clip": "epsilon",
         "clip_high": "epsilon_high",
+        "dual_clip": "delta",
+        "kl_estimator": "use_bias_correction_kl",
         "temperature": "temperature",
         "top_p": "top_p",
         "top_k": "top_k",
@@ -150,10 +153,26 @@ def arguments(
         found["ld_alpha"] = s.passed_on.ld_alpha
     if verb == "grpo":
         found["scale_rewards"] = s.objective.scale
+        found |= _ratio(s.objective)
         found["steps_per_generation"] = cut.micro_batches * s.objective.updates_per_pass
         # The plan has the order of the prompts already.
         found["shuffle_dataset"] = False
     return found
+
+
+def _ratio(s: Any) -> dict[str, Any]:
+    """Return what a policy loss is called there, and the bounds of its ratio."""
+    kind = forge_algos.losses.POLICY_KINDS[s.loss_type]
+    low, high = kind.bounds(s.clip, s.clip_high)
+    of_completions = s.loss_type == "gspo"
+    return {
+        "loss_type": "grpo" if of_completions else s.loss_type,
+        "importance_sampling_level": "sequence" if of_completions else "token",
+        "use_bias_correction_kl": s.kl_estimator == "unbiased",
+        # TRL bounds CISPO's ratio above alone, and by the bound itself.
+        "epsilon": 0.2 if low is None else low,
+        "epsilon_high": 1 + high if kind.clipped == "weight" else high,
+    }
 
 
 def short_steps(sizes: list[int], shards: int, cut: Cut) -> int | None:

@@ -75,6 +75,9 @@ RENAMED = {
         "kl_weight": "kl_coef",
         "clip": "epsilon cliprange",
         "clip_high": "epsilon_high",
+        "dual_clip": "delta clip_ratio_c",
+        "overlong_buffer": "soft_punish_cache overlong_buffer_len",
+        "max_resamples": "max_num_gen_batches",
         "mask_truncated": "mask_truncated_completions",
         "updates_per_pass": "steps_per_generation",
         "num_iterations": "ppo_epochs num_ppo_epochs",
@@ -97,6 +100,10 @@ SWITCHES = {
     "unmask_messages": "train_on=all",
     "mask_history": "train_on=last",
     "precompute_ref_log_probs": "reference=stored",
+    "use_bias_correction_kl": "kl_estimator=unbiased",
+    "importance_sampling_level": "loss_type=gspo, whose ratio is a completion's; other ratios are each token's",
+    "dynamic_sampling": "on_equal_rewards=resample",
+    "filter_groups": "on_equal_rewards=resample",
 }
 """Switch elsewhere → setting that is as if it were on."""
 
@@ -211,21 +218,21 @@ OWN = {
         "orpo": "learn_prompt",
         "reward": "centering",
         "ppo": "lam value_weight value_clip whiten",
-        "grpo": "scale_rewards",
+        "grpo": "scale_rewards dual_clip kl_estimator",
         "sft and osft": "loss neftune_alpha",
         "dpo and grpo": "loss_type",
         "dpo and kto": "reference reference_path",
         "kto": "desirable_weight undesirable_weight",
         "simpo and ppo": "gamma",
-        "grpo and rloo": "on_equal_rewards",
+        "grpo and rloo": "on_equal_rewards max_resamples min_group_reward max_group_reward",
         "sft, osft and pretrain": "z_loss",
         "sft, osft, pretrain, dpo and simpo": "label_smoothing",
         "distill, dpo, orpo, simpo and kto": "beta",
         "distill, ppo, grpo and rloo": "temperature",
         "dpo, orpo, simpo, kto and reward": "on_bad_pair",
         "ppo, grpo and rloo": """max_prompt_len num_generations reward reward_weights reward_model_path on_reward_error
-            max_new_tokens top_p top_k clip clip_high updates_per_pass mask_truncated missing_eos_penalty kl_weight
-            num_iterations""",
+            max_new_tokens top_p top_k clip clip_high updates_per_pass mask_truncated missing_eos_penalty
+            overlong_buffer kl_weight num_iterations""",
         "sft, osft, dpo, orpo, simpo, kto and reward": "normalize",
         "sft, dpo and all others but pretrain": "chat_template chat_template_kwargs on_overflow",
         "sft, dpo and all others but pretrain, ppo, grpo and rloo": "max_seq_len train_on turns turn_end data_format",

@@ -14,6 +14,9 @@ from forge_algos.losses._terms import LossTerms, summed
 from forge_algos.settings._policy_kinds import POLICY_KINDS
 from forge_algos.settings._validators import either
 
+LOSS_ESTIMATORS = ("k3", "unbiased")
+"""Estimators of the KL to the reference that may be a part of the loss."""
+
 
 class _Row(NamedTuple):
     """Owners of the T tokens among B samples, and the samples' lengths."""
@@ -37,11 +40,13 @@ def policy_gradient(
     lengths: torch.Tensor | Sequence[int],
     *,
     kind: str = "dapo",
-    clip: float = 0.2,
+    clip: float | None = None,
     clip_high: float | None = None,
+    dual_clip: float | None = None,
     max_length: int | None = None,
     ref_logps: torch.Tensor | None = None,
     kl_weight: float = 0.0,
+    kl_estimator: str = "k3",
 ) -> LossTerms:
     """Sum -min(ρA, clamp(ρ, 1 - clip, 1 + clip_high)A), normalised as the kind is.
 
@@ -52,6 +57,9 @@ def policy_gradient(
       loss.
     - `grpo` (2402.03300, equation 3): the mean over each sample's tokens is one term, `.count` is B.
     - `dr_grpo` (2503.20783): the sum over each sample's tokens / `max_length` is one term, `.count` is B.
+    - `gspo` (2507.18071, equations 5 to 7): ρ of a whole sample, the geometric mean of its tokens'; `.count` is B.
+    - `cispo` (2506.13585, equations 4 and 5): -sg(min(ρ, 1 + clip_high))·A·log π of a token; `.count` is T. A `clip` bounds the
+      weight below too.
     - `rloo` (2402.14740): ρ of a whole sample, from summed log-probabilities; `.count` is B.
 
     No term depends on another sample: what couples samples is the advantages, which are an argument (`group_advantages`,
@@ -63,13 +71,18 @@ def policy_gradient(
         old_logps: float[T], those of the policy that sampled; `logps.detach()` for a first, on-policy step.
         advantages: float[B], or where ratios are those of tokens float[T] (as from `gae`); no gradient reaches them.
         lengths: int[B], tokens of each sample; they add up to T. On the CPU, so that nothing waits for the device.
-        kind: a name in `POLICY_KINDS`: dapo, dr_grpo, grpo, ppo or rloo.
-        clip: above 0 and below 1.
-        clip_high: above 0; None is `clip`. DAPO uses 0.28 over 0.2.
+        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, grpo, gspo, ppo or rloo.
+        clip: above 0 and below 1; None is the kind's own: 0.2, 0.0003 for `gspo`, no bound for `cispo`.
+        clip_high: above 0; None is `clip`, or the kind's own where that is None too: 0.2, 0.0004 for `gspo`, 4 for `cispo`.
+            DAPO uses 0.28 over 0.2.
+        dual_clip: above 1 + clip_high: what ρ counts at most where the advantage is negative, so that no such term is without
+            bound (c of 1912.09729, equation 5, δ of 2505.07291, equation 1). Not for `cispo`, whose weights are bounded.
         max_length: tokens of the longest sample that was possible; for kinds that divide by it (`dr_grpo`), and only for them.
         ref_logps: float[T], the reference's; with a `kl_weight` above 0.
-        kl_weight: from 0; adds this times k3 to each token (GRPO's β). Not for `rloo`, whose penalty is part of the reward.
-            Where ratios are those of samples, the mean over a sample's tokens is added to its term.
+        kl_weight: from 0; adds this times the KL's estimate to each token (GRPO's β). Not for `rloo`, whose penalty is part of
+            the reward. Where ratios are those of samples, the mean over a sample's tokens is added to its term.
+        kl_estimator: k3 (2402.03300, equation 4), or unbiased: the token's ρ times k3, gradient and all, whose expectation over
+            the policy that sampled has the true KL's gradient (DeepSeek-V3.2, 2512.02556, section 3.1).
 
     Returns:
         LossTerms: over tokens or samples, as above. Stats, over the same terms (a sample's are means over its tokens):
@@ -83,9 +96,10 @@ def policy_gradient(
     >>> terms.per_sample.tolist(), terms.count
     ([-1.0, 1.0], 2)
     """
-    high = clip if clip_high is None else clip_high
-    _check_settings(kind, clip, high, max_length, ref_logps, kl_weight)
+    _check.one_of("kind", kind, POLICY_KINDS)
     how = POLICY_KINDS[kind]
+    low, high = how.bounds(clip, clip_high)
+    _check_settings(kind, low, high, dual_clip, max_length, ref_logps, kl_weight, kl_estimator)
     given = _check.samples(logps=logps, old_logps=old_logps, ref_logps=ref_logps)
     new = given["logps"]
     cut = _check.cuts(lengths, new, "logps")
@@ -95,17 +109,26 @@ def policy_gradient(
         log_ratio = row.sums(log_ratio) if how.ratio == "sequence_sum" else row.means(log_ratio)
     weights = _advantages(advantages, row, kind).to(new.dtype)
     ratio = finite_exp(log_ratio)
-    losses = -torch.minimum(ratio * weights, ratio.clamp(1 - clip, 1 + high) * weights)
+    least = None if low is None else 1 - low
+    held = ratio.clamp(least, 1 + high)
+    below, above = held > ratio, held < ratio
+    if how.clipped == "weight":
+        losses = -held.detach() * weights * new
+    else:
+        whole = ratio if dual_clip is None else ratio.clamp(max=dual_clip)
+        losses = -torch.minimum(whole * weights, held * weights)
+        below, above = below & (weights < 0), (above & (weights > 0)) | ((whole < ratio) & (weights < 0))
     stats = {
-        "clipped_low": ((ratio < 1 - clip) & (weights < 0)).to(new.dtype),
-        "clipped_high": ((ratio > 1 + high) & (weights > 0)).to(new.dtype),
+        "clipped_low": below.to(new.dtype),
+        "clipped_high": above.to(new.dtype),
         "ratio": ratio,
         "approx_kl": estimate(-log_ratio.detach(), "k3"),
     }
     if "ref_logps" in given:
         ref_kl = estimate(new - given["ref_logps"].detach(), "k3")
-        stats["ref_kl"] = ref_kl if how.ratio == "token" else row.means(ref_kl)
-        losses = losses + kl_weight * stats["ref_kl"]
+        weighed = ref_kl * finite_exp(new - given["old_logps"].detach()) if kl_estimator == "unbiased" else ref_kl
+        stats["ref_kl"], weighed = (ref_kl, weighed) if how.ratio == "token" else (row.means(ref_kl), row.means(weighed))
+        losses = losses + kl_weight * weighed
     if how.ratio != "token" or how.reduce == "tokens":
         return summed(losses, stats)
     terms = row.means(losses) if max_length is None else row.sums(losses) / max_length
@@ -168,13 +191,25 @@ def _advantages(advantages: torch.Tensor, row: _Row, kind: str) -> torch.Tensor:
 
 
 def _check_settings(
-    kind: str, clip: float, clip_high: float, max_length: int | None, ref_logps: torch.Tensor | None, kl_weight: float
+    kind: str,
+    clip: float | None,
+    clip_high: float,
+    dual_clip: float | None,
+    max_length: int | None,
+    ref_logps: torch.Tensor | None,
+    kl_weight: float,
+    kl_estimator: str,
 ) -> None:
-    """Raise LossError for an unknown kind, or a number that is out of range or not read by it."""
-    _check.one_of("kind", kind, POLICY_KINDS)
-    _check.number("clip", clip, above=0, below=1)
+    """Raise LossError for a number that is out of range or not read by this kind."""
+    if clip is not None:
+        _check.number("clip", clip, above=0, below=1)
     _check.number("clip_high", clip_high, above=0)
+    if dual_clip is not None:
+        if POLICY_KINDS[kind].clipped == "weight":
+            raise LossError(f"dual_clip={dual_clip}: {kind!r} bounds its weights by clip_high, and reads no other bound")
+        _check.number("dual_clip", dual_clip, above=1 + clip_high)
     _check.number("kl_weight", kl_weight, least=0)
+    _check.one_of("kl_estimator", kl_estimator, LOSS_ESTIMATORS)
     readers = [name for name, each in POLICY_KINDS.items() if each.reduce == "max_length"]
     if (max_length is not None) != (kind in readers):
         raise LossError(
@@ -185,5 +220,7 @@ def _check_settings(
         _check.number("max_length", max_length, least=1)
     if (ref_logps is not None) != (kl_weight > 0):
         raise LossError("ref_logps and kl_weight: both or none, the weight above 0")
+    if kl_estimator != "k3" and not kl_weight:
+        raise LossError(f"kl_estimator={kl_estimator!r} has no effect without a kl_weight above 0")
     if kl_weight and not POLICY_KINDS[kind].kl:
         raise LossError(f"kl_weight: {kind!r} has its penalty in the reward (`kl(..., estimator='k1')`, summed over a sample)")

@@ -14,14 +14,13 @@ from forge_algos.settings._policy_kinds import POLICY_KINDS
 class GRPO(OnlineObjective[GRPOSettings]):
     """GRPO (arXiv 2402.03300): the clipped ratio times the group's advantage, plus the KL.
 
-    The KL is `kl_weight` times k3 to the reference. `settings.loss_type` names the kind; terms are completions (grpo, dr_grpo)
-    or tokens (dapo), as its row in `POLICY_KINDS` has it.
+    The KL is `kl_weight` times an estimate to the reference. `settings.loss_type` names the kind; terms are completions (grpo,
+    dr_grpo, gspo) or tokens (dapo, cispo), as its row in `POLICY_KINDS` has it.
     """
 
     def __init__(self, settings: GRPOSettings | None = None) -> None:
         """Take the settings; None takes their defaults."""
         super().__init__(settings or GRPOSettings())
-        self.kind = self.settings.loss_type
 
     def loss_options(self, batch: OnlineBatch, device: torch.device) -> dict[str, Any]:
         """Return the clip, the KL's weight and reference, and the divisor of sums."""
@@ -32,4 +31,6 @@ class GRPO(OnlineObjective[GRPOSettings]):
             "max_length": s.max_new_tokens if divides else None,
             "ref_logps": reference,
             "kl_weight": s.kl_weight,
+            "kl_estimator": s.kl_estimator,
+            "dual_clip": s.dual_clip,
         }

@@ -20,12 +20,10 @@ S = TypeVar("S", bound=OnlineSettings)
 class OnlineObjective(Generic[S]):
     """Base class of an online method: the clipped ratio, weighed by the batch's advantages.
 
-    A subclass names its `kind`, and overrides `loss_options` or `terms` where its loss has more than the clipped ratio. What
-    couples completions is settled when the rollout is made, before anything is cut.
+    A subclass overrides `loss_options` or `terms` where its loss has more than the clipped ratio. What couples completions is
+    settled when the rollout is made, before anything is cut.
     """
 
-    kind: str
-    """Row of `POLICY_KINDS`: what the ratio is formed of, and what a term is."""
     further: ClassVar[tuple[str, ...]] = ()
     """Further stats of this method, sums over its terms."""
     wanted: ClassVar[tuple[str, ...]] = ()
@@ -34,6 +32,11 @@ class OnlineObjective(Generic[S]):
     def __init__(self, settings: S) -> None:
         """Take the method's settings."""
         self.settings = settings
+
+    @property
+    def kind(self) -> str:
+        """Row of `POLICY_KINDS`: what the ratio is formed of, and what a term is."""
+        return self.settings.kind
 
     @property
     def unit(self) -> str:
@@ -52,7 +55,7 @@ class OnlineObjective(Generic[S]):
         if not len(batch.groups.lengths):
             return 0
         check_online(batch)
-        return len(batch.groups.lengths) if self.unit == "completions" else len(batch.groups.rows)
+        return len(batch.groups.lengths) + batch.masked if self.unit == "completions" else len(batch.groups.rows)
 
     def samples(self, batch: OnlineBatch) -> int:
         """Count the completions of a batch."""
@@ -170,6 +173,7 @@ class BoundOnline:
             from_reference = kl(logps.detach(), to_float32(batch.ref_logps, self.device)).sum
         stats = terms.stats
         return terms._replace(
+            count=terms.count + (batch.masked if objective.unit == "completions" else 0),
             stats={
                 "completions": logps.new_tensor(float(len(lengths))),
                 "rewards": to_float32(batch.rewards, self.device).sum(),
@@ -179,5 +183,5 @@ class BoundOnline:
                 "clipped": stats["clipped_low"] + stats["clipped_high"],
                 "ratio": stats["ratio"],
                 "approx_kl": stats["approx_kl"],
-            }
+            },
         )

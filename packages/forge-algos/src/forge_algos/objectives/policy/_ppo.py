@@ -21,7 +21,6 @@ class PPO(OnlineObjective[PPOSettings]):
     to the reference is part of the rewards, and so of the advantages.
     """
 
-    kind = "ppo"
     further: ClassVar[tuple[str, ...]] = ("value_loss", "value_error", "value_clipped")
     wanted: ClassVar[tuple[str, ...]] = ("returns", "old_values")
 

@@ -10,8 +10,6 @@ class RLOO(OnlineObjective[RLOOSettings]):
     Terms are completions. The KL to the reference is part of the reward.
     """
 
-    kind = "rloo"
-
     def __init__(self, settings: RLOOSettings | None = None) -> None:
         """Take the settings; None takes their defaults."""
         super().__init__(settings or RLOOSettings())

@@ -145,6 +145,17 @@ def total(scores: Mapping[str, NDArray[np.float32]], weights: Mapping[str, float
     return np.where(scored.any(0), np.where(scored, stacked, 0).sum(0), np.nan).astype(np.float32)
 
 
+def overlong(lengths: NDArray[Any], most: int, buffer: int) -> NDArray[np.float64]:
+    """Return the soft overlong punishment of completions, from 0 to 1: float64[B].
+
+    It is 0 up to `most` - `buffer` tokens and rises to 1 at `most` (DAPO, arXiv 2503.14476, equation 13); 0 where `buffer` is.
+
+    >>> overlong(np.array([5, 8, 9, 10]), most=10, buffer=4).tolist()
+    [0.0, 0.5, 0.75, 1.0]
+    """
+    return np.clip((lengths - (most - buffer)) / buffer, 0.0, 1.0) if buffer else np.zeros(len(lengths))
+
+
 def _call(reward: Reward, inputs: RewardInputs) -> NDArray[np.float32]:
     B = len(inputs.completions)
     try:

@@ -45,6 +45,9 @@ class Rollout:
     trained: NDArray[np.bool_]
     """bool[B]: whether updates train on it: not if it is unscored, masked,
     or in a group that is skipped."""
+    masked: NDArray[np.bool_]
+    """bool[B]: whether it has no term and counts in a mean over completions all the same:
+    completions that were cut off, with `mask_truncated`."""
     old_logps: Floats
     """float32[M]: log-probabilities under the policy that sampled, at the temperature, in nats;
     NaN where none is needed."""
@@ -56,6 +59,8 @@ class Rollout:
     """float32[M]; 0 where nothing is trained."""
     returns: Floats | None
     """float32[M]: the value head's targets; None without one."""
+    resampled: int = 0
+    """How many times groups were sampled anew, all groups together."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -83,6 +88,7 @@ class Rollout:
             "cut_off": int((~self.finished).sum()),
             "unscored": int((~scored).sum()),
             "equal_rewards": equal_groups(self.rewards, groups, len(self.prompt_rows)).sum().item(),
+            "resampled": self.resampled,
             "trained": int(self.trained.sum()),
         }
         found |= {f"reward/{name}": _mean(values[~np.isnan(values)]) for name, values in self.scores.items()}

@@ -41,6 +41,7 @@ def _lines(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {
         "rollout": VERSION,
         "seed": fields["seed"],
+        "resampled": fields["resampled"],
         "prompts": len(fields["prompt_rows"]),
         "completions": len(fields["groups"]),
         "functions": list(fields["scores"]),
@@ -64,6 +65,7 @@ def _lines(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "scores": {name: _plain(values[i : i + 1])[0] for name, values in fields["scores"].items()},
             "finished": bool(fields["finished"][i]),
             "trained": bool(fields["trained"][i]),
+            "masked": bool(fields["masked"][i]),
             "completion_ids": fields["completion_ids"][i].tolist(),
             **{name: _plain(fields[name][tokens]) for name in arrays},
         }
@@ -101,6 +103,8 @@ def _fields(head: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]
         raise ValueError(f"{len(prompts)} of {head['prompts']} prompts")
     found: dict[str, Any] = {
         "seed": int(head["seed"]),
+        # Absent in files of earlier versions, as `masked`.
+        "resampled": int(head.get("resampled", 0)),
         "prompt_rows": np.array([line["row"] for line in prompts], np.int64),
         "prompt_ids": tuple(np.array(line["prompt_ids"], np.int32) for line in prompts),
         "prompt_texts": tuple(line["prompt"] for line in prompts),
@@ -109,6 +113,7 @@ def _fields(head: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]
         "completion_texts": tuple(line["completion"] for line in lines),
         "finished": np.array([line["finished"] for line in lines], bool),
         "trained": np.array([line["trained"] for line in lines], bool),
+        "masked": np.array([line.get("masked", False) for line in lines], bool),
         "rewards": _floats([line["reward"] for line in lines]),
         "scores": {name: _floats([line["scores"][name] for line in lines]) for name in head["functions"]},
     }

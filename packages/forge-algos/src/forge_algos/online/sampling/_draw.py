@@ -25,6 +25,11 @@ def uniforms(seed: int, completions: Sequence[tuple[int, int]], steps: int) -> t
     return torch.from_numpy(np.stack(drawn)).float().clamp_(max=_BELOW_ONE)
 
 
+def attempt_seed(seed: int, attempt: int) -> int:
+    """Return the seed with which completions are sampled for the `attempt`-th time, from 0."""
+    return seed if not attempt else int(np.random.SeedSequence([seed, attempt]).generate_state(1, np.uint64)[0])
+
+
 class DrawToken:
     """Logits processor that leaves only the drawn token possible, for greedy decoding to take."""
 

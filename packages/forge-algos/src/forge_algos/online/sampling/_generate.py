@@ -20,6 +20,7 @@ from forge_algos._errors import RolloutError
 from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.isolation._alone import runs_alone
+from forge_algos.isolation._layers import divided_layers
 from forge_algos.online.sampling._draw import DrawToken, Warp, uniforms
 from forge_algos.online.sampling._sampler import Completion
 
@@ -85,10 +86,11 @@ class GenerateSampler:
         top_p: float,
         top_k: int,
         seed: int,
-        first: int = 0,
+        numbers: Sequence[int] | None = None,
     ) -> list[Completion]:
         """Sample as `Sampler.sample`; with `synced` every rank calls it, one without prompts too."""
-        wanted = [(number, which) for number in range(len(prompts)) for which in range(num_generations)]
+        known = range(len(prompts)) if numbers is None else numbers
+        wanted = [(prompt, which) for prompt in range(len(prompts)) for which in range(num_generations)]
         found: dict[tuple[int, int], Completion] = {}
         # Prompts of similar length side by side: less padding.
         wanted.sort(key=lambda pair: len(prompts[pair[0]]), reverse=True)
@@ -101,8 +103,8 @@ class GenerateSampler:
                     self._generate([np.zeros(1, np.int64)], torch.zeros(1, 1), [], 1)
                     continue
                 batch = batches.pop(0)
-                numbers = uniforms(seed, [(first + prompt, which) for prompt, which in batch], max_new_tokens)
-                rows = self._generate([prompts[prompt] for prompt, _ in batch], numbers, warps, max_new_tokens)
+                drawn = uniforms(seed, [(known[prompt], which) for prompt, which in batch], max_new_tokens)
+                rows = self._generate([prompts[prompt] for prompt, _ in batch], drawn, warps, max_new_tokens)
                 found.update(zip(batch, rows, strict=True))
         return [found[pair] for pair in sorted(found)]
 
@@ -114,7 +116,7 @@ class GenerateSampler:
             # The batch is sorted: its first prompt is the longest.
             longest, virtual = len(prompts[wanted[start][0]]), virtual_tokens(self._model)
             rows = max(1, self._batch_tokens // (virtual + longest + max_new_tokens))
-            if virtual or runs_alone(self._model):
+            if virtual or runs_alone(self._model) or divided_layers(self._model):
                 # No padding: PEFT puts virtual tokens before it, and so farther from a shorter prompt than in training; and not
                 # every model with a state leaves padding out of it.
                 rows = min(rows, sum(len(prompts[prompt]) == longest for prompt, _ in wanted[start:]))

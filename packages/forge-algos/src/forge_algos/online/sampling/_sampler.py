@@ -33,7 +33,7 @@ class Sampler(Protocol):
         top_p: float,
         top_k: int,
         seed: int,
-        first: int = 0,
+        numbers: Sequence[int] | None = None,
     ) -> list[Completion]:
         """Draw `num_generations` completions of each prompt, prompt after prompt.
 
@@ -45,7 +45,7 @@ class Sampler(Protocol):
             top_p: from the likeliest tokens that hold this share; 1 is all.
             top_k: from this many likeliest tokens; 0 is all.
             seed: where all random numbers come from.
-            first: the number of `prompts[0]` among those of all ranks: prompt `first + i` is answered from `seed` and its
-                number, whichever prompts stand beside it.
+            numbers: the number of each prompt among those of all ranks; None counts from 0. A prompt is answered from `seed`
+                and its number, whichever prompts stand beside it.
         """
         ...

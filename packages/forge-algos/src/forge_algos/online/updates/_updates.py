@@ -1,5 +1,7 @@
 """Batches of a rollout's updates, on each data shard."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,15 @@ from forge_algos.batches._online import OnlineBatch
 from forge_algos.online.rollout._rollout import Rollout
 from forge_algos.online.updates._collate import collate
 from forge_algos.online.updates._divide import Indices, divide_shards, divide_steps
+
+
+class Update(NamedTuple):
+    """One optimizer step on a rollout."""
+
+    parts: list[list[Indices]]
+    """[data shard][micro-batch] → int[b], the completions that have a term."""
+    masked: int
+    """Completions of the step that count in a mean over completions and have no term."""
 
 
 def rollout_batches(
@@ -45,6 +56,7 @@ def rollout_batches(
         np.array([len(ids) for ids in rollout.prompt_ids], np.int64),
         rollout.lengths,
         rollout.trained,
+        rollout.masked,
         seed=rollout.seed if seed is None else seed,
         updates=updates,
         passes=passes,
@@ -53,7 +65,17 @@ def rollout_batches(
         share_prompts=share_prompts,
     )
     mine = parallel.data_parallel_rank if rank is None else rank
-    return [[_batch(rollout, indices, share_prompts=share_prompts) for indices in step[mine]] for step in steps]
+    batches = []
+    for step in steps:
+        # Counted once: in the step's first batch that trains on anything.
+        first = next(((shard, k) for shard, parts in enumerate(step.parts) for k, part in enumerate(parts) if len(part)), None)
+        batches.append(
+            [
+                _batch(rollout, indices, share_prompts=share_prompts, masked=step.masked if (mine, k) == first else 0)
+                for k, indices in enumerate(step.parts[mine])
+            ]
+        )
+    return batches
 
 
 def update_indices(
@@ -61,6 +83,7 @@ def update_indices(
     prompt_tokens: NDArray[np.int64],
     lengths: NDArray[np.int64],
     trained: NDArray[np.bool_],
+    masked: NDArray[np.bool_],
     *,
     seed: int,
     updates: int,
@@ -68,23 +91,22 @@ def update_indices(
     max_tokens: int,
     data_parallel_size: int,
     share_prompts: bool,
-) -> list[list[list[Indices]]]:
-    """Divide the trained completions: [update][data shard][micro-batch] → indices int[b]."""
-    used = np.flatnonzero(trained)
+) -> list[Update]:
+    """Divide the trained completions into updates; the masked ones count in their group's."""
+    used = np.flatnonzero(trained | masked)
     found = []
     for number in range(passes):
         for step in divide_steps(groups[used], updates=updates, seed=seed, number=number):
-            found.append(  # noqa: PERF401  two loops read better than a comprehension of both
-                divide_shards(
-                    used[step],
-                    groups,
-                    prompt_tokens[groups],
-                    lengths,
-                    max_tokens=max_tokens,
-                    data_parallel_size=data_parallel_size,
-                    share_prompts=share_prompts,
-                )
+            parts = divide_shards(
+                used[step][trained[used[step]]],
+                groups,
+                prompt_tokens[groups],
+                lengths,
+                max_tokens=max_tokens,
+                data_parallel_size=data_parallel_size,
+                share_prompts=share_prompts,
             )
+            found.append(Update(parts, int(masked[used[step]].sum())))
     return found
 
 
@@ -112,11 +134,12 @@ def packed(
     )
 
 
-def _batch(rollout: Rollout, indices: Indices, *, share_prompts: bool) -> OnlineBatch:
+def _batch(rollout: Rollout, indices: Indices, *, share_prompts: bool, masked: int) -> OnlineBatch:
     places = token_places(rollout.starts, indices)
     row = packed(indices, rollout.groups, rollout.prompt_ids, rollout.completion_ids, share_prompts=share_prompts)
     return OnlineBatch(
         groups=row,
+        masked=masked,
         old_logps=rollout.old_logps[places],
         advantages=rollout.advantages[places],
         rewards=rollout.rewards[indices],
