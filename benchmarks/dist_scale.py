@@ -71,20 +71,15 @@ class Wire:
         return from_json(self.answers[self.rank])
 
 
-def plan(world_size: int, copies: int, layers: int, *, memory: bool) -> dict[str, Any]:
-    """Plan a save: seconds and bytes of rank 0 and of the worst other rank; with `memory` their peaks instead of seconds."""
-    wire = Wire(world_size)
-    seconds: dict[int, float] = dict.fromkeys(range(world_size), 0.0)
-    busy: dict[int, float] = dict.fromkeys(range(world_size), 0.0)
-    peaks: dict[int, int] = dict.fromkeys(range(world_size), 0)
-    gathered = 0
-    plans = {}
+def plan(world_size: int, copies: int, layers: int) -> dict[str, Any]:
+    """Plan a save: seconds, peaks and bytes of rank 0 and of the worst of some other ranks."""
+    wire, plans = Wire(world_size), {}
+    parts = world_size // copies  # ranks that hold the same part describe it in the same words
 
-    def turn(rank: int) -> None:
-        """Let a rank go on until it waits for another."""
+    def turn(rank: int, *, traced: bool = False) -> dict[str, float]:
+        """Let a rank go on until it waits for another; return what that took."""
         wire.rank = rank
         held = pieces(rank, world_size, copies, layers)
-        traced = memory and rank in (0, 1, world_size - 1)  # tracing takes time
         if traced:
             tracemalloc.start()
         began, working = time.perf_counter(), time.process_time()
@@ -92,43 +87,38 @@ def plan(world_size: int, copies: int, layers: int, *, memory: bool) -> dict[str
         plans[rank] = SharedPlan(wire)  # pyrefly: ignore[bad-argument-type]  as much of Ranks as it needs
         with suppress(WaitingError):
             plans[rank].make(held, [])
-        seconds[rank] += time.perf_counter() - began
-        busy[rank] += time.process_time() - working
+        took: dict[str, float] = {
+            "seconds": round(time.perf_counter() - began, 3),
+            "processor_seconds": round(time.process_time() - working, 3),
+        }
         if traced:
-            peaks[rank] = max(peaks[rank], tracemalloc.get_traced_memory()[1])
+            took = {"peak_bytes": tracemalloc.get_traced_memory()[1]}
             tracemalloc.stop()
+        return took
 
     turn(0)  # its names
-    others = range(1, world_size)
-    for rank in others:
-        turn(rank)
-    seconds[0] = busy[0] = 0.0
-    turn(0)  # the plan
-    # The coordinator's part is whole now. Of the others two are gone through with what they receive.
-    for rank in (1, world_size - 1):
-        seconds[rank] = busy[rank] = 0.0
-        turn(rank)
-    if not memory:
-        gathered = sum(len(json.dumps(pieces(rank, world_size, copies, layers))) for rank in (0, world_size - 1)) // 2
-    sent = [len(each) for rank, each in sorted(wire.descriptions.items())]
-    longest = max(sent)
-    received = max(map(len, wire.answers)) + len(wire.catalog)
-    found = {
-        "rank_0": {"sends_bytes": world_size * max(map(len, wire.answers)) + len(wire.catalog)},
-        "others": {"sends_bytes": longest, "receives_bytes": received},
-    }
-    found["rank_0"]["receives_bytes"] = world_size * longest
-    if memory:
-        return {"rank_0": {"peak_bytes": peaks[0]}, "others": {"peak_bytes": max(peaks[rank] for rank in others)}}
-    found["rank_0"] |= {"seconds": round(seconds[0], 3), "processor_seconds": round(busy[0], 3)}
-    found["others"]["seconds"] = round(max(seconds[rank] for rank in others), 3)
-    found["others"]["processor_seconds"] = round(max(busy[rank] for rank in others), 3)
-    began = time.perf_counter()
+    for rank in range(1, world_size):
+        if rank < parts:
+            turn(rank)
+        else:
+            wire.descriptions[rank] = wire.descriptions[rank % parts]
+    found: dict[str, Any] = {"rank_0": turn(0)}  # the plan
+    # Some of the others go through it with what they receive.
+    each = [turn(rank) for rank in (1, world_size // 2, world_size - 1)]
+    found["others"] = {key: max(took[key] for took in each) for key in each[0]}
+    # Again with its memory traced, which takes time.
+    found["rank_0"] |= turn(0, traced=True)
+    found["others"]["peak_bytes"] = max(turn(rank, traced=True)["peak_bytes"] for rank in (1, world_size - 1))
+    longest, answer = max(map(len, wire.descriptions.values())), max(map(len, wire.answers))
+    found["rank_0"] |= {"sends_bytes": world_size * answer + len(wire.catalog), "receives_bytes": world_size * longest}
+    found["others"] |= {"sends_bytes": longest, "receives_bytes": answer + len(wire.catalog)}
+    began = time.process_time()
     text = manifest(world_size, plans[0]).to_text()
-    found["manifest"] = {"bytes": len(text), "seconds": round(time.perf_counter() - began, 3)}
+    found["manifest"] = {"bytes": len(text), "processor_seconds": round(time.process_time() - began, 3)}
     # Each save after the first: a digest to rank 0, and its answer.
     found["unchanged"] = {"sends_bytes": len(to_json({"step": 1000, "invalid": None, "pieces": "0" * 64}))}
-    found["gathered_on_every_rank_bytes"] = world_size * gathered
+    sizes = [len(json.dumps(pieces(rank, world_size, copies, layers))) for rank in (0, world_size - 1)]
+    found["gathered_on_every_rank_bytes"] = world_size * sum(sizes) // 2
     return found
 
 
@@ -285,9 +275,7 @@ def main() -> None:
     stores: dict[str, Any] = {}
     for world_size in sizes:
         for strategy, copies in (("fsdp2", 1), ("hsdp", max(1, world_size // 8))):
-            found = plan(world_size, copies, layers, memory=False)
-            for who, peak in plan(world_size, copies, layers, memory=True).items():
-                found[who] |= peak
+            found = plan(world_size, copies, layers)
             plans[f"{strategy}x{world_size}"] = found
             note(f"{strategy} on {world_size}: {found['rank_0']}, {found['others']}, manifest {found['manifest']}")
         stores[str(world_size)] = store(world_size, seconds)
