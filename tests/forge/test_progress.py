@@ -107,3 +107,15 @@ def test_what_fails_is_not_said_to_be_done(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ValueError, match="no"), made.taking("loading it", "loaded it"):
         raise ValueError("no")
     assert "loaded" not in printed.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_name_controls_no_terminal(terminal: bool) -> None:
+    """A file's name or another rank's message may hold escapes of a terminal: they are shown, and not obeyed."""
+    made, printed = reporter(terminal=terminal)
+    made.note("loading a\x1b[2J\x9b2Kb.jsonl\nfine")
+    made.doing("exporting \x1b]0;title\x07")
+    shown = printed.getvalue()
+    assert "loading a\\x1b[2J\\x9b2Kb.jsonl\nfine" in shown
+    assert "exporting \\x1b]0;title\\x07" in shown
+    assert not set(shown) & set("\x1b\x9b\x07")

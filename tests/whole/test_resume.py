@@ -343,6 +343,36 @@ def test_a_second_run_is_refused_while_the_first_lives(given: dict[str, Any], le
     assert forge.sft(**given, ckpt_output_dir=left).steps == 4
 
 
+@pytest.mark.parametrize("async_save", [True, False])
+def test_a_run_whose_directory_was_taken_over_commits_nothing(
+    async_save: bool, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From then on no full state, no export and no result appears; status 1, and the same command goes on from before."""
+    from forge.run._run_directory import RunDirectory
+
+    run, written = tmp_path / "run", RunDirectory.metrics
+
+    def lose(out: RunDirectory, values: Any) -> None:
+        written(out, values)
+        if values["step"] == 3:
+            for record in run.glob(".forge-owner-*"):
+                record.unlink()
+
+    monkeypatch.setattr(RunDirectory, "metrics", lose)
+    settings = {**given, "async_save": async_save, "checkpoint_at_epoch": True, "ckpt_output_dir": run}
+    with pytest.raises(forge.RunTakenOverError, match="lost it and ends without writing anything more") as caught:
+        forge.sft(**settings)
+    assert caught.value.exit_status == 1
+    # In the background the state of step 2 may not have been finished when the directory was lost.
+    states = sorted(state.name for state in (run / "full_state").glob("step_*"))
+    assert states in ([["step_1"], ["step_1", "step_2"]] if async_save else [["step_1", "step_2"]])
+    assert not (run / "hf_format").exists() or not any((run / "hf_format").iterdir())
+    assert not (run / "result.json").exists()
+    assert "failed" not in log(run)
+    monkeypatch.undo()
+    assert forge.sft(**settings).steps == 4
+
+
 def test_settings_travel_to_workers_with_their_origins(given: dict[str, Any], tmp_path: Path) -> None:
     """Settings that a launcher writes for its workers keep every value and every origin."""
     s = resolve(

@@ -214,6 +214,8 @@ def test_srun_with_a_task_a_node_makes_launchers():
     assert 20000 <= t.master[1] < 30000
     assert t.origins["nnodes"] == "SLURM_STEP_NUM_NODES"
     assert of(SRUN, nproc_per_node=4, master_port=5).master == ("gpu07", 5)
+    assert t.rdzv_id == "slurm-1234567-0", "by which two runs at one port are told apart"
+    assert of(SRUN, nproc_per_node=4, rdzv_id="mine").rdzv_id == "mine"
 
 
 def test_srun_with_several_tasks_a_node_makes_workers():
@@ -227,6 +229,11 @@ def test_srun_with_several_tasks_a_node_makes_workers():
     t = of(environ)
     assert (t.role, t.rank, t.world_size, t.local_rank, t.local_world_size, t.node_rank) == ("worker", 6, 7, 2, 3, 1)
     assert t.master[0] == "gpu07"
+    assert t.rdzv_id == of(environ | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}).rdzv_id
+    assert t.rdzv_id != of(environ | {"SLURM_STEP_ID": "1"}).rdzv_id
+    alone = environ | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "7"}
+    assert of(alone).master[0] == "127.0.0.1", "on one node nobody else can listen in"
+    assert of(alone, master_addr="gpu07").master[0] == "gpu07"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """A process group that a program made before: the run takes it, and leaves it as it was."""
 
 import os
+import shutil
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -8,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from forge_dist import LaunchError, LaunchSettings, join, topology
+from forge_dist.ranks._network import machine_here
 
 from ...ranks import run_on_ranks
 
@@ -70,6 +74,41 @@ def test_a_run_takes_the_group_that_is_there(with_variables):
         assert "RANK=7" in refused[0]
         assert "WORLD_SIZE=7" in refused[1]
         assert "nproc_per_node=3" in refused[2]
+
+
+def twins():
+    from forge_dist.ranks import _meeting
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank = dist.get_rank()
+    _meeting.machine_here = lambda: f"one name, machine {rank // 2}"
+    with join(topology(LaunchSettings())) as ranks:
+        ranks.connect("gloo", torch.device("cpu"))
+        found = [ranks.host, ranks.node_rank, ranks.local_rank, ranks.local_world_size, ranks.sum([1.0])]
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.slow
+def test_hosts_of_one_name_are_two_hosts():
+    """Ranks that share a name and no machine do not share devices: they were numbered as if they did."""
+    found = run_on_ranks(twins, 3, joined=False)
+    assert len({name for name, *_ in found}) == 1
+    assert [rest for _, *rest in found] == [[0, 0, 2, [3.0]], [0, 1, 2, [3.0]], [1, 0, 1, [3.0]]]
+
+
+def test_a_machine_is_more_than_its_name():
+    """Another network of this host, which has its name and its boot, is another machine; a second process is not."""
+    code = "from forge_dist.ranks._network import machine_here; print(machine_here())"
+    inside = ["unshare", "--map-root-user", "--net"]
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == machine_here() + "\n"
+    )
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no network namespaces here")
+    other = subprocess.run([*inside, sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert other != machine_here()
+    assert other.split()[:2] == machine_here().split()[:2]
 
 
 def test_a_group_of_one_is_no_world():

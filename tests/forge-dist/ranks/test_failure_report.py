@@ -66,6 +66,14 @@ class OwnStatus(Exception):
     exit_status = 7
 
 
+class AFamily(Exception):
+    """Named by the caller."""
+
+
+class OfAFamily(AFamily):
+    exit_status = 3
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "statement"),
     [
@@ -77,14 +85,16 @@ class OwnStatus(Exception):
         (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), WorkerError, "UnicodeDecodeError"),
         (KeyboardInterrupt(), WorkerError, "KeyboardInterrupt"),
         (SystemExit(3), WorkerError, "left with exit status 3"),
-        (OwnStatus("x"), OwnStatus, "x (rank 1 on here)"),
+        (OwnStatus("x"), WorkerError, "rank 1 on here ended: OwnStatus: x"),
+        (AFamily("x"), AFamily, "x (rank 1 on here)"),
+        (OfAFamily("x"), OfAFamily, "x (rank 1 on here)"),
     ],
 )
 def test_it_is_made_again(error, kind, statement):
-    """Class and message are the worker's own where one text makes the class; otherwise a WorkerError names both. Statuses are
-    kept.
+    """Class and message are the worker's own where the class is known and one text makes it; otherwise a WorkerError names
+    both. Statuses are kept.
     """
-    made = rebuild_exception(json.loads(json.dumps(failure_report(error, rank=1, host="here"))))
+    made = rebuild_exception(json.loads(json.dumps(failure_report(error, rank=1, host="here"))), [AFamily])
     assert type(made) is kind
     assert statement in str(made)
     assert any("Traceback of rank 1 on here:" in note for note in made.__notes__)

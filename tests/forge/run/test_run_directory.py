@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from forge import RunDirectoryError, RunWriteError, SettingsError
+import forge_dist
+from forge import RunDirectoryError, RunTakenOverError, RunWriteError, SettingsError
+from forge.run._directories import remove_at_once
 from forge.run._run_directory import RunDirectory
 
 
@@ -145,11 +147,57 @@ def test_somebodys_files_are_never_removed(tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("name", ["a\0b", "\udcff"])
+@pytest.mark.parametrize("name", ["a\0b", "\udcff", "a\nforge: finished", "a\x1b[2J", "\x9b2J"])
 def test_names_that_no_file_can_hold(name: str, tmp_path: Path) -> None:
-    """A name with a NUL, or one that is not UTF-8, is refused before any work is done."""
-    with pytest.raises(RunDirectoryError, match="name"):
+    """A name with a NUL or a control character, or one that is not UTF-8, is refused before any work is done."""
+    with pytest.raises(RunDirectoryError, match="the name ") as caught:
         RunDirectory(f"{tmp_path}/{name}")
+    assert str(caught.value).isprintable()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_was_lost_is_left_alone(tmp_path: Path) -> None:
+    """Once another run has the directory nothing is written, renamed or removed: no result, no last line, no undoing."""
+    lost = pytest.raises(RunTakenOverError, match="lost it and ends without writing anything more")
+    with lost as caught, RunDirectory(tmp_path / "run") as out:
+        out.publish("seed: 1\n")
+        (tmp_path / "run" / "hf_format" / "samples_8").mkdir(parents=True)
+        (tmp_path / "run" / ".forge-owner-1").unlink()
+        before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+        with pytest.raises(RunTakenOverError):
+            remove_at_once(tmp_path / "run" / "hf_format" / "samples_8")
+        forge_dist.write_text_atomically(out.path / "result.json", "{}")
+    assert caught.value.exit_status == 1
+    assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()} == before
+    assert (tmp_path / "run" / "hf_format" / "samples_8").is_dir()
+
+
+def test_a_preparation_that_was_lost_is_left_alone(tmp_path: Path) -> None:
+    """What lies in the hidden folder belongs to the other run by then."""
+    with pytest.raises(RunTakenOverError), RunDirectory(tmp_path / "run") as out:
+        (out.root / "data").mkdir()
+        (tmp_path / "run" / ".forge-owner-1").unlink()
+        out.publish("")
+    assert (tmp_path / "run" / ".forge-preparing" / "data").is_dir()
+
+
+def test_half_a_copy_is_removed_without_the_lock(tmp_path: Path) -> None:
+    """What a kill left of a run that was fetched is removed, and the record of the owner is not part of it."""
+    (tmp_path / ".forge-restoring").mkdir()
+    (tmp_path / "metrics.jsonl").touch()
+    with RunDirectory(tmp_path) as out:
+        out.publish("")
+        forge_dist.write_text_atomically(out.path / "result.json", "{}")
+    assert (tmp_path / "result.json").exists()
+
+
+def test_a_log_controls_no_terminal(tmp_path: Path) -> None:
+    """What a line quotes is escaped in log.txt, which people read with cat."""
+    with RunDirectory(tmp_path / "run") as out:
+        out.publish("")
+        out.log("model\x1b]0;title\x07 \u202e\nsecond")
+    written = [line.split("  ", 1)[1] for line in (tmp_path / "run" / "log.txt").read_text().splitlines()]
+    assert written == ["model\\x1b]0;title\\x07 \\u202e", "second"]
 
 
 def published(path: Path) -> None:

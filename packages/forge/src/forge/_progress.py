@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import forge_dist
+from forge._printable import printable
 from forge._result import RunResult, result_values
 
 _PATIENCE_SECONDS = 30.0
@@ -48,7 +49,7 @@ class Reporter:
     def note(self, line: str, **event: object) -> None:
         """Print and log a line; `event="resumed"` and what else is given make it an event."""
         self._log(line, **event)
-        self._console.print(line, markup=False)
+        self._print(line)
 
     def finished(self, result: RunResult, items: str) -> None:
         """Note the end of a run: steps, samples or other items, time, and where its model is."""
@@ -78,7 +79,7 @@ class Reporter:
             left = f", {_clock((now - began) / done * (total - done))} left" if total and done else ""
             line = f"{what}: {done:,}" + (f" of {total:,}{left}" if total else "")
             # The rest of a longer line before it is written over.
-            self._console.print(line.ljust(_WIDTH) if live else line, end="\r" if live else "\n", markup=False)
+            self._print(line.ljust(_WIDTH) if live else line, end="\r" if live else "\n")
 
         return show
 
@@ -92,9 +93,9 @@ class Reporter:
 
     def _show(self, what: str, *, line: bool = True) -> None:
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=what)
+            self._bar.update(self._task, description=printable(what))
         elif line:
-            self._console.print(f"{what} ...", markup=False)
+            self._print(f"{what} ...")
 
     @contextmanager
     def taking(self, what: str, done: str) -> Iterator[None]:
@@ -172,7 +173,11 @@ class Reporter:
         )
         self._log(line)
         if self._bar is None:
-            self._console.print(line, markup=False)
+            self._print(line)
+
+    def _print(self, line: str, end: str = "\n") -> None:
+        """Print what may quote the name of a file, which may hold what controls a terminal."""
+        self._console.print(printable(line, keep="\n"), end=end, markup=False)
 
 
 def _clock(seconds: float) -> str:

@@ -36,6 +36,8 @@ class SlurmStep:
     """Name of the first node."""
     port: int
     """Port derived from the numbers of the job and the step."""
+    name: str
+    """Name of the step, by which its ranks are told from another step's at the same port."""
 
 
 def slurm_step(environ: Mapping[str, str], *, processes_asked: bool = False) -> SlurmStep | None:
@@ -90,6 +92,7 @@ def slurm_step(environ: Mapping[str, str], *, processes_asked: bool = False) -> 
     local_task = _read_int(environ, "SLURM_LOCALID") or 0
     local_tasks = _tasks_of(counts, node) if counts else tasks // nodes
     _check_range("SLURM_LOCALID", local_task, local_tasks, "tasks of its node")
+    job, step = _read_int(environ, "SLURM_JOB_ID") or 0, _read_int(environ, "SLURM_STEP_ID") or 0
     return SlurmStep(
         nodes=nodes,
         node=node,
@@ -98,7 +101,8 @@ def slurm_step(environ: Mapping[str, str], *, processes_asked: bool = False) -> 
         local_task=local_task,
         local_tasks=local_tasks,
         host=first_host(hosts),
-        port=_port(_read_int(environ, "SLURM_JOB_ID") or 0, _read_int(environ, "SLURM_STEP_ID") or 0),
+        port=_port(job, step),
+        name=f"slurm-{job}-{step}",
     )
 
 

@@ -127,6 +127,7 @@ def _launcher(found: LaunchValues, step: SlurmStep | None, devices: int, cores: 
                 "node_rank": (step.node, "SLURM_NODEID"),
                 "master_addr": (step.host, "SLURM_STEP_NODELIST"),
                 "master_port": (step.port, "SLURM_JOB_ID"),
+                "rdzv_id": (step.name, "SLURM_JOB_ID"),
             }
         )
     nodes_text = take("nnodes", 1)
@@ -267,6 +268,7 @@ def _worker(settings: LaunchSettings, worker: Worker, cores: int) -> Topology:
         max_nodes=worker.nodes,
         nproc_per_node=worker.local_world_size,
         master=worker.master,
+        rdzv_id=worker.name or "forge",
         connect_seconds=settings.connect_seconds,
         stall_timeout=settings.stall_timeout,
         cores=cores,
@@ -290,7 +292,9 @@ def _slurm_worker(step: SlurmStep, settings: LaunchSettings) -> Worker:
         local_world_size=step.local_tasks,
         node_rank=step.node,
         nodes=step.nodes,
-        master=(settings.master_addr or step.host, settings.master_port or step.port),
+        # On one node the ranks meet where no other machine can listen in.
+        master=(settings.master_addr or (step.host if step.nodes > 1 else "127.0.0.1"), settings.master_port or step.port),
+        name=settings.rdzv_id or step.name,
         origins={"nproc_per_node": "SLURM_STEP_TASKS_PER_NODE", "nnodes": "SLURM_STEP_NUM_NODES", "node_rank": "SLURM_NODEID"},
     )
 

@@ -33,6 +33,8 @@ class Worker:
     """Host and port where the ranks meet."""
     origins: Mapping[str, str]
     """Setting → the variable that it was read from."""
+    name: str | None = None
+    """Name of the run, where its launcher has one."""
 
 
 def read_worker(environ: Mapping[str, str], settings: LaunchSettings) -> Worker:

@@ -55,6 +55,7 @@ def launch(
     log_dir: Path,
     environ: Mapping[str, str] | None = None,
     signals: list[int] | None = None,
+    families: Sequence[type[Exception]] = (),
 ) -> int:
     """Start this Python with `arguments` as each rank of this node, and wait for their end.
 
@@ -67,6 +68,8 @@ def launch(
         log_dir: folder for the logs; made if it is not there.
         environ: variables that the workers get beside this process's own.
         signals: a list to which the signals that this process received are appended.
+        families: base classes of exceptions that are raised here as they were in a worker, beside Python's and this package's;
+            any other class becomes a WorkerError that names it.
 
     Returns:
         0, or 75 if the workers ended early because of a signal (`SystemExit(75)` under `worker_report`). In an elastic run they
@@ -100,7 +103,7 @@ def launch(
                 (folder := reports / str(starts)).mkdir()
                 starts += 1
                 with Logs(log_dir, folder, rendezvous, _worker_environment(topology, environ or {}), signals) as logs:
-                    status = _run(topology, arguments, rendezvous, logs, signals)
+                    status = _run(topology, arguments, rendezvous, logs, signals, families)
                 if status != PREEMPTED or signals or topology.world_size is not None:
                     return status
                 # Another node of an elastic run was asked to stop: the others go on, with the one that replaces it.
@@ -110,7 +113,14 @@ def launch(
             gc.collect()
 
 
-def _run(topology: Topology, arguments: Sequence[str], rendezvous: "Rendezvous", logs: "Logs", signals: list[int]) -> int:
+def _run(
+    topology: Topology,
+    arguments: Sequence[str],
+    rendezvous: "Rendezvous",
+    logs: "Logs",
+    signals: list[int],
+    families: Sequence[type[Exception]],
+) -> int:
     result, supervisor = _run_agent(topology, arguments, rendezvous, logs, signals)
     logs.close()
     keep_stacks(list(logs.beats_of.values()), logs.log_dir)
@@ -122,7 +132,7 @@ def _run(topology: Topology, arguments: Sequence[str], rendezvous: "Rendezvous",
     cause = root_cause([_failure(rank, failure, logs, supervisor) for rank, failure in result.failures.items()])
     if _was_preempted(cause, supervisor.signals):
         return PREEMPTED
-    raise error_of(root_cause_on_all_nodes(rendezvous, report_of(cause))) from None
+    raise error_of(root_cause_on_all_nodes(rendezvous, report_of(cause)), families) from None
 
 
 def _run_agent(

@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from forge_dist.launching._rendezvous import Rendezvous
 from forge_dist.launching._signals import Interrupted
 from forge_dist.ranks._failure_report import BEATS, LAUNCHER, REPORT
+from forge_dist.ranks._messages import SECRET
 from forge_dist.ranks._store import ROUND
 
 _CHUNK = 1 << 16
@@ -77,6 +78,7 @@ class Logs(LogsSpecs):
                 self.beats_of[local_rank] = int(rank), beats
                 env.update(self._environ)
                 env.update({REPORT: str(report), BEATS: str(beats), LAUNCHER: str(os.getpid()), ROUND: self._rendezvous.round})
+                env[SECRET] = self._rendezvous.secret
                 # What is printed is streamed, and is kept when the process is killed.
                 env.setdefault("PYTHONUNBUFFERED", "1")
                 file = log.open("ab", buffering=0)

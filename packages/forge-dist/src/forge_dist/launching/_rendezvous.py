@@ -5,14 +5,15 @@ nodes nor two nodes of one rank. Elastic runs use torch's c10d rendezvous as it 
 """
 
 import json
+import os
+import secrets
 import socket
 import time
 import uuid
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-from torch.distributed import DistError, DistNetworkError, DistStoreError, PrefixStore, TCPStore
+from torch.distributed import DistError, DistNetworkError, DistStoreError, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousHandler,
@@ -24,15 +25,17 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from forge_dist._errors import LaunchError, MeetingError
 from forge_dist.environment._topology import Topology
+from forge_dist.ranks._heartbeat import NODES_BUDGET
+from forge_dist.ranks._hosting import host_store
+from forge_dist.ranks._messages import SECRET, Messages, run_secret
 from forge_dist.ranks._network import unreachable
 from forge_dist.ranks._store import first_line
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 _LOOPBACK = "127.0.0.1"
 # Signals are handled between two waits.
 _WAIT_SECONDS = 1.0
+_WAIT_REQUESTS = 4
+"""Requests of one such wait, with the looks around it."""
 _KEEP_OPEN_SECONDS = 5.0
 
 
@@ -42,15 +45,22 @@ def make_rendezvous(topology: Topology) -> "Rendezvous":
     Raises:
         MeetingError: nothing answers at rdzv_endpoint.
     """
-    return Rendezvous(topology, _StaticRendezvous(topology) if topology.rdzv_endpoint is None else _elastic(topology))
+    if topology.max_nodes == 1 and not os.environ.get(SECRET, "").strip():
+        secret = secrets.token_hex(16)
+    else:
+        secret = run_secret(topology.rdzv_id)
+    inner = _StaticRendezvous(topology, secret) if topology.rdzv_endpoint is None else _elastic(topology)
+    return Rendezvous(topology, inner, secret)
 
 
 class Rendezvous(RendezvousHandler):
     """Rendezvous that names each of its rounds, and counts how often the agent polled it."""
 
-    def __init__(self, topology: Topology, inner: RendezvousHandler) -> None:
+    def __init__(self, topology: Topology, inner: RendezvousHandler, secret: str) -> None:
         self._topology = topology
         self._inner = inner
+        self.secret = secret
+        """What signs the run's messages; a launcher's workers get it."""
         self.round = ""
         """Name of the newest round, the same on all nodes and unique."""
         self.nodes = 0
@@ -70,9 +80,10 @@ class Rendezvous(RendezvousHandler):
         """
         try:
             info = self._inner.next_rendezvous()
+            messages = Messages(info.store, self.secret, "forge")
             if info.rank == 0:
-                info.store.set("forge/round", uuid.uuid4().hex)
-            self.round = info.store.get("forge/round").decode()
+                messages.set("round", uuid.uuid4().hex)
+            self.round = messages.get("round")
         except (RendezvousError, DistError) as error:
             raise MeetingError(
                 f"the nodes did not meet at {self._topology.rdzv_endpoint or self._topology.master} within "
@@ -119,8 +130,8 @@ class Rendezvous(RendezvousHandler):
 class _StaticRendezvous(RendezvousHandler):
     """Rendezvous of a run of fixed size, each node with its rank, at the master's address."""
 
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
+    def __init__(self, topology: Topology, secret: str) -> None:
+        self._topology, self._secret = topology, secret
         self._rank = topology.node_rank or 0
         self._store: TCPStore | None = None
         self._rounds = 0
@@ -153,15 +164,18 @@ class _StaticRendezvous(RendezvousHandler):
         if self._store is None:
             self._store = self._host_store() if self._rank == 0 else self._connect_store(end)
         self._rounds += 1
-        store = PrefixStore(f"{self._topology.rdzv_id}/{self._rounds}", self._store)
+        messages = Messages(self._store, self._secret, f"{self._topology.rdzv_id}/{self._rounds}")
         if self._topology.max_nodes > 1:
-            self._wait_for_nodes(store, end)
-        return RendezvousInfo(store, self._rank, self._topology.max_nodes, RendezvousStoreInfo(self._host, self._port))
+            self._wait_for_nodes(messages, end)
+        return RendezvousInfo(messages.store, self._rank, self._topology.max_nodes, RendezvousStoreInfo(self._host, self._port))
 
     def _host_store(self) -> TCPStore:
+        t = self._topology
         try:
-            store = TCPStore(self._host, self._port, is_master=True, wait_for_workers=False)
-        except (DistError, RuntimeError) as error:
+            store = host_store(
+                self._host, self._port, alone=t.max_nodes == 1, ranks=t.world_size or t.max_nodes * t.nproc_per_node
+            )
+        except (DistError, OSError, RuntimeError) as error:
             raise LaunchError(
                 f"node 0 cannot listen on port {self._port} ({first_line(error)}): another run may use it; set master_port, "
                 "or the port of rdzv_endpoint, to a free one"
@@ -184,24 +198,29 @@ class _StaticRendezvous(RendezvousHandler):
             f"and {self._rank} here, and that no firewall closes the port"
         )
 
-    def _wait_for_nodes(self, store: "Store", end: float) -> None:
+    def _wait_for_nodes(self, store: Messages, end: float) -> None:
         t = self._topology
         here = socket.gethostname()
-        if store.add(f"taken/{self._rank}", 1) > 1:
-            other = (
-                json.loads(store.get(f"node/{self._rank}"))["host"] if store.check([f"node/{self._rank}"]) else "another node"
-            )
+        own = {"host": here, "nnodes": t.max_nodes, "nproc_per_node": t.nproc_per_node, "process": uuid.uuid4().hex}
+        taken = store.claim(f"node/{self._rank}", json.dumps(own))
+        if taken is not None:
             raise LaunchError(
-                f"node_rank {self._rank} is taken by {other}, and {here} has it too: each node needs its own, from 0"
+                f"node_rank {self._rank} is taken by {json.loads(taken)['host']}, and {here} has it too: each node needs its "
+                "own, from 0"
             )
-        store.set(f"node/{self._rank}", json.dumps({"host": here, "nnodes": t.max_nodes, "nproc_per_node": t.nproc_per_node}))
         try:
             self._wait_for_all(store, end)
-            nodes = [json.loads(store.get(f"node/{node}")) for node in range(t.max_nodes)]
-            store.add("read", 1)
+            nodes = [None if text is None else json.loads(text) for text in store.read([*map(_node, range(t.max_nodes))])]
+            store.count("read")
         except DistNetworkError as error:
             raise MeetingError(f"node 0 at {self._host}:{self._port} went away while the nodes met") from error
         for node, theirs in enumerate(nodes):
+            if theirs is None:
+                self._keep_store_open(store, t.max_nodes)
+                raise LaunchError(
+                    f"what node {node} wrote at {self._host}:{self._port} is not signed with this run's secret: set the same "
+                    f"{SECRET} (or the same rdzv_id) on every node; with that, another program writes there"
+                )
             for name, mine in (("nnodes", t.max_nodes), ("nproc_per_node", t.nproc_per_node)):
                 if theirs[name] != mine:
                     self._keep_store_open(store, t.max_nodes)
@@ -210,35 +229,46 @@ class _StaticRendezvous(RendezvousHandler):
                         f"({here}) with {name}={mine}: they must be the same on all nodes"
                     )
 
-    def _wait_for_all(self, store: "Store", end: float) -> None:
+    def _wait_for_all(self, store: Messages, end: float) -> None:
         """Wait until every node has come; all that did come raise the same LaunchError otherwise."""
         t = self._topology
-        missing = list(range(t.max_nodes))
-        while missing := [node for node in missing if not store.check([f"node/{node}"])]:
+        # Of many nodes each looks less often; and for one missing node after the other, not for all of them each time.
+        wait = timedelta(seconds=max(_WAIT_SECONDS, t.max_nodes * _WAIT_REQUESTS / NODES_BUDGET))
+        node = 0
+        while node < t.max_nodes:
+            if store.has(_node(node)):
+                node += 1
+                continue
             if time.monotonic() > end:
-                named = ", ".join(map(str, missing[:8])) + ("…" if len(missing) > 8 else "")
+                missing = [str(late) for late in range(node, t.max_nodes) if not store.has(_node(late))]
+                named = ", ".join(missing[:8]) + ("…" if len(missing) > 8 else "")
                 message = (
                     f"node{'s' * (len(missing) > 1)} {named} of {t.max_nodes} did not come to {self._host}:{self._port} "
                     f"within {t.connect_seconds:g} s: check that they were started, with nnodes={t.max_nodes} and a node_rank "
                     "of their own, and that they reach this address"
                 )
                 store.set("missing", message)
-                store.add("read", 1)
+                store.count("read")
                 self._keep_store_open(store, t.max_nodes - len(missing))
                 raise MeetingError(message)
-            if store.check(["missing"]):
-                message = store.get("missing").decode()
+            if store.has("missing"):
+                message = store.get("missing")
                 # Only then: the host closes the store once all have read.
-                store.add("read", 1)
+                store.count("read")
                 raise MeetingError(message)
             with suppress(DistStoreError):  # its time is over
-                store.wait([f"node/{missing[0]}"], timedelta(seconds=_WAIT_SECONDS))
+                store.requests += 1
+                store.store.wait([_node(node)], wait)
 
-    def _keep_store_open(self, store: "Store", readers: int) -> None:
+    def _keep_store_open(self, store: Messages, readers: int) -> None:
         """On the host of the store: wait until as many nodes have read the reason."""
         end = time.monotonic() + _KEEP_OPEN_SECONDS
-        while self._rank == 0 and store.add("read", 0) < readers and time.monotonic() < end:
+        while self._rank == 0 and store.count("read", 0) < readers and time.monotonic() < end:
             time.sleep(0.05)
+
+
+def _node(node: int) -> str:
+    return f"node/{node}"
 
 
 def _elastic(topology: Topology) -> RendezvousHandler:

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -13,12 +13,11 @@ import attrs
 
 from forge_dist._errors import StallError, WorkerError
 from forge_dist.ranks._failure_report import rebuild_exception
+from forge_dist.ranks._messages import Messages
 from forge_dist.ranks._network import unreachable
 from forge_dist.ranks._store import publish_failure, published_failure
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
-
     from forge_dist.launching._rendezvous import Rendezvous
     from forge_dist.watching._watch import Stall
 
@@ -101,11 +100,11 @@ def report_of(failure: Failure) -> dict[str, Any]:
     }
 
 
-def error_of(report: Mapping[str, Any]) -> Exception:
-    """Return the exception to raise in the launcher."""
+def error_of(report: Mapping[str, Any], families: Sequence[type[Exception]] = ()) -> Exception:
+    """Return the exception to raise in the launcher; of which classes, see `rebuild_exception`."""
     if report.get("complete"):
         return (StallError if report["class"] == StallError.__name__ else WorkerError)(report["text"])
-    return rebuild_exception(report)
+    return rebuild_exception(report, families)
 
 
 def stall_report(stall: "Stall", kept: str, host: str) -> dict[str, Any]:
@@ -175,14 +174,14 @@ def publish_at_once(rendezvous: "Rendezvous", report: Mapping[str, Any]) -> None
             publish_failure(_store_of(rendezvous), report)
 
 
-def _store_of(rendezvous: "Rendezvous") -> "Store":
+def _store_of(rendezvous: "Rendezvous") -> Messages:
     # Imported here: a launcher reads this file before it takes signals, and torch takes seconds.
-    from torch.distributed import PrefixStore, TCPStore
+    from torch.distributed import TCPStore
 
     assert rendezvous.store_address is not None
     host, port = rendezvous.store_address
     client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_SEARCH_SECONDS))
-    return PrefixStore(f"forge/{rendezvous.round}", client)
+    return Messages(client, rendezvous.secret, f"forge/{rendezvous.round}")
 
 
 def _exchange_causes(rendezvous: "Rendezvous", report: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -193,12 +192,12 @@ def _exchange_causes(rendezvous: "Rendezvous", report: Mapping[str, Any]) -> Map
     publish_failure(store, report)
     found = published_failure(store)
     if report["consequence"]:
-        _wait_until(lambda: store.check(["failed"]))
+        _wait_until(lambda: published_failure(store) is not None)
         found = published_failure(store)
-    store.add("heard", 1)
+    store.count("heard")
     if rendezvous.node_rank == 0:
         # This launcher may host the store: it stays until the other nodes have read it.
-        _wait_until(lambda: store.add("heard", 0) >= rendezvous.nodes)
+        _wait_until(lambda: store.count("heard", 0) >= rendezvous.nodes)
     return report if found is None else found
 
 

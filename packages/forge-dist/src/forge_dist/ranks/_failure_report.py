@@ -1,7 +1,7 @@
 """Report of a worker's exception: a file from which its launcher rebuilds the exception."""
 
+import builtins
 import faulthandler
-import importlib
 import json
 import os
 import re
@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ LAUNCHER = "FORGE_LAUNCHER_PID"
 BEATS = "FORGE_BEATS"
 
 _POLL_SECONDS = 0.5
+_STATUSES = range(1, 256)
+"""Exit statuses of a process that failed."""
 
 # What a collective raises when the rank at the other end is gone: the message follows from another rank's failure.
 _PEER_GONE = re.compile(
@@ -157,25 +159,28 @@ def read_report(path: Path) -> dict[str, Any] | None:
     return report if isinstance(report, dict) else None
 
 
-def rebuild_exception(report: Mapping[str, Any]) -> Exception:
+def rebuild_exception(report: Mapping[str, Any], families: Sequence[type[Exception]] = ()) -> Exception:
     """Rebuild the exception that a worker reported, with its rank, host and traceback.
 
-    The message ends in the rank and the host; the worker's traceback is a note. The class is looked up by module and name. One
-    that is no Exception, or that cannot be made from one text, becomes a WorkerError that names it; so does SystemExit, with
-    the worker's own status as its `exit_status`.
+    The message ends in the rank and the host; the worker's traceback is a note. Only classes that this process knows are made,
+    for a report may come over a network: Python's own, this package's, and those of `families`, with their subclasses. Any
+    other, one that is no Exception, or that cannot be made from one text, becomes a WorkerError that names it; so does
+    SystemExit, with the worker's own status as its `exit_status`, which is never 0.
     """
     where = f"rank {report['rank']} on {report['host']}"
-    kind = _class_of(report)
+    kind = _known(families).get((str(report["module"]), str(report["class"])))
     error: Exception | None = None
     if kind is not None:
         with suppress(Exception):
             error = kind(f"{report['text']} ({where})")
+    status = report.get("exit_status")
+    if isinstance(status, bool) or not isinstance(status, int) or status not in _STATUSES:
+        status = None
     if error is None:
         if report["class"] == "SystemExit":
-            error = WorkerError(f"{where} left with exit status {report['exit_status']}")
+            error = WorkerError(f"{where} left with exit status {status or 1}")
         else:
             error = WorkerError(f"{where} ended: {report['class']}: {report['text']}")
-    status = report.get("exit_status")
     if status is not None and status != getattr(error, "exit_status", None):
         with suppress(AttributeError):
             error.exit_status = status  # type: ignore[attr-defined]
@@ -183,14 +188,19 @@ def rebuild_exception(report: Mapping[str, Any]) -> Exception:
     return error
 
 
-def _class_of(report: Mapping[str, Any]) -> type[Exception] | None:
-    try:
-        found: Any = importlib.import_module(report["module"])
-        for part in report["class"].split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError):
-        return None
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
+def _known(families: Sequence[type[Exception]]) -> dict[tuple[str, str], type[Exception]]:
+    """Return module and name → class, of all exceptions that a report may stand for."""
+    known = {("builtins", name): found for name, found in vars(builtins).items() if _is_exception(found)}
+    left = [ForgeDistError, *families]
+    while left:
+        kind = left.pop()
+        known[kind.__module__, kind.__qualname__] = kind
+        left += kind.__subclasses__()
+    return known
+
+
+def _is_exception(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, Exception)
 
 
 def exit_with_launcher(launcher: int) -> None:

@@ -2,26 +2,52 @@
 
 A cut link sends nothing: a collective, and a call to the store, would wait for hours. So one thread asks the store, and another
 watches how long ago the store answered. Local rank 0 of each node counts up under a key of its own; rank 0 reads all of these
-and writes one pulse, which the others read, so that the load of the store grows with the nodes and not with their square.
+and writes one pulse, which the others read, so that the load of the store grows with the nodes and not with their square. Of
+many nodes and ranks each asks less often (`beat_seconds`).
 """
 
 import json
 import os
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge_dist._errors import LaunchError, WorkerError
 from forge_dist.environment._topology import Topology
 from forge_dist.ranks._failure_report import failure_report, write_report
+from forge_dist.ranks._messages import Messages
 from forge_dist.ranks._network import unreachable
 from forge_dist.ranks._store import connect_store, published_failure
 from forge_dist.watching._beats import current_beats
 from forge_dist.watching._stacks import dump_now
 from forge_dist.watching._watch import TICK_SECONDS, AwakeClock
 
-if TYPE_CHECKING:
-    import torch.distributed as dist
+_BEAT_REQUESTS, _LOOK_REQUESTS = 4, 3
+"""Requests of a beat of a node's first rank, and of a look of every other one."""
+NODES_BUDGET, RANKS_BUDGET = 70.0, 120.0
+"""Requests a second that the first ranks of all nodes, and all other ranks, send to the store at most."""
+_BEATS_IN_LIMIT = 4
+
+
+def beat_seconds(nodes: int, ranks: int, *, leads: bool, least: float) -> float:
+    """Return the seconds between two beats of a rank.
+
+    Args:
+        nodes: of the run.
+        ranks: of the run.
+        leads: whether this rank is the first of its node.
+        least: seconds between two beats of a small run.
+
+    >>> [round(beat_seconds(128, 1024, leads=leads, least=2.0), 1) for leads in (True, False)]
+    [7.3, 22.4]
+    """
+    if leads:
+        return max(least, (nodes * _BEAT_REQUESTS + 1) / NODES_BUDGET)
+    return max(least, (ranks - nodes) * _LOOK_REQUESTS / RANKS_BUDGET)
+
+
+def _beat_of(node: int) -> str:
+    return f"beat/{node}"
 
 
 class Heartbeat:
@@ -31,8 +57,10 @@ class Heartbeat:
         self._topology = topology
         self._host = host
         # Seconds between two beats, and of silence after which a host counts as gone. Private variables shorten them for tests.
-        self._interval = float(os.environ.get("FORGE_HEARTBEAT_INTERVAL", "2"))
-        self._limit = float(os.environ.get("FORGE_HEARTBEAT_LIMIT", "30"))
+        least = float(os.environ.get("FORGE_HEARTBEAT_INTERVAL", "2"))
+        leads, ranks = topology.local_rank == 0, topology.world_size or 1
+        self._interval = beat_seconds(topology.max_nodes, ranks, leads=leads, least=least)
+        self._limit = max(float(os.environ.get("FORGE_HEARTBEAT_LIMIT", "30")), _BEATS_IN_LIMIT * self._interval)
         # A rank that learns of another's failure waits this long for its own collective to fail, whose exception says where it
         # was.
         self._grace = float(os.environ.get("FORGE_HEARTBEAT_GRACE", "5"))
@@ -40,7 +68,8 @@ class Heartbeat:
         self._clock = AwakeClock()
         self._answered = 0.0
         self._stopped = threading.Event()
-        self._store: dist.Store = connect_store(topology, second=True)
+        self.store: Messages = connect_store(topology, second=True)
+        """Its own connection to the store."""
         # node -> its last count, and when (on our clock) it changed; the pulse counts as node -1.
         self._counts: dict[int, tuple[int, float]] = {}
         self._names: dict[int, str] = {}
@@ -81,15 +110,15 @@ class Heartbeat:
         if t.local_rank == 0:
             own = current_beats()
             moved = 0 if own is None else own.count
-            self._store.set(f"beat/{t.node_rank}", json.dumps([count, self._host, t.rank, moved]))
+            self.store.set(_beat_of(t.node_rank or 0), json.dumps([count, self._host, t.rank, moved]))
         if t.rank == 0:
             lost = self._read_nodes()
             moved = sum(self._moved.values())
-            self._store.set("pulse", json.dumps([count, self._host, lost, moved]))
+            self.store.set("pulse", json.dumps([count, self._host, lost, moved]))
             self._note_elsewhere(moved)
         else:
             lost = self._read_pulse()
-        failure = published_failure(self._store)
+        failure = published_failure(self.store)
         if failure is not None and failure["rank"] != t.rank:
             self._stopped.wait(self._grace)
             self._exit_process(
@@ -102,17 +131,27 @@ class Heartbeat:
         assert self._topology.master is not None
         if not unreachable(*self._topology.master, TICK_SECONDS):
             with suppress(LaunchError):
-                self._store = connect_store(self._topology, second=True)
+                self.store = connect_store(self._topology, second=True)
 
     def _read_nodes(self) -> str:
         """Read every node's count, on rank 0; return "" or a sentence about one that is silent."""
-        for node in range(self._nodes):
-            if node in self._counts or self._store.check([f"beat/{node}"]):
-                count, host, rank, self._moved[node] = json.loads(self._store.get(f"beat/{node}"))
+        nodes = [node for node in range(self._nodes) if node in self._counts]
+        if len(nodes) < self._nodes:
+            new = [node for node in range(self._nodes) if node not in self._counts]
+            nodes += new if self.store.has(*map(_beat_of, new)) else [node for node in new if self.store.has(_beat_of(node))]
+        if not nodes:
+            return ""
+        for node, text in zip(nodes, self.store.read([*map(_beat_of, nodes)]), strict=True):
+            if text is not None:
+                count, host, rank, self._moved[node] = json.loads(text)
                 self._names[node] = f"host {host} (rank {rank})"
-                silent = self._silent_seconds(node, count)
-                if silent > self._limit:
-                    return self._silence_message(node, silent)
+            elif node in self._counts:
+                count, _ = self._counts[node]  # no message of this run: the node is as silent as one that sends none
+            else:
+                continue
+            silent = self._silent_seconds(node, count)
+            if silent > self._limit:
+                return self._silence_message(node, silent)
         return ""
 
     def _read_pulse(self) -> str:
@@ -120,11 +159,17 @@ class Heartbeat:
 
         That is one which rank 0 names, or rank 0 itself.
         """
-        if -1 not in self._counts and not self._store.check(["pulse"]):
+        if -1 not in self._counts and not self.store.has("pulse"):
             return ""
-        count, host, lost, moved = json.loads(self._store.get("pulse"))
-        self._note_elsewhere(moved)
-        self._names[-1] = f"host {host} (rank 0)"
+        (text,) = self.store.read(["pulse"])
+        if text is not None:
+            count, host, lost, moved = json.loads(text)
+            self._note_elsewhere(moved)
+            self._names[-1] = f"host {host} (rank 0)"
+        elif -1 in self._counts:
+            (count, _), lost = self._counts[-1], ""
+        else:
+            return ""
         silent = self._silent_seconds(-1, count)
         return lost or (self._silence_message(-1, silent) if silent > self._limit else "")
 
@@ -169,5 +214,6 @@ class Heartbeat:
         write_report({**report, "cause": failure})
         # Where it hangs is worth as much as what the others did.
         dump_now()
-        os.write(2, f"forge: {reason}; rank {self._topology.rank} leaves\n".encode())
+        shown = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in reason)
+        os.write(2, f"forge: {shown}; rank {self._topology.rank} leaves\n".encode(errors="replace"))
         os._exit(1)

@@ -5,7 +5,8 @@ import socket
 import struct
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 
 _RETRY_SECONDS = 0.5
 # One attempt: a firewall that drops packets answers nothing, and a signal must be handled in between.
@@ -14,6 +15,8 @@ _ATTEMPT_SECONDS = 5.0
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 # linux/sockios.h: the address of a network interface.
 _SIOCGIFADDR = 0x8915
+# An address of documentation (RFC 5737), to which the route leads that leads everywhere.
+_ELSEWHERE = ("192.0.2.1", 9)
 
 
 def unreachable(host: str, port: int, seconds: float) -> str:
@@ -38,6 +41,30 @@ def unreachable(host: str, port: int, seconds: float) -> str:
         if time.monotonic() + _RETRY_SECONDS >= end:
             return last
         time.sleep(_RETRY_SECONDS)
+
+
+def machine_here() -> str:
+    """Return what tells this machine from every other one, also from one of the same name.
+
+    Its name, the boot of its kernel, its network (containers of one host have their own) and its address there: copies of one
+    virtual machine have all but the last alike.
+    """
+    found = [socket.gethostname()]
+    for read in (
+        lambda: Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
+        lambda: os.readlink("/proc/self/ns/net"),
+        _own_address,
+    ):
+        with suppress(OSError, ValueError):
+            found.append(read())
+    return " ".join(found)
+
+
+def _own_address() -> str:
+    """Return the address that this machine has for others; nothing is sent."""
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        probe.connect(_ELSEWHERE)
+        return str(probe.getsockname()[0])
 
 
 def choose_interface(host: str, port: int) -> None:

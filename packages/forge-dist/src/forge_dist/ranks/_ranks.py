@@ -3,7 +3,6 @@
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,6 +19,7 @@ from forge_dist.ranks._failure_report import PREEMPTED, beats_of_launcher, exit_
 from forge_dist.ranks._first import run_on_first
 from forge_dist.ranks._heartbeat import Heartbeat
 from forge_dist.ranks._meeting import meet_in_group
+from forge_dist.ranks._messages import Messages
 from forge_dist.ranks._network import choose_interface
 from forge_dist.ranks._store import connect_store, first_line, publish_failure
 from forge_dist.watching._beats import current_beats, doing, open_beats
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 # does something long alone, such as an export. It is longer than any stall, whose message says more.
 COLLECTIVE_HOURS = 2
 _TIMES_STALL = 4
-_POLL_SECONDS = 0.05
 
 
 class Ranks:
@@ -45,7 +44,7 @@ class Ranks:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._store: dist.Store | None = None
+        self._store: Messages | None = None
         self._hosted: dist.Store | None = None
         self._heartbeat: Heartbeat | None = None
         self._group: dist.ProcessGroup | None = None
@@ -125,7 +124,7 @@ class Ranks:
                     choose_interface(*self._topology.master)
                 dist.init_process_group(
                     backend,
-                    store=dist.PrefixStore("group", self._store),
+                    store=dist.PrefixStore("group", self._store.store),
                     rank=self.rank,
                     world_size=self.world_size,
                     timeout=collective_timeout(self._topology),
@@ -151,9 +150,9 @@ class Ranks:
         self._store.set(f"here/{self.rank}", f"{self.host} {backend}")
         keys = [f"here/{rank}" for rank in range(self.world_size)]
         try:
-            self._store.wait(keys, timedelta(seconds=max(seconds, 1.0)))
+            self._store.store.wait(keys, timedelta(seconds=max(seconds, 1.0)))
         except dist.DistStoreError as error:
-            missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+            missing = [str(rank) for rank, key in enumerate(keys) if not self._store.has(key)]
             raise MeetingError(
                 f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {self.world_size} did not come within {seconds:g} "
                 "s: check the logs of the nodes that should have started them"
@@ -269,10 +268,10 @@ class Ranks:
         assert self._heartbeat is not None
         # The host of the store may be gone as soon as all have left.
         with contextlib.suppress(dist.DistError, RuntimeError):
-            left = self._store.add("left", 1)
-            while left < self.world_size:
-                time.sleep(_POLL_SECONDS)
-                left = self._store.add("left", 0)
+            if self._store.count("left") == self.world_size:
+                self._store.set("all left", "")
+            else:
+                self._store.wait("all left")
         self._heartbeat.stop()
         with contextlib.suppress(RuntimeError):
             if self._topology.has_group:
@@ -293,8 +292,10 @@ class Ranks:
         """
         if self._heartbeat is not None:
             self._heartbeat.stop()
-        if self._store is not None:
-            publish_failure(self._store, failure_report(error, rank=self.rank, host=self.host))
+        # Over the heartbeat's connection: the other one may be waiting for what never comes.
+        store = self._store if self._heartbeat is None else self._heartbeat.store
+        if store is not None:
+            publish_failure(store, failure_report(error, rank=self.rank, host=self.host))
 
 
 def collective_timeout(topology: Topology) -> timedelta:

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import cyclopts
 
 import forge
+from forge._printable import printable
 from forge.cli._flags import as_flags
 from forge.cli._options import command_of
 from forge.cli._train import verb_command
@@ -105,8 +106,7 @@ def _print_error(message: str, status: int, *, debug: bool) -> int:
     if debug:
         traceback.print_exc()
     # A message may quote the name of a file, and a name may hold what controls a terminal.
-    shown = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in message)
-    print(f"forge: {shown}", file=sys.stderr)
+    print("forge: " + printable(message, keep="\n"), file=sys.stderr)
     return status
 
 

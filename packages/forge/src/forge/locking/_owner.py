@@ -18,6 +18,8 @@ from typing import Any, Self
 
 import attrs
 
+from forge._printable import printable
+
 _WIDTH = 64
 """Characters of a name that are shown."""
 _PROC = Path("/proc")
@@ -84,8 +86,9 @@ class Owner:
         return not lives or (0 not in (started, self.started) and started != self.started)
 
     def __str__(self) -> str:
-        began = f", which last renewed its lease at {_plain(self.renewed)} UTC by its own clock" if self.renewed else ""
-        return f"process {self.pid} on host {_plain(self.host)}{began}"
+        host, renewed = printable(self.host[:_WIDTH]), printable(self.renewed[:_WIDTH])
+        since = f", which last renewed its lease at {renewed} UTC by its own clock" if renewed else ""
+        return f"process {self.pid} on host {host}{since}"
 
 
 @cache
@@ -121,8 +124,3 @@ def _life(pid: int) -> tuple[bool, int]:
     except OSError:
         pass
     return True, 0
-
-
-def _plain(text: str) -> str:
-    """Return what may be printed of a name that somebody else wrote."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text[:_WIDTH])

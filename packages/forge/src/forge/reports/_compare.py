@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge._errors import SettingsError
+from forge._printable import printable
 from forge._templates import figure
 from forge.reports._charts import charts, table
 from forge.reports._curves import Curves
@@ -124,6 +125,6 @@ def _columns(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def _shortened(text: str) -> str:
-    line = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+    line = printable(text)
     half = _SHOWN // 2
     return line if len(line) <= _SHOWN else f"{line[: half - 1]}…{line[-half:]}"

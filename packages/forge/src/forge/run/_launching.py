@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -19,7 +20,10 @@ from typing import Any
 import attrs
 
 import forge_accel
+import forge_algos
+import forge_data
 import forge_dist
+import forge_packing
 from forge._errors import ForgeError, PreemptedError
 from forge._result import RunResult, read_result
 from forge.run._rows import Rows, tokenize_rows
@@ -31,6 +35,14 @@ from forge.trackers._callbacks import Callbacks
 
 PREEMPTED = PreemptedError.exit_status
 _INTERRUPT = signal.SIGINT.name
+_FAMILIES = (
+    ForgeError,
+    forge_accel.ForgeAccelError,
+    forge_algos.ForgeAlgosError,
+    forge_data.ForgeDataError,
+    forge_packing.PackingError,
+)
+"""Exceptions that a rank's report may stand for, beside Python's own and those of forge_dist."""
 ROWS = "rows"
 """Folder beside the settings in which a launcher leaves the stores of rows that were given in memory."""
 
@@ -126,7 +138,9 @@ def _with_origins(s: Any, where: forge_dist.Topology) -> Any:
 
 def _log_dir(path: Path) -> Path:
     """Return the folder of this process's logs in a run directory."""
-    return path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
+    # Containers may have one name, and the same numbers of processes.
+    here = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+    return path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{here}"
 
 
 def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunResult:
@@ -143,7 +157,7 @@ def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunRe
         paths = {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
         worker = ["-m", "forge.cli._worker", type(task).__module__, task.name, str(settings)]
         received: list[int] = []
-        status = forge_dist.launch(where, worker, log_dir=logs, environ=paths, signals=received)
+        status = forge_dist.launch(where, worker, log_dir=logs, environ=paths, signals=received, families=_FAMILIES)
         if status == PREEMPTED:
             raise preempted(path, signal.Signals(received[0]).name if received else "a signal")
     except BaseException as error:

@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 import time
+import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from typing import Any, Self, TextIO
 
 import forge_dist
 from forge._errors import ForgeError, RunDirectoryError, RunTakenOverError, RunWriteError
+from forge._printable import printable
 from forge.locking._run_lock import RunLock, is_record, unwritable
 from forge.reports._report import LiveReport
 from forge.saving._damage import has_result
@@ -273,7 +275,7 @@ class RunDirectory:
 
         """
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        self._append("log.txt", "".join(f"{stamp}  {part}\n" for part in line.splitlines() or [""]))
+        self._append("log.txt", "".join(f"{stamp}  {printable(part)}\n" for part in line.splitlines() or [""]))
         event = event or ("warning" if line.startswith("WARNING") else "")
         if event:
             self._append("events.jsonl", _json_line({"step": self.step, "event": event, "text": line, **about}))
@@ -427,6 +429,7 @@ def _checked_name(path: str | Path) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise RunDirectoryError(f"ckpt_output_dir {text!r}: the name is not UTF-8. Give another one.") from error
-    if "\0" in text:
-        raise RunDirectoryError(f"ckpt_output_dir {text!r}: the name holds a NUL. Give another one.")
+    if any(unicodedata.category(sign) == "Cc" for sign in text):
+        # A NUL names nothing; the others would control whatever prints a message of this run.
+        raise RunDirectoryError(f"ckpt_output_dir {text!r}: the name holds a control character. Give another one.")
     return text
