@@ -5,6 +5,13 @@ from contextlib import nullcontext
 ROWS = 7  # rows of one step, of 5, 6, 7, ... tokens: no number of ranks divides their tokens evenly
 
 
+class Absent:
+    """The first of some ranks that are not there, for what is decided before any is asked."""
+
+    def __init__(self, world_size):
+        self.world_size, self.local_world_size, self.rank, self.is_first = world_size, world_size, 0, True
+
+
 def alone():
     """The ranks of a world of one."""
     import forge_dist

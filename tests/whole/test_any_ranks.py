@@ -37,6 +37,9 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "cp2 ddp": (2, {"strategy": "ddp", "cp_size": 2}),
     "fsdp2 with cp2 x4": (4, {"strategy": "fsdp2", "cp_size": 2}),
     "hsdp 2x2 with cp2": (4, {"strategy": "hsdp", "shard_size": 2, "cp_size": 2}),
+    "tp2": (2, {"strategy": "fsdp2", "tp_size": 2}),
+    "fsdp2 with tp2 x4": (4, {"strategy": "fsdp2", "tp_size": 2}),
+    "tp2 with cp2": (4, {"strategy": "fsdp2", "tp_size": 2, "cp_size": 2}),
     "zero1 x2": (2, {"strategy": "zero1"}),
     "zero2 x2": (2, {"strategy": "zero2"}),
     "zero3 x2": (2, {"strategy": "zero3"}),
@@ -44,12 +47,12 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
 ADAPTERS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"adapter": "lora", "lora_r": 4}}
 
 IN_CI = [
-    *(("full", way) for way in ("ddp x2", "fsdp2 x4", "hsdp 2x2", "fsdp2 with cp2 x4", "zero3 x2")),
+    *(("full", way) for way in ("ddp x2", "fsdp2 x4", "hsdp 2x2", "fsdp2 with cp2 x4", "fsdp2 with tp2 x4", "zero3 x2")),
     *(("lora", way) for way in ("fsdp2 x2", "cp2")),
 ]
 """Pairs of adapter and way: each structure, and one that is adapted."""
 
-TOPOLOGIES = {name: WAYS[name] for name in ("single", "ddp x2", "fsdp2 x2", "fsdp2 x4", "cp2")} | {
+TOPOLOGIES = {name: WAYS[name] for name in ("single", "ddp x2", "fsdp2 x2", "fsdp2 x4", "cp2", "tp2")} | {
     "ddp x4": (4, {"strategy": "ddp"})
 }
 
@@ -60,7 +63,9 @@ needs_deepspeed = pytest.mark.skipif(
 
 def ways() -> list[Any]:
     """Every adapter with every way but the one to compare with, ZeRO's only where DeepSpeed is."""
+    # Layers that ranks divide take no adapter.
     pairs = [(adapter, way) for adapter in ADAPTERS for way in WAYS if way != "single"]
+    pairs = [(adapter, way) for adapter, way in pairs if adapter == "full" or "tp2" not in way]
     return ci_keeps(IN_CI, [pytest.param(*pair, marks=needs_deepspeed if "zero" in pair[1] else ()) for pair in pairs])
 
 
@@ -167,7 +172,7 @@ def stopped(short: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 # In CI each is left once and gone on with once; ranks become more, fewer and others in kind.
-CHAIN = ["single", "fsdp2 x4", "ddp x2", "cp2", "ddp x4", "fsdp2 x2", "single"]
+CHAIN = ["single", "fsdp2 x4", "ddp x2", "cp2", "ddp x4", "tp2", "fsdp2 x2", "single"]
 
 
 @pytest.mark.parametrize(("before", "after"), ci_keeps(list(pairwise(CHAIN)), list(product(TOPOLOGIES, repeat=2))))

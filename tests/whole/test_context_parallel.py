@@ -92,3 +92,26 @@ def test_settings_that_contradict_it(settings: dict[str, Any], said: str, model_
         forge.sft(**given, ckpt_output_dir=str(tmp_path / "run"))
     assert getattr(raised.value, "exit_status", 2) == 2
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tp_size": 4}, "tp_size=4 does not divide its 2 num_key_value_heads"),
+        ({"ep_size": 2}, "no plan by which experts of LlamaForCausalLM are divided"),
+        ({"tp_size": 2, "adapter": "osft"}, "tp_size=2 divides the matrices whose singular vectors adapter=osft keeps"),
+        ({"tp_size": 2, "adapter": "lora"}, "tp_size=2 divides the layers that an adapter would be put into"),
+        ({"tp_size": 2, "optimizer": "muon"}, "which muon needs whole"),
+        ({"tp_size": 2, "backend": "trl"}, "tp_size"),
+    ],
+    ids=str,
+)
+def test_layers_that_cannot_be_divided(
+    settings: dict[str, Any], said: str, model_dir: Path, chats: Path, tmp_path: Path
+) -> None:
+    """tp_size and ep_size: one clear error before anything is read or written."""
+    given = {"model_path": str(model_dir), "data_path": str(chats), "max_steps": 1, "nproc_per_node": 4, **settings}
+    with pytest.raises(Exception, match=said) as raised:
+        forge.dry_run(forge.sft, **given, ckpt_output_dir=tmp_path / "run")
+    assert getattr(raised.value, "exit_status", 2) == 2
+    assert not (tmp_path / "run").exists()

@@ -140,11 +140,19 @@ def test_trl_without_routers_is_refused(model_dir: Path, tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
+EP: dict[str, Any] = {"strategy": "fsdp2", "ep_size": 2}
+LORA: dict[str, Any] = {"adapter": "lora", "lora_r": 4, "target_modules": ("q_proj", "v_proj")}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("division", [{"strategy": "ddp"}, {"strategy": "fsdp2"}, {"strategy": "fsdp2", "cp_size": 2}], ids=str)
-def test_two_ranks_are_one_process(division: dict[str, Any], mixture: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("division", "adapter"),
+    [({"strategy": "ddp"}, {}), ({"strategy": "fsdp2"}, {}), ({"strategy": "fsdp2", "cp_size": 2}, {}), (EP, {}), (EP, LORA)],
+    ids=str,
+)
+def test_two_ranks_are_one_process(division: dict[str, Any], adapter: dict[str, Any], mixture: Path, tmp_path: Path) -> None:
     """The totals of a step are those of all ranks, and the gradient norms too."""
-    given = {"model_path": str(mixture), "data_path": str(rows(tmp_path)), "max_tokens_per_gpu": 64, **SETTINGS}
+    given = {"model_path": str(mixture), "data_path": str(rows(tmp_path)), "max_tokens_per_gpu": 64, **SETTINGS, **adapter}
     run_verb("sft", given | {"ckpt_output_dir": str(tmp_path / "one")})
     divided = given | {"ckpt_output_dir": str(tmp_path / "two"), **division}
     run_on_ranks(run_verb, 2, "sft", divided, str(tmp_path), joined=False)

@@ -62,15 +62,22 @@ def test_a_resume_is_invisible(verb: str, alone: Any, model_dir: Path, folder: P
         [
             *((verb, "fsdp2") for verb in ("distill", "dpo", "kto", "reward", "ppo")),
             ("grpo", "ddp"),
-            *((verb, "fsdp2 cp2") for verb in ("distill", "ppo", "grpo")),
+            *((verb, "fsdp2 cp_size") for verb in ("distill", "ppo", "grpo")),
+            ("grpo", "fsdp2 tp_size"),
         ],
-        [*product(OTHERS_THAN_SFT, ("fsdp2", "fsdp2 cp2")), ("dpo", "ddp"), ("grpo", "ddp")],
+        [
+            *product(OTHERS_THAN_SFT, ("fsdp2", "fsdp2 cp_size")),
+            # OSFT keeps parts of whole matrices.
+            *((verb, "fsdp2 tp_size") for verb in OTHERS_THAN_SFT if verb != "osft"),
+            ("dpo", "ddp"),
+            ("grpo", "ddp"),
+        ],
     ),
 )
 def test_the_same_on_two_ranks(verb: str, strategy: str, alone: Any, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Two ranks make one process's steps and sample its completions: the same figures but for rounding."""
     name, *sharing = strategy.split()
-    division = {"strategy": name, **({"cp_size": 2} if sharing else {})}
+    division = {"strategy": name, **dict.fromkeys(sharing, 2)}
     given = settings_of(verb, model_dir, folder) | division | {"ckpt_output_dir": str(tmp_path / "run")}
     run_on_ranks(run_verb, 2, verb, given, str(folder), joined=False)
     found, one = metrics(tmp_path / "run"), metrics(alone(verb))

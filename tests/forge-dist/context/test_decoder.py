@@ -7,7 +7,7 @@ import forge_dist
 from forge_dist import StrategyError, StrategySettings
 
 from ...ranks import run_on_ranks
-from ..training import adamw, gradients
+from ..training import Absent, adamw, gradients
 
 LENGTHS = (9, 1, 14, 3, 6)
 
@@ -148,13 +148,6 @@ def test_four_ranks_in_two_pairs(paths):
         equal(found[2], alone[0])
 
 
-class Ranks:
-    """Ranks that are not there."""
-
-    def __init__(self, world_size):
-        self.world_size, self.local_world_size, self.rank, self.is_first = world_size, world_size, 0, True
-
-
 @pytest.mark.parametrize(
     ("world_size", "options", "said"),
     [
@@ -166,12 +159,12 @@ class Ranks:
 def test_what_does_not_divide_is_refused(world_size, options, said):
     """Before a model is read."""
     with pytest.raises(StrategyError, match=said):
-        forge_dist.make_strategy(StrategySettings(**options), Ranks(world_size), device=torch.device("cpu"), adapter=False)
+        forge_dist.make_strategy(StrategySettings(**options), Absent(world_size), device=torch.device("cpu"), adapter=False)
 
 
 def test_cp_size_makes_auto_choose_fsdp2():
     """Also for an adapter."""
-    made = forge_dist.make_strategy(StrategySettings(cp_size=2), Ranks(4), device=torch.device("cpu"), adapter=True)
+    made = forge_dist.make_strategy(StrategySettings(cp_size=2), Absent(4), device=torch.device("cpu"), adapter=True)
     assert (made.name, made.data_parallel_size) == ("fsdp2", 2)
 
 
@@ -186,6 +179,6 @@ def test_other_strategies_have_none(strategy):
 
 def test_another_attention_is_refused(paths):
     """What does not gather keys would attend to a part of them."""
-    made = forge_dist.make_strategy(StrategySettings(cp_size=2), Ranks(2), device=torch.device("cpu"), adapter=False)
+    made = forge_dist.make_strategy(StrategySettings(cp_size=2), Absent(2), device=torch.device("cpu"), adapter=False)
     with pytest.raises(StrategyError, match="cp_size=2 cuts packed rows, which attention=sdpa cannot attend over ranks"):
         made.load(paths["qwen3"], dtype=torch.float32, attention="sdpa")

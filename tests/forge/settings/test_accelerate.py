@@ -70,6 +70,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ({"parallelism_config": {"dp_shard_size": 4, "tp_size": 1}}, {"strategy": "fsdp2"}),
         ({"parallelism_config": {"dp_shard_size": 4, "cp_size": 2}}, {"strategy": "fsdp2", "cp_size": 2}),
+        ({"parallelism_config": {"tp_size": 2}}, {"tp_size": 2}),
         (
             {"parallelism_config": {"dp_replicate_size": 2, "dp_shard_size": 2, "cp_size": 4, "cp_backend": "torch"}},
             {"strategy": "hsdp", "shard_size": 8, "cp_size": 4},
@@ -116,7 +117,8 @@ def test_keys_that_have_an_effect(config: dict[str, Any], settings: dict[str, An
         ({**ZERO, "deepspeed_config": {"zero_stage": 3, "offload_param_device": "cpu"}}, "set both devices to cpu"),
         ({**ZERO, "deepspeed_config": {"gradient_accumulation_steps": 4}}, "gradient_accumulation_steps: 4: here it is 1"),
         ({**ZERO, "deepspeed_config": {"deepspeed_config_file": "ds.json"}}, "deepspeed_config_file: ds.json"),
-        ({"parallelism_config": {"tp_size": 2}}, "parallelism_config_tp_size: 2: only data and packed rows are"),
+        ({"parallelism_config": {"sp_size": 2}}, "parallelism_config_sp_size: 2: rows are divided by cp_size"),
+        ({"parallelism_config": {"tp_size": 0}}, "a whole number is wanted"),
         ({"parallelism_config": {"dp_shard_size": "all"}}, "a whole number is wanted"),
         ({"parallelism_config": {"cp_size": True}}, "cp_size: True: a whole number is wanted"),
         ({"colour": None}, "colour: None: forge knows no such key"),

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from forge_dist.gguf._check import GGUFCheck as GGUFCheck, check_gguf as check_gguf
     from forge_dist.gguf._export import export_gguf as export_gguf
     from forge_dist.launching._launch import launch as launch
+    from forge_dist.loading._divisible import check_divisible as check_divisible
     from forge_dist.loading._draft import draft_model as draft_model
     from forge_dist.loading._dtype import base_dtype as base_dtype
     from forge_dist.loading._hub import check_hub_name as check_hub_name
@@ -87,6 +88,7 @@ _PUBLIC = {
     "gguf._check": "GGUFCheck check_gguf",
     "gguf._export": "export_gguf",
     "launching._launch": "launch",
+    "loading._divisible": "check_divisible",
     "loading._draft": "draft_model",
     "loading._dtype": "base_dtype",
     "loading._hub": "check_hub_name",

@@ -22,7 +22,7 @@ else:
 
 SaveDtype = Literal["float32", "bfloat16", "float16"]
 
-STRATEGY_OPTIONS = ("shard_size", "cp_size", "gather_dtype", "reshard_after_forward", "cpu_offload")
+STRATEGY_OPTIONS = ("shard_size", "tp_size", "cp_size", "ep_size", "gather_dtype", "reshard_after_forward", "cpu_offload")
 """Fields of StrategySettings that have an effect under some strategies only (`StrategySpec.options`)."""
 
 
@@ -197,9 +197,17 @@ class StrategySettings:
     shard_size: int | None = attrs.field(default=None, validator=_optional(_positive))
     """With strategy=hsdp: ranks that share one copy of the model, a divisor of all ranks; by default those of a node."""
 
+    tp_size: int = attrs.field(default=1, validator=_positive)
+    """With fsdp2 and hsdp: consecutive ranks that divide each layer's heads and inner width (tensor parallel), and share their
+    data; a divisor of the heads."""
+
     cp_size: int = attrs.field(default=1, validator=_positive)
     """With fsdp2, hsdp and ddp: consecutive ranks that share each packed row (context parallel), which may be cut at any token;
     for samples that are too long for one rank. max_tokens_per_gpu counts the tokens of one of them."""
+
+    ep_size: int = attrs.field(default=1, validator=_positive)
+    """With fsdp2 and hsdp: ranks that divide the experts of a mixture of experts, each of which has its own data (expert
+    parallel); a divisor of the experts and of the ranks of a copy, and a multiple of tp_size."""
 
     gather_dtype: Literal["float32", "bfloat16"] = attrs.field(
         default="float32", validator=_one_of(Literal["float32", "bfloat16"])

@@ -61,7 +61,7 @@ class StrategySpec:
             raise StrategyError(f"strategy={name}: {self.strategy} could not be loaded: {error}") from error
 
 
-_FSDP_OPTIONS = ("cp_size", "gather_dtype", "reshard_after_forward", "cpu_offload")
+_FSDP_OPTIONS = ("tp_size", "cp_size", "ep_size", "gather_dtype", "reshard_after_forward", "cpu_offload")
 _ZERO = "forge_dist.strategies.zero._strategy:ZeroStrategy"
 _DEEPSPEED = "forge-dist[deepspeed]"
 

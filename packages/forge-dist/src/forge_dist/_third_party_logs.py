@@ -40,3 +40,15 @@ def quiet_transformers(*, bars: bool = False) -> Iterator[None]:
         transformers_log.set_verbosity(verbosity)
         if had_bars and not bars:
             transformers_log.enable_progress_bar()
+
+
+@contextmanager
+def quiet_redistribution() -> Iterator[None]:
+    """Keep torch from warning of each tensor that it gathers over two groups of ranks."""
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

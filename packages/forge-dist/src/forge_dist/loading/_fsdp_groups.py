@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import Shard
 
+from forge_dist.loading._parallel_plan import keep_plan, wildcard
 from forge_dist.loading._task import HEAD, Task, auto_class
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def shardable_class(config: "PreTrainedConfig", task: Task = "causal") -> "type[
         _tie_weights(self)
         # The public property has a setter from transformers 5.23 on.
         self._fsdp_plan = fsdp_groups(self)
+        keep_plan(self)
         head: Any = getattr(self, HEAD, None)
         if head is not None:
             # transformers would draw it in shards, with a warning on CPUs and one random state for all ranks elsewhere;
@@ -66,11 +68,11 @@ def fsdp_groups(model: "PreTrainedModel") -> dict[str, str]:
     The root's group has the rest. Tied modules are left to the root, the one group that holds both, with all that is not freed
     after its forward anyway.
     """
-    names = {_wildcard(name) for name, _ in model.named_modules()}
+    names = {wildcard(name) for name, _ in model.named_modules()}
     plan = {rule: style for rule, style in model.fsdp_plan.items() if rule in names}
     if not any("*" in rule for rule in plan):
         lists = (name for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
-        plan |= {f"{name}.*": RESHARDED for name in lists if _wildcard(name) == name}
+        plan |= {f"{name}.*": RESHARDED for name in lists if wildcard(name) == name}
     tied = dict(model.all_tied_weights_keys)
     if tied:
         tied_modules = {name.rpartition(".")[0] for name in (*tied, *tied.values())}
@@ -112,8 +114,3 @@ def unset_buffer(model: "PreTrainedModel") -> str | None:
 def _declared_ties(model: "PreTrainedModel") -> dict[str, str]:
     # Read again from the configuration: loading revokes the ties that the files contradict.
     return model.get_expanded_tied_weights_keys(all_submodels=True)
-
-
-def _wildcard(name: str) -> str:
-    """Replace indices by *, as the plans do: layers.3.mlp → layers.*.mlp."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)

@@ -1,5 +1,6 @@
 """Choice of a strategy, with the reason; what cannot work is refused before a model is read."""
 
+import math
 from typing import TYPE_CHECKING
 
 import attrs
@@ -43,7 +44,7 @@ def make_strategy(
     else:
         spec = spec_of("single")
     _refuse_idle_options(settings, spec, name, ranks.world_size)
-    _check_shared(settings, ranks.world_size)
+    _check_groups(settings, ranks.world_size, adapter=adapter, optimizer=optimizer)
     kind: type[Strategy] = spec.load(name)
     return kind(settings, ranks, device=device, name=name, reason=reason, adapter=adapter)
 
@@ -75,9 +76,32 @@ def _refuse_idle_options(settings: StrategySettings, spec: StrategySpec, name: s
         raise StrategyError(f"{idle[0]}={getattr(settings, idle[0])!r} has no effect with {ranks}: leave it out")
 
 
-def _check_shared(settings: StrategySettings, world_size: int) -> None:
-    """Refuse ranks that cannot be put into groups which share their data."""
-    if world_size % settings.cp_size:
+def _check_groups(settings: StrategySettings, world_size: int, *, adapter: bool, optimizer: str) -> None:
+    """Refuse groups that do not fit the ranks, and what cannot train layers that they divide."""
+    sizes = {name: getattr(settings, name) for name in ("tp_size", "cp_size") if getattr(settings, name) > 1}
+    said = " and ".join(f"{name}={size}" for name, size in sizes.items())
+    if world_size % math.prod(sizes.values()):
         raise StrategyError(
-            f"cp_size={settings.cp_size} does not divide {world_size} ranks: use a divisor of them, or start another number"
+            f"{said} {'do' if len(sizes) > 1 else 'does'} not divide {world_size} ranks: use divisors of them, or start "
+            "another number"
+        )
+    if settings.ep_size % settings.tp_size and settings.ep_size > 1:
+        raise StrategyError(
+            f"ep_size={settings.ep_size} is no multiple of tp_size={settings.tp_size}, whose ranks share their tokens: use one"
+        )
+    if settings.tp_size > 1 and adapter:
+        raise StrategyError(
+            f"tp_size={settings.tp_size} divides the layers that an adapter would be put into: leave tp_size out (fsdp2 "
+            "divides the weights beside an adapter too), or train all weights"
+        )
+    divided = next((name for name in ("tp_size", "ep_size") if getattr(settings, name) > 1), None)
+    if divided and optimizer == "muon":
+        raise StrategyError(
+            f"{divided}={getattr(settings, divided)} divides matrices, which muon needs whole: use optimizer=adamw or "
+            f"schedule_free, or leave {divided} out"
+        )
+    if world_size == settings.tp_size > 1 and optimizer == "schedule_free":
+        raise StrategyError(
+            f"tp_size={world_size} on {world_size} ranks leaves some weights whole, and schedule_free counts those apart: its "
+            "states could go on nowhere else. Use optimizer=adamw, or more ranks"
         )

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
+from forge_dist._third_party_logs import quiet_redistribution
 from forge_dist.strategies._strategy import Wanted
 from forge_dist.strategies._wrappers import resharded
 
@@ -71,8 +72,10 @@ def _gathered(tensor: torch.Tensor, wanted_on: Collection[int], rank: int) -> to
     if not sharded:
         return tensor.to_local()
     (dim, *others) = sharded
-    if others or not tensor.placements[dim].is_shard():
-        return tensor.full_tensor()  # along two dimensions of ranks, which has no simpler way
+    if others or type(tensor.placements[dim]) is not Shard:
+        # Along two dimensions of ranks, or in strips: by all ranks.
+        with quiet_redistribution():
+            return tensor.full_tensor()
     found = None
     for destination in wanted_on:
         # Of several copies the one that has this rank among its own is gathered.

@@ -21,23 +21,24 @@ def grad_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> torch
     hold copies compute the same, bit for bit.
     """
     whole: list[torch.Tensor] = []
-    shards: dict[ProcessGroup, list[torch.Tensor]] = {}
+    shards: dict[tuple[ProcessGroup, ...], list[torch.Tensor]] = {}
     for parameter in parameters:
         grad = parameter.grad
         if grad is None:
             continue
         mine = local(grad)
         norm = torch.linalg.vector_norm(mine, dtype=torch.promote_types(mine.dtype, torch.float32)).to(device)
-        group = _shard_group(grad)
-        (whole if group is None else shards.setdefault(group, [])).append(norm)
+        groups = _shard_groups(grad)
+        (shards.setdefault(groups, []) if groups else whole).append(norm)
     if not shards:
         return torch.linalg.vector_norm(torch.stack(whole)).float() if whole else torch.zeros((), device=device)
     squares = [torch.stack(whole).double().square().sum()] if whole else []
-    for group, norms in shards.items():
+    for groups, norms in shards.items():
         # A square of a float32 norm may pass float32's largest number; in float64 it cannot. MPS has no float64, and no groups
         # either.
         square = torch.stack(norms).double().square().sum()
-        all_reduce(square, group=group)
+        for group in groups:
+            all_reduce(square, group=group)
         squares.append(square)
     return torch.stack(squares).sum().sqrt().float()
 
@@ -49,17 +50,15 @@ def scale_grads(parameters: Iterable[nn.Parameter], factor: float) -> None:
             local(parameter.grad).mul_(factor)
 
 
-def _shard_group(grad: torch.Tensor) -> ProcessGroup | None:
-    """Return the ranks that hold the shards of a gradient; None where this rank holds it whole.
+def _shard_groups(grad: torch.Tensor) -> tuple[ProcessGroup, ...]:
+    """Return the groups of ranks that hold a gradient's shards, one a dimension; none if whole.
 
     Raises:
-        NotImplementedError: it is sharded along two dimensions of ranks, which no strategy here does.
+        NotImplementedError: it waits for a sum over ranks, which no strategy here leaves behind.
     """
     if not isinstance(grad, DTensor):
-        return None
-    dims = [dim for dim, placement in enumerate(grad.placements) if not placement.is_replicate()]
-    if not dims:
-        return None
-    if len(dims) > 1 or not grad.placements[dims[0]].is_shard():
+        return ()
+    if any(placement.is_partial() for placement in grad.placements):
         raise NotImplementedError(f"a gradient with placements {grad.placements}")
-    return grad.device_mesh.get_group(dims[0])
+    divided = [dim for dim, placement in enumerate(grad.placements) if not placement.is_replicate()]
+    return tuple(grad.device_mesh.get_group(dim) for dim in divided)

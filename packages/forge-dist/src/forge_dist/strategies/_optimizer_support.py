@@ -79,6 +79,16 @@ def check_sharded(strategy: str, optimizer: torch.optim.Optimizer) -> None:
             raise StrategyError(_sharded(strategy, algorithm, type(optimizer).__name__))
 
 
+def move_one_by_one(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer move each weight by itself where weights lie on different meshes.
+
+    torch cannot move those together.
+    """
+    meshes = {getattr(parameter, "device_mesh", None) for _, parameter in _parameters(optimizer)}
+    for group in optimizer.param_groups if len(meshes) > 1 else ():
+        group.update({name: False for name in ("foreach", "fused") if name in group})
+
+
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
     own = "adamw_8bit" if type(optimizer).__module__.startswith("bitsandbytes") else type(optimizer).__name__.lower()
     for group in optimizer.param_groups:

@@ -11,6 +11,8 @@ from torch import distributed, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
+from forge_dist.strategies._grad_norm import local
+
 _COPIES = "modules_to_save"
 """PEFT's name of the module that holds the trained copies of whole modules."""
 
@@ -69,3 +71,10 @@ def _sum_flat(parameters: list[nn.Parameter], group: ProcessGroup | None) -> Non
         start += grad.numel()
         if ranks:
             parameter.grad = grad.copy_(summed)
+
+
+def sum_local_grads(parameters: Iterable[nn.Parameter], group: ProcessGroup) -> None:
+    """Sum what this rank has of each gradient over ranks that have the same part of it."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            distributed.all_reduce(local(parameter.grad), group=group)

@@ -92,7 +92,8 @@ class Strategy(abc.ABC):
     @property
     def dims(self) -> ParallelDims:
         """Arrangement of the ranks; here each has a copy of the model."""
-        return ParallelDims(dp_replicate=self.world_size // self.settings.cp_size, non_data=self.settings.cp_size)
+        shared = self.settings.cp_size * self.settings.tp_size
+        return ParallelDims(dp_replicate=self.world_size // shared, non_data=shared)
 
     @property
     def data_parallel_size(self) -> int:
@@ -175,8 +176,8 @@ class Strategy(abc.ABC):
         return model
 
     def _context_mesh(self) -> DeviceMesh:
-        sizes = (self.data_parallel_size, self.settings.cp_size)
-        return init_device_mesh(self.device.type, sizes, mesh_dim_names=("dp", "cp"))["cp"]
+        sizes = (self.data_parallel_size, self.settings.cp_size, self.settings.tp_size)
+        return init_device_mesh(self.device.type, sizes, mesh_dim_names=("dp", "cp", "tp"))["cp"]
 
     def read(self, request: LoadRequest) -> "PreTrainedModel":
         """Read this rank's part of a model, for `load`; here the whole of it."""

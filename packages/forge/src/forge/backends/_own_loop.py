@@ -52,9 +52,10 @@ REFUSED_BY_ALL: dict[str, str] = {
     "attention": "it chooses its own",
     "moe_aux_loss": "it adds what transformers adds",
     **dict.fromkeys(
-        ("shard_size", "cp_size", "gather_dtype", "reshard_after_forward", "cpu_offload", "activation_checkpointing"),
+        ("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload", "activation_checkpointing"),
         "it divides the model in its own way",
     ),
+    **dict.fromkeys(("tp_size", "cp_size", "ep_size"), "it divides the model in its own way"),
     **dict.fromkeys(("nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"), _NODE),
     **dict.fromkeys(("max_restarts", "connect_seconds"), _NODE),
     "stall_timeout": "its processes are not watched",

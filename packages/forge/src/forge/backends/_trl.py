@@ -64,9 +64,8 @@ REFUSED: dict[str, str] = {
     "z_loss": "TRL has none",
     "packing": "the rows of a micro-batch are padded",
     "on_nan": "TRL has moved the weights when it tells the loss: such a run stops",
-    **dict.fromkeys(
-        ("shard_size", "cp_size", "gather_dtype", "reshard_after_forward", "cpu_offload"), "each rank holds the whole model"
-    ),
+    **dict.fromkeys(("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload"), "each rank holds the whole model"),
+    **dict.fromkeys(("tp_size", "cp_size", "ep_size"), "each rank holds the whole model"),
     **dict.fromkeys(("eval_data_path", "validation_split", "eval_every_steps", "keep_best", "metric_for_best"), _EVAL),
     **dict.fromkeys(("early_stopping_patience", "eval_prompts", "eval_max_new_tokens"), _EVAL),
     **dict.fromkeys(("full_state_every_steps", "full_state_every_minutes", "accelerate_full_state_at_epoch"), _STATES),

@@ -98,6 +98,8 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
         notes.append(f"assumed where the model asks for a value: {', '.join(step.guesses[:3])}")
     if (sharing := planned.settings.strategy.cp_size) > 1:
         notes.append(f"activations are those of one of the {sharing} ranks that share a row (cp_size)")
+    if planned.settings.strategy.tp_size > 1 or planned.settings.strategy.ep_size > 1:
+        notes.append("activations are counted as without tp_size and ep_size, which divide a part of them")
     if planned.ranks > 1:
         notes.append(f"what {planned.ranks} ranks divide is computed from one rank's step (strategy={planned.strategy})")
     tokens = int(planned.train.lengths[worst].sum())

@@ -204,7 +204,7 @@ def _no_packing(s: Any, leak: Exception) -> Exception:
         why = str(leak).partition(". ")[0].partition(": use ")[0]
         return forge_algos.PackedBatchError(
             f"cp_size={sharing} cuts packed rows over ranks, which this model does not allow: {why}. "
-            "Leave cp_size out; activation_checkpointing=true and cpu_offload=true make room in other ways."
+            "Leave cp_size out; tp_size and activation_checkpointing=true make room in other ways."
         )
     return forge_algos.PackedBatchError(f"packing=on: {leak}. With packing=auto its samples run alone.")
 

@@ -34,6 +34,7 @@ def check_names(task: Task, s: Any, rows: Rows) -> None:
             raise forge_dist.ModelError(str(error).replace("model_path", name, 1)) from None
     task.check_settings(s)
     _check_cut(s)
+    _check_divided(task, s)
     check_trackers(s.tracking.chosen())
     read_prompts(task, s)
     for setting in SETTINGS:
@@ -68,6 +69,26 @@ def _check_cut(s: Any) -> None:
                 f"cp_size={s.strategy.cp_size} cuts packed rows over ranks, and with {name}={value} it cannot: {why}. "
                 f"Leave one of the two out."
             )
+
+
+def _check_divided(task: Task, s: Any) -> None:
+    """Refuse models and adapters whose layers or experts ranks cannot divide.
+
+    Raises:
+        SettingsError: tp_size or ep_size with an adapter that keeps parts of whole weights.
+        forge_dist.StrategyError: the model's heads or experts are not divisible, or transformers has no plan for it.
+
+    """
+    sizes = {"tp_size": s.strategy.tp_size, "ep_size": s.strategy.ep_size}
+    name = next((name for name, size in sizes.items() if size > 1), None)
+    if name is None:
+        return
+    if s.adapter.adapter == "osft":
+        raise SettingsError(
+            f"{name}={sizes[name]} divides the matrices whose singular vectors adapter=osft keeps: leave {name} out; fsdp2 "
+            "divides the weights under osft too."
+        )
+    forge_dist.check_divisible(s.model.model_path, **sizes, task=task.model_task)
 
 
 def check_prompts(task: Task, s: Any, tokenizer: Any) -> dict[str, int]:

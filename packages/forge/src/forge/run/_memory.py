@@ -62,7 +62,7 @@ def planned_of(
         machine=machine,
         dtype=dtype,
         strategy=strategy[0],
-        ranks=strategy[1] * s.strategy.cp_size,
+        ranks=strategy[1] * s.strategy.cp_size * s.strategy.tp_size,
         attention=tried.attention,
         packed=tried.packed,
         draft=tried.model,

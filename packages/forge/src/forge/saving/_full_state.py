@@ -123,7 +123,7 @@ class FullStates:
                 "another ckpt_output_dir."
             )
         strategy.load_state(model, optimizer, found)
-        scheduler.load_state_dict(found.about["schedule"])
+        scheduler.load_state_dict(_for_groups(found.about["schedule"], len(optimizer.param_groups)))
         for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
         self._saved = found.step
@@ -234,3 +234,17 @@ def emergency_place(s: RunSettings, run: str) -> Path | None:
     """Return the folder of the run's full states in emergency_dir; None where that is not set."""
     folder = s.checkpoints.emergency_dir
     return None if folder is None else Path(folder) / f"forge-{run}"
+
+
+def _for_groups(schedule: dict[str, Any], groups: int) -> dict[str, Any]:
+    """Return a schedule's state for so many groups of parameters.
+
+    Weights that ranks divide have groups of their own beside whole ones, so their number depends on the division; where their
+    values are alike, they are those of any number.
+    """
+    had = len(schedule["base_lrs"])
+
+    def alike(value: Any) -> bool:
+        return isinstance(value, list) and len(value) == had and all(each == value[0] for each in value)
+
+    return {name: value[:1] * groups if had != groups and alike(value) else value for name, value in schedule.items()}

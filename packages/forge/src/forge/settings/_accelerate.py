@@ -325,24 +325,28 @@ def _clipping(value: Any, _: Mapping[str, Any]) -> Settings | str:
 
 
 def _replicas(_value: Any, flat: Mapping[str, Any]) -> Settings | str:
-    sizes = ("dp_replicate", "dp_shard", "cp")
-    copies, shards, sharing = (flat.get(f"parallelism_config_{what}_size") or 1 for what in sizes)
-    if not all(map(_counts, (copies, shards, sharing))):
+    kinds = ("dp_replicate", "dp_shard", "cp", "tp")
+    sizes = [flat.get(f"parallelism_config_{what}_size") or 1 for what in kinds]
+    if not all(map(_counts, sizes)):
         return "a whole number is wanted"
+    copies, shards, sharing = sizes[0], sizes[1], sizes[2] * sizes[3]
     if shards > 1:
         # There dp_shard counts the data shards; here shard_size counts all ranks that share a copy.
         return {"strategy": "hsdp", "shard_size": shards * sharing} if copies > 1 else {"strategy": "fsdp2"}
     return {"strategy": "ddp"} if copies > 1 else {}
 
 
-def _context(value: Any, _: Mapping[str, Any]) -> Settings | str:
-    if not _counts(value or 1):
-        return "a whole number is wanted"
-    return {} if value in (None, 1) else {"cp_size": value}
+def _sharing(name: str) -> Callable[[Any, Mapping[str, Any]], Settings | str]:
+    def read(value: Any, _: Mapping[str, Any]) -> Settings | str:
+        if value in (None, 1) and not isinstance(value, bool):
+            return {}
+        return {name: value} if _counts(value) else "a whole number is wanted"
+
+    return read
 
 
 def _one(value: Any, _: Mapping[str, Any]) -> Settings | str:
-    return {} if value in (None, 1) else "only data and packed rows are divided (dp_replicate_size, dp_shard_size, cp_size)"
+    return {} if value in (None, 1) else "rows are divided by cp_size, in chunks of all heads"
 
 
 _READ: dict[str, Callable[[Any, Mapping[str, Any]], Settings | str]] = {
@@ -361,8 +365,9 @@ _READ: dict[str, Callable[[Any, Mapping[str, Any]], Settings | str]] = {
     "gradient_clipping": _clipping,
     "parallelism_config_dp_replicate_size": _replicas,
     "parallelism_config_dp_shard_size": _replicas,
-    "parallelism_config_cp_size": _context,
-    **dict.fromkeys((f"parallelism_config_{kind}_size" for kind in ("tp", "sp")), _one),
+    "parallelism_config_cp_size": _sharing("cp_size"),
+    "parallelism_config_tp_size": _sharing("tp_size"),
+    "parallelism_config_sp_size": _one,
 }
 """Key → what makes settings of its value and the other keys, or says why it cannot."""
 

@@ -49,6 +49,8 @@ RENAMED = {
         "attention": "attn_implementation flash_attn",
         "activation_checkpointing": "gradient_checkpointing use_gradient_checkpointing",
         "shard_size": "dp_shard_size",
+        "tp_size": "tensor_parallel_size tensor_parallel_degree tp_degree",
+        "ep_size": "expert_parallel_size expert_parallel_degree expert_model_parallel_size ep_degree",
         "cp_size": "context_parallel_size context_parallel_degree cp_degree sequence_parallel_degree",
         "eval_every_steps": "eval_steps validation_frequency",
         "metric_for_best": "metric_for_best_model",
@@ -109,7 +111,9 @@ SWITCHES = {
 
 _STEP = "effective_batch_size is the samples of a whole step over all GPUs; micro-batches follow from max_tokens_per_gpu"
 _SAVING = "save_samples exports a model, full_state_every_steps saves what resuming needs"
-_SHARDING = "choose strategy (ddp, fsdp2, hsdp, zero1, zero2, zero3); cpu_offload, shard_size and cp_size belong to it"
+_SHARDING = (
+    "choose strategy (ddp, fsdp2, hsdp, zero1, zero2, zero3); cpu_offload, shard_size, tp_size, cp_size, ep_size belong to it"
+)
 _SCHEDULE = "min_lr_ratio, decay_steps, power and num_cycles are settings of their own"
 _ALWAYS_ON = "always so"
 _KERNELS = "logits are never held whole, so there is no such kernel to switch on"
@@ -182,7 +186,7 @@ TOLD = {
             group_by_length do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout
             gradient_checkpointing_kwargs""",
         _NO_CODE: "trust_remote_code",
-        _OFF: """torch_compile activation_offloading use_unsloth use_kt plugins tensor_parallel_size
+        _OFF: """torch_compile activation_offloading use_unsloth use_kt plugins
             parallelism_config loraplus_lr_ratio relora pissa_init init_lora_weights loftq_config gptq
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
             disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef dataset_exact_deduplication
