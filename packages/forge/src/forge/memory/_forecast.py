@@ -91,18 +91,19 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
     worst, several = largest_micro_batch(planned.plan)
     notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
     step = bare.step(worst, several=several, first=planned.num_steps == 1)
-    phases = [_divided(planned, "step", step.parts, bare.layers)]
+    phases = [_divided(planned, "step", step.parts, bare.layers, on_host=target.block == 1)]
     tokens = int(planned.train.lengths[worst].sum())
     if isinstance(planned.train, Prompts):
         rollout, tokens = bare.rollout()
-        phases.insert(0, _divided(planned, ROLLOUT, rollout.parts, bare.layers))
+        phases.insert(0, _divided(planned, ROLLOUT, rollout.parts, bare.layers, on_host=target.block == 1))
         notes.append(_ROLLOUTS)
     elif planned.held_out is not None:
         rows = [int(planned.held_out.lengths.argmax())]
         evaluation = bare.evaluation(_filled(planned, planned.held_out, rows))
-        phases.append(_divided(planned, "evaluation", evaluation.parts, bare.layers))
+        phases.append(_divided(planned, "evaluation", evaluation.parts, bare.layers, on_host=target.block == 1))
     phases += [
-        _divided(planned, name, parts, bare.layers) for name, parts in bare.copies(step.parts, on_host=target.block == 1)
+        _divided(planned, name, parts, bare.layers, on_host=target.block == 1)
+        for name, parts in bare.copies(step.parts, on_host=target.block == 1)
     ]
     if step.guesses:
         notes.append(f"assumed where the model asks for a value: {', '.join(step.guesses[:3])}")
@@ -358,7 +359,7 @@ _BUCKET = 25 * 2**20
 """Bytes of gradients that torch's DistributedDataParallel exchanges at a time."""
 
 
-def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int) -> Phase:
+def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int, *, on_host: bool) -> Phase:
     """Divide one rank's parts by the ranks that share them, and add what they exchange."""
     found, ranks = dict(parts), planned.ranks
     if "activations" in found:
@@ -413,14 +414,14 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
             peaks = [bare.step(rows, several=several, first=False)]
             if isinstance(planned.train, Prompts):
                 peaks.append(bare.rollout()[0])
-            phases = [_divided(other, "step", peak.parts, bare.layers) for peak in peaks]
+            phases = [_divided(other, "step", peak.parts, bare.layers, on_host=target.block == 1) for peak in peaks]
             found.append(Change(setting=setting, cost=cost, planned=max(phase.planned for phase in phases)))
         except (forge_algos.ForgeAlgosError, forge_dist.ForgeDistError):
             continue
     if planned.ranks > 1 and planned.strategy == "ddp" and not planned.frozen:
         bare = Rehearsed.of(planned, target)
         parts = bare.step(worst, several=several, first=False).parts
-        phase = _divided(attrs.evolve(planned, strategy="fsdp2"), "step", parts, bare.layers)
+        phase = _divided(attrs.evolve(planned, strategy="fsdp2"), "step", parts, bare.layers, on_host=target.block == 1)
         cost = "ranks exchange weights in every forward"
         found.append(Change(setting="strategy=fsdp2", cost=cost, planned=phase.planned))
     return found
