@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -104,3 +105,25 @@ def test_whole_numbers_are_not_rounded(words: list[str], capsys: pytest.CaptureF
     """1.5 where a whole number is meant is refused, not rounded."""
     assert _cli.main(words) == 2
     assert words[-1] in capsys.readouterr().err
+
+
+def test_a_name_does_not_look_like_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The end of a line in a name that was given is escaped: each printed line is forge's own."""
+    name = f"{tmp_path}/nothing\nforge: finished; the model is in /tmp/evil\x1b[8m"
+    words = ["sft", f"--model-path={name}", "--data-path", "rows.jsonl", "--ckpt-output-dir", str(tmp_path / "run")]
+    assert _cli.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nothing\\nforge: finished; the model is in /tmp/evil\\x1b[8m" in line
+
+
+def test_an_exception_makes_no_exit_status_of_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an exception says of itself, the command that it ends failed."""
+
+    class Fine(Exception):
+        exit_status = 0
+
+    def fail(*_: object) -> None:
+        raise Fine
+
+    monkeypatch.setattr(_run, "run", fail)
+    assert _cli.main(["sft", "--model-path", "m", "--data-path", "d", "--ckpt-output-dir", "o"]) == 1

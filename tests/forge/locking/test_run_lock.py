@@ -157,6 +157,28 @@ def test_a_living_owner_of_this_host_is_refused_at_once(tmp_path: Path) -> None:
     assert not has_owner(tmp_path)
 
 
+def test_a_look_keeps_nobody_out(tmp_path: Path) -> None:
+    """A report that asks at this very moment whether there is an owner is none."""
+    (tmp_path / ".forge-owner-1").write_bytes(attrs.evolve(RunLock(tmp_path)._owner, pid=2**40).to_bytes())
+    look = os.open(tmp_path, os.O_RDONLY)
+    _run_lock.fcntl.flock(look, _run_lock.fcntl.LOCK_SH)
+    threading.Timer(0.2, os.close, (look,)).start()
+    with RunLock(tmp_path, say=pytest.fail) as lock:
+        lock.check()
+
+
+def test_a_lock_without_a_record_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older version leaves no record, and its lock counts."""
+    monkeypatch.setattr(_run_lock, "_TRIES", 3)
+    held = os.open(tmp_path, os.O_RDONLY)
+    _run_lock.fcntl.flock(held, _run_lock.fcntl.LOCK_EX)
+    try:
+        with pytest.raises(RunDirectoryError, match="another run is writing to it now. Give another directory"):
+            RunLock(tmp_path).acquire()
+    finally:
+        os.close(held)
+
+
 @pytest.mark.slow
 def test_a_process_of_another_container_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another namespace of processes on this host: its number means nothing here, so its death is not proved."""

@@ -95,7 +95,7 @@ class Reporter:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=printable(what))
         elif line:
-            self._print(f"{what} ...")
+            self._print(f"{printable(what)} ...")
 
     @contextmanager
     def taking(self, what: str, done: str) -> Iterator[None]:

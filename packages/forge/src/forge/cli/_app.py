@@ -79,10 +79,10 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
             # Whoever read the output has enough of it (`| head`). What is left is dropped, or Python would try it again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
-        status = getattr(error, "exit_status", None)
+        status, what = getattr(error, "exit_status", None), _in_one_line(str(error), words)
         if status is not None:
-            return _print_error(as_flags(str(error), flags), int(status), debug=debug)
-        what = f"{type(error).__name__}: {error}"
+            return _print_error(as_flags(what, flags), int(status) or 1, debug=debug)
+        what = f"{type(error).__name__}: {what}"
         return _print_error(
             f"failed: {what}\n(--debug shows where; if the input is right, this is a defect of forge.)", 1, debug=debug
         )
@@ -96,6 +96,15 @@ def _output_closed() -> bool:
     watched = select.poll()
     watched.register(sys.stdout.fileno(), select.POLLOUT)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in watched.poll(0))
+
+
+def _in_one_line(message: str, words: Sequence[str]) -> str:
+    """Escape ends of lines that a word of the command line holds: a name is no message."""
+    for word in words:
+        for part in (word, word.partition("=")[2]):
+            if not part.isprintable():
+                message = message.replace(part, printable(part))
+    return message
 
 
 def _print_error(message: str, status: int, *, debug: bool) -> int:

@@ -53,7 +53,7 @@ def main(module: str, verb: str, settings: str) -> None:
         status = getattr(error, "exit_status", None)
         if status is None:
             raise
-        raise SystemExit(status) from None
+        raise SystemExit(status or 1) from None
 
 
 if __name__ == "__main__":

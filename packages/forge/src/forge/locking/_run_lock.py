@@ -37,6 +37,8 @@ _RENEWALS = 12
 _LOOKS = 120
 """Looks at another owner's record in the time of its lease."""
 _JOIN_SECONDS = 5.0
+_TRIES, _TRY_SECONDS = 40, 0.05
+"""How often, and after which pause, a lock of the kernel is tried that somebody holds who left no record."""
 _NO_FLOCK = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 """What a file system says that has no locks for directories: then the record alone keeps others out."""
 _GONE = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
@@ -185,14 +187,23 @@ class RunLock:
     def _flock(self) -> None:
         """Take the kernel's lock, where the file system has one."""
         self._folder = os.open(self._path, os.O_RDONLY)
-        try:
-            fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            found = [owner for text in _records(self._path).values() if (owner := Owner.read(text)) is not None]
-            raise self._refusal(found[-1] if found else None) from None
-        except OSError as error:
-            if error.errno not in _NO_FLOCK:
-                raise
+        for _ in range(_TRIES):
+            try:
+                fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found = [owner for text in _records(self._path).values() if (owner := Owner.read(text)) is not None]
+                alive = [owner for owner in found if not owner.is_gone]
+                if alive:
+                    raise self._refusal(alive[-1]) from None
+            except OSError as error:
+                if error.errno not in _NO_FLOCK:
+                    raise
+                return
+            else:
+                return
+            # Nobody's record: who holds it looks for a moment only (`has_owner`), or has not written it yet.
+            time.sleep(_TRY_SECONDS)
+        raise self._refusal(None)
 
     def _follow(self) -> bool:
         """Outwait the owners and follow them; return False where another process was faster."""
