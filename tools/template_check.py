@@ -9,6 +9,7 @@ small tokenizer that is trained on the spot and has the template's special token
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -315,6 +316,7 @@ def _reasons(message: Message) -> bool:
 def _turn(tokenizer: PreTrainedTokenizerFast, messages: list[Message], index: int, given: Row) -> Turn | None:
     prompt = _render(tokenizer, messages[:index], given, opening=True)
     text = _render(tokenizer, messages[: index + 1], given)
+    unasked = text
     if prompt is None or text is None:
         return None
     if not text.startswith(prompt):
@@ -342,6 +344,13 @@ def _turn(tokenizer: PreTrainedTokenizerFast, messages: list[Message], index: in
     before = text[:end].removesuffix(str(tokenizer.eos_token)).rstrip()
     if text[:end].endswith(str(tokenizer.eos_token)) and before.endswith(closings):
         ends.add(len(before))
+    if _render(tokenizer, messages[: index + 1], given, opening=True) == unasked:
+        # A template that opens the next turn whether it is asked to or not: the answer ends before what its prompt ends with.
+        own = text[len(prompt) :]
+        shared = os.path.commonprefix([prompt[::-1], own[::-1]])[::-1]
+        closing = next((token for token in closings if shared.startswith(token)), "")
+        if closing and shared != closing:
+            ends = {len(text) - len(shared) + len(closing)}
     marks = re.search(r"{%-?\s*generation\b", str(tokenizer.chat_template)) is not None
     return Turn(prompt, text, encoded["input_ids"], encoded["offset_mapping"], tuple(ends), stops, marks)
 

@@ -89,6 +89,20 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def larger_model(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 34 MB, beside which what Python holds is little."""
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+
+    path = tmp_path_factory.mktemp("larger")
+    shutil.copytree(model_dir, path, dirs_exist_ok=True)
+    shape = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4}
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    vocabulary = AutoConfig.from_pretrained(model_dir).vocab_size
+    AutoModelForCausalLM.from_config(LlamaConfig(**shape, **ids, vocab_size=vocabulary)).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 conversations as JSONL."""
     return write_rows(tmp_path_factory.mktemp("data") / "chats.jsonl", conversations())

@@ -141,3 +141,28 @@ def test_the_setting_is_refused_where_it_cannot_work(given: dict[str, Any], tmp_
     forge.dry_run(forge.sft, **given, ckpt_output_dir=str(run), checkpoint_storage=str(tmp_path / "new"))
     assert not run.exists()
     assert not [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+
+
+def test_what_was_fetched_for_a_refused_run_does_not_stay(given: dict[str, Any], tmp_path: Path) -> None:
+    """The directory is as it was, so that the next command may name it for another run; the copy is untouched."""
+    url, settings = tmp_path / "elsewhere", {**given, "max_steps": 1, "keep_full_state": True, "save_samples": 0}
+    settings["checkpoint_storage"] = str(url)
+    forge.sft(**settings, ckpt_output_dir=str(tmp_path / "run"))
+    before = sorted(path.relative_to(url) for path in url.rglob("*"))
+    for there in (False, True):
+        run = tmp_path / f"again {there}"
+        if there:
+            run.mkdir()
+        with pytest.raises(forge.SettingsError, match="seed"):
+            forge.sft(**{**settings, "seed": 7}, ckpt_output_dir=str(run))
+        assert run.exists() == there
+        assert not there or not [*run.iterdir()]
+    assert sorted(path.relative_to(url) for path in url.rglob("*")) == before
+    assert forge.sft(**settings, ckpt_output_dir=str(tmp_path / "again False")).steps == 1
+
+
+@pytest.mark.parametrize("url", ["memory://bucket/run", "memory:///run", "simplecache::memory://run"])
+def test_memory_is_no_place_for_a_copy(url: str, given: dict[str, Any], tmp_path: Path) -> None:
+    """It ends with the process whose end the copy is for, and no rank or later command sees it."""
+    with pytest.raises(forge.SettingsError, match="must outlive the process"):
+        forge.sft(**given, ckpt_output_dir=str(tmp_path / "run"), checkpoint_storage=url)

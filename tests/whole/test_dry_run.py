@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import forge
+import forge_algos
 from forge.cli._app import main
 from forge.run import _memory, _prepare
 
@@ -136,6 +137,13 @@ def test_what_cannot_be_planned_takes_the_default(
     monkeypatch.syspath_prepend(tmp_path)
     settings = {name: value for name, value in settings_of("grpo", model_dir, tmp_path).items() if name != "max_tokens_per_gpu"}
     forge.dry_run(forge.grpo, **settings, ckpt_output_dir=tmp_path / "run", machine="80GB")
+    assert "(memory plan: more would not be faster, " in " ".join(capsys.readouterr().err.split())
+
+    def refuse(*_: Any) -> None:
+        raise forge_algos.RehearsalError("a computation needs values")
+
+    monkeypatch.setattr(type(forge.grpo.task), "rehearsal_source", refuse)
+    forge.dry_run(forge.grpo, **settings, ckpt_output_dir=tmp_path / "run", machine="80GB")
     assert "max_tokens_per_gpu: 1,024 (what suits cpu; no memory plan can be made)" in " ".join(capsys.readouterr().err.split())
 
 
@@ -192,7 +200,7 @@ def test_for_is_for_dry_runs(given: dict[str, Any], tmp_path: Path, capsys: pyte
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["distill", "dpo", "grpo"])
 def test_each_kind_of_verb_has_a_dry_run(verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its memory is computed, but of what is sampled, where it says why not."""
+    """Its memory is computed, phase by phase."""
     assert verb in VERBS
     monkeypatch.syspath_prepend(tmp_path)
     settings = settings_of(verb, model_dir, tmp_path)
@@ -201,11 +209,9 @@ def test_each_kind_of_verb_has_a_dry_run(verb: str, model_dir: Path, tmp_path: P
     monkeypatch.setattr(_prepare, "write_plan", lambda plan, *given: plans.append(plan) or write(plan, *given))
     found = forge.dry_run(getattr(forge, verb), **settings, ckpt_output_dir=tmp_path / "run")
     assert f"forge {verb} would write" in found
-    if verb == "grpo":
-        assert "sampled" in plans[0].refused
-    else:
-        assert plans[0].refused is None
-        assert [phase.name for phase in plans[0].phases] == ["step", "evaluation", "saving", "export"]
+    assert plans[0].refused is None
+    measured = ["rollout", "step"] if verb == "grpo" else ["step", "evaluation"]
+    assert [phase.name for phase in plans[0].phases] == [*measured, "saving", "export"]
 
 
 def test_a_run_measures_itself(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,8 @@ RUNNERS = {"pytest", "pytest_xdist", "hypothesis"}
 """What runs tests and imports nothing that a leaf could lean on."""
 IN_THE_MAIN_ENVIRONMENT = {"accelerate", "deepspeed"}
 """Its tests take minutes, and are run once."""
-IN_A_LANE = {"eval", "instructlab", "mini-trainer"}
+IN_A_LANE = {"eval", "instructlab", "mini-trainer", "trackio"}
 """Hundreds of megabytes, or kernels to be built, which the lanes' environment has."""
-NOT_RUN = {"trackio"}
-"""Brings a web server of its own; docs/trackers.md says that no test sends anything to it."""
 
 
 def inherited(name: str, option: str) -> Any:
@@ -73,7 +71,7 @@ def test_a_leaf_alone_has_what_it_declares_and_no_more(leaf: str) -> None:
 def test_the_environment_of_everything_has_every_package_with_every_extra() -> None:
     """What is not tested alone is tested there: no extra is left out."""
     extras = {folder: set(package.project.get("optional-dependencies", {})) for folder, package in PACKAGES.items()}
-    assert members("all") == extras | {"forge": extras["forge"] - IN_A_LANE - NOT_RUN}
+    assert members("all") == extras | {"forge": extras["forge"] - IN_A_LANE}
 
 
 def test_the_quickstart_installs_what_it_needs_and_no_more() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,27 +51,15 @@ if os.environ["RANK"] == "0":
 """
 
 
-@pytest.fixture(scope="module")
-def model(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 34 MB, beside which what Python holds is little."""
-    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
-
-    path = tmp_path_factory.mktemp("larger")
-    shutil.copytree(model_dir, path, dirs_exist_ok=True)
-    shape = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4}
-    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    vocabulary = AutoConfig.from_pretrained(model_dir).vocab_size
-    AutoModelForCausalLM.from_config(LlamaConfig(**shape, **ids, vocab_size=vocabulary)).save_pretrained(path)
-    return path
-
-
 @pytest.mark.lane
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("adapter", ["none", "lora"])
-def test_saving_and_export_take_what_was_planned(strategy: str, adapter: str, model: Path, chats: Path, tmp_path: Path) -> None:
+def test_saving_and_export_take_what_was_planned(
+    strategy: str, adapter: str, larger_model: Path, chats: Path, tmp_path: Path
+) -> None:
     """Never under by more than 5 percent, and over by no more than what ranks exchange in a step."""
-    run = {"model_path": str(model), "data_path": str(chats), "ckpt_output_dir": str(tmp_path / "run"), "max_steps": 2}
+    run = {"model_path": str(larger_model), "data_path": str(chats), "ckpt_output_dir": str(tmp_path / "run"), "max_steps": 2}
     run |= {"effective_batch_size": 8, "strategy": strategy, "adapter": adapter, "keep_full_state": True}
     (tmp_path / "rank.py").write_text(SCRIPT)
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "rank.py"), json.dumps(run)]

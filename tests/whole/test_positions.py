@@ -10,6 +10,7 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     BioGptConfig,
     BloomConfig,
     CodeGenConfig,
@@ -132,3 +133,25 @@ def test_a_teacher_of_fewer_positions_is_named(gpt2: Path, model_dir: Path, tmp_
     rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": LONG}] * 4)
     with pytest.raises(forge.SettingsError, match=r"rows\.jsonl:1 .* teacher_path .* has a table of 48 positions"):
         forge.distill(model_path=model_dir, teacher_path=gpt2, data_path=rows, ckpt_output_dir=tmp_path / "run", max_steps=1)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_reward_model_of_fewer_positions_is_named(
+    chat: bool, gpt2: Path, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt is counted in its own tokens, with room for a completion; where all fits, the run is made."""
+    monkeypatch.syspath_prepend(tmp_path)
+    judge = tmp_path / "judge"
+    shutil.copytree(gpt2, judge)
+    config = AutoConfig.from_pretrained(gpt2, num_labels=1, pad_token_id=0)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(judge)
+    row = {"prompt": [{"role": "user", "content": "fig"}] if chat else "fig", "fruit": "fig"}
+    more = {"reward_model_path": judge, "ckpt_output_dir": tmp_path / "run", "max_steps": 1}
+    given = settings_of("grpo", model_dir, tmp_path) | {"model_path": model_dir, "validation_split": 0.0} | more
+    given = {name: value for name, value in given.items() if name != "eval_every_steps"}
+    given["data_path"] = write_rows(tmp_path / "prompts.jsonl", [row] * 4)
+    for call in (forge.grpo, lambda **settings: forge.dry_run(forge.grpo, **settings)):
+        with pytest.raises(forge.SettingsError, match=r"prompts\.jsonl:1: .* reward_model_path .* has a table of 48 positions"):
+            call(**given | {"max_new_tokens": LIMIT})
+        assert not (tmp_path / "run").exists()
+    assert forge.grpo(**given | {"max_new_tokens": 4}).steps == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from forge.cli import _app as _cli
+from forge.cli._recipes import as_verb
 from forge.settings._recipe import read_recipe, verb_of
 from forge.settings._shipped import about, shipped
 from forge.verbs._registry import VERBS
@@ -64,9 +65,26 @@ def test_two_tasks_in_sequence(model_dir: Path, tmp_path: Path, capsys: pytest.C
     assert f"model_path: {export}" in (tmp_path / "second" / "config.yaml").read_text()
 
 
+def test_values_are_read_as_yaml() -> None:
+    """Lists, weighted paths, a template's arguments, switches; a sentence with a colon is a text."""
+    given = {
+        "data_path={a.jsonl: 0.75, b c.jsonl: 0.25}": ["--data-path", "a.jsonl=0.75", "b c.jsonl=0.25"],
+        "data_path=[a.jsonl, b.jsonl]": ["--data-path", "a.jsonl", "b.jsonl"],
+        "chat_template_kwargs={depth: 2, mode: '2'}": ["--chat-template-kwargs", "depth=2", 'mode="2"'],
+        "reward_weights=[1, 0.5]": ["--reward-weights", "1", "0.5"],
+        "reward=[rewards:a, rewards:b]": ["--reward", "rewards:a", "rewards:b"],
+        "eval_prompts=Answer: what is a fig?": ["--eval-prompts", "Answer: what is a fig?"],
+        "keep_best=false": ["--no-keep-best"],
+        "learning_rate=1e-5": ["--learning-rate", "1e-5"],
+    }
+    assert as_verb(["recipes", "run", "grpo", *given])[2:] == [word for words in given.values() for word in words]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["recipes", "run", "kto", "model_path={a: 1}"], "model_path must be"),
+        (["recipes", "run", "kto", "data_path=[-x]"], "begins with a dash"),
         (["recipes", "run", "kto", "seed=[1, 2]"], "seed must be a whole number, not [1, 2] (seed=[1, 2])"),
         (["recipes", "run", "kto", "k=[1,2]"], "unknown option --k"),
         (["sft", "--seed", "1", "2", "3"], "'3': nothing takes this here"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,6 +117,39 @@ def test_an_evaluation_is_less_than_a_step() -> None:
     found = rehearsal.evaluation(model, moved, rows[0], objective=forge_algos.SFT)
     assert found.parts["activations"] < step.parts["activations"]
     assert found.parts["gradients"] == sum(p.numel() * 4 for p in model.parameters())
+
+
+@pytest.mark.parametrize(("adapter", "prompts"), [("none", (9, 30)), ("lora", (5, 5, 21))])
+def test_sampling_takes_what_was_planned(adapter: str, prompts: tuple[int, ...], tmp_path: Path) -> None:
+    """Within 5 percent of completions that no token ends: the cache at its longest, and the logits of the widest batch."""
+    asked = [np.arange(3, 3 + length) for length in prompts]
+    more = {"num_generations": 3, "max_new_tokens": 40, "temperature": 0.8, "top_p": 1.0, "top_k": 0}
+
+    def sampler(model: nn.Module) -> Any:
+        return forge_algos.online.GenerateSampler(model, eos_ids=[511 + 9], pad_id=0, batch_tokens=200)
+
+    settings = forge_algos.AdapterSettings(adapter=adapter)
+    rehearsal, _, model, moved = made("llama", settings, "adamw", outline=True)
+    planned = rehearsal.sampling(model, moved, partial(sampler(model).first_and_last, asked, **more))
+    _, _, model, _ = made("llama", settings, "adamw", outline=False)
+    found = measured(lambda: sampler(model).sample(asked, seed=1, **more), tmp_path)
+    gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    assert planned.bytes - gradients == pytest.approx(storage_bytes(model) + found, rel=0.05)
+    assert planned.parts["cache"] > 0
+    assert sum(planned.parts.values()) == planned.bytes
+
+
+def test_gradients_in_buckets_are_always_held() -> None:
+    """The buffers of DistributedDataParallel count at every moment, each gradient once."""
+    rehearsal, adaptation, model, moved = made("llama", forge_algos.AdapterSettings(), "adamw", outline=True)
+    peaks = [
+        rehearsal.step(model, moved, [Row(70, 41)], objective=forge_algos.SFT, adaptation=adaptation, buckets=buckets)
+        for buckets in (False, True)
+    ]
+    whole = sum(p.numel() * 4 for p in model.parameters())
+    assert peaks[1].parts["gradients"] == whole
+    assert peaks[0].bytes <= peaks[1].bytes <= peaks[0].bytes - peaks[0].parts["gradients"] + whole + 4096
+    assert sum(peaks[1].parts.values()) == peaks[1].bytes
 
 
 def test_allocations_are_rounded_as_the_device_does() -> None:

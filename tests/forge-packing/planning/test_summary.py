@@ -27,6 +27,14 @@ def test_what_is_planned_has_its_name():
     assert lines[1] == "steps          1 of at most 2 blocks, 1 epoch"
 
 
+def test_steps_that_are_divided_otherwise():
+    """Without ranks and micro-batches, all other lines are the same."""
+    made = plan([6, 6, 6, 2], batch_size=3, max_tokens=10, world_size=2, loss_counts=[5, 5, 0, 0], epochs=2)
+    lines = made.summary().splitlines()
+    assert made.summary(divided=False).splitlines() == lines[:4]
+    assert [line.split()[0] for line in lines[4:]] == ["micro-batches", "fill", "waiting"]
+
+
 def test_several_ranks():
     """Bounds are of one rank, rounded up where the ranks are; empty micro-batches count as room not filled, and as waiting."""
     made = plan([6, 6, 6], batch_size=3, max_tokens=10, world_size=2, seed=4, cost=Cost(1.0, 0.0))

@@ -77,3 +77,18 @@ def test_a_configuration_checks_its_settings() -> None:
         ForgeConfig(settings={"nnodes": 4}).to_args()
     with pytest.raises(SettingsError, match="peft_config must be one of LoraConfig"):
         ForgeConfig(peft_config={"r": 8})  # type: ignore[arg-type]
+
+
+def test_arguments_are_escaped_for_kubernetes() -> None:
+    """It expands `$(NAME)` in a container's arguments, and reads `$$` as one dollar sign, in any place."""
+    odd = "$(HOME)/$model$$"
+    assert f"--model-path={odd.replace('$', '$$')}" in ForgeConfig(settings={"model_path": odd}).to_args()
+
+
+@pytest.mark.parametrize("path", ["a=0.5", ["b.jsonl=1", "c.jsonl=2"]])
+def test_a_path_that_would_be_read_as_a_weight_is_refused(path: object) -> None:
+    """`a=0.5` is a path with its weight on a command line, and a file of that name in a recipe."""
+    with pytest.raises(SettingsError, match="data_path=.* would read .* otherwise. Name it otherwise."):
+        ForgeConfig(settings={"model_path": "m", "data_path": path}).to_args()
+    args = ForgeConfig(settings={"model_path": "m", "data_path": ["b=c.jsonl", "d.jsonl"]}).to_args()
+    assert args[-3:] == ["--data-path", "b=c.jsonl", "d.jsonl"]

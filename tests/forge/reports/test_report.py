@@ -16,6 +16,7 @@ import pytest
 from forge import SettingsError
 from forge.cli._app import main
 from forge.reports._compare import compare
+from forge.reports._record import device_seconds
 from forge.reports._report import LiveReport, report
 
 PAGES = Path(__import__("forge").__file__).parent / "reports" / "pages"
@@ -301,3 +302,33 @@ def test_what_no_run_writes(name: str, text: str, refused: bool, tmp_path: Path)
                 call()
         else:
             call()
+
+
+def test_hours_of_devices_and_their_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each start counts with its own ranks, from its first line to its last; money is there where a price is given."""
+    run = make_run(tmp_path / "run")
+    at = "2026-11-23T{}Z"
+    events = [
+        {"time": at.format("10:00:00"), "event": "machine", "ranks": 2, "device": "cuda"},
+        {"time": at.format("10:00:10"), "event": "started"},
+        {"time": at.format("10:30:00"), "event": "preempted"},
+        {"time": at.format("12:00:00"), "event": "machine", "ranks": 4, "device": "cuda"},
+        {"time": at.format("12:15:00"), "event": "finished"},
+        {"time": at.format("13:00:00"), "event": "machine", "ranks": True, "device": None},
+    ]
+    assert device_seconds(events, []) == {"cuda": 2 * 1800.0 + 4 * 900.0}
+    assert device_seconds(events, [(at.format("12:00:05"), at.format("12:30:00"))]) == {"cuda": 2 * 1800.0 + 4 * 1800.0}
+    assert device_seconds(events[1:3], []) == {}
+    (run / "events.jsonl").write_text("".join(json.dumps({"step": 0, "text": "", **event}) + "\n" for event in events))
+    assert main(["report", str(run), "--price-per-hour", "2.5"]) == 0
+    text = " ".join(Elements((run / "report.html").read_text(encoding="utf-8")).words.split())
+    assert "2 of cuda, from the start of each command" in text
+    assert "5.00 at 2.5 for an hour of a device" in text
+    assert main(["report", str(run)]) == 0
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert "2 of cuda" in text
+    assert "for an hour of a device" not in text
+    capsys.readouterr()
+    for price in ("-1", "nan", "inf"):
+        assert main(["report", str(run), "--price-per-hour", price]) == 2
+        assert "--price-per-hour must be a number from 0" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
+import forge_data
 from forge.storage._remote import Remote
 from forge.storage._storage import Storage
 from forge.storage._upload import Upload
@@ -151,3 +152,23 @@ def test_a_run_goes_to_s3_and_comes_back(bucket, tmp_path):
     assert "up to step 4" in str(storage.check())
     storage.prepare(new, resuming=False)
     assert content(new) == content(run)
+
+
+def test_a_token_store_is_fetched_from_a_bucket(bucket, tmp_path):
+    """Its files come by ranges, once for all openings of the machine; a bit that was flipped in the bucket is refused."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"input_ids": [1, {n}], "labels": [-100, {n}], "len": 2}}\n' for n in range(2, 50)))
+    store = forge_data.TokenStore.from_jsonl(rows, tmp_path / "store")
+    for path in store.path.rglob("*"):
+        if path.is_file():
+            bucket[f"stores/{path.relative_to(store.path).as_posix()}"] = path.read_bytes()
+    found = forge_data.TokenStore.open("s3://bucket/stores", cache_dir=tmp_path / "cache")
+    assert (found.fingerprint, found[7].labels.tolist()) == (store.fingerprint, [-100, 9])
+    found.verify()
+    # Only the manifest is read again.
+    masks = bucket.pop("stores/loss_mask.bin")
+    assert forge_data.TokenStore.open("s3://bucket/stores", cache_dir=tmp_path / "cache").path == found.path
+    bucket["stores/loss_mask.bin"] = masks[:-1] + bytes([masks[-1] ^ 1])
+    with pytest.raises(forge_data.StoreError, match=r"s3://bucket/stores/loss_mask\.bin does not hold what was written"):
+        forge_data.TokenStore.open("s3://bucket/stores", cache_dir=tmp_path / "other")
+    assert not any(path.is_dir() for path in (tmp_path / "other").iterdir())

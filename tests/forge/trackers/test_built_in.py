@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,7 @@ for steps in ((1, 2), (3,)):
     for name in sys.argv[2:]:
         assert send(name, run, {"seed": 1, "model_path": "tiny"}, ended)
 """
-NAMES = [name for name in ("tensorboard", "wandb", "mlflow") if find_spec(name) and find_spec("accelerate")]
+NAMES = [name for name in ("tensorboard", "wandb", "mlflow", "trackio") if find_spec(name) and find_spec("accelerate")]
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "first"
     run.mkdir()
     environ = {**os.environ, "WANDB_MODE": "offline", "MLFLOW_ALLOW_FILE_STORE": "true", "CUDA_VISIBLE_DEVICES": ""}
+    environ["TRACKIO_DIR"] = str(run.parent / "trackio")
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(run), *NAMES], env=environ, capture_output=True, text=True, check=False, timeout=500
     )
@@ -80,3 +83,24 @@ def test_mlflow(run: Path) -> None:
     assert (home / "params" / "seed").read_text() == "1"
     assert (home / "tags" / "forge_run").read_text() == "a1b2c3"
     assert "name: fruits" in (home.parent / "meta.yaml").read_text()
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+def test_trackio(run: Path) -> None:
+    """Its own command reads each step once, and the settings, which the second part does not lose."""
+    needs("trackio")
+
+    def asked(*words: str) -> dict[str, Any]:
+        words = ("get", *words, "--project", "forge", "--run", "first-a1b2c3", "--json")
+        environ = {**os.environ, "TRACKIO_DIR": str(run.parent / "trackio")}
+        done = subprocess.run(
+            [sys.executable, "-m", "trackio.cli", *words], env=environ, capture_output=True, text=True, check=True, timeout=500
+        )
+        return json.loads(done.stdout)
+
+    loss = asked("metric", "--metric", "loss")["values"]
+    assert [(each["step"], each["value"]) for each in loss] == [(1, 2.0), (2, 1.0), (3, pytest.approx(2 / 3))]
+    about = asked("run")
+    assert sorted(about["metrics"]) == ["loss", "lr"]
+    assert {"seed": 1, "model_path": "tiny"}.items() <= about["config"].items()

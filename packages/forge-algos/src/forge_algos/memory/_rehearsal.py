@@ -80,6 +80,7 @@ class Rehearsal:
         adaptation: Adaptation | None = None,
         others: Iterable[nn.Module] = (),
         first: bool = False,
+        buckets: bool = False,
         max_grad_norm: float = 1.0,
         moe_aux_loss: MoEAuxLoss = "global",
     ) -> Peak:
@@ -93,6 +94,7 @@ class Rehearsal:
             adaptation: what `adapt` returned.
             others: further models that stay on the device.
             first: whether the optimizer has no state yet, as before a run's first step.
+            buckets: whether gradients lie in buffers that stay from step to step, as those of DistributedDataParallel.
             max_grad_norm: as of `train`.
             moe_aux_loss: as of `train`.
 
@@ -123,7 +125,8 @@ class Rehearsal:
                     pass
             for parameter in model.parameters():
                 parameter.grad = None
-            return tracker.peak(began)
+            held = sum(self.allocated(p.numel() * p.element_size()) for p in trainable(model))
+            return tracker.peak(began, always={"gradients": held} if buckets else None)
 
     def evaluation(
         self,
@@ -147,6 +150,40 @@ class Rehearsal:
                     held = [torch.empty_like(p) for p in trainable(model)]
                 began = tracker.position
                 evaluate(model, [batch], objective=objective(), device=self.device, autocast=self.autocast)
+            del held
+            return tracker.peak(began)
+
+    def sampling(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        caches: Callable[[], Iterable[Any]],
+        *,
+        others: Iterable[nn.Module] = (),
+    ) -> Peak:
+        """Sample completions, while the gradients of the step before are still there.
+
+        Args:
+            model: as `placed` returned it, perhaps wrapped.
+            optimizer: over its parameters.
+            caches: `GenerateSampler.first_and_last` of the model, with its arguments.
+            others: further models that stay on the device.
+
+        Raises:
+            RehearsalError: it needs values.
+        """
+        with _explained():
+            tracker = Tracker(self.allocated)
+            self._hold(tracker, model, optimizer, others)
+            with torch.random.fork_rng(devices=[]), tracker:
+                with tracker.counting("gradients"):
+                    held = [torch.empty_like(p) for p in trainable(model)]
+                began = tracker.position
+                for cache in caches():
+                    for layer in getattr(cache, "layers", ()):
+                        for tensor in (getattr(layer, name, None) for name in ("keys", "values")):
+                            if isinstance(tensor, torch.Tensor):
+                                tracker.mark(tensor, "cache")
             del held
             return tracker.peak(began)
 

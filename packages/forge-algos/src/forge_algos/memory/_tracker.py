@@ -18,12 +18,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-PARTS = ("weights", "gradients", "optimizer", "activations", "head")
+PARTS = ("weights", "gradients", "optimizer", "activations", "head", "cache")
 """What tensors are for, in the order of a table."""
 
 _aten = torch.ops.aten
 _READS = frozenset({_aten._local_scalar_dense.default, _aten.equal.default, _aten.allclose.default})
 """Kernels that read a tensor's value, which one without data does not have."""
+
+
+_AROUND_A_MODE = frozenset({"torch._compile", "torch._dynamo.eval_frame", "torch.utils._python_dispatch"})
+"""Modules of torch between a kernel's caller and a dispatch mode."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,6 +55,8 @@ class Tracker(TorchDispatchMode):
         """(storage's number, bytes; less than 0 where they are freed)."""
         self._part_of: dict[int, str] = {}
         self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._weights: set[torch.Size] = set()
+        """Shapes of the matrices that a model has."""
         self._part = "activations"
         self._guesses: dict[str, None] = {}
 
@@ -59,6 +65,8 @@ class Tracker(TorchDispatchMode):
     ) -> Any:
         if func in _READS and any(isinstance(each, torch.Tensor) and _empty(each) for each in args):
             return self._guess(None if func is not _aten._local_scalar_dense.default else args[0])
+        if func is _aten.add.Tensor and self._sums_gradients(args):
+            return args[0]
         if func is _aten._grouped_mm.default and isinstance(args[0], FakeTensor):
             made = _grouped_product(*args, **(kwargs or {}))
         else:
@@ -72,6 +80,8 @@ class Tracker(TorchDispatchMode):
         """Count tensors that were there before."""
         for tensor in tensors:
             self._see(tensor, part)
+            if part == "weights" and tensor.dim() > 1:
+                self._weights.add(tensor.shape)
 
     def mark(self, tensor: torch.Tensor, part: str) -> None:
         """Say what a tensor is for, from its allocation on."""
@@ -97,17 +107,24 @@ class Tracker(TorchDispatchMode):
         """Number of allocations and releases so far."""
         return len(self._events)
 
-    def peak(self, since: int = 0) -> Peak:
-        """Return the worst moment after the first `since` allocations and releases."""
-        held = most = 0
+    def peak(self, since: int = 0, *, always: Mapping[str, int] | None = None) -> Peak:
+        """Return the worst moment after the first `since` allocations and releases.
+
+        Args:
+            since: a former `position`.
+            always: parts that have buffers of their own at all times, with their bytes, which count in the place of tensors.
+        """
+        always = always or {}
+        held = most = sum(always.values())
         at = -1
-        for index, (_, number) in enumerate(self._events):
-            held += number
+        for index, (storage, number) in enumerate(self._events):
+            held += 0 if self._part_of[storage] in always else number
             if index >= since and held > most:
                 most, at = held, index
         parts = dict.fromkeys(PARTS, 0)
         for storage, number in self._events[: at + 1]:
             parts[self._part_of[storage]] += number
+        parts |= always
         return Peak(bytes=most, parts=parts, guesses=tuple(self._guesses))
 
     def _see(self, tensor: torch.Tensor, part: str | None = None) -> None:
@@ -123,6 +140,21 @@ class Tracker(TorchDispatchMode):
         freed: Any = weakref.finalize(storage, self._events.append, (number, -size))
         freed.atexit = False
 
+    def _sums_gradients(self, args: tuple[Any, ...]) -> bool:
+        """Return whether autograd adds up two gradients of one weight, such as a tied embedding.
+
+        It does so in place, but out of place where a tensor has no data.
+        """
+        first, second = args[:2]
+        if not (_empty_tensor(first) and _empty_tensor(second)) or torch.is_grad_enabled():
+            return False
+        if first.shape != second.shape or first.shape not in self._weights:
+            return False
+        frame = sys._getframe(2)
+        while frame.f_back is not None and frame.f_globals.get("__name__") in _AROUND_A_MODE:
+            frame = frame.f_back
+        return frame.f_globals.get("__name__") == "torch.autograd.graph"
+
     def _guess(self, tensor: torch.Tensor | None) -> Any:
         """Answer for a value that is not there: 1, or True."""
         frame = sys._getframe(2)
@@ -137,6 +169,10 @@ class Tracker(TorchDispatchMode):
 def _empty(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has no data."""
     return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def _empty_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and _empty(value)
 
 
 def _grouped_product(

@@ -214,16 +214,17 @@ class BatchPlan:
         """
         verify(self._steps, most_steps)
 
-    def summary(self, items: str = "samples") -> str:
+    def summary(self, items: str = "samples", *, divided: bool = True) -> str:
         """Return lines on samples, steps, tokens, micro-batches, their fill, and waiting ranks.
 
         Of a long run only some steps are measured, and the summary names them.
 
         Args:
             items: what is planned, such as `blocks` or `pairs`.
+            divided: whether to say how ranks and micro-batches divide the steps; False for a trainer that divides otherwise.
 
         """
-        return summarise(self._steps, self.loss_counts, items)
+        return summarise(self._steps, self.loss_counts, items, divided=divided)
 
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the plan to one .npz file of exactly this name, atomically. Raises PackingError.

@@ -11,7 +11,7 @@ So few samples are divided before compiled code is asked for, and the bounds of 
 """
 
 
-def summarise(steps: Steps, loss_counts: Int64Array | None, items: str) -> str:
+def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divided: bool = True) -> str:
     """Return the lines of a summary, without a final line end.
 
     Fill is the share of all micro-batches' budgets, empty ones included, that holds a token. Ranks wait, pass by pass, for the
@@ -45,14 +45,22 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str) -> str:
             lines.append(f"measured       the first {measured:,} steps:")
         else:
             lines.append(f"measured       {measured:,} steps, in {len(stretches)} stretches from the first to the last:")
-    return "\n".join([*lines, *_measured(steps, found)])
+    return "\n".join([*lines, *_measured(steps, found, divided=divided)])
 
 
-def _measured(steps: Steps, found: BlockFigures) -> list[str]:
+def _measured(steps: Steps, found: BlockFigures, *, divided: bool) -> list[str]:
+    lines = [f"tokens         {found.tokens.sum():,}, a step {found.tokens.min():,} to {found.tokens.max():,}"]
+    if found.loss_tokens is not None:
+        none = int((found.loss_tokens == 0).sum())
+        line = f"loss tokens    {found.loss_tokens.sum():,}, a step {found.loss_tokens.min():,} to {found.loss_tokens.max():,}"
+        lines.append(line + (f"; steps with none: {none:,}" if none else ""))
+    return [*lines, *(_division(steps, found) if divided else ())]
+
+
+def _division(steps: Steps, found: BlockFigures) -> list[str]:
     ranks = "on 1 rank" if steps.world_size == 1 else f"on each of {steps.world_size} ranks"
     fill = found.tokens.sum() / (found.micro_batches.sum() * steps.world_size * steps.max_tokens)
     lines = [
-        f"tokens         {found.tokens.sum():,}, a step {found.tokens.min():,} to {found.tokens.max():,}",
         f"micro-batches  {found.micro_batches.sum():,} {ranks}, at most {found.micro_batches.max():,} a step; "
         f"no division has fewer than {found.fewest.sum():,}",
         f"fill           {fill:.1%} of the {steps.max_tokens:,} tokens that a micro-batch may have",
@@ -63,8 +71,4 @@ def _measured(steps: Steps, found: BlockFigures) -> list[str]:
             f"waiting        {1 - found.even.sum() / total:.1%} of the time, for the slowest rank; no division saves more than "
             f"{1 - found.least.sum() / total:.1%}"
         )
-    if found.loss_tokens is not None:
-        none = int((found.loss_tokens == 0).sum())
-        line = f"loss tokens    {found.loss_tokens.sum():,}, a step {found.loss_tokens.min():,} to {found.loss_tokens.max():,}"
-        lines.insert(1, line + (f"; steps with none: {none:,}" if none else ""))
     return lines

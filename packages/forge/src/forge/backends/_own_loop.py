@@ -115,8 +115,8 @@ class OwnLoopBackend(Backend):
             with Watchers(callbacks, report.note) as watchers:
                 machine = forge_accel.accelerator(s.device.device)
                 report.note(self.says)
-                report.note(f"device: {machine.device.reason}")
                 shards = self._shards(s)
+                report.note(f"device: {machine.device.reason}", event="machine", ranks=shards, device=machine.name)
                 found = prepare(task, s, rows, out, machine, ("ddp" if shards > 1 else "single", shards), report, target=None)
                 if found["finished"]:
                     return watchers.end(read_result(out.path))

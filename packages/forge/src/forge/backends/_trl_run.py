@@ -70,7 +70,7 @@ def rehearse(task: Task, s: Any, rows: Rows) -> str:
         [
             f"forge {task.name} would write {s.checkpoints.ckpt_output_dir}, by {trainer} of TRL:",
             f"  data: {prepared.train}",
-            f"  steps: {plan.optimizer_steps:,}",
+            f"  steps: {plan.optimizer_steps:,}, each in {plan.cut_in_words}",
             f"{config}:",
             *lines,
             "Nothing was trained, and nothing is left behind.",
@@ -89,6 +89,11 @@ class _Plan(NamedTuple):
     """Optimizer steps with one step of the batch plan."""
     left_out: int
     """Items of short steps, which GRPO cannot take."""
+
+    @property
+    def cut_in_words(self) -> str:
+        """How TRL divides a step."""
+        return f"{self.cut.micro_batches} micro-batches a rank, of at most {self.cut.rows} rows"
 
 
 def _chosen(task: Task, s: Any, rows: Rows) -> Any:
@@ -190,7 +195,7 @@ def _run(
     report.note(_PROMISES)
     report.note(f"device: {machine.device.reason}")
     report.note(f"dtype: {dtype.reason}")
-    report.note(f"ranks: {shards}")
+    report.note(f"ranks: {shards}", event="machine", ranks=shards, device=machine.name)
 
     # data and plan: forge's own, so that the rows and their order are those of any backend
     found = ranks.first(lambda: prepare(task, s, rows, out, machine, (s.strategy.strategy, shards), report, target=None))
@@ -249,8 +254,7 @@ def _run(
     prepared = open_prepared(task, s, machine, out.path, shards)
     left = f", without the {plan.left_out} prompts of short rollouts" if plan.left_out else ""
     report.note(
-        f"step 1 of {plan.optimizer_steps:,}; TRL cuts a step into {plan.cut.micro_batches} micro-batches a rank, of "
-        f"at most {plan.cut.rows} rows{left}",
+        f"step 1 of {plan.optimizer_steps:,}; TRL cuts a step into {plan.cut_in_words}{left}",
         event="started",
     )
     if isinstance(out, RunDirectory):

@@ -13,6 +13,7 @@ import yaml
 from forge._errors import SettingsError
 from forge._new_file import write_new_file
 from forge.cli._options import command_of
+from forge.clusters._words import as_words
 from forge.settings._recipe import verb_of
 from forge.settings._settings import converted, dashed, flat_fields
 from forge.settings._shipped import about, shipped, shipped_recipe
@@ -86,17 +87,19 @@ def as_verb(words: Sequence[str]) -> list[str]:
 
 
 def _flag(name: str, text: str, fields: Mapping[str, attrs.Attribute[Any]]) -> list[str]:
-    """Return the words of a flag with a value as YAML has it: a switch, a list, or one word."""
+    """Return the words of a flag whose value is YAML: a switch, a list, a mapping, or one word."""
     flag = f"--{dashed(name)}"
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         value = text
-    if isinstance(value, list) and name in fields and "words" not in fields[name].metadata:
+    if isinstance(value, dict) and not text.lstrip().startswith("{"):
+        value = text  # a sentence with a colon
+    if isinstance(value, (list, dict)) and name in fields and "words" not in fields[name].metadata:
         converted(fields[name], value, f"{name}={text}")  # refused here where it takes one value alone
     if isinstance(value, bool) and text in ("true", "false"):
         return [flag if value else f"--no-{flag.removeprefix('--')}"]
-    return [flag, *map(str, value)] if isinstance(value, list) else [flag, text]
+    return as_words({name: value}) if isinstance(value, (list, dict)) else [flag, text]
 
 
 def recipes_app() -> cyclopts.App:

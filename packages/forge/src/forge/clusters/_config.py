@@ -10,7 +10,7 @@ import attrs
 
 from forge._errors import SettingsError
 from forge.clusters._kep import AdapterConfig, FsdpConfig, LoraConfig, PrefixConfig, QLoraConfig, ZeroConfig
-from forge.clusters._words import as_words
+from forge.clusters._words import as_words, literal
 from forge.settings._recipe import read_recipe, verb_of
 from forge.settings._settings import flat_fields, required, resolve
 from forge.verbs._registry import VERBS, task_of
@@ -100,19 +100,24 @@ class ForgeConfig:
         return resolve(task.settings, (origin, self.to_settings()), ("argument", given))
 
     def to_args(self) -> list[str]:
-        """Return the words that follow the entry point."""
+        """Return the words that follow the entry point, escaped as Kubernetes reads arguments."""
         values = self.to_settings()
         # What is still open is the business of whoever renders: a model that an initializer fetches, say.
         open_names = [name for name in required(task_of(self.verb).settings) if name not in values]
         self.checked(**dict.fromkeys(open_names, "?"))
-        return self.words(values)
+        return [literal(word) for word in self.words(values)]
 
     def words(self, values: Mapping[str, object]) -> list[str]:
         """Write settings as flags. Raises SettingsError for what would be read otherwise."""
         for _, field in flat_fields(task_of(self.verb).settings):
             value, read = values.get(field.name), field.metadata.get("words")
-            if read is not None and isinstance(value, Mapping):
-                words = as_words({field.name: value})[1:]
-                if read(words) not in (dict(value), tuple(words)):
-                    raise SettingsError(f"{field.name}={value!r}: a command line would read {' '.join(words)} otherwise.")
+            if read is None or value is None:
+                continue
+            words = [value] if isinstance(value, str) else as_words({field.name: value})[1:]
+            found = read(words)
+            same = found in (dict(value), tuple(words)) if isinstance(value, Mapping) else not isinstance(found, Mapping)
+            if not same:
+                raise SettingsError(
+                    f"{field.name}={value!r}: a command line would read {' '.join(words)} otherwise. Name it otherwise."
+                )
         return as_words(values)

@@ -15,6 +15,7 @@ from forge._errors import SettingsError
 from forge.clusters._checks import check_image, count, processes
 from forge.clusters._config import ForgeConfig
 from forge.clusters._manifests import API, API_VERSION, RUNTIMES, WORKSPACE, dumped
+from forge.clusters._words import literal
 from forge.settings._settings import flat_fields
 from forge.verbs._registry import task_of
 
@@ -103,7 +104,7 @@ def train_job(
         # Always: the controller counts resources with "gpu" in their name, and otherwise takes one process for each CPU.
         "numProcPerNode": procs,
         "command": list(config.entrypoint),
-        "args": [_literal(word) for word in config.words(values)],
+        "args": [literal(word) for word in config.words(values)],
         **({"image": image} if image is not None else {}),
         **({"resourcesPerNode": {"limits": {gpu_resource: str(gpus)}}} if gpus else {}),
     }
@@ -130,16 +131,11 @@ def as_yaml(job: Mapping[str, Any]) -> str:
     return f"# Written by `forge kubeflow render`. Start it with kubectl apply -f FILE.\n{dumped(job)}"
 
 
-def _literal(text: str) -> str:
-    """Escape what Kubernetes would expand in arguments and variables, `$(NAME)`."""
-    return text.replace("$", "$$")
-
-
 def _preflight(values: Mapping[str, object], verb: str, machine: str | None) -> dict[str, Any]:
     """Return the patch that gives the preflight container of the runtime this job's recipe."""
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     recipe = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=2**30)
-    env = [{"name": "FORGE_VERB", "value": verb}, {"name": "FORGE_RECIPE", "value": _literal(recipe)}]
+    env = [{"name": "FORGE_VERB", "value": verb}, {"name": "FORGE_RECIPE", "value": literal(recipe)}]
     if machine is not None:
         env.append({"name": "FORGE_MACHINE", "value": machine})
     pod = {"spec": {"initContainers": [{"name": "preflight", "env": env}]}}

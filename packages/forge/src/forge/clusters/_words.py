@@ -40,6 +40,11 @@ def as_words(values: Mapping[str, object]) -> list[str]:
     return words
 
 
+def literal(text: str) -> str:
+    """Escape what Kubernetes would expand in arguments and variables, `$(NAME)`."""
+    return text.replace("$", "$$")
+
+
 def _listed(flag: str, name: str, found: list[str]) -> list[str]:
     """Return the words of a flag that takes several."""
     wrong = next((word for word in found if word.startswith("-")), None)

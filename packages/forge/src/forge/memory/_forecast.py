@@ -24,11 +24,16 @@ from forge.memory._memory_plan import MEASURED, Change, MemoryPlan, Phase
 from forge.memory._target import Target
 from forge.settings._settings import row_tokens
 from forge.tasks._reference_logps import make_up_references
+from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
 from forge.tasks._task import Run, Task
 from forge.tasks.items._items import Items
+from forge.tasks.items._prompts import Prompts
 
-LOOKED_AT = 4096
-"""Steps of the batch plan among which the largest micro-batch is looked for: bins are filled alike in all of them."""
+ROLLOUT = "rollout"
+"""Name of the phase in which completions are sampled."""
+_ROLLOUTS = (
+    "completions are taken for as long as they may be; reward functions and the forward pass of a reward model are not counted"
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -87,7 +92,12 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
     notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
     step = bare.step(worst, several=several, first=planned.num_steps == 1)
     phases = [_divided(planned, "step", step.parts, bare.layers, on_host=target.block == 1)]
-    if planned.held_out is not None:
+    tokens = int(planned.train.lengths[worst].sum())
+    if isinstance(planned.train, Prompts):
+        rollout, tokens = bare.rollout()
+        phases.insert(0, _divided(planned, ROLLOUT, rollout.parts, bare.layers, on_host=target.block == 1))
+        notes.append(_ROLLOUTS)
+    elif planned.held_out is not None:
         rows = [int(planned.held_out.lengths.argmax())]
         evaluation = bare.evaluation(_filled(planned, planned.held_out, rows))
         phases.append(_divided(planned, "evaluation", evaluation.parts, bare.layers, on_host=target.block == 1))
@@ -103,7 +113,6 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
         notes.append("activations are counted as without tp_size and ep_size, which divide a part of them")
     if planned.ranks > 1:
         notes.append(f"what {planned.ranks} ranks divide is computed from one rank's step (strategy={planned.strategy})")
-    tokens = int(planned.train.lengths[worst].sum())
     held = bare.held(step.parts)
     return MemoryPlan(
         target=target,
@@ -192,11 +201,25 @@ class Rehearsed(NamedTuple):
 
     def step(self, worst: Any, *, several: bool, first: bool) -> Any:
         """Rehearse a step on the largest micro-batch, after a small one where a rank has several."""
-        return self._within(
-            lambda source, items, _: self._step(
-                source, ([items.batch([int(items.lengths.argmin())])] if several else []) + [items.batch(worst)], first=first
+
+        def rehearse(source: Any, items: Items, _: Any) -> Any:
+            if isinstance(source, RehearsedRollouts):
+                return self._step(source, source.batches(), first=first)
+            before = [items.batch([int(items.lengths.argmin())])] if several else []
+            return self._step(source, [*before, items.batch(worst)], first=first)
+
+        return self._within(rehearse)
+
+    def rollout(self) -> tuple[Any, int]:
+        """Rehearse the sampling; return that and the tokens of the largest micro-batch."""
+
+        def rehearse(source: RehearsedRollouts, *_: Any) -> tuple[Any, int]:
+            return (
+                self.rehearsal.sampling(self.model, self.optimizer, source.caches, others=self.others),
+                source.largest(),
             )
-        )
+
+        return self._within(rehearse)
 
     def run_step(self, batches: list[Any], *, first: bool) -> Any:
         """Rehearse a step on micro-batches of a run."""
@@ -242,6 +265,7 @@ class Rehearsed(NamedTuple):
             adaptation=self.adaptation,
             others=self.others,
             first=first,
+            buckets=self.planned.ranks > 1 and self.planned.strategy == "ddp",
             max_grad_norm=s.optimizer.max_grad_norm,
             moe_aux_loss=s.moe.moe_aux_loss,
         )
@@ -250,6 +274,8 @@ class Rehearsed(NamedTuple):
         """Call `body` with the run's step source, whose further models have no numbers either."""
         planned, machine = self.planned, self.planned.machine
         self.others.clear()
+        for path in planned.task.text_readers(planned.settings).values():
+            self.others.append(self.rehearsal.placed(_judge(planned, path)).requires_grad_(requires_grad=False))
         with TemporaryDirectory() as folder:
             run = Run(
                 settings=planned.settings,
@@ -277,8 +303,6 @@ class Rehearsed(NamedTuple):
             )
             make_up_references(run)
             source: Any = planned.task.rehearsal_source(run)
-            if source is None:
-                raise forge_algos.RehearsalError("its completions are sampled first, and their lengths are not known")
             return body(source, getattr(source, "run", run).train, getattr(source, "run", run).held_out)
 
     def _other(self, path: str) -> Any:
@@ -307,6 +331,13 @@ def _outline(planned: Planned, path: str, *, frozen: bool = False) -> Any:
     )
 
 
+def _judge(planned: Planned, path: str) -> Any:
+    """Return the outline of a reward model, of an adapter that of its base."""
+    return forge_dist.outline_model(
+        forge_dist.LoadRequest(model_path=path, dtype=planned.dtype, attention="eager", task="reward")
+    )
+
+
 def without_measurements(adapter: Any) -> Any:
     """Return adapter settings without what is measured or cached on a real model."""
     if adapter.adapter == "osft":
@@ -324,6 +355,8 @@ _DIVIDED = {
 
 
 _SHARDED = ("fsdp2", "hsdp")
+_BUCKET = 25 * 2**20
+"""Bytes of gradients that torch's DistributedDataParallel exchanges at a time."""
 
 
 def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int, *, on_host: bool) -> Phase:
@@ -343,9 +376,9 @@ def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int,
         if "weights" in _DIVIDED[planned.strategy] and name != "saving":
             # The weights of the layer that computes and of the next, gathered, and the gradients of one before they are summed.
             found["collectives"] = 3 * whole // max(1, layers)
-    elif ranks > 1:
-        # DDP's buckets hold a copy of every gradient.
-        found["collectives"] = parts.get("gradients", 0)
+    elif ranks > 1 and on_host and name == "step":
+        # Gradients lie in DDP's buckets. On a host a bucket is sent from a copy and received into another.
+        found["collectives"] = 2 * min(_BUCKET, parts.get("gradients", 0))
     return Phase(name=name, planned=sum(found.values()), parts=found)
 
 
@@ -353,7 +386,13 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
     """Try the settings that lower a step's memory, the cheapest first."""
     s = planned.settings
     tried: list[tuple[str, str, Any, Any]] = []
-    if len(worst) > 1:
+    if isinstance(planned.train, Prompts):
+        tokens = max(int(planned.train.lengths.max()), s.plan.max_tokens_per_gpu // 2)
+        if tokens < s.plan.max_tokens_per_gpu:
+            with_it = s.with_value("plan", "max_tokens_per_gpu", tokens)
+            cost = "the same steps in more, smaller micro-batches, and completions in smaller batches"
+            tried.append((f"max_tokens_per_gpu={tokens}", cost, with_it, worst))
+    elif len(worst) > 1:
         half = worst[: (len(worst) + 1) // 2]
         tokens = -(-int(planned.train.lengths[half].sum()) // s.strategy.cp_size)
         tried.append((f"max_tokens_per_gpu={tokens}", "the same steps in more, smaller micro-batches", s, half))
@@ -372,10 +411,11 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
         try:
             other = attrs.evolve(planned, settings=with_it)
             bare = Rehearsed.of(other, target)
-            phase = _divided(
-                other, "step", bare.step(rows, several=several, first=False).parts, bare.layers, on_host=target.block == 1
-            )
-            found.append(Change(setting=setting, cost=cost, planned=phase.planned))
+            peaks = [bare.step(rows, several=several, first=False)]
+            if isinstance(planned.train, Prompts):
+                peaks.append(bare.rollout()[0])
+            phases = [_divided(other, "step", peak.parts, bare.layers, on_host=target.block == 1) for peak in peaks]
+            found.append(Change(setting=setting, cost=cost, planned=max(phase.planned for phase in phases)))
         except (forge_algos.ForgeAlgosError, forge_dist.ForgeDistError):
             continue
     if planned.ranks > 1 and planned.strategy == "ddp" and not planned.frozen:

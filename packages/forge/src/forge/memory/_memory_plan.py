@@ -21,10 +21,10 @@ class Phase:
     """Worst moment of a part of a run, on the rank that holds most."""
 
     name: str
-    """step, evaluation, saving, export, or first steps (those that were measured)."""
+    """rollout, step, evaluation, saving, export, or first steps (those that were measured)."""
     planned: int
     parts: Mapping[str, int]
-    """weights, gradients, optimizer, activations, head, collectives, copies → bytes; together `planned`."""
+    """weights, gradients, optimizer, activations, head, cache, collectives, copies → bytes; together `planned`."""
     measured: int | None = None
     """What it took, once it was measured."""
 

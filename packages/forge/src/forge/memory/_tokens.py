@@ -9,9 +9,10 @@ import attrs
 import forge_algos
 import forge_dist
 import forge_packing
-from forge.memory._forecast import LOOKED_AT, Planned, Rehearsed, forecast, plan_of
+from forge.memory._forecast import ROLLOUT, Planned, Rehearsed, forecast, plan_of
 from forge.memory._memory_plan import MemoryPlan, size
 from forge.memory._target import Target
+from forge.tasks._rollouts import LOOKED_AT
 
 _FILLED = 0.9
 """Part of a device's memory that a micro-batch of our choice may fill."""
@@ -53,9 +54,10 @@ def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, Me
             other = attrs.evolve(planned, settings=settings, plan=planned.plan.reshape(max_tokens=tokens * sharing))
             return plan_of(bare._replace(planned=other), target)
 
-        useful = min(
-            target.most_tokens, -(-_share_of_step(planned.plan) // sharing) + least, int(_ITEMS * planned.train.lengths.mean())
-        )
+        # A prompt becomes several completions.
+        each = getattr(planned.settings.objective, "num_generations", 1)
+        share, mean = -(-each * _share_of_step(planned.plan) // sharing), planned.train.lengths.mean()
+        useful = min(target.most_tokens, share + least, int(_ITEMS * mean))
         most = max(least, -(-max(default, useful) // _GRAIN) * _GRAIN)
         tokens, found = _largest(with_tokens, least, most, room)
     except (forge_algos.RehearsalError, forge_dist.ModelError) as error:
@@ -101,7 +103,7 @@ def _largest(with_tokens: Callable[[int], MemoryPlan], least: int, most: int, ro
 
 def _needed(plan: MemoryPlan) -> int:
     """Return the bytes of the phases that depend on the size of a micro-batch."""
-    return max(phase.planned for phase in plan.phases if phase.name in ("step", "evaluation"))
+    return max(phase.planned for phase in plan.phases if phase.name in ("step", "evaluation", ROLLOUT))
 
 
 def _share_of_step(plan: forge_packing.BatchPlan) -> int:

@@ -22,15 +22,23 @@ class Stretch(NamedTuple):
     highest: float
 
 
-def plan_figures(plan: forge_packing.BatchPlan) -> dict[str, Any]:
-    """Return counts of a plan, and its fill: the share of all places that holds a token."""
-    stretches, fill = fill_over_run(plan)
-    return {
+def plan_figures(plan: forge_packing.BatchPlan, *, divided: bool = True) -> dict[str, Any]:
+    """Return counts of a plan, and, if it is so `divided`, its ranks, micro-batches and fill.
+
+    Fill is the share of all places that holds a token.
+    """
+    found = {
         "samples": None if plan.endless else plan.num_samples,
         "samples_in_data": len(plan.lengths),
         "tokens_in_data": int(plan.lengths.sum()),
         "steps": None if plan.endless else plan.num_steps,
         "batch_size": plan.batch_size,
+    }
+    if not divided:
+        return found
+    stretches, fill = fill_over_run(plan)
+    return {
+        **found,
         "ranks": plan.world_size,
         "max_tokens": plan.max_tokens,
         "fill": round(fill, 4),

@@ -23,7 +23,7 @@ from forge.settings._recipe import origins_in
 _STARTS = ("started", "resumed")
 _ENDINGS = ("finished", "preempted", "interrupted", "failed")
 # What was found out before the first step stands in sections of its own.
-SETUP = ("read", "data", "planned", "adapted")
+SETUP = ("machine", "read", "data", "planned", "adapted")
 _MOST_BYTES = 8 * 2**20
 """Of a longer file of answers or events, the first and the last half of so many bytes are read."""
 
@@ -148,6 +148,29 @@ def active_seconds(events: list[dict[str, Any]], times: list[tuple[str, str]]) -
         within = [one for one in moments if at <= one and not (following and following[0] <= one)]
         total += (within[-1] - at).total_seconds() if within else 0.0
     return total if began else None
+
+
+def device_seconds(events: list[dict[str, Any]], times: list[tuple[str, str]]) -> dict[str, float]:
+    """Add up the seconds of every rank by device, from the first line of each start to its last.
+
+    Args:
+        events: of all starts, each of which tells its machine first.
+        times: as for `active_seconds`.
+
+    Returns:
+        Name of a device, such as `cuda` → seconds; none for a run that did not tell.
+
+    """
+    began = [(at, event) for event in events if event["event"] == "machine" and (at := moment(event.get("time")))]
+    moments = sorted(at for text in [*(e.get("time") for e in events), *(last for _, last in times)] if (at := moment(text)))
+    found: dict[str, float] = {}
+    for number, (at, machine) in enumerate(began):
+        following = began[number + 1][0] if number + 1 < len(began) else None
+        within = [one for one in moments if at <= one and (following is None or one < following)]
+        ranks, device = machine.get("ranks"), machine.get("device")
+        if within and isinstance(ranks, int) and isinstance(device, str):
+            found[device] = found.get(device, 0.0) + ranks * (within[-1] - at).total_seconds()
+    return found
 
 
 def _state(path: Path, events: list[dict[str, Any]], result: dict[str, Any], running: bool | None) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forge._errors import SettingsError
 from forge.reports._charts import charts, table
 from forge.reports._curves import Curve, Curves
 from forge.reports._page import PLOTS, page, reading, write_page
-from forge.reports._record import SETUP, Record, active_seconds, moment, read_record, starts
+from forge.reports._record import SETUP, Record, active_seconds, device_seconds, moment, read_record, starts
 
 FILE = "report.html"
 RENEWED_EVERY = 30.0
@@ -30,7 +32,7 @@ _STATES = {
 }
 
 
-def report(run: str | Path, *, output: str | Path | None = None) -> Path:
+def report(run: str | Path, *, output: str | Path | None = None, price_per_hour: float | None = None) -> Path:
     """Write the page of a run: curves, what was trained on what, samples, exports, events.
 
     A run renews its own page while it trains, this command does so afterwards.
@@ -38,18 +40,22 @@ def report(run: str | Path, *, output: str | Path | None = None) -> Path:
     Args:
         run: The run's directory.
         output: Where to write the page; by default report.html of the run.
+        price_per_hour: What an hour of one device costs (a GPU, or on a CPU a process), in money of your own; the page then has
+            the cost of the run.
 
     Returns:
         The path of the page.
 
     Raises:
-        SettingsError: this is no run directory, or the page cannot be written.
+        SettingsError: this is no run directory, the page cannot be written, or the price is no number from 0.
 
     """
+    if price_per_hour is not None and not _is_price(price_per_hour):
+        raise SettingsError(f"price_per_hour must be a number from 0, not {price_per_hour!r}.")
     root = Path(run).expanduser()
     with reading(root):
         record = read_record(root)
-        text = report_page(record, read_curves(record))
+        text = report_page(record, read_curves(record), price_per_hour)
     return write_page(root / FILE if output is None else Path(output).expanduser(), text, "output")
 
 
@@ -98,8 +104,12 @@ def read_curves(run: Record, curves: Curves | None = None) -> Curves:
     return curves
 
 
-def report_page(run: Record, curves: Curves) -> str:
-    """Write the page."""
+def _is_price(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def report_page(run: Record, curves: Curves, price: float | None = None) -> str:
+    """Write the page, with the cost where an hour of a device has a price."""
     figures = curves.figures
     running = run.state == "running"
     data = {"renew": RENEWED_EVERY if running else 0, "runs": 1, **charts({run.path.name: figures}, run.verb)}
@@ -119,7 +129,7 @@ def report_page(run: Record, curves: Curves) -> str:
         loss=figures.get("loss"),
         held_out=_held_out(figures),
         num_steps=steps,
-        cost=_cost(run, curves, steps if running else None),
+        cost=_cost(run, curves, steps if running else None, price),
         rows=table(figures),
         planned=planned,
         answers=_answers(run.answers),
@@ -150,8 +160,8 @@ def _held_out(figures: dict[str, Curve]) -> tuple[str, Curve] | None:
     return next(((name, figures[name]) for name in ("eval_loss", "eval_reward") if name in figures), None)
 
 
-def _cost(run: Record, curves: Curves, num_steps: int | None) -> dict[str, Any]:
-    """Return seconds, tokens, their rates, and the time left where the run goes on."""
+def _cost(run: Record, curves: Curves, num_steps: int | None, price: float | None) -> dict[str, Any]:
+    """Return seconds, tokens, their rates, hours of devices, and the time left of a run."""
     figures = curves.figures
     seconds = run.result.get("seconds") or active_seconds(run.events, curves.times)
     tokens = figures["tokens"].total if "tokens" in figures else None
@@ -160,6 +170,7 @@ def _cost(run: Record, curves: Curves, num_steps: int | None) -> dict[str, Any]:
     first = run.last("resumed").get("step", 0)
     began = moment((run.last("resumed") or run.last("started")).get("time"))
     last = moment(curves.times[-1][1]) if curves.times else None
+    hours = {device: seconds / 3600 for device, seconds in device_seconds(run.events, curves.times).items()}
     left = None
     if num_steps and began and last and done > first:
         left = (last - began).total_seconds() / (done - first) * (num_steps - done)
@@ -172,6 +183,9 @@ def _cost(run: Record, curves: Curves, num_steps: int | None) -> dict[str, Any]:
         "samples_per_second": curves.samples / inside if inside else None,
         "memory": figures["memory"].most if "memory" in figures and figures["memory"].count else None,
         "left": left,
+        "hours": {"CPU ranks" if device == "cpu" else device: number for device, number in hours.items()},
+        "price": price,
+        "money": sum(hours.values()) * price if hours and price is not None else None,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import attrs
 import forge_accel
 import forge_dist
 from forge._progress import Reporter
+from forge._templates import duration
 from forge.memory._forecast import one_rank
 from forge.memory._target import Target
 from forge.run._choices import absolute_paths, choose_machine
@@ -72,7 +74,7 @@ def rehearsed(
         aim = wanted or Target.here(machine, processes=where.local_world_size or 1)
         path = Path(s.checkpoints.ckpt_output_dir)
         with RunDirectory(path, resume=s.checkpoints.resume) as out:
-            report = Reporter(out.log, every=s.report.logging_steps, quiet=quiet)
+            report, began = Reporter(out.log, every=s.report.logging_steps, quiet=quiet), time.monotonic()
             if (line := Storage(s.storage.checkpoint_storage).check()) is not None:
                 report.note(line)
             found = prepare(
@@ -84,6 +86,7 @@ def rehearsed(
             prepared = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
             memory = json.loads((out.root / FILE).read_text(encoding="utf-8"))
             lines = _lines(task, prepared, found, path, memory_fits=memory["fits"] is not False, resuming=out.resuming)
+            lines += [_again(time.monotonic() - began), "Nothing was trained, and nothing is left behind."]
             return "\n".join(lines), memory
 
 
@@ -115,8 +118,12 @@ def _lines(task: Task, prepared: Any, found: Any, path: Path, *, memory_fits: bo
         *(f"  {line}" for line in found["disk"]),
         *(["chosen:", *chosen] if chosen else []),
         *([] if memory_fits else [NO_MEMORY]),
-        "Time is not known before the first step. Nothing was trained, and nothing is left behind.",
     ]
+
+
+def _again(seconds: float) -> str:
+    """Say how long it took, and that the run checks, tokenizes and plans by itself."""
+    return f"To check, tokenize and plan took {duration(seconds)}, which the run does again; a step's time is not known before."
 
 
 def _number(exports: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from forge.memory._target import Target
 from forge.run._choices import quantized, try_ways
 from forge.run._starting_model import Start
 from forge.tasks._task import Task
+from forge.tasks.items._prompts import Prompts
 
 FILE = "memory.json"
 _SMALL = 40 * 2**20
@@ -120,19 +121,19 @@ class FirstSteps:
         s = planned.settings
         saved = s.checkpoints.save_samples or 0
         often = s.evaluation.eval_every_steps == 1 or s.checkpoints.full_state_every_steps == 1
-        disturbed = often or 0 < saved <= s.plan.effective_batch_size
+        # Between the steps of an online verb completions are sampled, which is a phase of its own.
+        sampled = isinstance(planned.train, Prompts)
+        disturbed = often or sampled or 0 < saved <= s.plan.effective_batch_size
         return cls(planned, folder, report, steps=1 if disturbed or planned.num_steps == 1 else 2)
 
-    def watched(
-        self, steps: Iterator[list[Any]], model: Any, optimizer: Any, tokens: Callable[[Any], int]
-    ) -> Iterator[list[Any]]:
+    def watched(self, steps: Iterator[list[Any]], models: Iterable[Any], optimizer: Any, objective: Any) -> Iterator[list[Any]]:
         """Yield the micro-batches of each step; measuring begins with the first."""
         for batches in steps:
             if self._left and self._meter is None and (meter := self._planned.machine.meter()) is not None:
                 self._meter = meter
-                meter.start(held_bytes(model, optimizer))
+                meter.start(held_bytes(models, optimizer))
             if self._left and self._meter is not None:
-                self._steps.append(_worst_two(batches, tokens))
+                self._steps.append(_worst_two(batches, objective.tokens))
             yield batches
 
     def made(self) -> None:
@@ -157,9 +158,12 @@ class FirstSteps:
         self._report.note(f"memory: the first steps took {size(measured)}; {against}")
 
 
-def held_bytes(model: Any, optimizer: Any) -> int:
-    """Add up the bytes of a model's and an optimizer's tensors."""
-    tensors = [*forge_algos.tensors_of(model), *(t for state in optimizer.state.values() for t in state.values())]
+def held_bytes(models: Iterable[Any], optimizer: Any) -> int:
+    """Add up the bytes of the tensors of models and of an optimizer."""
+    tensors = [
+        *(t for model in models for t in forge_algos.tensors_of(model)),
+        *(t for state in optimizer.state.values() for t in state.values()),
+    ]
     storages = [t.untyped_storage() for t in tensors if hasattr(t, "untyped_storage")]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import forge_accel
+import forge_data
 import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
@@ -37,7 +39,7 @@ def check_positions(task: Task, s: Any, path: str, parts: Sequence[Items], asked
     longest = max(int(items.longest.max()) for items in parts) + virtual
     answered = max(asked.values(), default=0) + s.evaluation.eval_max_new_tokens + virtual if asked else 0
     if (limit := _exceeded(task, path, max(longest, answered))) is not None:
-        table = _table(task, path)
+        table = _table(task.model_task, path)
         if table is not None:
             _refuse_rows(parts, table - virtual, f"model_path {s.model.model_path}")
             _refuse_prompts(s, asked, table - virtual)
@@ -47,8 +49,11 @@ def check_positions(task: Task, s: Any, path: str, parts: Sequence[Items], asked
                 f"(max_position_embeddings); max_seq_len={limit} would drop them."
             )
     for name, other in task.row_readers(s).items():
-        if _exceeded(task, other, longest - virtual) is not None and (table := _table(task, other)) is not None:
+        if _exceeded(task, other, longest - virtual) is not None and (table := _table(task.model_task, other)) is not None:
             _refuse_rows(parts, table, f"{name} {other}")
+    for name, other in task.text_readers(s).items():
+        if not _is_adapter(other) and (table := _table("reward", other)) is not None:
+            _refuse_texts(parts, forge_data.load_tokenizer(other), table, f"{name} {other}")
 
 
 def _exceeded(task: Task, path: str, longest: int) -> int | None:
@@ -57,9 +62,35 @@ def _exceeded(task: Task, path: str, longest: int) -> int | None:
     return limit if limit is not None and longest > limit - _SHORTER_TABLE else None
 
 
-def _table(task: Task, path: str) -> int | None:
-    request = forge_dist.LoadRequest(model_path=path, dtype=forge_accel.float32, attention="eager", task=task.model_task)
+def _table(kind: Literal["causal", "reward"], path: str) -> int | None:
+    request = forge_dist.LoadRequest(model_path=path, dtype=forge_accel.float32, attention="eager", task=kind)
     return forge_dist.position_table(forge_dist.outline_model(request))
+
+
+def _is_adapter(path: str) -> bool:
+    """Return whether a path holds an adapter, whose base is known once it is loaded."""
+    return (Path(path).expanduser() / "adapter_config.json").is_file()
+
+
+def _refuse_texts(parts: Sequence[Items], tokenizer: Any, table: int, model: str) -> None:
+    """Refuse prompts that leave no room in the table of a model with another tokenizer.
+
+    A completion's tokens are taken for as many of that model's.
+    """
+    for items in parts:
+        for row in range(len(items)):
+            prompt, room = items.store[row].prompt, int(items.longest[row] - items.store.lengths[row])
+            if isinstance(prompt, str):
+                ids = tokenizer(prompt)["input_ids"]
+            else:
+                asked = [*prompt, {"role": "assistant", "content": ""}]
+                ids = tokenizer.apply_chat_template(asked, tokenize=True, return_dict=False)
+            if len(ids) + room > table:
+                raise SettingsError(
+                    f"{items.source(row)}: the prompt has {len(ids):,} tokens, and a completion of max_new_tokens={room:,} may "
+                    f"follow; {model} has a table of {table:,} positions, beyond which it reads nothing. Take a reward model "
+                    f"with more positions, or {items.shorter}."
+                )
 
 
 def _refuse_rows(parts: Sequence[Items], table: int, model: str) -> None:

@@ -146,7 +146,9 @@ def prepare(
         report.note(f"max_tokens_per_gpu: {tokens:,} ({why})")
     (out.root / "plan").mkdir()
     found.plan.save(out.root / "plan" / "plan.npz")
-    report.note(task.plan_summary(found.plan), event="planned", **plan_figures(found.plan))
+    own = target is not None
+    summary, figures = task.plan_summary(found.plan, divided=own), plan_figures(found.plan, divided=own)
+    report.note(summary, event="planned", **figures)
     with _replacing_stepless(out, report):
         if out.resuming:
             for change in compare_settings(out.path, found.settings):

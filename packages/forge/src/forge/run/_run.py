@@ -108,7 +108,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     s = s if s.strategy.strategy != "auto" else s.resolved("strategy", strategy.name, strategy.reason)
     report.note(f"device: {machine.device.reason}")
     report.note(f"dtype: {dtype.reason}")
-    report.note(f"ranks: {ranks.world_size}, {strategy.reason}")
+    report.note(f"ranks: {ranks.world_size}, {strategy.reason}", event="machine", ranks=ranks.world_size, device=machine.name)
 
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
     divided = (strategy.name, strategy.data_parallel_size)
@@ -150,6 +150,11 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     export_dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
     rounds = export_dtype is not None and export_dtype != forge_accel.float32
 
+    def frozen(path: str) -> Any:
+        found = load_frozen(start.path if path == s.model.model_path else path, s, machine, dtype, strategy, longest, report)
+        this.others.add(found)
+        return found
+
     this = Run(
         settings=s,
         model=model,
@@ -164,9 +169,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         device=device,
         autocast=autocast,
         root=Path(found["root"]),
-        load_frozen=lambda path: load_frozen(
-            start.path if path == s.model.model_path else path, s, machine, dtype, strategy, longest, report
-        ),
+        load_frozen=frozen,
         report=report,
         metrics=out.metrics,
         identity=found["identity"],
@@ -212,6 +215,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     def evaluate(step: int, of: Any = None, where: str = "") -> Evaluation | None:
         if of is None:
+            forge_dist.doing("answering eval_prompts")
             answers.write(step)
         if held_out is None:
             return None
@@ -245,6 +249,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         return at
 
     def save(*, wait: bool = False) -> None:
+        forge_dist.doing("saving a full state")
         if ranks.is_first:
             refuse_damaged(train, held_out)
         states.save(strategy, model, optimizer, scheduler, position(), wait=wait)
@@ -269,7 +274,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         )
 
     def watched(steps: Any) -> Any:
-        found = steps if first_steps is None else first_steps.watched(steps, model, optimizer, source.objective.tokens)
+        models = (model, *this.others)
+        found = steps if first_steps is None else first_steps.watched(steps, models, optimizer, source.objective)
         for each in found:
             forge_dist.doing()
             yield each

@@ -71,6 +71,7 @@ class RunDirectory:
         self._replaces = False
         self._made: list[Path] = []
         self._entries: list[Path] = []
+        self._fetched: list[Path] = []
         self._lock = RunLock(self.path, name="ckpt_output_dir")
         self._guard = contextlib.ExitStack()
         self._files: dict[str, TextIO] = {}
@@ -82,7 +83,7 @@ class RunDirectory:
             self._claim()
             shutil.rmtree(self.staging, ignore_errors=True)
             self.staging.mkdir()
-            self._entries = [self.staging]
+            self._entries.append(self.staging)
             # All are opened here, so that a directory that cannot be written is refused before any work.
             for name in _GROWING:
                 self._open(name)
@@ -98,7 +99,11 @@ class RunDirectory:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         _name_for_good(error, self.path)
-        refused = not self.published or (not self.began and getattr(error, "exit_status", None) == 2)
+        status = getattr(error, "exit_status", None)
+        refused = not self.published or (not self.began and status == 2)
+        if status == 2 and not self.began:
+            # After any other end the same command goes on from what was fetched.
+            self._entries += self._fetched
         # On a full disk the last line may not be written, which must not hide why the run ended.
         with contextlib.suppress(OSError, RunTakenOverError):
             self._lock.check()
@@ -341,7 +346,9 @@ class RunDirectory:
                 f"ckpt_output_dir {self.path}: is not empty (it holds {shown}). Give a new or empty directory."
             )
         if self._prepare is not None:
+            before = set(self.path.iterdir())
             self._prepare(self.path, resuming=self.resuming)
+            self._fetched = sorted(entry for entry in set(self.path.iterdir()) - before if not entry.name.startswith("."))
             self.resuming = (self.path / "config.yaml").exists()
 
     def _undo(self) -> None:

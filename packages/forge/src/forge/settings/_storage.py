@@ -14,6 +14,11 @@ def _address(_: object, field: attrs.Attribute[str | None], value: object) -> No
         return
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise TypeError(f"{field.name} must be a URL such as s3://bucket/run, or a path, not {value!r}")
+    if re.match(r"(.*::)?memory:", value):
+        raise ValueError(
+            f"{field.name} must outlive the process that writes it, and memory:// does not, not {value!r}. Give a URL such as "
+            "s3://bucket/run, or a path"
+        )
     if re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", value):
         raise ValueError(f"{field.name} is no address, and a strange path: {value!r}. A URL has two slashes after its colon")
     if re.match(r"file://[^/]", value):

@@ -35,10 +35,19 @@ class _Side:
         asked = [*self._history, {"role": "user", "content": line}]
         try:
             self._model.answer(asked, sampling, show)
-        except KeyboardInterrupt:
+            if not "".join(made).strip():
+                print("(ended at once, without a word)", end="")
+        except KeyboardInterrupt as stopped:
+            _only_ctrl_c(stopped)
             print(" (stopped)", end="")
         print()
         self._history = [*asked, {"role": "assistant", "content": "".join(made).strip()}]
+
+
+def _only_ctrl_c(stopped: KeyboardInterrupt) -> None:
+    """Raise it again where it is not Ctrl-C: the command line has SIGTERM as a subclass."""
+    if type(stopped) is not KeyboardInterrupt:
+        raise stopped
 
 
 def visible(text: str) -> str:
@@ -63,7 +72,7 @@ def chat(
     """Talk with a model: it answers each line of standard input, and remembers what was said.
 
     Lines that begin with a stroke are commands: /reset forgets the conversation, /system TEXT changes the system message,
-    /quit ends. Ctrl-C ends an answer.
+    /quit ends. Ctrl-C ends an answer, and twice at the prompt the conversation.
 
     Args:
         model_path: A model directory, an adapter directory, a run directory (its last export), or a hub name.
@@ -83,6 +92,8 @@ def chat(
     paths = [model_path, *([] if beside is None else [beside])]
     for path in paths:
         find_model(path)
+    if system:
+        check_text("a line", system)
     sides = []
     for path in paths:
         model = AnsweringModel(path, seed=seed)
@@ -110,10 +121,9 @@ def _converse(sides: list[_Side], system: str | None, sampling: Sampling) -> Non
         if command.startswith("/"):
             print(f"there is no command {command}: {_HELP}", file=sys.stderr)
             continue
-        check_text(line, system)
         for side in sides:
             if len(sides) > 1:
-                print(f"[{side.name}]")
+                print(f"[{visible(side.name)}]")
             try:
                 side.say(line, sampling)
             except SettingsError as error:
@@ -121,18 +131,40 @@ def _converse(sides: list[_Side], system: str | None, sampling: Sampling) -> Non
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines that are typed, or that a pipe holds, without empty ones."""
+    """Yield the lines that are typed, or that a pipe holds, without empty ones.
+
+    Raises:
+        SettingsError: a line of a pipe is not UTF-8; of a typed one that is said, and the next is read.
+
+    """
     typed = sys.stdin.isatty()
     if typed:
         import readline  # noqa: F401 - gives input() a history and keys to edit with
+    asked_to_end = False
     while True:
         try:
             line = input("> ") if typed else sys.stdin.readline()
-        except (EOFError, KeyboardInterrupt):
+            if line.strip():
+                check_text(line, None)
+        except EOFError:
             print(file=sys.stderr)
             return
-        except UnicodeDecodeError as error:
-            raise SettingsError(f"standard input is not UTF-8: {error}.") from error
+        except KeyboardInterrupt as stopped:
+            _only_ctrl_c(stopped)
+            if not typed:
+                raise
+            print(file=sys.stderr)
+            if asked_to_end:
+                return
+            asked_to_end = True
+            print("Ctrl-C again, Ctrl-D or /quit ends.", file=sys.stderr)
+            continue
+        except (UnicodeDecodeError, SettingsError) as error:
+            if not typed:
+                raise SettingsError(f"standard input is not UTF-8: {error}") from error
+            print(f"this line is not UTF-8: {error}", file=sys.stderr)
+            continue
+        asked_to_end = False
         if not typed and not line:
             return
         if line.strip():

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import forge_algos
 import forge_dist
 from forge._errors import SettingsError
-from forge.tasks._rollouts import end_ids
+from forge.tasks._rollouts import sampler_of
 from forge.tasks._task import Run, Task
 
 _FILE = "answers.jsonl"
@@ -75,17 +74,7 @@ class Answers:
         self._step = -1
         if not prompts:
             return
-        ends = end_ids(run)
-        pad = run.tokenizer.pad_token_id
-        self._sampler = forge_algos.online.GenerateSampler(
-            run.model,
-            eos_ids=ends,
-            pad_id=pad if pad is not None else ends[0],
-            batch_tokens=run.settings.plan.max_tokens_per_gpu,
-            synced=run.strategy.divides,
-            autocast=run.autocast,
-            parallel=run.strategy,
-        )
+        self._sampler = sampler_of(run)
         if run.ranks.is_first and self._file.exists():
             kept = [line for line in self._file.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
             forge_dist.write_text_atomically(self._file, "".join(f"{line}\n" for line in kept))

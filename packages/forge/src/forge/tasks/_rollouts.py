@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 import forge_algos
 import forge_data
 import forge_dist
@@ -14,6 +16,8 @@ from forge.tasks._reference_model import why_not_off
 from forge.tasks._seeds import step_seed
 from forge.tasks._task import Evaluation, Run
 
+LOOKED_AT = 4096
+"""Steps of a batch plan among which the largest is looked for: bins are filled alike in all of them."""
 _HELD_OUT = -1
 """Step index in the seed of held-out completions: every evaluation of the same weights samples the same ones."""
 _SHOWN = ("reward", "kl", "length", "cut_off", "unscored")
@@ -28,16 +32,7 @@ class RolloutSteps:
         self._run, self._updates, self._own = run, updates, run.settings.objective
         self._shares, why = forge_algos.shares_prompts(run.model, device=run.device)
         run.report.note(f"prompts: {'computed once a group' if self._shares else 'computed once a completion'}: {why}")
-        ends = end_ids(run)
-        self._sampler = forge_algos.online.GenerateSampler(
-            run.model,
-            eos_ids=ends,
-            pad_id=run.tokenizer.pad_token_id if run.tokenizer.pad_token_id is not None else ends[0],
-            batch_tokens=run.settings.plan.max_tokens_per_gpu,
-            synced=run.strategy.divides,
-            autocast=run.autocast,
-            parallel=run.strategy,
-        )
+        self._sampler = sampler_of(run)
         self._rewards = _rewards(run)
         self._reference: Any = None
         if self._own.kl_weight:
@@ -91,6 +86,7 @@ class RolloutSteps:
     def _make(self, prompts: Any, rows: Any, seed: int) -> forge_algos.online.Rollout:
         """Sample completions of rows of prompts, and reward them."""
         run, tokenizer = self._run, self._run.tokenizer
+        forge_dist.doing("sampling completions and rewarding them")
         return forge_algos.online.make_rollout(
             run.model,
             self._sampler,
@@ -124,6 +120,102 @@ class RolloutSteps:
         )
 
 
+class RehearsedRollouts:
+    """Rollouts of a run without data: every completion is as long as it may be."""
+
+    def __init__(self, run: Run, objective: forge_algos.Objective) -> None:
+        self.objective = objective
+        self._run, self._own = run, run.settings.objective
+        self._shares = forge_algos.shares_prompts(run.model, device=run.device)[0]
+        if self._own.kl_weight and why_not_off(run.settings) is not None:
+            run.load_frozen(run.settings.model.model_path)
+
+    def batches(self) -> list[Any]:
+        """Return the largest micro-batch of a rollout's updates, after one beside which it runs."""
+        run, own = self._run, self._own
+        updates = forge_algos.online.rollout_batches(
+            self._rollout(),
+            max_tokens=row_tokens(run.settings),
+            updates=own.updates_per_pass,
+            share_prompts=self._shares,
+        )
+        batches = max(updates, key=lambda batches: max(map(_tokens, batches)))
+        at = max(range(len(batches)), key=lambda index: _tokens(batches[index]))
+        others = sorted((*batches[:at], *batches[at + 1 :]), key=_tokens)
+        return [*others[:1], batches[at]]
+
+    def largest(self) -> int:
+        """Return the tokens of the largest micro-batch."""
+        return _tokens(self.batches()[-1])
+
+    def caches(self) -> Iterator[Any]:
+        """Sample the first and the last token of the largest batches, held-out prompts included."""
+        run, own = self._run, self._own
+        sampler = sampler_of(run)
+        held_out = [] if run.held_out is None else [run.held_out.batch(range(len(run.held_out)))]
+        for prompts in (self._prompts(), *held_out):
+            yield from sampler.first_and_last(
+                [prompt.input_ids for prompt in prompts],
+                num_generations=own.num_generations,
+                max_new_tokens=own.max_new_tokens,
+                temperature=own.temperature,
+                top_p=own.top_p,
+                top_k=own.top_k,
+            )
+
+    def _prompts(self) -> Any:
+        """Return a rank's share of the prompts of the step that has most tokens."""
+        plan, items = self._run.plan, self._run.train
+        steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
+        step = max(steps, key=lambda step: int(items.lengths[plan.samples(step)].sum()))
+        rows = sorted(plan.samples(step), key=lambda row: -int(items.lengths[row]))
+        return items.batch([int(row) for row in rows[: -(-len(rows) // plan.world_size)]])
+
+    def _rollout(self) -> forge_algos.online.Rollout:
+        """Make up a rollout in which everything is trained."""
+        prompts, each, length = self._prompts(), self._own.num_generations, self._own.max_new_tokens
+        number = len(prompts) * each
+        zeros, tokens = np.zeros(number, np.float32), np.zeros(number * length, np.float32)
+        values = tokens if self._own.credit == "gae" else None
+        return forge_algos.online.Rollout(
+            seed=0,
+            prompt_rows=np.arange(len(prompts)),
+            prompt_ids=tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts),
+            prompt_texts=("",) * len(prompts),
+            groups=np.repeat(np.arange(len(prompts)), each),
+            completion_ids=(np.zeros(length, np.int32),) * number,
+            completion_texts=("",) * number,
+            finished=np.zeros(number, bool),
+            scores={},
+            rewards=zeros,
+            trained=np.ones(number, bool),
+            masked=np.zeros(number, bool),
+            old_logps=tokens,
+            ref_logps=tokens if self._own.kl_weight else None,
+            values=values,
+            advantages=tokens,
+            returns=values,
+        )
+
+
+def _tokens(batch: Any) -> int:
+    return int(batch.groups.input_ids.size)
+
+
+def sampler_of(run: Run) -> forge_algos.online.GenerateSampler:
+    """Return what samples from the model of a run."""
+    ends = end_ids(run)
+    return forge_algos.online.GenerateSampler(
+        run.model,
+        eos_ids=ends,
+        pad_id=run.tokenizer.pad_token_id if run.tokenizer.pad_token_id is not None else ends[0],
+        batch_tokens=run.settings.plan.max_tokens_per_gpu,
+        synced=run.strategy.divides,
+        autocast=run.autocast,
+        parallel=run.strategy,
+    )
+
+
 def end_ids(run: Run) -> list[int]:
     """Return the token ids that end a completion: the model's and the tokenizer's."""
     found = [getattr(getattr(run.model, "generation_config", None), "eos_token_id", None), run.tokenizer.eos_token_id]
@@ -151,14 +243,16 @@ def _rewards(run: Run) -> list[forge_algos.online.Reward]:
 
 def _reward_model(run: Run, path: str) -> Any:
     """Load a reward model, whole on each rank, since ranks score different completions."""
-    model = forge_dist.load_trained(
+    model: Any = forge_dist.load_trained(
         path, dtype=run.machine.dtype(run.settings.device.dtype).value, device=run.device, task="reward"
     )
+    run.others.add(model)
     forge_algos.keep_documents_apart(model, device=run.device)
     return forge_algos.online.RewardModel(
         model,
         tokenizer=forge_data.load_tokenizer(path),
         device=run.device,
         max_tokens=run.settings.plan.max_tokens_per_gpu,
+        max_positions=forge_dist.position_table(model),
         autocast=run.autocast,
     )

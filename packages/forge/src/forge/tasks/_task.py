@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -80,6 +81,8 @@ class Run:
     """Appends a line to metrics.jsonl."""
     identity: Mapping[str, str]
     """Digests of the models and the id of this run, as in run.json."""
+    others: weakref.WeakSet[Any] = attrs.field(factory=weakref.WeakSet)
+    """Models beside the trained one that are loaded now: a reference, a teacher, a reward model."""
 
     def steps_from(self, first: int) -> Iterator[int]:
         """Iterate over the indices of the steps from `first` to the last, or without end."""
@@ -147,6 +150,10 @@ class Task(ABC):
         """Return those of the further models that are given the rows' own tokens."""
         return self.other_models(s)
 
+    def text_readers(self, s: Any) -> dict[str, str]:  # noqa: ARG002 - most have none
+        """Return those of the further models that read texts with a tokenizer of their own."""
+        return {}
+
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:
         """Tokenize rows into a store in `directory`; `more` is passed to `forge_data.prepare`."""
         return forge_data.prepare(
@@ -197,9 +204,9 @@ class Task(ABC):
         planned = plan.num_steps * self.updates(s)
         return planned if s.plan.max_steps is None else min(planned, s.plan.max_steps)
 
-    def plan_summary(self, plan: forge_packing.BatchPlan) -> str:
-        """Describe the batch plan for the log."""
-        return plan.summary(self.items_are)
+    def plan_summary(self, plan: forge_packing.BatchPlan, *, divided: bool = True) -> str:
+        """Describe the batch plan for the log; `divided` says how ranks and micro-batches divide it."""
+        return plan.summary(self.items_are, divided=divided)
 
     def probe_objective(self, s: Any) -> forge_algos.Objective:  # noqa: ARG002 - the settings may decide
         """Return the objective used to check that the loaded model supports this training."""
@@ -211,8 +218,8 @@ class Task(ABC):
     def score_reference(self, run: Run) -> None:  # noqa: B027 - most have no reference
         """Compute what depends on the initial weights, and keep it in the run's files."""
 
-    def rehearsal_source(self, run: Run) -> StepSource | None:
-        """Return the steps of a run without numbers; None where batches follow from numbers."""
+    def rehearsal_source(self, run: Run) -> Any:
+        """Return what gives the steps of a run without numbers."""
         return self.step_source(run)
 
     @abstractmethod

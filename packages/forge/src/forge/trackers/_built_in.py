@@ -6,6 +6,7 @@ MLflow and TensorBoard with a directory, which is in the run directory unless an
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +76,22 @@ def trackio(run: TrackedRun) -> TrackioTracker:
     """Make a tracker at trackio, which keeps its files in its own folder of the user."""
     from accelerate.tracking import TrackioTracker
 
+    file = run.files / "trackio_settings.json"
+
+    class Described(TrackioTracker):
+        """Tracker whose run keeps its settings; trackio replaces them by those of the last start."""
+
+        def start(self) -> None:  # type: ignore[override]  # accelerate wraps its own
+            super().start()
+            if file.exists():
+                super().store_init_configuration(json.loads(file.read_text(encoding="utf-8")))
+
+        def store_init_configuration(self, values: dict[str, Any]) -> None:  # type: ignore[override]  # see above
+            file.write_text(json.dumps(values, default=str), encoding="utf-8")
+            super().store_init_configuration(values)
+
     _begin(run)
-    return TrackioTracker(_PROJECT, name=f"{run.name}-{run.id}", resume="allow")
+    return Described(_PROJECT, name=f"{run.name}-{run.id}", resume="allow")
 
 
 def _begin(run: TrackedRun) -> None:

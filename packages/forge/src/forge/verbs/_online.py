@@ -15,7 +15,7 @@ import forge_dist
 import forge_packing
 from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
-from forge.tasks._rollouts import RolloutSteps
+from forge.tasks._rollouts import RehearsedRollouts, RolloutSteps
 from forge.tasks._task import Run, Task
 from forge.tasks.items._prompts import Prompts
 from forge.verbs._registry import verb
@@ -86,6 +86,10 @@ class OnlineTask(Task):
         """Return none: a reward model has a tokenizer of its own."""
         return {}
 
+    def text_readers(self, s: Any) -> dict[str, str]:
+        """Return the reward model, which reads prompts with their completions."""
+        return self.other_models(s)
+
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:  # noqa: ARG002 - prompts are few
         """Tokenize prompts."""
         return forge_data.prepare_prompts(
@@ -129,7 +133,7 @@ class OnlineTask(Task):
         """Return the optimizer steps on one rollout."""
         return s.objective.num_iterations * s.objective.updates_per_pass
 
-    def plan_summary(self, plan: forge_packing.BatchPlan) -> str:
+    def plan_summary(self, plan: forge_packing.BatchPlan, *, divided: bool = True) -> str:  # noqa: ARG002 - only prompts are divided
         """Describe the rollouts; their tokens are known once they are sampled."""
         number = "without end, rollouts" if plan.endless else f"{plan.num_steps:,} rollouts"
         return f"{number} of at most {plan.batch_size:,} prompts"
@@ -138,9 +142,9 @@ class OnlineTask(Task):
     def objective(self, settings: Any) -> forge_algos.Objective:
         """Return the objective on a rollout."""
 
-    def rehearsal_source(self, run: Run) -> None:  # noqa: ARG002 - the same for all
-        """Return None: what it learns from is sampled by the model."""
-        return
+    def rehearsal_source(self, run: Run) -> RehearsedRollouts:
+        """Make up rollouts: what a model without numbers samples has none."""
+        return RehearsedRollouts(run, self.objective(run.settings.objective))
 
     def step_source(self, run: Run) -> RolloutSteps:
         """Sample, reward and learn from rollouts."""

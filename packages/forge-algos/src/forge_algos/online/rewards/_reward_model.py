@@ -30,6 +30,7 @@ class RewardModel:
         *,
         tokenizer: Any,
         max_tokens: int,
+        max_positions: int | None = None,
         device: torch.device | None = None,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
@@ -39,6 +40,7 @@ class RewardModel:
             model: on `device`; it is never trained.
             tokenizer: the reward model's own, of transformers.
             max_tokens: tokens of a row; a longer text has a row to itself.
+            max_positions: tokens of the longest text that it can read, for a model with a table of positions.
             device: where it computes; the model's by default.
             autocast: as for `train`.
 
@@ -51,6 +53,7 @@ class RewardModel:
         require_packable(model, device=self._device)
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
+        self._max_positions = max_positions
         self._autocast = autocast
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **_columns: Any) -> list[float]:
@@ -80,6 +83,12 @@ class RewardModel:
             ids = list(self._tokenizer.apply_chat_template([*prompt, *completion], tokenize=True, return_dict=False))
         if not ids:
             raise RewardError("the reward model's tokenizer makes no token of a prompt and its completion")
+        if self._max_positions is not None and len(ids) > self._max_positions:
+            raise RewardError(
+                f"a prompt with its completion has {len(ids):,} of the reward model's tokens, and its table has "
+                f"{self._max_positions:,} positions, beyond which it reads nothing; lower max_new_tokens or max_prompt_len, or "
+                "take a reward model with more positions"
+            )
         return np.array(ids, np.int64)
 
     def _rows(self, documents: Sequence[NDArray[np.int64]]) -> Iterator[list[NDArray[np.int64]]]:
