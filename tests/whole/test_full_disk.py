@@ -55,7 +55,7 @@ def undisturbed(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
 @contextmanager
 def full(run: Path, *, states: Callable[[int], bool] = lambda _: False, exports: Callable[[str], bool]) -> Iterator[None]:
     """Let the disk of a run be full for full states of some steps and exports of some names."""
-    write_file, write_model = _save.write_file, _export._write_model
+    write_file, write_configs = _save.write_file, _export.write_configs
 
     def no_room(path: Path) -> OSError:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -68,11 +68,11 @@ def full(run: Path, *, states: Callable[[int], bool] = lambda _: False, exports:
     def model(inner: Any, folder: Path, *rest: Any) -> Any:
         if folder.is_relative_to(run) and exports(folder.name):
             raise no_room(folder)
-        return write_model(inner, folder, *rest)
+        return write_configs(inner, folder, *rest)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(_save, "write_file", state)
-        patched.setattr(_export, "_write_model", model)
+        patched.setattr(_export, "write_configs", model)
         yield
 
 
