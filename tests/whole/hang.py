@@ -29,7 +29,7 @@ def hang(how: str) -> None:
 
 
 def patch(rank: str, step: int, how: str, mark: Path) -> None:
-    """Hang in the optimizer's step, unless the mark says that it was done; or make each step slowly."""
+    """Hang in the optimizer's step, unless the mark says that it was done; or step slowly until it is there."""
     while not hasattr(sys.modules.get("torch.optim"), "AdamW"):
         time.sleep(0.02)
     from torch.optim import AdamW
@@ -41,7 +41,7 @@ def patch(rank: str, step: int, how: str, mark: Path) -> None:
         nonlocal calls
         calls += 1
         if how == "slowly":
-            time.sleep(0.3)
+            time.sleep(0.0 if mark.exists() else 1.0)
         elif calls == step and not mark.exists() and os.environ.get("RANK", "0") == rank:
             mark.write_text(str(os.getpid()))
             hang(how)

@@ -6,7 +6,9 @@ import threading
 import pytest
 
 from forge_dist import LaunchError, LaunchSettings, topology
+from forge_dist.launching import _rendezvous
 from forge_dist.launching._rendezvous import make_rendezvous
+from forge_dist.ranks._network import address_towards
 
 
 def free_port():
@@ -134,3 +136,18 @@ def test_elastic_nodes_meet_and_are_missed():
     info = meeting.next_rendezvous()
     assert (info.rank, info.world_size, bool(meeting.round)) == (0, 1, True)
     meeting.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "here"),
+    [("127.0.0.1:29400", True), ("localhost:29400", True), ("192.0.2.1:29400", False), ("no-such-host.invalid:29400", False)],
+)
+def test_the_node_that_listens_knows_its_address(endpoint, here):
+    """An endpoint at any address of this machine is listened at; one elsewhere, or without an address, is not."""
+    assert _rendezvous._is_here(endpoint) is here
+
+
+def test_the_address_by_which_others_reach_this_node():
+    """It is that of the network that leads to the endpoint; None where nothing does."""
+    assert address_towards("127.0.0.1", 1) == "127.0.0.1"
+    assert address_towards("no-such-host.invalid", 1) is None

@@ -36,8 +36,13 @@ with worker_report(), join(topology(LaunchSettings())) as ranks:
     print("answers", value, ranks.sum([ranks.rank + 1.0]), ranks.gather(ranks.node_rank))
     if mode == "raise" and ranks.rank == 3:
         raise ArithmeticError("on the other host")
+    if mode == "once" and not (here / "failed").exists():
+        if ranks.rank == 3:
+            (here / "failed").touch()
+            raise ArithmeticError("the first time")
+        mode = "go"
     step = 0
-    while mode != "end":
+    while mode not in ("end", "once"):
         step += 1
         ranks.sum([step])
         if step == 5 and ranks.is_first:
@@ -127,6 +132,15 @@ def test_a_failure_on_the_other_host_is_raised_on_both(two_hosts, tmp_path):
     names, _ = two_hosts
     for message in finish(start(names, tmp_path, "raise"), 120):
         assert "RAISED ArithmeticError on the other host (rank 3 on " in message
+
+
+@pytest.mark.lane
+def test_the_ranks_of_all_hosts_are_started_again(two_hosts, tmp_path):
+    """With max_restarts a failure on one host starts the ranks of both again, which meet once more and end well."""
+    names, _ = two_hosts
+    message = finish(start(names, tmp_path, "once", PET_MAX_RESTARTS="1"), 240)
+    answers = "answers {'from': 0} [10.0] [0, 0, 1, 1]\n"
+    assert message == [2 * answers + "status 0\n", "status 0\n"]
 
 
 @pytest.mark.lane

@@ -157,6 +157,28 @@ def test_a_living_owner_of_this_host_is_refused_at_once(tmp_path: Path) -> None:
     assert not has_owner(tmp_path)
 
 
+def test_a_command_says_it_in_its_own_words(tmp_path: Path) -> None:
+    """`forge track` takes the same lock, and a report that is made meanwhile shows the run as one that goes on."""
+    with RunLock(tmp_path):
+        busy = RunLock(tmp_path, busy="this run goes on at this moment, and sends its record itself", remedy="")
+        with pytest.raises(RunDirectoryError) as caught:
+            busy.acquire()
+        assert has_owner(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}: this run goes on at this moment, and sends its record itself: process ")
+    assert str(caught.value).endswith(" UTC by its own clock.")
+    assert not has_owner(tmp_path)
+
+
+def test_an_owner_of_another_host_is_shown_while_it_renews(tmp_path: Path) -> None:
+    """Nobody can ask it: its last renewal tells, by the clock of the file system, and decides nothing."""
+    record = tmp_path / ".forge-owner-1"
+    record.write_bytes(attrs.evolve(RunLock(tmp_path)._owner, space="boot-b").to_bytes())
+    assert has_owner(tmp_path)
+    os.utime(record, (1, 1))
+    assert not has_owner(tmp_path)
+    assert not has_owner(tmp_path / "absent")
+
+
 def test_a_look_keeps_nobody_out(tmp_path: Path) -> None:
     """A report that asks at this very moment whether there is an owner is none."""
     (tmp_path / ".forge-owner-1").write_bytes(attrs.evolve(RunLock(tmp_path)._owner, pid=2**40).to_bytes())

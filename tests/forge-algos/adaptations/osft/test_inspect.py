@@ -43,6 +43,18 @@ def test_shares_are_those_of_the_projections(shape, svd):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_a_transposed_weight_is_named_by_its_own_sides(shape):
+    """What a Conv1D, whose weight has a row for each input, sends to protected outputs stands under outputs."""
+    weight, planned, P, Q = planned_weight(shape, 4)
+    after = weight + 0.1 * torch.randn(shape)
+    delta = after.double() - weight.double()
+    found = moved_of(weight, after, planned | {"transposed": True})
+    assert (found.shape, found.transposed) == (shape[::-1], True)
+    for share, projected in ((found.inputs, P @ delta), (found.outputs, delta @ Q), (found.both, P @ delta @ Q)):
+        assert share == pytest.approx(float(projected.norm() / delta.norm()), rel=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_changes_within_the_rule_leak_only_rounding(shape):
     """A change within the free directions leaks no more than float32 rounds, as predicted."""
     weight, planned, P, Q = planned_weight(shape, 4)

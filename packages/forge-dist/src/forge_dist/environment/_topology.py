@@ -151,7 +151,7 @@ def _launcher(found: LaunchValues, step: SlurmStep | None, devices: int, cores: 
     # Nodes that are numbered need no rendezvous that numbers them: the endpoint is where node 0 listens.
     static = endpoint is not None and origins["node_rank"] == "argument"
     if static:
-        address, port = _host_and_port(str(endpoint))
+        address, port = host_and_port(str(endpoint))
         endpoint = None
     if endpoint is None and most == 1 and not static:
         _refuse_unused_addresses(origins, found, most * procs)
@@ -222,10 +222,10 @@ def _rendezvous_endpoint(
     return endpoint
 
 
-def _host_and_port(endpoint: str) -> tuple[str, int]:
+def host_and_port(endpoint: str) -> tuple[str, int]:
     """Return the host and the port of HOST:PORT; an IPv6 address stands in brackets.
 
-    >>> _host_and_port("[::1]:29500")
+    >>> host_and_port("[::1]:29500")
     ('::1', 29500)
     """
     host, _, port = endpoint.rpartition(":")

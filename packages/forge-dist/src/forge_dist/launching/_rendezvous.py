@@ -24,11 +24,11 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from forge_dist._errors import LaunchError, MeetingError
-from forge_dist.environment._topology import Topology
+from forge_dist.environment._topology import Topology, host_and_port
 from forge_dist.ranks._heartbeat import NODES_BUDGET
 from forge_dist.ranks._hosting import host_store
 from forge_dist.ranks._messages import SECRET, Messages, run_secret
-from forge_dist.ranks._network import unreachable
+from forge_dist.ranks._network import address_towards, unreachable
 from forge_dist.ranks._store import first_line
 
 _LOOPBACK = "127.0.0.1"
@@ -80,6 +80,8 @@ class Rendezvous(RendezvousHandler):
         """
         try:
             info = self._inner.next_rendezvous()
+            if self._topology.rdzv_endpoint is not None:
+                info = _with_this_rounds_store(info)
             messages = Messages(info.store, self.secret, "forge")
             if info.rank == 0:
                 messages.set("round", uuid.uuid4().hex)
@@ -272,25 +274,66 @@ def _node(node: int) -> str:
 
 
 def _elastic(topology: Topology) -> RendezvousHandler:
-    seconds = topology.connect_seconds
-    parameters = RendezvousParameters(
-        backend="c10d",
-        endpoint=topology.rdzv_endpoint or "",
-        run_id=topology.rdzv_id,
-        min_nodes=topology.min_nodes,
-        max_nodes=topology.max_nodes,
-        join_timeout=max(1, int(seconds)),
-        # How long the minimum number of nodes waits for more; torch's 30 s would outlast a shorter join_timeout.
-        last_call_timeout=max(1, int(min(seconds / 2, 30))),
-        read_timeout=max(1, int(min(seconds, 60))),
-    )
+    seconds, endpoint = topology.connect_seconds, topology.rdzv_endpoint or ""
+    # torch knows a node's own addresses by the name of the machine alone: nobody would listen at that of another network, and
+    # the other nodes' ranks would look for it at a name that means themselves. Of two launchers on one machine the second one
+    # finds the port taken.
+    attempts: list[dict[str, bool]] = [{"is_host": True}, {"is_host": False}] if _is_here(endpoint) else [{}]
+    for attempt in attempts:
+        parameters = RendezvousParameters(
+            backend="c10d",
+            endpoint=endpoint,
+            run_id=topology.rdzv_id,
+            min_nodes=topology.min_nodes,
+            max_nodes=topology.max_nodes,
+            join_timeout=max(1, int(seconds)),
+            # How long the minimum number of nodes waits for more; torch's 30 s would outlast a shorter join_timeout.
+            last_call_timeout=max(1, int(min(seconds / 2, 30))),
+            read_timeout=max(1, int(min(seconds, 60))),
+            local_addr=address_towards(*host_and_port(endpoint)),
+            **attempt,
+        )
+        try:
+            return get_rendezvous_handler(parameters)
+        except (RendezvousError, DistError, ValueError) as error:
+            if attempt.get("is_host"):
+                continue
+            raise MeetingError(
+                f"nobody answers at rdzv_endpoint {endpoint} ({first_line(error)}): check the address, that the node of that "
+                "name was started, and that no firewall closes the port"
+            ) from error
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _with_this_rounds_store(info: RendezvousInfo) -> RendezvousInfo:
+    """Tell all nodes of a round where its workers' store is.
+
+    torch does so in the first round of each node alone: one that comes later would wait for it, and one that is no longer first
+    would keep its own.
+    """
+    address = info.bootstrap_store_info
+    names = RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY
+    if info.rank == 0 and address is not None:
+        for name, value in zip(names, (address.master_addr, str(address.master_port)), strict=True):
+            info.store.set(name, value)
+        return info
+    host, port = (info.store.get(name).decode() for name in names)
+    return RendezvousInfo(info.store, info.rank, info.world_size, RendezvousStoreInfo(host, int(port)))
+
+
+def _is_here(endpoint: str) -> bool:
+    """Return whether HOST:PORT is an address of this machine, on whichever of its networks."""
+    host, _ = host_and_port(endpoint)
     try:
-        return get_rendezvous_handler(parameters)
-    except (RendezvousError, DistError, ValueError) as error:
-        raise MeetingError(
-            f"nobody answers at rdzv_endpoint {topology.rdzv_endpoint} ({first_line(error)}): check the address, that the "
-            "node of that name was started, and that no firewall closes the port"
-        ) from error
+        found = {(family, address[0]) for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False
+    for family, address in found:
+        with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            # A port of the system's choice: only the address is in question.
+            probe.bind((address, 0))
+            return True
+    return False
 
 
 def _time_left(end: float) -> timedelta:

@@ -53,18 +53,11 @@ def machine_here() -> str:
     for read in (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
         lambda: os.readlink("/proc/self/ns/net"),
-        _own_address,
+        lambda: address_towards(*_ELSEWHERE) or "",
     ):
         with suppress(OSError, ValueError):
             found.append(read())
     return " ".join(found)
-
-
-def _own_address() -> str:
-    """Return the address that this machine has for others; nothing is sent."""
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-        probe.connect(_ELSEWHERE)
-        return str(probe.getsockname()[0])
 
 
 def choose_interface(host: str, port: int) -> None:
@@ -92,6 +85,17 @@ def interface_to(host: str, port: int) -> str:
             return next((name for _, name in socket.if_nameindex() if _address_of(probe, name) == address), "")
     except OSError:
         return ""
+
+
+def address_towards(host: str, port: int) -> str | None:
+    """Return this machine's address on the network that reaches `host`; None if unknown."""
+    with suppress(OSError):
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
+                # Sends nothing: it only asks the routing table.
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+    return None
 
 
 def _address_of(probe: socket.socket, name: str) -> str:

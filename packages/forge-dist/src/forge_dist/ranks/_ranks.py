@@ -317,7 +317,9 @@ def _watched(topology: Topology, ranks: Ranks, log_dir: Path | None) -> Iterator
     if timeout == 0 or (given is None and log_dir is None):
         yield
     elif given is not None:
-        open_beats(given, timeout)
+        # Without room for the file, nothing is watched.
+        with contextlib.suppress(OSError):
+            open_beats(given, timeout)
         yield
         # Still watched: what hangs while it ends hangs all the same.
         doing("ending")

@@ -53,7 +53,8 @@ class Board:
         descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0), 0o600)
         try:
             if make:
-                os.ftruncate(descriptor, _SIZE)
+                # Written and not only made longer: on a full disk the mapped memory could not be written later, which kills.
+                os.write(descriptor, bytes(_SIZE))
             elif os.fstat(descriptor).st_size < _SIZE:
                 raise OSError(f"{path} is not written yet")
             self._memory = mmap.mmap(descriptor, _SIZE)

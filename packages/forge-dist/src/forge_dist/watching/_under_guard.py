@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -33,7 +33,8 @@ def under_guard(
 
     A stall raises StallError in the main thread; where that is too late for Python code, `leave` is called with the error and
     the process exits with status 1, or is killed. A second SIGTERM or SIGINT that does not end the process within seconds ends
-    it with status 143 or 130, or kills it. Without a Python to start (an embedded one), nothing is watched.
+    it with status 143 or 130, or kills it. Without a Python to start (an embedded one), or room for a small temporary
+    file, nothing is watched.
 
     Args:
         rank: of this process.
@@ -42,22 +43,18 @@ def under_guard(
         timeout: as `Beats` takes it.
         leave: called in another thread before the process is left.
     """
-    with temporary_folder() as folder:
-        board = folder / "beats"
-        open_beats(board, timeout)
-        try:
+    with ExitStack() as stack:
+        process = None
+        with suppress(OSError):
+            board = stack.enter_context(temporary_folder()) / "beats"
+            open_beats(board, timeout)
+            stack.callback(close_beats)
             process = _start(rank, world_size, board, log_dir)
-            if process is None:
-                yield
-                return
-            with _listening(process, leave):
-                try:
-                    with _signals_told(process):
-                        yield
-                finally:
-                    _dismiss(process)
-        finally:
-            close_beats()
+        if process is not None:
+            stack.enter_context(_listening(process, leave))
+            stack.callback(_dismiss, process)
+            stack.enter_context(_signals_told(process))
+        yield
 
 
 def _start(rank: int, world_size: int, board: Path, log_dir: Path) -> "subprocess.Popen[bytes] | None":

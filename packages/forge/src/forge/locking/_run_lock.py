@@ -262,7 +262,7 @@ class RunLock:
 
     def _refusal(self, owner: Owner | None) -> RunDirectoryError:
         who = "" if owner is None else f": {owner}"
-        return RunDirectoryError(f"{self._said}: {self._busy}{who}. {self._remedy}")
+        return RunDirectoryError(f"{self._said}: {self._busy}{who}. {self._remedy}".rstrip())
 
     def _make(self, file: Path) -> None:
         """Make a record that is not there yet, whole or not at all."""

@@ -215,6 +215,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     def evaluate(step: int, of: Any = None, where: str = "") -> Evaluation | None:
         if of is None:
+            forge_dist.doing("answering eval_prompts")
             answers.write(step)
         if held_out is None:
             return None
@@ -248,6 +249,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         return at
 
     def save(*, wait: bool = False) -> None:
+        forge_dist.doing("saving a full state")
         if ranks.is_first:
             refuse_damaged(train, held_out)
         states.save(strategy, model, optimizer, scheduler, position(), wait=wait)

@@ -86,6 +86,7 @@ class RolloutSteps:
     def _make(self, prompts: Any, rows: Any, seed: int) -> forge_algos.online.Rollout:
         """Sample completions of rows of prompts, and reward them."""
         run, tokenizer = self._run, self._run.tokenizer
+        forge_dist.doing("sampling completions and rewarding them")
         return forge_algos.online.make_rollout(
             run.model,
             self._sampler,

@@ -96,6 +96,7 @@ class OSFT(Adaptation):
                 "error": target.error,
                 # Of a linear layer it follows from the name.
                 **({} if target.experts is None else {"tensor": target.parameter}),
+                **({"transposed": True} if is_transposed(target.module) else {}),
             }
             for name, target in self._targets.items()
         }

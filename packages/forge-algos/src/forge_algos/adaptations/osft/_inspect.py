@@ -51,6 +51,8 @@ class Moved:
     """E, the number of matrices of a stack; None of a linear layer."""
     most: int | None = None
     """Number of the matrix of a stack that moved most, from 0."""
+    transposed: bool = False
+    """Whether the weight in the files is [M, N], as GPT-2's Conv1D holds it."""
 
     @property
     def protected(self) -> int:
@@ -101,7 +103,7 @@ def osft_moved(
 
     Args:
         name: of the target.
-        before: [N, M], or [E, N, M] of a stack, as the run loaded it.
+        before: [N, M], [E, N, M] of a stack, or [M, N] of a transposed one, as the run loaded it.
         after: of the same shape, as it was exported, in the dtype of the file.
         planned: the run's plan of the target (`OSFT.plan`).
         svd: how the run found its singular vectors.
@@ -119,7 +121,18 @@ def osft_moved(
     delta = after.double() - before.double()
     shape, stacked = (whole[-2], whole[-1]), len(whole) > 2
     size, protected = float(delta.norm()), min(shape) - free
-    found = Moved(name=name, shape=shape, free=free, moved=0.0, outputs=0.0, inputs=0.0, both=0.0, rounding=0.0)
+    turned = bool(planned.get("transposed"))
+    found = Moved(
+        name=name,
+        shape=shape[::-1] if turned else shape,
+        free=free,
+        moved=0.0,
+        outputs=0.0,
+        inputs=0.0,
+        both=0.0,
+        rounding=0.0,
+        transposed=turned,
+    )
     if stacked:
         found = attrs.evolve(found, experts=whole[0], most=int(delta.flatten(1).norm(dim=1).argmax()))
     if not size:
@@ -134,7 +147,8 @@ def osft_moved(
     bases = bases_of(matrices, wanted, svd=svd, cache=cache, ranks=OneRank())
     deltas = delta if stacked else delta[None]
     parts = torch.stack([_leak(one, of, protected) for one, of in zip(deltas, bases.values(), strict=True)])
-    outputs, inputs, both = (parts.sum(0).sqrt() / size).tolist()
+    rows, columns, both = (parts.sum(0).sqrt() / size).tolist()
+    outputs, inputs = (columns, rows) if turned else (rows, columns)
     own = [one.fingerprint for one in bases.values()]
     anew = (stack_fingerprint(own) if stacked else own[0]) != planned["bases"]
     return attrs.evolve(found, outputs=outputs, inputs=inputs, both=both, anew=anew)

@@ -56,7 +56,8 @@ def inspect(run: str | Path, *, layer: str | None = None, html: str | Path | Non
     shown = max((target for target in targets if target.name in wanted), key=lambda target: target.moved)
     key = names[shown.name]
     matrices = (before[key], after[key]) if shown.most is None else (before[key][shown.most], after[key][shown.most])
-    portrait = osft_portrait(matrices[0].float(), matrices[1], protected=shown.protected)
+    old, new = (matrix.T for matrix in matrices) if shown.transposed else matrices
+    portrait = osft_portrait(old.float(), new, protected=shown.protected)
     others = {name: _moved(before, after, name) for name in after if name not in names.values()}
     dtype = str(after[key].dtype).removeprefix("torch.")
     file = root / "osft" / "inspect.html" if html is None else Path(html).expanduser()

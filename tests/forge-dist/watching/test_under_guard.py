@@ -1,0 +1,91 @@
+"""A process with a guard beside it: what it is told, what it is spared."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import pytest
+
+from forge_dist import StallError
+from forge_dist.watching import _under_guard
+from forge_dist.watching._beats import beat, current_beats
+from forge_dist.watching._under_guard import under_guard
+
+pytestmark = pytest.mark.slow
+
+
+def nothing(_error):
+    """What is called before a process is left: not here."""
+
+
+def test_the_guard_lives_as_long_as_the_block(tmp_path, monkeypatch):
+    """It is started, and is gone afterwards; signals are told of within the block only."""
+    started = []
+    original = _under_guard._start
+    monkeypatch.setattr(_under_guard, "_start", lambda *given: started.append(original(*given)) or started[-1])
+    with under_guard(0, 1, tmp_path / "logs", 60.0, nothing):
+        assert current_beats() is not None
+        assert started[0].poll() is None
+        told = signal.set_wakeup_fd(-1)
+        assert told == started[0].stdin.fileno()
+        signal.set_wakeup_fd(told)
+        with subprocess.Popen([sys.executable, "-c", "import signal; print(signal.set_wakeup_fd(-1))"], stdout=-1) as child:
+            assert child.communicate()[0].strip() == b"-1"
+        pid = os.fork()
+        if pid == 0:
+            os._exit(int(signal.set_wakeup_fd(-1) != -1 or current_beats() is not None))
+        assert os.waitpid(pid, 0)[1] == 0
+    assert started[0].returncode == 0
+    assert signal.set_wakeup_fd(-1) == -1
+    assert current_beats() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stall_is_raised_in_the_main_thread(tmp_path, monkeypatch):
+    """Standing still in Python: StallError comes out of the block, and the stacks are kept."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    said = r"^the run has not moved since step 2 for \d+ s: it is at .*test_under_guard\.py:\d+ in test_a_stall"
+    with pytest.raises(StallError, match=said), under_guard(0, 1, tmp_path / "logs", 2.0, nothing):
+        for step in range(3):
+            beat(step)
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            time.sleep(30)
+    assert "test_a_stall_is_raised" in (tmp_path / "logs" / "stacks_rank_0.txt").read_text()
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_without_room_nothing_is_watched(tmp_path, monkeypatch):
+    """A temporary folder that cannot be made costs the watch, not the run."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with under_guard(0, 1, tmp_path / "logs", 60.0, nothing):
+        assert current_beats() is None
+
+
+def test_somebody_elses_wakeup_is_left_alone(tmp_path):
+    """An event loop that has signals written to it keeps them; so does a run in another thread than the main one."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    try:
+        with under_guard(0, 1, tmp_path / "logs", 60.0, nothing):
+            assert signal.set_wakeup_fd(writer) == writer
+        assert signal.set_wakeup_fd(writer) == writer
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(reader), os.close(writer)
+    seen = []
+
+    def run():
+        with under_guard(0, 1, tmp_path / "logs", 60.0, nothing):
+            seen.append(current_beats() is not None)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [True]
