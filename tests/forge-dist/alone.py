@@ -11,6 +11,12 @@ class Alone:
     def gather(self, value):
         return [json.loads(json.dumps(value))]
 
+    def collect(self, value):
+        return self.gather(value)
+
+    def scatter(self, values):
+        return self.gather(values)[0][0]
+
     def broadcast(self, value):
         return json.loads(json.dumps(value))
 

@@ -63,6 +63,11 @@ BASE: dict[str, Any] = {
 }
 """Two epochs of four steps, with exports between, held-out rows and a best model."""
 SAVING = ({"full_state_every_steps": 1}, {"full_state_every_steps": 3}, {}, {"async_save": False, "full_state_every_steps": 2})
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "lora": {"adapter": "lora", "lora_r": 4},
+    "lora with dropout": {"adapter": "lora", "lora_r": 4, "lora_dropout": 0.3},
+}
 RECORDS = ("log.txt", "events.jsonl", "metrics.jsonl", "report.html")
 """Files that nobody trains from: a flipped byte in one changes itself alone."""
 SECONDS = 2.0
@@ -107,14 +112,16 @@ def draw(seed: int, number: int) -> Fault:
     # Only the first rank writes the run's own files.
     rank = 0 if on_files or moment in ("exporting", "checking") else by.randrange(ranks)
     other = [name for name in WAYS if name != way and WAYS[name][1] <= 2 and not name.startswith("zero")]
+    again = by.choice(other) if by.random() < 0.25 else way
     return Fault(
         way=way,
-        again=by.choice(other) if by.random() < 0.25 else way,
+        again=again,
         kind=kind,
         moment=moment,
         count=count,
         rank=rank,
-        adapter=by.choice(("none", "lora")),
+        # Which numbers dropout draws follows from how the work is divided.
+        adapter=by.choice(("none", "lora with dropout" if again == way else "lora")),
         saving=by.randrange(len(SAVING)),
         seed=by.randrange(2**31),
     )
@@ -136,7 +143,7 @@ class Ground:
 
     def settings(self, way: str, adapter: str, saving: int, run: Path) -> dict[str, Any]:
         """Settings of a run."""
-        adapted = {"adapter": "lora", "lora_r": 4, "lora_dropout": 0.3} if adapter == "lora" else {}
+        adapted = ADAPTERS[adapter]
         return {**self.given, **adapted, **SAVING[saving], "strategy": WAYS[way][0], "ckpt_output_dir": str(run)}
 
     def undisturbed(self, way: str, adapter: str) -> Path:
@@ -144,7 +151,7 @@ class Ground:
         with self._lock:
             if (way, adapter) not in self._undisturbed:
                 run = self.folder / f"undisturbed {way} {adapter}"
-                run_on_ranks(sft, WAYS[way][1], self.settings(way, adapter, 0, run), joined=False, timeout=MOST_SECONDS)
+                run_on_ranks(plain, WAYS[way][1], self.settings(way, adapter, 0, run), joined=False, timeout=MOST_SECONDS)
                 self._undisturbed[way, adapter] = run
             return self._undisturbed[way, adapter]
 
@@ -174,16 +181,18 @@ class Ground:
         undisturbed, same = self.undisturbed(fault.way, fault.adapter), fault.again == fault.way
         first = self.settings(fault.way, fault.adapter, fault.saving, run)
         ended = [_started(struck, WAYS[fault.way][1], first, tuple(fault))]
+        if ended[0].startswith("failed"):
+            raise AssertionError(f"it ended in an error that is no answer: {ended}")
         flipped = flip(run, fault.seed) if fault.kind == "flipped byte" and run.exists() else None
         second = self.settings(fault.again, fault.adapter, fault.saving, run)
-        ended.append(_started(sft, WAYS[fault.again][1], second))
+        ended.append(_started(plain, WAYS[fault.again][1], second))
         said, outcome = "", "bit-equal" if same else "within 1e-5"
         if flipped is not None and ended[-1] != "finished":
             # Refused by name, and nothing lost: with the byte put back the same command goes on.
             said, outcome = f"refused ({ended[-1]}), and whole once {flipped.name} was put back; ", "refused by name"
             if not flipped.put_back():
                 raise AssertionError(f"{flipped.name} was changed by a start that was refused: {ended}")
-            ended.append(_started(sft, WAYS[fault.again][1], second))
+            ended.append(_started(plain, WAYS[fault.again][1], second))
         if ended[-1] != "finished":
             raise AssertionError(f"the same command did not finish: {ended}")
         if flipped is not None and flipped.now == flipped.bytes_now() and flipped.name.startswith("hf_format/"):
@@ -299,6 +308,14 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
+def plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Run `forge.sft`, whose words nobody reads."""
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(silence, stream)
+    return sft(settings)
+
+
 def struck(settings: dict[str, Any], fault: tuple[Any, ...]) -> dict[str, Any]:
     """Run `forge.sft`, struck by a fault on the rank that it is drawn for."""
     drawn, path = Fault(*fault), Path(settings["ckpt_output_dir"])
@@ -321,7 +338,7 @@ def struck(settings: dict[str, Any], fault: tuple[Any, ...]) -> dict[str, Any]:
             at_file(path, drawn.count, strike, lasting=drawn.kind == "full disk")
         else:
             signal_at(drawn.moment, drawn.count, "before", strike)
-    return sft(settings)
+    return plain(settings)
 
 
 def _mark(run: Path) -> Path:

@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import forge
@@ -25,7 +26,7 @@ from .chaos import section
 from .conftest import write_model
 from .repository import ROOT
 from .starts import DROPOUT, final_state, metrics, untimed, weights
-from .test_any_ranks import ADAPTERS, CLOSE, SHORT, STEPS, TOPOLOGIES, WAYS, losses, run, settings_of, stop_in_third_step
+from .test_any_ranks import ADAPTERS, CLOSE, SHORT, STEPS, TOPOLOGIES, WAYS, losses, run, settings_of, stop_in_third_step, takes
 
 BFLOAT16 = ("ddp x2", "fsdp2 x2")
 EARLY = 5
@@ -97,7 +98,7 @@ class Runs:
         """Rows of the table of strategies, each against one process in the same dtype; and that process' runs by adapter."""
         rows, alone = [], {}
         for adapter, settings in ADAPTERS.items():
-            for way in ["single", *ways]:
+            for way in ["single", *(way for way in ways if takes(adapter, way))]:
                 self.say(f"{dtype} {adapter} {way}")
                 where = run(self.given, self.where(dtype, adapter, way), way, dtype=dtype, **settings)
                 assert len(losses(where)) == STEPS
@@ -133,7 +134,7 @@ class Runs:
         """Rows: a strategy, and what is equal to the bit after a resume under the same, with dropout."""
         settings = {**self.given, **SHORT, **DROPOUT}
         rows = []
-        for way in TOPOLOGIES:
+        for way in filter(partial(takes, "lora"), TOPOLOGIES):
             self.say(f"the same way: {way}")
             untouched = run(settings, self.where("bits", way), way)
             where = run(settings, stop_in_third_step(settings, self.where("bits", "stopped", way), way), way)

@@ -238,7 +238,7 @@ def test_osft_continual():
 
 @pytest.mark.parametrize(
     "script",
-    ci_keeps(["dist_save.py"], ["dist_save.py", "dist_memory.py", "dist_restart.py"]),
+    ci_keeps(["dist_save.py"], ["dist_save.py", "dist_memory.py", "dist_restart.py", "dist_scale.py", "dist_load.py"]),
 )
 def test_over_ranks(script):
     """The benchmarks of ranks and full states measure what they claim."""

@@ -14,6 +14,7 @@ from forge._errors import RunInterruptedError
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
+from .chaos import Fault, struck
 from .conftest import conversations, write_rows
 from .starts import DROPOUT, RUN, final_state, sft, sft_with_signal, untimed, weights
 
@@ -106,6 +107,58 @@ def test_killed_after_the_last_step(given: dict[str, Any], untouched: Path, tmp_
         assert not (run / "result.json").exists()
     run_on_ranks(sft, 1, settings, joined=False)
     alike(run, untouched)
+
+
+EXPORTS: dict[str, Any] = {
+    "save_samples": 8,
+    "full_state_every_steps": 0,
+    "full_state_every_minutes": 0.0,
+    "accelerate_full_state_at_epoch": False,
+    "max_steps": 4,
+    "num_epochs": None,
+    "keep_best": True,
+    "eval_every_steps": 2,
+}
+"""Exports, a better best and no full state before the last step."""
+
+
+@pytest.fixture(scope="module")
+def exporting(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The uninterrupted run of `EXPORTS`."""
+    run = tmp_path_factory.mktemp("exporting") / "run"
+    run_on_ranks(sft, 1, {**given, **EXPORTS, "ckpt_output_dir": str(run)}, joined=False)
+    return run
+
+
+def test_killed_between_an_export_and_the_first_state(given: dict[str, Any], exporting: Path, tmp_path: Path) -> None:
+    """The same command goes on, each time, and what was exported is made again: to the same bits."""
+    run = tmp_path / "run"
+    settings = {**given, **EXPORTS, "ckpt_output_dir": str(run)}
+    for moment, count, when in (("exporting", 1, "after"), ("checking", 2, "after"), ("exporting", 3, "before")):
+        assert killed(settings, moment, count, when)
+        assert not saved_step(run)
+    assert [*run.glob("hf_format/samples_*")], "what was exported stays until it is made again"
+    run_on_ranks(sft, 1, settings, joined=False)
+    alike(run, exporting)
+
+
+@pytest.mark.parametrize("stride", ci_keeps([31], [31, 7]))
+def test_killed_at_file_operations(stride: int, given: dict[str, Any], exporting: Path, tmp_path: Path) -> None:
+    """Killed at one file operation after another, with exports, a best model and hardly a state: always the same command."""
+    run, count, starts = tmp_path / "run", stride, 0
+    settings = {**given, **EXPORTS, "ckpt_output_dir": str(run)}
+    while True:
+        fault = Fault("single", "single", "kill", "file", count, 0, "lora", 0, 0)
+        try:
+            run_on_ranks(struck, 1, settings, tuple(fault), joined=False)
+        except RuntimeError as error:
+            if "-9" not in str(error):
+                raise
+            count, starts = count + stride, starts + 1
+            continue
+        break
+    assert starts >= 4
+    alike(run, exporting)
 
 
 @pytest.mark.parametrize("number", ci_keeps([10], [10, 30]))

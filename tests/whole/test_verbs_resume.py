@@ -84,9 +84,11 @@ def test_the_same_on_two_ranks(verb: str, strategy: str, alone: Any, model_dir: 
     assert len(found) == len(one)
     for theirs, ours in zip(one, found, strict=True):
         # A group whose completions two ranks share has its prompt computed on both.
-        for name in (
-            theirs.keys() - {"time", "tokens_per_second", "memory"} - ({"tokens"} if verb in ("ppo", "grpo", "rloo") else set())
-        ):
+        left_out = {"time", "tokens_per_second", "memory", *(("tokens",) if verb in ("ppo", "grpo", "rloo") else ())}
+        # The reward of a model that still equals its reference is 0, whose sign is rounding's: transformers computes a divided
+        # layer in another way where there are no gradients.
+        left_out |= {"accuracy"} if "tp_size" in sharing else set()
+        for name in theirs.keys() - left_out:
             np.testing.assert_allclose(
                 ours[name], theirs[name], rtol=2e-4 if name == "grad_norm" else 2e-5, atol=1e-6, err_msg=name
             )

@@ -184,7 +184,7 @@ def test_another_run_is_refused(root):
     assert newest(root)[0].step == 30
 
 
-@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("version", [0, 3])
 def test_another_version_is_refused(root, version):
     """A newest one of another format version is an error by name, and no reason to lose the work since the one before."""
     file = root / "step_30" / "manifest.json"

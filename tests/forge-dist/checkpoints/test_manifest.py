@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 from hypothesis import given, strategies as st
 
@@ -59,12 +60,18 @@ def test_edits_and_other_steps_are_damage(tmp_path):
     for change, words in [
         ({"step": 8}, "edited or damaged"),
         ({"about": {}}, "edited or damaged"),
-        ({"version": 2}, "edited or damaged"),
+        ({"version": 3}, "edited or damaged"),
         ({"sha256": None}, "edited or damaged"),
     ]:
         with pytest.raises(Damaged, match=words):
             read_manifest(write(tmp_path, json.dumps(content | change)), 7)
-    for change, words in [({"tensors": None}, "lacks"), ({"files": {}}, "cannot be followed")]:
+    for change, words in [
+        ({"tensors": None}, "lacks"),
+        ({"tensors": {"w": 1}}, "lacks"),
+        ({"tensors": {"w": -1}}, "lacks"),
+        ({"layouts": [{"dtype": "F32"}]}, "lacks"),
+        ({"files": {}}, "cannot be followed"),
+    ]:
         changed = content | change
         with pytest.raises(Damaged, match=words):
             read_manifest(write(tmp_path, json.dumps(changed | {"sha256": _digest(changed)})), 7)
@@ -75,12 +82,12 @@ def test_edits_and_other_steps_are_damage(tmp_path):
         read_manifest(tmp_path, 7)
 
 
-@pytest.mark.parametrize("change", [{"version": 0}, {"version": 2}, {"format": "another"}])
+@pytest.mark.parametrize("change", [{"version": 0}, {"version": 3}, {"format": "another"}])
 def test_another_format_is_refused_by_name(tmp_path, change):
     """An older or a newer version, whole in itself, is no damage: which version it is and what to use are reported."""
     content = json.loads(EXAMPLE.to_text()) | change
     content["sha256"] = _digest(content)
-    with pytest.raises(CheckpointError, match=r"is of format .*version .*reads 'forge full state', version 1: use the version"):
+    with pytest.raises(CheckpointError, match=r"is of format .*version .*reads .*, versions 1 and 2: use the version"):
         read_manifest(write(tmp_path, json.dumps(content)), 7)
 
 
@@ -117,3 +124,15 @@ def test_what_is_no_json_is_named():
     assert json.loads(jsonable({"a": (1, 2)}, "about")) == {"a": [1, 2]}
     with pytest.raises(CheckpointError, match="about of a full state must be JSON"):
         jsonable({"a": {1, 2}}, "about")
+
+
+def test_what_lies_alike_is_written_once():
+    """Tensors of one layout share an entry, whether they share their chunks in memory or only have equal ones."""
+    chunks = [Chunk([4 * rank, 0], [4, 8], rank) for rank in range(2)]
+    tensors = {f"t{index}": StoredTensor("F32", [8, 8], chunks) for index in range(100)}
+    tensors |= {"equal": StoredTensor("F32", [8, 8], list(chunks)), "half": StoredTensor("BF16", [8, 8], chunks)}
+    manifest = attrs.evolve(EXAMPLE, tensors=tensors)
+    assert [len(json.loads(manifest.to_text())[key]) for key in ("layouts", "tensors")] == [2, 102]
+    found = Manifest.from_text(manifest.to_text())
+    assert found == manifest
+    assert len({id(tensor.chunks) for tensor in found.tensors.values()}) == 2

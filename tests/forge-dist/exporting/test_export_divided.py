@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import re
 import resource
 import weakref
 from pathlib import Path
@@ -126,7 +128,29 @@ def several(ranks, bases, directory, tokenizer):
     if ranks.is_first:
         del strategy.whole
     export_model(wrapped, Path(directory, "after"), strategy=strategy)
+    _safetensors_writer.FILE_SIZE = 8000
+    # A disk that is full for the other rank alone, and one that keeps other bytes than it was given.
+    if ranks.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, hard))
+    messages["full elsewhere"] = refused(export_model, wrapped, Path(directory, "elsewhere"), strategy=strategy)
+    if ranks.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        real, os.fsync = os.fsync, forgetful
+    messages["forgotten"] = refused(export_model, wrapped, Path(directory, "forgotten"), strategy=strategy)
+    if ranks.rank == 1:
+        os.fsync = real
+    _safetensors_writer.FILE_SIZE = size
     return messages
+
+
+def forgetful(descriptor):
+    """Flip the last bit of a file where it should be made durable."""
+    where = os.fstat(descriptor).st_size - 1
+    with open(f"/proc/self/fd/{descriptor}", "r+b") as file:
+        file.seek(where)
+        last = file.read(1)[0]
+        file.seek(where)
+        file.write(bytes([last ^ 1]))
 
 
 def refused(function, *args, **kwargs):
@@ -141,8 +165,8 @@ def refused(function, *args, **kwargs):
 def broken(whole):
     """A mistake of ours in the middle of writing, as another rank could not know."""
 
-    def tensors(model):
-        for number, (name, tensor) in enumerate(whole(model)):
+    def tensors(model, names):
+        for number, (name, tensor) in enumerate(whole(model, names)):
             yield name, (None if tensor is None else torch.zeros(1, 2, 3)) if number == 3 else tensor
 
     return tensors
@@ -241,6 +265,19 @@ def test_a_failure_in_the_middle_does_not_hang(several_exports):
     assert "model.safetensors" in files_of(where / "exports" / "after")
 
 
+@pytest.mark.slow
+def test_the_other_rank_writes_its_files_and_is_read_back(several_exports):
+    """Rank 1 writes files too: what it cannot write, or its disk does not keep, is an error on both, and nothing is left."""
+    where, _, reported = several_exports
+    assert "elsewhere cannot be written: " in reported[0]["full elsewhere"][1]
+    assert "ile too large (rank 1)" in reported[0]["full elsewhere"][1]
+    kind, message = reported[1]["forgotten"]
+    assert reported[0]["forgotten"] == [kind, message]
+    assert kind == "ExportError"
+    assert re.search(r"model-0000\d-of-0000\d.safetensors does not hold what rank 1 wrote: rank 0 .* other bytes", message)
+    assert not [path for path in (where / "exports").iterdir() if "elsewhere" in path.name or "forgotten" in path.name]
+
+
 @pytest.fixture
 def one():
     """The strategy of one rank."""
@@ -255,10 +292,11 @@ def test_tensors_are_written_as_they_come(one, bases, tmp_path, architecture, mo
     _, model = ready(one, bases[architecture])
     alive, peak = weakref.WeakSet(), 0
 
-    def whole(model):
+    def whole(model, names):
         nonlocal peak
-        for name, tensor in model.state_dict().items():
-            tensor = tensor.clone()
+        state = model.state_dict()
+        for name in names:
+            tensor = state[name].clone()
             alive.add(tensor)
             peak = max(peak, len(alive))
             yield name, tensor
@@ -281,7 +319,7 @@ def test_a_tensor_that_never_comes_is_missed(one, bases, tmp_path):
     """If a tensor is left out while the model is put together, nothing is left under the name."""
     _, model = ready(one, bases["qwen3"])
     whole = one.whole
-    one.whole = lambda model: (item for item in whole(model) if item[0] != "model.norm.weight")
+    one.whole = lambda model, names: (item for item in whole(model, names) if item[0] != "model.norm.weight")
     with pytest.raises(ExportError, match=r"the tensor model\.norm\.weight never came"):
         export_model(model, tmp_path / "out", strategy=one)
     assert not (tmp_path / "out").exists()

@@ -26,6 +26,9 @@ def talk(ranks, extra):
         "gather": ranks.gather({"rank": n, "text": "ü" * n}),
         "empty": ranks.gather(None),
         "broadcast": ranks.broadcast([n, extra]),
+        # Short and long values, of different lengths on each rank.
+        "collect": ranks.collect({"rank": n, "text": "ü" * n * 1000}),
+        "scatter": ranks.scatter([f"é{rank}" * (1 + 2000 * rank) for rank in range(3)] if n == 0 else ["ignored"]),
         # Sums that depend on the order of addition, in float64.
         "order": ranks.sum([[1e16, 1.0, -1e16][n]]),
         "first": [ranks.first(lambda: {"made by": n}), ranks.first(lambda: n)],
@@ -53,7 +56,10 @@ def test_what_ranks_exchange():
     """Sums are exact and equal in every bit on every rank; values travel as JSON; disagreement is reported alike on all."""
     answers = run_on_ranks(talk, 3, "x")
     assert [answer.pop("who") for answer in answers] == [(0, 3, 0, 3, True), (1, 3, 1, 3, False), (2, 3, 2, 3, False)]
-    for answer in answers:
+    for rank, answer in enumerate(answers):
+        collected = [{"rank": n, "text": "ü" * n * 1000} for n in range(3)]
+        assert answer.pop("collect") == (collected if rank == 0 else None)
+        assert answer.pop("scatter") == f"é{rank}" * (1 + 2000 * rank)
         endless, neither = answer.pop("inf")
         assert endless == math.inf
         assert math.isnan(neither)

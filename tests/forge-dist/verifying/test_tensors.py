@@ -13,6 +13,8 @@ from forge_dist.exporting._layout import layout_of
 from forge_dist.strategies._gather import whole_tensors
 from forge_dist.verifying._tensors import Files, prove_model, prove_reloaded_names, prove_reloaded_tensor, same_bits
 
+from ..alone import Alone
+
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 
 
@@ -46,11 +48,11 @@ def test_a_model_has_its_checkpoint_names(save_base, make_model, architecture, t
     layout = layout_of(model, None)
     assert layout.files.keys() == load_file(base / "model.safetensors").keys()
     with Files(base, "model") as files:
-        prove_model(files, model, layout, whole_tensors(model, model.device, None, is_first=True))
+        prove_model(files, model, layout, whole_tensors(model, model.device, None, Alone()), layout.files)
     with torch.no_grad():
         model.get_parameter("model.layers.1.mlp.up_proj.weight")[0, 0] += 1
     with Files(base, "model") as files, pytest.raises(ExportError, match="up_proj.weight is not the one in memory"):
-        prove_model(files, model, layout, whole_tensors(model, model.device, None, is_first=True))
+        prove_model(files, model, layout, whole_tensors(model, model.device, None, Alone()), layout.files)
 
 
 def prove_files(expected, directory):

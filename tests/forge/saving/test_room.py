@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from forge import RunDirectoryError
-from forge.saving._room import Disk, Need, Room, exports_at_once, exports_kept, states_at_once
+from forge.saving._room import Disk, Need, Room, exports_at_once, exports_kept, no_room, states_at_once
 
 MIB = 2**20
 
@@ -65,6 +66,26 @@ def test_states_at_once(given: dict[str, Any], states: tuple[int, int]) -> None:
 def test_exports_at_once(given: dict[str, Any], exports: tuple[int, int]) -> None:
     """The last one and those between; a former best and a former newest stay until the new one is whole."""
     assert exports_at_once(settings(**given), PLAN, 24, 16) == exports
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/runs/a/config.yaml"),
+            "/runs/a/config.yaml: cannot be written: No space",
+        ),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "/runs/a: cannot be written: Disk quota exceeded"),
+        (OSError(errno.EACCES, "Permission denied"), None),
+        (RunDirectoryError(errno.ENOSPC, "said already"), None),
+        (ValueError("no"), None),
+    ],
+)
+def test_a_full_disk_is_an_answer(error: Exception, named: str | None) -> None:
+    """What the system says of a full disk anywhere in a run becomes one message, with the file; other errors stay."""
+    found = no_room(error, Path("/runs/a"))
+    assert (found is None) == (named is None)
+    assert named is None or str(found).startswith(named)
 
 
 def test_a_run_without_end() -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from forge_dist.adapters._load_trained import load_trained as load_trained
     from forge_dist.adapters._merge import Merged as Merged, merge_adapter as merge_adapter
     from forge_dist.checkpoints._checkpoints import Checkpoint as Checkpoint, Checkpoints as Checkpoints
+    from forge_dist.checkpoints._storage import ForgeReader as ForgeReader, ForgeWriter as ForgeWriter
     from forge_dist.environment._topology import Topology as Topology, topology as topology
     from forge_dist.exporting._export import export_model as export_model
     from forge_dist.exporting._token_rows import write_with_token_rows as write_with_token_rows
@@ -80,6 +81,7 @@ _PUBLIC = {
     "adapters._load_trained": "load_trained",
     "adapters._merge": "Merged merge_adapter",
     "checkpoints._checkpoints": "Checkpoint Checkpoints",
+    "checkpoints._storage": "ForgeReader ForgeWriter",
     "environment._topology": "Topology topology",
     "exporting._export": "export_model",
     "exporting._token_rows": "write_with_token_rows",

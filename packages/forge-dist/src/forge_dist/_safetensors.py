@@ -18,6 +18,7 @@ class TensorEntry(NamedTuple):
     dtype: str  # safetensors' name: F32, BF16, ...
     shape: tuple[int, ...]
     size: int  # bytes
+    start: int  # position of its first byte in the file
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:
@@ -41,7 +42,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
         for name, entry in entries.items():
             start, stop = (int(offset) for offset in entry["data_offsets"])  # pyrefly: ignore[not-iterable]
             shape = tuple(int(extent) for extent in entry["shape"])  # pyrefly: ignore[not-iterable]
-            found[name] = TensorEntry(file, str(entry["dtype"]), shape, stop - start)
+            found[name] = TensorEntry(file, str(entry["dtype"]), shape, stop - start, 8 + length + start)
             end = max(end, stop)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not a whole safetensors file (its header cannot be read: {error})") from None

@@ -1,7 +1,5 @@
 """Full states of one run: saved in the background, found whole again after any crash."""
 
-import hashlib
-import json
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,13 +9,14 @@ import torch
 
 from forge_dist._errors import CheckpointError
 from forge_dist.checkpoints import _folder as folder
+from forge_dist.checkpoints._coordinate import SharedPlan, digest_of
 from forge_dist.checkpoints._find import find_newest, open_checkpoint
 from forge_dist.checkpoints._host_copy import HostCopy
-from forge_dist.checkpoints._manifest import jsonable
-from forge_dist.checkpoints._plan import Piece, StoredTensor, divide, local_pieces
+from forge_dist.checkpoints._manifest import jsonable, next_serial
+from forge_dist.checkpoints._plan import Piece, local_pieces
 from forge_dist.checkpoints._read import Checkpoint
-from forge_dist.checkpoints._save import Job, Outcome, save_job
-from forge_dist.ranks._collectives import from_json, gather_bytes, to_json
+from forge_dist.checkpoints._save import Exchange, Job, Outcome, save_job
+from forge_dist.ranks._collectives import broadcast_bytes, collect_bytes, from_json, to_json
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -58,7 +57,8 @@ class Checkpoints:
         self._broken: list[Path] = []
         self._tidied = False
         self._copy = HostCopy()
-        self._division: tuple[list[str], dict[str, StoredTensor]] = ([], {})
+        self._plan = SharedPlan(ranks)
+        self._serial: int | None = None
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
         self._last_good: Path | None = None
@@ -122,38 +122,39 @@ class Checkpoints:
             )
         except CheckpointError as error:
             invalid = str(error)
-        reports = self._ranks.gather(
-            {"step": step, "invalid": invalid, "pieces": _digest(pieces), "folder": temporary, "problem": problem}
-        )
+        reports = self._ranks.collect({"step": step, "invalid": invalid, "pieces": digest_of(pieces)})
         try:
-            self._check_reports(reports, step)
-            stored = self._divide(pieces, [each["pieces"] for each in reports])
+            verdict = self._ranks.broadcast(None if reports is None else self._judge(reports, step, temporary, problem))
+            if verdict["refused"] is not None:
+                raise CheckpointError(verdict["refused"])
+            if not verdict["planned"]:
+                self._plan.make(pieces, [] if reports is None else [each["pieces"] for each in reports])
         except CheckpointError:
             if temporary is not None:
                 folder.discard(Path(temporary))
             raise
-        if reports[0]["problem"] is not None:
-            self._record(Outcome(error=reports[0]["problem"]))
+        if verdict["problem"] is not None:
+            self._record(Outcome(error=verdict["problem"]))
             return
-        names = [name for name, tensor in stored.items() if any(chunk.rank == self._ranks.rank for chunk in tensor.chunks)]
-        own = {name: values[name] for name in names}
+        own = {name: values[name] for name in self._plan.names}
         job = Job(
             step=step,
-            temporary=Path(reports[0]["folder"]),
+            serial=self._next_serial(),
+            temporary=Path(verdict["folder"]),
             root=self._root,
             keep=self._keep,
             broken=tuple(self._broken),
             pieces=pieces,
             values=self._copy.take(own) if self._background else own,
-            tensors=stored,
+            tensors=self._plan.tensors,
             must_match=texts[0],
             about=texts[1],
         )
         if not self._background:
-            self._record(save_job(job, self._ranks, self._ranks.gather))
+            self._record(save_job(job, self._ranks, self._ranks))
             return
         self._thread = threading.Thread(
-            target=self._work, args=(job, self._background_gather()), name=f"save step {step}", daemon=True
+            target=self._work, args=(job, self._background_exchange()), name=f"save step {step}", daemon=True
         )
         self._thread.start()
         if wait:
@@ -200,6 +201,8 @@ class Checkpoints:
         found, self._broken = find_newest(self._root, self._ranks, must_match, note)
         if found is not None:
             self._last_good = found.path
+            # The newest of them all, unless one could not be read.
+            self._serial = None if self._broken else found.manifest.serial
             self._finish_interrupted(found.path)
         return found
 
@@ -248,36 +251,34 @@ class Checkpoints:
         except OSError as error:
             return None, f"{self._root / folder.name_of(step)} cannot be written: {error}"
 
-    def _check_reports(self, reports: list[dict[str, Any]], step: int) -> None:
+    def _judge(self, reports: list[dict[str, Any]], step: int, temporary: str | None, problem: str | None) -> dict[str, Any]:
+        """Return what all ranks hear before a save; on the first rank."""
+        refused = None
         for rank, each in enumerate(reports):
-            if each["invalid"] is not None:
-                raise CheckpointError(each["invalid"] + (f" (rank {rank})" if len(reports) > 1 else ""))
-        if step < 0 or {each["step"] for each in reports} != {step}:
-            raise CheckpointError(f"ranks save different steps, or a negative one: {[each['step'] for each in reports]}")
+            if each["invalid"] is not None and refused is None:
+                refused = each["invalid"] + (f" (rank {rank})" if len(reports) > 1 else "")
+        steps = sorted({each["step"] for each in reports})
+        if refused is None and (step < 0 or steps != [step]):
+            refused = f"ranks save different steps, or a negative one: {steps}"
+        planned = self._plan.covers([each["pieces"] for each in reports])
+        return {"refused": refused, "problem": problem, "folder": temporary, "planned": planned}
 
-    def _divide(self, pieces: dict[str, Piece], digests: list[str]) -> dict[str, StoredTensor]:
-        # The pieces hardly ever change, and exchanging them takes longer than copying them: mostly digests are exchanged.
-        if digests != self._division[0]:
-            holdings = self._ranks.gather(pieces)
-            self._division = (digests, divide([{name: Piece(*piece) for name, piece in each.items()} for each in holdings]))
-        return self._division[1]
+    def _next_serial(self) -> int:
+        """Return the serial of the next save.
 
-    def _background_gather(self) -> Callable[[Any], list[Any]]:
-        """Return a `gather` for the background thread, over a group of its own."""
+        The first rank reads the manifests on disk for it, once.
+        """
+        if self._ranks.is_first:
+            self._serial = next_serial(folder.listed(self._root)) if self._serial is None else self._serial + 1
+        return self._serial or 0
+
+    def _background_exchange(self) -> Exchange:
+        """Return what the background thread exchanges values by, over a group of its own."""
         group = self._ranks.checkpoint_group()
-        if group is None:
-            return lambda value: [value]
+        return self._ranks if group is None else _GroupExchange(group)
 
-        # The group is gloo's, whatever the accelerator.
-        cpu = torch.device("cpu")
-
-        def gather(value: Any, group: "ProcessGroup" = group) -> list[Any]:
-            return [from_json(part) for part in gather_bytes(to_json(value), group, cpu)]
-
-        return gather
-
-    def _work(self, job: Job, gather: Callable[[Any], list[Any]]) -> None:
-        self._outcome = save_job(job, self._ranks, gather)
+    def _work(self, job: Job, exchange: Exchange) -> None:
+        self._outcome = save_job(job, self._ranks, exchange)
 
     def _join(self, seconds: float | None) -> None:
         if self._thread is None:
@@ -307,5 +308,15 @@ class Checkpoints:
             self._note(outcome.remark)
 
 
-def _digest(pieces: Mapping[str, Piece]) -> str:
-    return hashlib.sha256(json.dumps(pieces, sort_keys=True).encode()).hexdigest()
+class _GroupExchange:
+    """Values between the ranks of a gloo group, whatever the accelerator."""
+
+    def __init__(self, group: "ProcessGroup") -> None:
+        self._group, self._cpu = group, torch.device("cpu")
+
+    def collect(self, value: object) -> list[Any] | None:
+        parts = collect_bytes(to_json(value), self._group, self._cpu)
+        return None if parts is None else [from_json(part) for part in parts]
+
+    def broadcast(self, value: object) -> Any:
+        return from_json(broadcast_bytes(to_json(value), self._group, self._cpu))

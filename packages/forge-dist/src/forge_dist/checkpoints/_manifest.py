@@ -2,6 +2,9 @@
 
 `manifest.json` lists every file with its size and SHA-256, every tensor with its chunks, and has a SHA-256 of itself, so that
 nothing of a full state can be lost, truncated, swapped or edited unnoticed.
+
+Tensors that are divided alike have their dtype, shape and chunks in common: `layouts` holds each once, and `tensors` has the
+position of its layout for each name. In version 1, which is still read, every tensor had its own.
 """
 
 import hashlib
@@ -20,7 +23,8 @@ from forge_dist.checkpoints._plan import DTYPES, Chunk, StoredTensor
 from forge_dist.checkpoints._write import WrittenFile, file_of
 
 MANIFEST = "manifest.json"
-FORMAT, VERSION = "forge full state", 1
+FORMAT, VERSION = "forge full state", 2
+_READ = (1, 2)
 
 
 class Damaged(ValueError):  # noqa: N818 - a finding, which the caller turns into a CheckpointError or a note
@@ -57,8 +61,27 @@ class Manifest:
         """Return the content of manifest.json."""
         content = {"format": FORMAT, "version": VERSION, **attrs.asdict(self, recurse=False)}
         content["files"] = {name: written._asdict() for name, written in self.files.items()}
-        content["tensors"] = {name: tensor._asdict() for name, tensor in self.tensors.items()}
+        content["layouts"], content["tensors"] = _layouts(self.tensors)
         return json.dumps({**content, "sha256": _digest(content)}, separators=(",", ":"))
+
+
+def _layouts(tensors: Mapping[str, StoredTensor]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Return the different layouts, and name → position of its layout."""
+    found: dict[str, int] = {}
+    layouts: list[dict[str, Any]] = []
+    positions: dict[str, int] = {}
+    # A list of chunks that tensors share is looked at once: it may have one for each of many ranks.
+    texts: dict[tuple[str, int], str] = {}
+    for name, tensor in tensors.items():
+        key = tensor.dtype, id(tensor.chunks)
+        if key not in texts:
+            texts[key] = json.dumps(tensor)
+        text = texts[key]
+        if text not in found:
+            found[text] = len(layouts)
+            layouts.append(tensor._asdict())
+        positions[name] = found[text]
+    return layouts, positions
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -124,29 +147,39 @@ def _parse(text: bytes, directory: Path) -> Manifest:
     # The digest comes before the version: a flipped bit in the version is damage, and no reason to ask for another forge-dist.
     if not isinstance(content, dict) or content.get("sha256") != _digest(content):
         raise Damaged(f"{MANIFEST} does not have the SHA-256 that it says it has: it was edited or damaged")
-    if content.get("format") != FORMAT or content.get("version") != VERSION:
+    if content.get("format") != FORMAT or content.get("version") not in _READ:
         raise CheckpointError(
             f"{directory} is of format {content.get('format')!r}, version {content.get('version')!r}; "
-            f"this forge-dist reads {FORMAT!r}, version {VERSION}: use the version that wrote it ({content.get('versions')})"
+            f"this forge-dist reads {FORMAT!r}, versions {' and '.join(map(str, _READ))}: use the version that wrote it "
+            f"({content.get('versions')})"
         )
     try:
         manifest = _from_content(content)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise Damaged(f"{MANIFEST} lacks entries that it must have ({error!r})") from None
+    looked_at: set[int] = set()
     for name, tensor in manifest.tensors.items():
+        if id(tensor.chunks) in looked_at:
+            continue
         if tensor.dtype not in DTYPES or any(file_of(chunk.rank) not in manifest.files for chunk in tensor.chunks):
             raise Damaged(f"{MANIFEST} describes {name} in a way that cannot be followed")
+        looked_at.add(id(tensor.chunks))
     return manifest
 
 
 def _from_content(content: Mapping[str, Any]) -> Manifest:
-    tensors = {
-        str(name): StoredTensor(tensor["dtype"], tensor["shape"], [Chunk(*chunk) for chunk in tensor["chunks"]])
-        for name, tensor in content["tensors"].items()
-    }
+    if content.get("version") == 1:
+        tensors = {str(name): _stored(tensor) for name, tensor in content["tensors"].items()}
+    else:
+        layouts = dict(enumerate(map(_stored, content["layouts"])))
+        tensors = {str(name): layouts[position] for name, position in content["tensors"].items()}
     files = {str(name): WrittenFile(**written) for name, written in content["files"].items()}
     rest = {key: content[key] for key in ("step", "serial", "world_size", "versions", "must_match", "about")}
     return Manifest(files=files, tensors=tensors, **rest)
+
+
+def _stored(layout: Mapping[str, Any]) -> StoredTensor:
+    return StoredTensor(layout["dtype"], layout["shape"], [Chunk(*chunk) for chunk in layout["chunks"]])
 
 
 def check_sizes(directory: Path, files: Mapping[str, WrittenFile]) -> None:

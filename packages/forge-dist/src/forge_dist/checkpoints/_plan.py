@@ -1,12 +1,9 @@
-"""Plan of a save: which rank writes which piece of which tensor.
+"""Pieces of a save: what a rank holds of each tensor, and the chunks that files have of it.
 
-A rank holds one piece of each tensor: all of a plain or replicated one, its shard of a divided one, or nothing of it. Pieces
-that several ranks hold are written once, by the one that has the least to write so far. Every rank computes the same plan from
-the pieces of all ranks, so it need not be sent.
+A rank holds one piece of each tensor: all of a plain or replicated one, its shard of a divided one, or nothing of it.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -34,7 +31,8 @@ DTYPES: dict[str, torch.dtype] = {
 }
 """Safetensors' names of the dtypes that a full state can hold."""
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""Dtype → safetensors' name of it."""
 
 
 class Piece(NamedTuple):
@@ -73,10 +71,10 @@ def local_pieces(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Piece],
             raise CheckpointError(
                 f"{name} is {type(tensor).__name__}; a full state holds tensors (the rest belongs into about)"
             )
-        if tensor.dtype not in _NAMES or tensor.layout is not torch.strided or tensor.is_meta:
+        if tensor.dtype not in DTYPE_NAMES or tensor.layout is not torch.strided or tensor.is_meta:
             raise CheckpointError(
                 f"{name} cannot be kept in a full state: {tensor.dtype}, {tensor.layout}, on {tensor.device}; "
-                f"known are dense tensors of {', '.join(str(dtype).removeprefix('torch.') for dtype in _NAMES)}"
+                f"known are dense tensors of {', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPE_NAMES)}"
             )
         if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
             raise CheckpointError(f"{name} still waits for a sum over ranks ({tensor.placements}) and has no value to keep")
@@ -94,45 +92,6 @@ def local_pieces(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Piece],
             raise CheckpointError(f"{name}: this rank should hold {sizes} of {shape} and holds {list(value.shape)}")
         if 0 in sizes and 0 not in shape:
             continue  # more ranks than rows: this one holds nothing
-        pieces[name] = Piece(_NAMES[value.dtype], shape, offsets, sizes)
+        pieces[name] = Piece(DTYPE_NAMES[value.dtype], shape, offsets, sizes)
         values[name] = value.detach()
     return pieces, values
-
-
-def divide(holdings: Sequence[Mapping[str, Piece]]) -> dict[str, StoredTensor]:
-    """Divide the pieces of all ranks into chunks to write: name → StoredTensor, sorted.
-
-    The same on every rank.
-
-    Raises:
-        CheckpointError: ranks disagree about a tensor, or do not hold all of it together.
-    """
-    holders: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    stored: dict[str, StoredTensor] = {}
-    for rank, pieces in enumerate(holdings):
-        for name, piece in pieces.items():
-            tensor = stored.setdefault(name, StoredTensor(piece.dtype, piece.shape, []))
-            if (tensor.dtype, tensor.shape) != (piece.dtype, piece.shape):
-                raise CheckpointError(
-                    f"ranks disagree about {name}: rank {rank} has {piece.dtype} {piece.shape}, another {tensor.dtype} "
-                    f"{tensor.shape}"
-                )
-            holders.setdefault((name, tuple(piece.offsets), tuple(piece.sizes)), []).append(rank)
-    load = [0] * len(holdings)
-    # The largest first, so that the small ones balance the ranks.
-    for (name, offsets, sizes), ranks in sorted(holders.items(), key=lambda entry: (-_bytes(stored, entry[0]), entry[0])):
-        rank = min(ranks, key=lambda rank: (load[rank], rank))
-        load[rank] += _bytes(stored, (name, offsets, sizes))
-        stored[name].chunks.append(Chunk(list(offsets), list(sizes), rank))
-    for name, tensor in stored.items():
-        tensor.chunks.sort()
-        held = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
-        if held != math.prod(tensor.shape):
-            raise CheckpointError(
-                f"the ranks hold {held} values of {name} together, and it has {math.prod(tensor.shape)} {tensor.shape}"
-            )
-    return dict(sorted(stored.items()))
-
-
-def _bytes(stored: Mapping[str, StoredTensor], key: tuple[str, tuple[int, ...], tuple[int, ...]]) -> int:
-    return math.prod(key[2]) * DTYPES[stored[key[0]].dtype].itemsize

@@ -1,6 +1,7 @@
 """Read a full state into tensors in place, on any number of ranks and divided in any way."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
+from torch.distributed.tensor import DTensor
 
 from forge_dist._errors import CheckpointError
 from forge_dist.checkpoints._manifest import Manifest
-from forge_dist.checkpoints._plan import DTYPES, StoredTensor
+from forge_dist.checkpoints._plan import DTYPES, StoredTensor, local_pieces
 from forge_dist.checkpoints._write import file_of
 
 
@@ -61,22 +63,9 @@ class Checkpoint:
             CheckpointError: a name that was not saved, another shape or dtype, or a file that cannot be read any more.
         """
         self._check(into)
-        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(dict(into), _metadata({name: self.manifest.tensors[name] for name in into}), is_coordinator=True)
-        by_file: dict[str, list[ReadItem]] = {}
-        for item in planner.create_local_plan().items:
-            chunks = self.manifest.tensors[item.storage_index.fqn].chunks
-            offset = item.storage_index.offset
-            rank = next(chunk.rank for chunk in chunks if chunk.offsets == list(offset or ()))
-            by_file.setdefault(file_of(rank), []).append(item)
-        for name, items in by_file.items():
-            try:
-                with safe_open(self.path / name, framework="pt") as file, torch.no_grad():
-                    for item in items:
-                        planner.resolve_tensor(item).detach().copy_(_chunk_slice(file, item))
-            except Exception as error:
-                # safetensors raises exceptions of its own, without a public base class.
-                raise CheckpointError(f"{self.path / name} cannot be read, and was whole a moment ago: {error}") from error
+        planner = _planner(into, self.manifest)
+        for file, items in by_file(self.manifest, _read_items(into, self.manifest)).items():
+            fill(self.path / file, items, planner)
 
     def _check(self, into: Mapping[str, torch.Tensor]) -> None:
         unknown = [name for name in into if name not in self.manifest.tensors]
@@ -97,6 +86,64 @@ def _shapes(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], torch.dtype]
     return {name: (tuple(tensor.shape), DTYPES[tensor.dtype]) for name, tensor in manifest.tensors.items()}
 
 
+def by_file(manifest: Manifest, items: Iterable[ReadItem]) -> dict[str, list[ReadItem]]:
+    """Group what is to be read by the files that have it."""
+    found: dict[str, list[ReadItem]] = {}
+    for item in items:
+        chunks, index = manifest.tensors[item.storage_index.fqn].chunks, item.storage_index
+        offsets = list(index.offset or ())
+        # The planner's hint; without it the chunk is looked for.
+        hinted = chunks[index.index] if index.index is not None and index.index < len(chunks) else None
+        chunk = hinted if hinted and hinted.offsets == offsets else next(each for each in chunks if each.offsets == offsets)
+        found.setdefault(file_of(chunk.rank), []).append(item)
+    return found
+
+
+def fill(path: Path, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+    """Copy chunks of one file to where the planner wants them.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    try:
+        with safe_open(path, framework="pt") as file, torch.no_grad():
+            for item in items:
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(_chunk_slice(file, item))
+                planner.commit_tensor(item, target)
+    except Exception as error:
+        # safetensors raises exceptions of its own, without a public base class.
+        raise CheckpointError(f"{path} cannot be read, and was whole a moment ago: {error}") from error
+
+
+def _planner(into: Mapping[str, torch.Tensor], manifest: Manifest) -> DefaultLoadPlanner:
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    stored = metadata_of({name: manifest.tensors[name] for name in into})
+    planner.set_up_planner(dict(into), stored, is_coordinator=True)
+    return planner
+
+
+def _read_items(into: Mapping[str, torch.Tensor], manifest: Manifest) -> Iterator[ReadItem]:
+    """Find what of the files each tensor needs.
+
+    A shard is compared with the chunks of all ranks: once for all tensors that lie alike in the files and on this rank.
+    """
+    pieces, _ = local_pieces(into)
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for name, piece in pieces.items():
+        where = tuple(piece.offsets), tuple(piece.sizes)
+        alike.setdefault((id(manifest.tensors[name].chunks), isinstance(into[name], DTensor), where), []).append(name)
+    others = {names[0]: names for names in alike.values()}
+    found = _planner({name: into[name] for name in others}, manifest).create_local_plan().items
+    for item in found:
+        for name in others[item.dest_index.fqn]:
+            yield replace(item, dest_index=_renamed(item.dest_index, name), storage_index=_renamed(item.storage_index, name))
+
+
+def _renamed(index: MetadataIndex, name: str) -> MetadataIndex:
+    return MetadataIndex(name, index.offset, index.index)
+
+
 def _chunk_slice(file: Any, item: ReadItem) -> torch.Tensor:
     name = item.storage_index.fqn
     if not item.lengths:  # a scalar has nothing to slice
@@ -106,17 +153,21 @@ def _chunk_slice(file: Any, item: ReadItem) -> torch.Tensor:
     ]
 
 
-def _metadata(stored: Mapping[str, StoredTensor]) -> Metadata:
+def metadata_of(stored: Mapping[str, StoredTensor]) -> Metadata:
     """Return metadata from which torch's planner finds the chunks that a shard overlaps."""
+    chunks: dict[int, list[ChunkStorageMetadata]] = {}
+    for tensor in stored.values():
+        if id(tensor.chunks) not in chunks:
+            chunks[id(tensor.chunks)] = [
+                ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.sizes))
+                for chunk in tensor.chunks
+            ]
     return Metadata(
         state_dict_metadata={
             name: TensorStorageMetadata(
                 properties=TensorProperties(dtype=DTYPES[tensor.dtype]),
                 size=torch.Size(tensor.shape),
-                chunks=[
-                    ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.sizes))
-                    for chunk in tensor.chunks
-                ],
+                chunks=chunks[id(tensor.chunks)],
             )
             for name, tensor in stored.items()
         },

@@ -5,15 +5,15 @@ It may run in a thread.
 
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import torch
 
 from forge_dist.checkpoints import _folder as folder
-from forge_dist.checkpoints._manifest import Manifest, next_serial, versions
+from forge_dist.checkpoints._manifest import Manifest, versions
 from forge_dist.checkpoints._plan import Piece, StoredTensor
 from forge_dist.checkpoints._write import WrittenFile, file_of, write_file
 
@@ -27,6 +27,8 @@ class Job:
 
     step: int
     """Optimizer step of the state."""
+    serial: int
+    """Its number among the full states of the run."""
     temporary: Path
     """Directory that the ranks write into."""
     root: Path
@@ -40,7 +42,7 @@ class Job:
     values: Mapping[str, torch.Tensor]
     """Name → tensor of the pieces that this rank writes."""
     tensors: Mapping[str, StoredTensor]
-    """Name → chunks of all ranks."""
+    """Name → chunks of all ranks; empty but on the first rank."""
     must_match: str
     """JSON as text, because the caller's dictionaries may go on changing."""
     about: str
@@ -59,15 +61,23 @@ class Outcome:
     """What failed afterwards: the full state itself is whole."""
 
 
-def save_job(job: Job, ranks: "Ranks", gather: Callable[[Any], list[Any]]) -> Outcome:
-    """Write, commit and prune; never raises an Exception.
+class Exchange(Protocol):
+    """What a save needs of `Ranks`; a background save has a process group of its own."""
 
-    `gather` returns every rank's value on every rank.
-    """
+    def collect(self, value: object) -> list[Any] | None:
+        """Return every rank's value (as JSON), by rank, on the first rank, and None elsewhere."""
+        ...
+
+    def broadcast(self, value: object) -> Any:
+        """Return the first rank's value (as JSON) on every rank."""
+        ...
+
+
+def save_job(job: Job, ranks: "Ranks", exchange: Exchange) -> Outcome:
+    """Write, commit and prune; never raises an Exception."""
     try:
-        reports = gather(_write(job, ranks))
-        result: dict[str, Any] = _commit(job, ranks, reports) if ranks.is_first else {}
-        result = gather(result)[0]
+        reports = exchange.collect(_write(job, ranks))
+        result = exchange.broadcast(None if reports is None else _commit(job, ranks, reports))
     except Exception as error:  # noqa: BLE001 - a rank that died in the middle of a collective; this one must end in order
         return Outcome(error=f"the ranks lost each other while saving step {job.step}: {error!r}")
     return Outcome(
@@ -107,7 +117,7 @@ def _commit(job: Job, ranks: "Ranks", reports: list[dict[str, Any]]) -> dict[str
 def _manifest(job: Job, ranks: "Ranks", files: dict[str, WrittenFile]) -> Manifest:
     return Manifest(
         step=job.step,
-        serial=next_serial(folder.listed(job.root)),
+        serial=job.serial,
         world_size=ranks.world_size,
         versions=versions(),
         must_match=json.loads(job.must_match),

@@ -1,12 +1,13 @@
 """Export of a model, whole or divided over ranks, for plain transformers or plain PEFT.
 
-The directory is complete under its name or not there. Nothing of the model in memory changes, so training can go on. Rank 0
-writes; the other ranks take part in gathering each tensor, and get the same error. A model that no strategy loaded is written
-as one process's.
+The directory is complete under its name or not there. Nothing of the model in memory changes, so training can go on. Each rank
+writes some of the files, of which each has one writer, and reads back those of another; all take part in gathering each tensor,
+and get the same error. A model that no strategy loaded is written as one process's.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,11 @@ from forge_dist._third_party_logs import quiet_transformers
 from forge_dist.adapters._adapter import active_adapter, write_adapter
 from forge_dist.exporting._adapter_state import adapter_state
 from forge_dist.exporting._directory import set_permissions, write_configs, write_processor, write_tokenizer
-from forge_dist.exporting._layout import Layout, WholeTensors, in_file_layout, layout_of
+from forge_dist.exporting._layout import Layout, WholeTensors, first_names, in_file_layout, layout_of
 from forge_dist.exporting._plain import Plain, check_without, plain_tensors
-from forge_dist.exporting._safetensors_writer import SafetensorsWriter
+from forge_dist.exporting._read_back import read_back
+from forge_dist.exporting._safetensors_writer import SafetensorsWriter, split_into_files
+from forge_dist.exporting._shares import Beside, by_tensor, destinations, files_of, rank_of_files
 from forge_dist.loading._unwrap import base_of, is_peft, unwrapped
 from forge_dist.ranks._errors_on_all_ranks import errors_on_all_ranks, exhausted
 from forge_dist.strategies._torch import one_process
@@ -61,12 +64,14 @@ def export_model(
     names in `without` ("value_head"), however many and however deep ("model.layers.0.mlp.up_proj.osft"). Where a run keeps its
     changes beside a weight, `plain(name, tensor)` is the tensor that a plain model has there, given the name in
     `model.state_dict()` and the whole tensor of that
-    name: it is called for each tensor that is written, on rank 0, tied weights once under their first name, and not for
-    adapters' files.
+    name: it is called for each tensor that is written, on the rank that writes it, tied weights once under their first name,
+    and not for adapters' files.
 
-    With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned. Rank 0 writes
-    each tensor as it is gathered, and holds no more than two at a time; for an architecture whose files are laid out otherwise
-    than its memory, the tensors of one layer, or, where those are not enough, the whole model.
+    With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned. The files are
+    divided over the ranks, each of which writes a tensor as it is gathered, and holds no more than two at a time; for an
+    architecture whose files are laid out otherwise than its memory, the tensors of one layer, or, where those are not enough,
+    the whole model, and then on rank 0 alone. Before the directory gets its name another rank reads each file back. The files
+    are the same, byte for byte, on any number of ranks.
 
     Raises:
         ExportError: `directory` exists or cannot be written (full disk, no permission); the model is quantized, offloaded to
@@ -88,22 +93,80 @@ def export_model(
             active_adapter(inner)
         if ranks.is_first and os.path.lexists(path):
             raise ExportError(f"{path} exists already, and nothing is written over it: remove it or choose another name")
-    whole: WholeTensors = iter(()) if layout is None else plain_tensors(inner, strategy.whole(model), plain, without)
-    with errors_on_all_ranks(ranks, WRITING_ERRORS, cannot), exhausted(whole) as tensors:
-        state = adapter_state(inner, model, strategy) if is_peft(inner) else {}
-        if ranks.is_first:
-            with atomic_directory(path) as temporary, quiet_transformers():
-                if is_peft(inner):
-                    config_file = write_adapter(inner, temporary, dtype, state)
-                else:
-                    assert layout is not None
-                    config_file = _write_model(base_of(inner), temporary, layout, tensors, dtype)
-                if tokenizer is not None:
-                    write_tokenizer(tokenizer, temporary, base_of(inner))
-                if not is_peft(inner):
-                    write_processor(base_of(inner), temporary)
-                set_permissions(temporary, config_file)
+    with _shared_directory(path, strategy, cannot) as folder:
+        if is_peft(inner):
+            with errors_on_all_ranks(ranks, WRITING_ERRORS, cannot), quiet_transformers():
+                state = adapter_state(inner, model, strategy)
+                if ranks.is_first:
+                    write_adapter(inner, folder, dtype, state)
+        else:
+            assert layout is not None
+            with errors_on_all_ranks(ranks, WRITING_ERRORS, cannot), quiet_transformers():
+                if ranks.is_first:
+                    write_configs(base_of(inner), folder, dtype)
+            _write_weights(base_of(inner), model, folder, layout, strategy, plain, without, cannot)
+        with errors_on_all_ranks(ranks, WRITING_ERRORS, cannot), quiet_transformers():
+            if ranks.is_first:
+                _write_rest(inner, folder, tokenizer)
     return path
+
+
+@contextmanager
+def _shared_directory(path: Path, strategy: "Strategy", cannot: str) -> Iterator[Path]:
+    """Yield one temporary directory on all ranks, renamed to `path` after the body; collective.
+
+    The body raises on all ranks or on none.
+    """
+    with ExitStack() as stack:
+        temporary = None
+        with errors_on_all_ranks(strategy.ranks, WRITING_ERRORS, cannot):
+            if strategy.ranks.is_first:
+                temporary = str(stack.enter_context(atomic_directory(path)))
+        yield Path(strategy.ranks.broadcast(temporary))
+        with errors_on_all_ranks(strategy.ranks, WRITING_ERRORS, cannot):
+            stack.close()
+
+
+def _write_weights(
+    inner: "PreTrainedModel",
+    wrapped: torch.nn.Module,
+    folder: Path,
+    layout: Layout,
+    strategy: "Strategy",
+    plain: Plain | None,
+    without: Sequence[str],
+    cannot: str,
+) -> None:
+    """Write the files of this rank, and read back those of another; collective."""
+    ranks = strategy.ranks
+    split = split_into_files(layout.files)
+    owners = rank_of_files(list(split.filename_to_tensors), layout, ranks.world_size)
+    wanted = destinations(layout, first_names(inner), by_tensor(owners, split.tensor_to_filename))
+    own = None if ranks.world_size == 1 else files_of(owners, ranks.rank)
+    hashes: dict[str, dict[str, str]] = {}
+    whole: WholeTensors = plain_tensors(inner, strategy.whole(wrapped, wanted), plain, without)
+    with errors_on_all_ranks(ranks, WRITING_ERRORS, cannot), exhausted(whole) as tensors:
+        with (
+            SafetensorsWriter(folder, layout.files, parameters=inner.num_parameters(), files=own) as writer,
+            Beside(writer.write) as beside,
+        ):
+            for name, tensor in in_file_layout(inner, layout, tensors):
+                if name in writer:
+                    beside.call(name, tensor)
+                del tensor  # or it would stay while the next one is gathered
+        hashes = writer.hashes
+    if ranks.world_size > 1:
+        read_back(folder, owners, hashes, ranks, WRITING_ERRORS, cannot)
+
+
+def _write_rest(inner: "PreTrainedModel | PeftModel", folder: Path, tokenizer: "PreTrainedTokenizerBase | None") -> None:
+    """Write tokenizer and processor beside the weights."""
+    base = base_of(inner)
+    if tokenizer is not None:
+        write_tokenizer(tokenizer, folder, base)
+    if not is_peft(inner):
+        write_processor(base, folder)
+    set_permissions(folder, folder / ("adapter_config.json" if is_peft(inner) else "config.json"))
 
 
 def _exportable(model: object) -> "PreTrainedModel":
@@ -120,14 +183,3 @@ def _exportable(model: object) -> "PreTrainedModel":
     if getattr(model, "hf_quantizer", None) is not None:
         raise ValueError("the model is quantized, and its weights would not be what was trained; export a LoRA adapter instead")
     return model
-
-
-def _write_model(
-    model: "PreTrainedModel", folder: Path, layout: Layout, tensors: WholeTensors, dtype: torch.dtype | None
-) -> Path:
-    config_file = write_configs(model, folder, dtype)
-    with SafetensorsWriter(folder, layout.files, parameters=model.num_parameters()) as writer:
-        for name, tensor in in_file_layout(model, layout, tensors):
-            writer.write(name, tensor)
-            del tensor  # or it would stay while the next one is gathered
-    return config_file

@@ -39,6 +39,9 @@ class Layout:
     blocks: dict[str, tuple[str, ...]]
     """Name in `sources` → the names, itself included, that are converted to the files' layout together."""
 
+    made: dict[str, tuple[str, ...]]
+    """Name in `sources` → the names in `files` that its block becomes."""
+
 
 def layout_of(model: "PreTrainedModel", dtype: torch.dtype | None, without: Sequence[str] = ()) -> Layout:
     """Return the layout of an export as `dtype` (None: as in memory), without some modules.
@@ -60,7 +63,8 @@ def layout_of(model: "PreTrainedModel", dtype: torch.dtype | None, without: Sequ
     chosen = {id(owners[name]): name for name in sources}
     aliases = {name: chosen[id(owners[name])] for name in state if id(owners[name]) in chosen}
     files = as_stored(model, sources)
-    return Layout(files=files, sources=sources, aliases=aliases, blocks=_blocks(model, sources, files))
+    blocks, made = _blocks(model, sources, files)
+    return Layout(files=files, sources=sources, aliases=aliases, blocks=blocks, made=made)
 
 
 def owners_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -95,22 +99,28 @@ def as_stored(model: "PreTrainedModel", state: dict[str, torch.Tensor]) -> dict[
 
 def _blocks(
     model: "PreTrainedModel", sources: dict[str, torch.Tensor], files: Mapping[str, torch.Tensor]
-) -> dict[str, tuple[str, ...]]:
-    """Find the smallest blocks that can be converted apart: tensors, layers, or all."""
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Find the smallest blocks that can be converted apart, and what each becomes.
+
+    They are tensors, layers, or all.
+    """
     ways: tuple[Callable[[str], str], ...] = (str, _layer)
     for way in ways:
         members: dict[str, list[str]] = {}
         for name in sources:
             members.setdefault(way(name), []).append(name)
         found: dict[str, torch.Tensor] = {}
+        made: dict[str, tuple[str, ...]] = {}
         try:
             for names in members.values():
-                found |= as_stored(model, {name: sources[name] for name in names})
+                block = as_stored(model, {name: sources[name] for name in names})
+                found |= block
+                made |= dict.fromkeys(names, tuple(block))
         except (ValueError, RuntimeError, KeyError, IndexError, TypeError):
             continue  # a conversion that lacks its other tensors
         if _shapes(found) == _shapes(files):
-            return {name: tuple(names) for names in members.values() for name in names}
-    return dict.fromkeys(sources, tuple(sources))
+            return {name: tuple(names) for names in members.values() for name in names}, made
+    return dict.fromkeys(sources, tuple(sources)), dict.fromkeys(sources, tuple(files))
 
 
 def _layer(name: str) -> str:

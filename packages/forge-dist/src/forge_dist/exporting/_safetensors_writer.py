@@ -4,14 +4,18 @@ The places follow from names, shapes and dtypes alone, so no more than one tenso
 byte for byte, as those of safetensors' own writer, which needs all tensors of a file at once.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 import torch
+
+if TYPE_CHECKING:
+    from huggingface_hub import StateDictSplit
 
 FILE_SIZE = 5 * 10**9
 """Largest size of a file in bytes, but for a single tensor that is larger; transformers' older default."""
@@ -33,44 +37,62 @@ _TYPES = {
 _ORDER = {dtype: -position for position, dtype in enumerate(_TYPES)}
 
 
+def split_into_files(tensors: Mapping[str, torch.Tensor]) -> "StateDictSplit":
+    """Divide `tensors` into files of at most FILE_SIZE, as transformers does.
+
+    Only shapes and dtypes are used.
+
+    Raises:
+        ValueError: a dtype that safetensors files of models do not hold.
+    """
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    unknown = [name for name, tensor in tensors.items() if tensor.dtype not in _TYPES]
+    if unknown:
+        raise ValueError(f"the tensor {unknown[0]} is of type {tensors[unknown[0]].dtype}, which is not written")
+    return split_torch_state_dict_into_shards(
+        # New tensors: a view would count with the whole tensor that it is a view of.
+        {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()},
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=FILE_SIZE,
+    )
+
+
 class SafetensorsWriter:
     """Writer of model.safetensors, or of several files with their index; a context manager.
 
     Leaving it without an error checks that every tensor was written; each file is made durable with its last tensor.
     """
 
-    def __init__(self, folder: Path, tensors: Mapping[str, torch.Tensor], *, parameters: int) -> None:
+    def __init__(
+        self, folder: Path, tensors: Mapping[str, torch.Tensor], *, parameters: int, files: Collection[str] | None = None
+    ) -> None:
         """Create the files of `tensors` in `folder`; only shapes and dtypes are used.
 
-        `parameters` is the number of parameters that an index states.
+        `parameters` is the number of parameters that an index states. With `files`, some of those of `split_into_files`, only
+        these are written, by a process beside others; what is written is hashed then. The index is written with the first.
 
         Raises:
             ValueError: a dtype that safetensors files of models do not hold.
             OSError: the files cannot be created.
         """
-        from huggingface_hub import split_torch_state_dict_into_shards
-
-        unknown = [name for name, tensor in tensors.items() if tensor.dtype not in _TYPES]
-        if unknown:
-            raise ValueError(f"the tensor {unknown[0]} is of type {tensors[unknown[0]].dtype}, which is not written")
-        split = split_torch_state_dict_into_shards(
-            # New tensors: a view would count with the whole tensor that it is a view of.
-            {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()},
-            filename_pattern="model{suffix}.safetensors",
-            max_shard_size=FILE_SIZE,
-        )
+        split = split_into_files(tensors)
+        own = {file: names for file, names in split.filename_to_tensors.items() if files is None or file in files}
         self._tensors = tensors
+        self._hashed = files is not None
         self._files: dict[str, BinaryIO] = {}
         self._places: dict[str, tuple[str, int]] = {}
-        self._left = {file: set(names) for file, names in split.filename_to_tensors.items()}
+        self._left = {file: set(names) for file, names in own.items()}
+        self.hashes: dict[str, dict[str, str]] = {file: {} for file in own}
+        """File → name → SHA-256 of the tensor's bytes; with `files` alone."""
         try:
-            for file, names in split.filename_to_tensors.items():
+            for file, names in own.items():
                 header, places, size = header_of({name: tensors[name] for name in names})
                 self._files[file] = stream = open(folder / file, "xb")  # noqa: SIM115  closed when its last tensor is there
                 stream.write(header)
                 stream.truncate(size)
                 self._places |= {name: (file, at) for name, at in places.items()}
-            if split.is_sharded:
+            if split.is_sharded and next(iter(split.filename_to_tensors)) in own:
                 index = {
                     "metadata": {"total_parameters": parameters, **split.metadata},
                     "weight_map": split.tensor_to_filename,
@@ -80,6 +102,10 @@ class SafetensorsWriter:
         except BaseException:
             self._close()
             raise
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether the tensor is in one of the files that are written here."""
+        return name in self._places
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Write `tensor` (CPU) to its place, cast to the announced dtype.
@@ -98,8 +124,10 @@ class SafetensorsWriter:
         flat = tensor.detach().to(device="cpu", dtype=planned.dtype).contiguous().reshape(-1)
         stream = self._files[file]
         stream.seek(at)
-        if flat.numel():
-            stream.write(flat.view(torch.uint8).numpy().data)
+        data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+        stream.write(data)
+        if self._hashed:
+            self.hashes[file][name] = hashlib.sha256(data).hexdigest()
         self._left[file].discard(name)
         if not self._left[file]:
             # At once, not at the end: the other ranks wait, and a collective that takes too long is an error there.

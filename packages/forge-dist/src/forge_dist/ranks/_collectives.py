@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -88,11 +89,62 @@ def broadcast_bytes(data: bytes, group: "dist.ProcessGroup", device: "torch.devi
     return tensor.cpu().numpy().tobytes()
 
 
+def collect_bytes(data: bytes, group: "dist.ProcessGroup", device: "torch.device") -> list[bytes] | None:
+    """Gather every rank's bytes, by rank, on rank 0; None elsewhere.
+
+    Two collectives: the longest length, then the bytes, padded to that.
+    """
+    import torch
+    import torch.distributed as dist
+
+    longest = largest_number(len(data), group, device)
+    mine = _framed(data, longest).to(device)
+    is_first = dist.get_rank(group) == 0
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))] if is_first else None
+    dist.gather(mine, parts, group=group, group_dst=0)
+    return None if parts is None else [_unframed(part) for part in parts]
+
+
+def scatter_bytes(parts: Sequence[bytes] | None, group: "dist.ProcessGroup", device: "torch.device") -> bytes:
+    """Return this rank's of rank 0's `parts`, which has one for each rank; None elsewhere."""
+    import torch
+    import torch.distributed as dist
+
+    longest = largest_number(0 if parts is None else max(map(len, parts)), group, device)
+    sent = None if parts is None else [_framed(part, longest).to(device) for part in parts]
+    mine = torch.empty(_PREFIX + longest, dtype=torch.uint8, device=device)
+    dist.scatter(mine, sent, group=group, group_src=0)
+    return _unframed(mine)
+
+
+_PREFIX = 8  # bytes of a length before padded bytes
+
+
+def _framed(data: bytes, longest: int) -> "torch.Tensor":
+    """Return the length and the bytes, padded."""
+    import torch
+
+    return torch.frombuffer(bytearray(struct.pack("<q", len(data)) + data.ljust(longest, b"\0")), dtype=torch.uint8)
+
+
+def _unframed(part: "torch.Tensor") -> bytes:
+    data = part.cpu().numpy().tobytes()
+    return data[_PREFIX : _PREFIX + struct.unpack_from("<q", data)[0]]
+
+
+_SHORT = 512  # bytes of JSON that are not worth compressing
+_COMPRESSED = b"\x78"  # zlib's first byte, with which no JSON begins
+
+
 def to_json(value: object) -> bytes:
-    """Encode a value as JSON. Raises TypeError or ValueError where that is impossible."""
-    return json.dumps(value).encode()
+    """Encode a value as JSON, a long one compressed.
+
+    Raises TypeError or ValueError where that is impossible.
+    """
+    data = json.dumps(value).encode()
+    return data if len(data) <= _SHORT else zlib.compress(data, 1)
 
 
 def from_json(data: bytes) -> Any:
     """Decode what `to_json` encoded."""
-    return json.loads(data)
+    return json.loads(zlib.decompress(data) if data.startswith(_COMPRESSED) else data)

@@ -213,6 +213,26 @@ class Ranks:
         data = collectives.to_json(value) if self.is_first else b""
         return collectives.from_json(collectives.broadcast_bytes(data, self._group, self._device))
 
+    def collect(self, value: object) -> list[Any] | None:
+        """Return every rank's value (as JSON), by rank, on rank 0, and None elsewhere; *collective*."""
+        data = collectives.to_json(value)
+        if self._group is None:
+            self._check_connected()
+            return [collectives.from_json(data)]
+        assert self._device is not None
+        parts = collectives.collect_bytes(data, self._group, self._device)
+        return None if parts is None else [collectives.from_json(part) for part in parts]
+
+    def scatter(self, values: Sequence[object] | None) -> Any:
+        """Return this rank's of rank 0's values (as JSON), one for each rank; *collective*."""
+        parts = [collectives.to_json(value) for value in values or ()] if self.is_first else None
+        if self._group is None:
+            self._check_connected()
+            assert parts is not None
+            return collectives.from_json(parts[0])
+        assert self._device is not None
+        return collectives.from_json(collectives.scatter_bytes(parts, self._group, self._device))
+
     def checkpoint_group(self) -> "dist.ProcessGroup | None":
         """Return a gloo group for background saves, apart from the training's collectives.
 

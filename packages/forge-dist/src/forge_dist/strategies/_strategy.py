@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from forge_dist.ranks._ranks import Ranks
 
+Wanted = Collection[str] | Mapping[str, Collection[int]]
+"""Names of tensors that are gathered on rank 0; or each name → the ranks that it is gathered on."""
+
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
@@ -290,11 +293,12 @@ class Strategy(abc.ABC):
         """
 
     @abc.abstractmethod
-    def whole(self, model: nn.Module, names: Collection[str] | None = None) -> Iterator[tuple[str, torch.Tensor | None]]:
+    def whole(self, model: nn.Module, names: Wanted | None = None) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Iterate over (name, tensor) of the model's `state_dict`, gathered one at a time.
 
-        Only those of the given `names` (None: all), the same on all ranks; the others are not gathered.
-        On rank 0 tensors are whole and on the CPU (they may share the model's memory: do not write to them), elsewhere None.
+        Only those of the given `names` (None: all), the same on all ranks; the others are not gathered. A mapping says which
+        ranks get each of them, and in which order they come; otherwise that is rank 0.
+        There tensors are whole and on the CPU (they may share the model's memory: do not write to them), elsewhere None.
         Every rank must run the iterator to its end. A tied weight comes once, under its first name. Names are without wrappers'
         prefixes.
         """

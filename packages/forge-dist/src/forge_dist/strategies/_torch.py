@@ -1,6 +1,6 @@
 """Strategies in plain torch, whose models hold tensors and DTensors; that of one process."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -13,7 +13,7 @@ from forge_dist.ranks._ranks import Ranks
 from forge_dist.strategies._gather import whole_tensors
 from forge_dist.strategies._grad_norm import grad_norm, scale_grads
 from forge_dist.strategies._state import load_training_state, training_state
-from forge_dist.strategies._strategy import MakeOptimizer, StoredState, Strategy
+from forge_dist.strategies._strategy import MakeOptimizer, StoredState, Strategy, Wanted
 from forge_dist.strategies._wrappers import checkpoint_activations
 
 
@@ -46,8 +46,8 @@ class TorchStrategy(Strategy):
     def load_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: StoredState) -> None:
         load_training_state(model, optimizer, checkpoint)
 
-    def whole(self, model: nn.Module, names: Collection[str] | None = None) -> Iterator[tuple[str, torch.Tensor | None]]:
-        return whole_tensors(model, self.device, names, is_first=self.ranks.is_first)
+    def whole(self, model: nn.Module, names: Wanted | None = None) -> Iterator[tuple[str, torch.Tensor | None]]:
+        return whole_tensors(model, self.device, names, self.ranks)
 
 
 class Single(TorchStrategy):

@@ -5,7 +5,7 @@ loaded is checked as one process's.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,12 @@ from forge_dist.adapters._adapter import AttachAdapter
 from forge_dist.exporting._adapter_state import adapter_tensors
 from forge_dist.exporting._layout import WholeTensors, first_names, layout_of
 from forge_dist.exporting._plain import Plain, check_without, plain_tensors, without_added
+from forge_dist.exporting._shares import by_tensor, destinations, next_rank, rank_of_files
 from forge_dist.loading._modalities import other_modalities
 from forge_dist.loading._task import is_reward
 from forge_dist.loading._unwrap import base_of, is_peft, unwrapped
 from forge_dist.ranks._errors_on_all_ranks import errors_on_all_ranks, exhausted
+from forge_dist.strategies._strategy import Wanted
 from forge_dist.strategies._torch import one_process
 from forge_dist.strategies._virtual_tokens import unsaved_modules
 from forge_dist.strategies._wrappers import resharded
@@ -72,9 +74,9 @@ def check_export(
     the model is held meanwhile. Modes, attention and random state of `model` are afterwards as before.
 
     With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned and with the same
-    samples. Tensors are gathered one at a time, on rank 0; the second copy is loaded as this strategy loads, so it is divided
-    where the model is; every rank takes part in the forwards, and the losses are compared on each of them. All ranks return
-    rank 0's result.
+    samples. Tensors are gathered one at a time, each on a rank that did not write it and compares it. The second copy is loaded
+    as this strategy loads, so it is divided where the model is; every rank takes part in the forwards, and the losses
+    are compared on each of them. All ranks return rank 0's result.
 
     Raises:
         ExportError: the first tensor that differs, or the two losses; a loss that is not finite; no sample with a learned token
@@ -94,17 +96,17 @@ def check_export(
     plain = None if is_peft(inner) else plain
     without = (*without, *unsaved_modules(inner))
 
-    def whole() -> WholeTensors:
-        return plain_tensors(inner, strategy.whole(model), plain, without)
+    def whole(names: Wanted | None = None) -> WholeTensors:
+        return plain_tensors(inner, strategy.whole(model, names), plain, without)
 
     cannot = f"{path} cannot be read back"
     devices = [] if device.type == "cpu" else [device]
     kind = {} if device.type == "cpu" else {"device_type": device.type}
     # Attaching an adapter draws random numbers, which the run must not notice.
     with torch.random.fork_rng(devices=devices, **kind), quiet_transformers():
-        tensors, dtypes = _prove_files(inner, model, whole(), path, strategy, without)
+        tensors, dtypes = _prove_files(inner, model, whole, path, strategy, without)
         reloaded = reload_export(inner, path, strategy, READING_ERRORS, cannot, attach)
-        rounded = _prove_reloaded(inner, whole(), reloaded, dtypes, path, strategy, without)
+        rounded = _prove_reloaded(inner, whole, reloaded, dtypes, path, strategy, without)
         # The reloaded model's attention, as whoever loads the directory gets: sdpa wherever the architecture has it.
         with inference_mode(model, base, str(base_of(reloaded).config._attn_implementation)):
             ours = _score(model, usable, device)
@@ -133,12 +135,12 @@ def _holds_16_bits(model: "PreTrainedModel | PeftModel") -> bool:
 def _prove_files(
     inner: "PreTrainedModel | PeftModel",
     wrapped: torch.nn.Module,
-    whole: WholeTensors,
+    whole: Callable[[Wanted], WholeTensors],
     path: Path,
     strategy: "Strategy",
     without: Sequence[str],
 ) -> tuple[int, set[torch.dtype]]:
-    """Return the number of stored tensors and (on rank 0) their float dtypes, if all agree."""
+    """Return the number of stored tensors and their float dtypes, if all agree; collective."""
     ranks, cannot = strategy.ranks, f"{path} cannot be read back"
     with errors_on_all_ranks(ranks, READING_ERRORS, cannot):
         # On every rank: one whose host does not see the directory would leave the others waiting while they load it.
@@ -148,20 +150,26 @@ def _prove_files(
         adapter = adapter_tensors(inner, wrapped, strategy) if is_peft(inner) else {}
         expected = adapter if layout is None else layout.files
         files.prove_names(expected)
-    tensors: WholeTensors = iter(()) if layout is None else whole
+    readers: dict[str, int] = {}
+    if layout is not None:
+        stored = sorted(set(files.places.values()))
+        readers = by_tensor(next_rank(rank_of_files(stored, layout, ranks.world_size), ranks.world_size), files.places)
+    own = [name for name, rank in readers.items() if rank == ranks.rank]
+    tensors = iter(()) if layout is None else whole(destinations(layout, first_names(inner), readers))
     with errors_on_all_ranks(ranks, READING_ERRORS, cannot), files, exhausted(tensors):
-        if ranks.is_first and layout is not None:
-            prove_model(files, base_of(inner), layout, tensors)
+        if layout is not None:
+            prove_model(files, base_of(inner), layout, tensors, own)
         elif ranks.is_first:
             for name, tensor in adapter.items():
                 assert tensor is not None
                 files.prove(name, tensor)
-    return len(expected), files.dtypes
+    found = ranks.gather(sorted(str(dtype).removeprefix("torch.") for dtype in files.dtypes))
+    return len(expected), {getattr(torch, name) for each in found for name in each}
 
 
 def _prove_reloaded(
     inner: "PreTrainedModel | PeftModel",
-    whole: WholeTensors,
+    whole: Callable[[Wanted], WholeTensors],
     reloaded: "PreTrainedModel | PeftModel",
     dtypes: set[torch.dtype],
     path: Path,
@@ -176,12 +184,14 @@ def _prove_reloaded(
         prove_reloaded_names(ours, theirs, path)
         # One is gathered beside the other, so both must give the same tensors in the same order.
         prove_reloaded_names(set(ours.values()), set(theirs.values()), path)
-    pairs = zip(whole, plain_tensors(reloaded, strategy.whole(reloaded), None, without), strict=True)
+    # Each rank compares some, and gets those of both models.
+    shares = {name: (index % ranks.world_size,) for index, name in enumerate(dict.fromkeys(ours.values()))}
+    pairs = zip(whole(shares), plain_tensors(reloaded, strategy.whole(reloaded, shares), None, without), strict=True)
     with errors_on_all_ranks(ranks, READING_ERRORS, cannot), exhausted(pairs):
         for (name, wanted), (_, found) in pairs:
             if wanted is not None and found is not None:
                 rounded |= prove_reloaded_tensor(name, wanted, found, dtypes, path)
-    return bool(ranks.broadcast(rounded))
+    return ranks.any(rounded)
 
 
 def _score(model: torch.nn.Module, samples: Sequence[Sample], device: torch.device, *, reloaded: bool = False) -> Score:

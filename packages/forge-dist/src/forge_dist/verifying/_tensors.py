@@ -37,10 +37,20 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first, second)
 
 
-def prove_model(files: "Files", model: "PreTrainedModel", layout: Layout, tensors: WholeTensors) -> None:
-    """Raise ExportError unless `files` hold the whole `tensors`, each cast to its stored dtype."""
+def prove_model(
+    files: "Files", model: "PreTrainedModel", layout: Layout, tensors: WholeTensors, names: Collection[str]
+) -> None:
+    """Raise ExportError unless `files` hold these `names` as they are among `tensors`.
+
+    Each is cast to its stored dtype.
+    """
+    left = set(names)
     for name, tensor in in_file_layout(model, layout, tensors):
-        files.prove(name, tensor)
+        if name in left:
+            files.prove(name, tensor)
+            left.discard(name)
+    if left:
+        raise ValueError(f"the tensor {min(left)} never came ({len(left)} such)")
 
 
 class Files:
@@ -60,6 +70,11 @@ class Files:
         self._open: dict[Path, Any] = {}
         self.dtypes: set[torch.dtype] = set()
         """Float dtypes of the tensors that were compared."""
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Name of each stored tensor → name of its file."""
+        return {name: entry.file.name for name, entry in self._stored.items()}
 
     def prove_names(self, expected: Collection[str]) -> None:
         """Raise ExportError, with the first name, unless files have the `expected` names alone."""

@@ -31,6 +31,7 @@ from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import Start
 from forge.saving._hashes import hash_export, record_hashes
+from forge.saving._room import no_room
 from forge.settings._recipe import as_recipe, as_values
 from forge.tasks._task import Task
 from forge.trackers._callbacks import Callbacks
@@ -171,7 +172,7 @@ def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_
             with Watchers(callbacks if ranks.is_first else Callbacks(), report.note) as watchers:
                 return watchers.end(_run(task, s, rows, out, report, ranks, watchers))
         except Exception as error:
-            if (lack := out_of_memory(error, s, out.path)) is None:
+            if (lack := out_of_memory(error, s, out.path) or no_room(error, out.path)) is None:
                 raise
             raise lack from error
 

@@ -369,8 +369,8 @@ def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int,
         whole = parts.get("weights", 0)
         divided = set(_DIVIDED[planned.strategy])
         if planned.strategy in _SHARDED:
-            # An adapter is whole on each rank. On a host the shards that transformers reads are views of whole tensors.
-            divided -= ({"gradients", "optimizer"} if planned.frozen else set()) | ({"weights"} if on_host else set())
+            # An adapter is whole on each rank.
+            divided -= {"gradients", "optimizer"} if planned.frozen else set()
         for part in divided:
             found[part] = -(-found.get(part, 0) // shared)
         if "weights" in _DIVIDED[planned.strategy] and name != "saving":

@@ -44,6 +44,7 @@ from forge.run._stores import refuse_damaged, verify_on_node
 from forge.saving._best import remove_outdated_best, write_best
 from forge.saving._exports import Exports
 from forge.saving._full_state import FullStates, Position, keeps_states, remove_states
+from forge.saving._room import no_room
 from forge.settings._recipe import as_recipe, as_values
 from forge.storage._storage import Storage
 from forge.tasks._answers import Answers, read_prompts
@@ -70,7 +71,7 @@ def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_
             with storage, Watchers(callbacks if ranks.is_first else Callbacks(), report.note) as watchers:
                 return watchers.end(_run(task, s, rows, out, report, ranks, watchers, storage))
         except Exception as error:
-            if (lack := out_of_memory(error, s, out.path)) is None:
+            if (lack := out_of_memory(error, s, out.path) or no_room(error, out.path)) is None:
                 raise
             raise lack from error
 

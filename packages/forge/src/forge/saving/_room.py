@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Sequence
@@ -12,13 +13,14 @@ import attrs
 
 import forge_accel
 import forge_dist
-from forge._errors import RunDirectoryError
+from forge._errors import RunDirectoryError, RunWriteError
 from forge.memory._memory_plan import MemoryPlan, size
 from forge.saving._full_state import FOLDER as STATES
 from forge.saving._hashes import FOLDER
 from forge.settings._backends import FORGE
 from forge.storage._remote import Remote
 
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 _MOMENTS = {"adamw": 2.0, "schedule_free": 2.0, "muon": 1.0, "adamw_8bit": 0.5}
 """Optimizer → numbers of four bytes that it keeps beside each weight, at least."""
 
@@ -127,6 +129,22 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
         place = Path(s.checkpoints.emergency_dir)
         needs.append(Need(what="emergency full state", place=place, each=state, surely=1, most=1))
     return Room(disks=_by_disk([need for need in needs if need.each]), remedies=tuple(_remedies(s, exports[0], export)))
+
+
+def no_room(error: Exception, path: Path) -> RunWriteError | None:
+    """Return the error of a run whose disk is full, or fails; None where an error is another.
+
+    Args:
+        error: what ended the run.
+        path: its directory.
+
+    """
+    if not isinstance(error, OSError) or error.errno not in _NO_ROOM or hasattr(error, "exit_status"):
+        return None
+    return RunWriteError(
+        f"{error.filename or path}: cannot be written: {error.strerror}. What was saved before is whole: make room, and the "
+        "same command goes on from there."
+    )
 
 
 def states_at_once(s: Any, plan: Any, samples: int, num_steps: int | None) -> tuple[int, int]:

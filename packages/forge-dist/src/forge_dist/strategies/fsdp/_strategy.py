@@ -31,6 +31,7 @@ from forge_dist.strategies._strategy import MakeOptimizer
 from forge_dist.strategies._torch import TorchStrategy
 from forge_dist.strategies._virtual_tokens import gather_before_lookup
 from forge_dist.strategies._wrappers import fsdp_modules, resharded
+from forge_dist.strategies.fsdp._own_shards import own_shards
 from forge_dist.strategies.fsdp._placeholders import WholeShapePlaceholders
 from forge_dist.strategies.fsdp._quantized import awaits_sharding, shard_quantized
 
@@ -145,6 +146,7 @@ class FSDP(TorchStrategy):
         )
         model = read_model(request, self.device, broadcast=self.broadcast, divided=divided)
         self._check_shards(model, request.model_path)
+        own_shards(model)
         self._configure_groups(model)
         return model
 

@@ -6,7 +6,7 @@ At any moment a rank holds one whole tensor. DeepSpeed's public functions for th
 access.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +16,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from forge_dist._errors import CheckpointError
 from forge_dist.loading._unwrap import is_partitioned, unwrapped
+from forge_dist.strategies._gather import destinations, first_ranks, once
 from forge_dist.strategies._state import MODEL, OPTIMIZER
-from forge_dist.strategies._strategy import StoredState
+from forge_dist.strategies._strategy import StoredState, Wanted
 
 if TYPE_CHECKING:
     from forge_dist.ranks._ranks import Ranks
@@ -241,27 +242,20 @@ class ZeroState:
         return torch.cat(pieces)[:count]
 
 
-def whole_tensors(
-    model: nn.Module, names: Collection[str] | None, *, is_first: bool
-) -> Iterator[tuple[str, torch.Tensor | None]]:
+def whole_tensors(model: nn.Module, names: Wanted | None, ranks: "Ranks") -> Iterator[tuple[str, torch.Tensor | None]]:
     """Iterate as `Strategy.whole`, over a wrapped model or the model itself."""
     import deepspeed
 
     model = unwrapped(model)
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    seen: set[int] = set()
-    for name in model.state_dict():
-        tensor = tensors[name]
-        if id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
-        if names is not None and name not in names:
-            continue
+    for name, wanted_on in destinations(once({name: tensors[name] for name in model.state_dict()}), names).items():
+        tensor, wanted = tensors[name], ranks.rank in wanted_on
         if not is_partitioned(tensor):
-            yield name, tensor.detach().cpu() if is_first else None
+            held = tensor.detach() if isinstance(tensor, nn.Parameter) else first_ranks(tensor, wanted_on, ranks)
+            yield name, held.cpu() if wanted else None
             continue
         with deepspeed.zero.GatheredParameters([tensor]):
-            whole = tensor.detach().to("cpu", copy=True) if is_first else None
+            whole = tensor.detach().to("cpu", copy=True) if wanted else None
         yield name, whole
 
 

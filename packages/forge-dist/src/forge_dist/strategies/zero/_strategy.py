@@ -6,7 +6,7 @@ divides sums by the number of data shards, so losses are multiplied by it. Its c
 not used: see `_state`.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from forge_dist._settings import StrategySettings
 from forge_dist.loading._request import LoadRequest
 from forge_dist.strategies._optimizer_support import check_flat
 from forge_dist.strategies._parallel_dims import ParallelDims
-from forge_dist.strategies._strategy import MakeOptimizer, StoredState, Strategy
+from forge_dist.strategies._strategy import MakeOptimizer, StoredState, Strategy, Wanted
 from forge_dist.strategies._wrappers import checkpoint_activations
 from forge_dist.strategies.zero._engine import engine_config, import_deepspeed, prepare_import
 from forge_dist.strategies.zero._load import load_partitioned, with_whole_shapes
@@ -233,5 +233,5 @@ class ZeroStrategy(Strategy):
         assert self._state is not None
         self._state.load(checkpoint)
 
-    def whole(self, model: nn.Module, names: Collection[str] | None = None) -> Iterator[tuple[str, torch.Tensor | None]]:
-        return whole_tensors(model, names, is_first=self.ranks.is_first)
+    def whole(self, model: nn.Module, names: Wanted | None = None) -> Iterator[tuple[str, torch.Tensor | None]]:
+        return whole_tensors(model, names, self.ranks)
