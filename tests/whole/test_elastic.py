@@ -37,7 +37,7 @@ def test_nodes_come_and_go(hosts: Any, hanging: Any, model_dir: Path, tmp_path: 
     """Killed, added, preempted, replaced: each time the ranks that are there go on from the newest state, with equal losses."""
     variables, quickly = hanging
     rows = write_rows(tmp_path / "rows.jsonl", conversations(96))
-    given = {"model_path": str(model_dir), "data_path": str(rows), **SETTINGS, "num_epochs": 30}
+    given = {"model_path": str(model_dir), "data_path": str(rows), **SETTINGS, "num_epochs": 16}
     run = tmp_path / "run"
     settings = {**given, "ckpt_output_dir": run, "max_restarts": 5, "connect_seconds": 120}
     slowly = variables(0, 1, "slowly")

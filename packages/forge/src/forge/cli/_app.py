@@ -26,7 +26,7 @@ from forge.cli._words import check_words
 from forge.verbs._registry import VERBS, task_of
 
 _DEBUG = "FORGE_DEBUG"
-_ANSWER_SECONDS = 3.0
+_ANSWER_SECONDS = 10.0
 """How long a further rank that torchrun started leaves the first one the word, which most likely fails for the same reason."""
 _COMPLETION = "--install-completion"
 
