@@ -1,6 +1,6 @@
-"""Every shipped recipe, run whole on a tiny model: `hatch run recipes`.
+"""Every shipped recipe, run whole on a tiny model, and its memory planned on a real one's shape: `hatch run recipes`.
 
-What each gave is written into its head and into docs/lanes/recipes.md.
+What each gave and needs is written into its head and into docs/lanes/recipes.md.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ RATE = 5e-3
 """Least learning rate of a run."""
 
 
-def one(name: str, model: Path) -> lane.Result:
-    """Run a recipe, and return its first and last held-out figure."""
-    words_of = import_module("whole.recipes").words_of
+def one(name: str, model: Path, outline: Path) -> lane.Result:
+    """Run a recipe, and return its first and last held-out figure, and the memory that it needs."""
+    whole = import_module("whole.recipes")
+    words_of = whole.words_of
 
     from forge.settings._recipe import read_recipe
     from forge.settings._shipped import shipped
@@ -49,7 +50,9 @@ def one(name: str, model: Path) -> lane.Result:
             return {"failed": True, "says": f"status {done.returncode}: {done.stderr.strip().splitlines()[-1]}"}
         result = json.loads((run / "result.json").read_text())
         memory = max(json.loads(line).get("memory") or 0 for line in (run / "metrics.jsonl").read_text().splitlines())
-    return {"failed": False, **figures(result), "seconds": round(result["seconds"], 1), "memory": memory}
+        needs, phase = whole.needs_of(name, outline, folder)
+    needed = {"needs": round(needs, 1), "phase": phase}
+    return {"failed": False, **figures(result), **needed, "seconds": round(result["seconds"], 1), "memory": memory}
 
 
 def figures(result: dict[str, Any]) -> dict[str, Any]:
@@ -69,9 +72,17 @@ def write_gave(file: Path, says: str) -> None:
     file.write_text(re.sub(r"^# Gave: .*$", line, file.read_text(encoding="utf-8"), flags=re.MULTILINE), encoding="utf-8")
 
 
+def write_needs(file: Path, gibibytes: float, phase: str) -> None:
+    """Write into a recipe's head what it needs."""
+    pattern = import_module("whole.recipes").NEEDS
+    text = file.read_text(encoding="utf-8")
+    file.write_text(pattern.sub(rf"# Needs: {gibibytes:.1f} GiB of GPU memory ({phase})\g<3>", text), encoding="utf-8")
+
+
 def main(arguments: list[str]) -> int:
     """Run what is not done yet, write the table, return whether anything failed."""
     write_model = import_module("whole.conftest").write_model
+    write_outline = import_module("whole.recipes").write_outline
 
     from forge.settings._shipped import about, shipped
 
@@ -81,16 +92,23 @@ def main(arguments: list[str]) -> int:
     state = lane.Lane("recipes", fresh=options.fresh)
     with tempfile.TemporaryDirectory() as scratch:
         model = write_model(Path(scratch) / "model")
-        state.run({name: partial(one, name, model) for name in shipped()})
+        outline = write_outline(model, Path(scratch) / "outline")
+        state.run({name: partial(one, name, model, outline) for name in shipped()})
     found = {name: state.done[name] for name in shipped()}
     rows = []
     for name, result in found.items():
         if not result["failed"]:
             write_gave(shipped()[name], result["says"])
-        rows.append([f"`{name}`", about(shipped()[name]), result["says"], str(result.get("seconds", ""))])
+            write_needs(shipped()[name], result["needs"], result["phase"])
+        needs = f"{result['needs']} GiB ({result['phase']})" if "needs" in result else ""
+        rows.append([f"`{name}`", about(shipped()[name]), result["says"], str(result.get("seconds", "")), needs])
     what = f"Each ran {STEPS} steps of 4 rows on a random model of 2 layers and a width of 32, at a learning rate of {RATE:g}"
-    body = f"{what}: the figures show that it learns, not how well.\n\n"
-    lane.page("recipes", "Recipes", "hatch run recipes", body + lane.table(["recipe", "", "it gave", "seconds"], rows))
+    body = f"{what}: the figures show that it learns, not how well. "
+    body += (
+        "What each needs is the memory plan's worst phase on a GPU, for the shape of Llama 3.2 1B and micro-batches of 4,096 "
+    )
+    body += "tokens.\n\n"
+    lane.page("recipes", "Recipes", "hatch run recipes", body + lane.table(["recipe", "", "it gave", "seconds", "needs"], rows))
     return int(any(result["failed"] for result in found.values()))
 
 

@@ -55,7 +55,7 @@ def undisturbed(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
 @contextmanager
 def full(run: Path, *, states: Callable[[int], bool] = lambda _: False, exports: Callable[[str], bool]) -> Iterator[None]:
     """Let the disk of a run be full for full states of some steps and exports of some names."""
-    write_file, write_model = _save.write_file, _export._write_model
+    write_file, write_configs = _save.write_file, _export.write_configs
 
     def no_room(path: Path) -> OSError:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -68,11 +68,11 @@ def full(run: Path, *, states: Callable[[int], bool] = lambda _: False, exports:
     def model(inner: Any, folder: Path, *rest: Any) -> Any:
         if folder.is_relative_to(run) and exports(folder.name):
             raise no_room(folder)
-        return write_model(inner, folder, *rest)
+        return write_configs(inner, folder, *rest)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(_save, "write_file", state)
-        patched.setattr(_export, "_write_model", model)
+        patched.setattr(_export, "write_configs", model)
         yield
 
 
@@ -104,6 +104,13 @@ def test_states_that_fail_end_the_run_and_it_goes_on_from_emergency_dir(
     assert f"resuming after step 6, from {state}" in (run / "log.txt").read_text()
     assert not [*elsewhere.iterdir()]
     alike(run, undisturbed)
+
+
+def test_emergency_dir_within_the_run_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    """It would be full with it."""
+    with pytest.raises(forge.SettingsError, match="emergency_dir .* lies in ckpt_output_dir"):
+        forge.sft(**given, ckpt_output_dir=tmp_path / "run", emergency_dir=tmp_path / "run" / "spare")
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_emergency_dir_the_end_is_clear(given: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from forge.settings._shipped import about, shipped
 from forge.verbs._registry import VERBS
 
 from ..lanes import ci_keeps
-from .recipes import words_of
+from .recipes import NEEDS, TOKENS, needs_of, words_of, write_outline
 from .starts import metrics
 
 CI = ["sft-lora", "grpo"]
@@ -53,6 +53,18 @@ def test_a_recipe_runs(name: str, model_dir: Path, tmp_path: Path, monkeypatch: 
     assert _cli.main(words) == 0
     assert [line["step"] for line in metrics(tmp_path / "run") if "loss" in line] == [1, 2]
     assert (tmp_path / "run" / json.loads((tmp_path / "run" / "result.json").read_text())["model_dir"]).is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ci_keeps(["sft-lora"], list(shipped())))
+def test_a_recipe_needs_what_it_says(name: str, model_dir: Path, tmp_path: Path) -> None:
+    """Within 5 percent: the memory plan's worst phase, which `hatch run recipes` writes into its head."""
+    said = NEEDS.search(shipped()[name].read_text())
+    assert said is not None
+    assert said[3].startswith(f" for a model of 1.24 billion parameters in micro-batches of {TOKENS:,} tokens")
+    needs, phase = needs_of(name, write_outline(model_dir, tmp_path / "outline"), tmp_path)
+    assert float(said[1]) == pytest.approx(needs, rel=0.05)
+    assert said[2] == phase
 
 
 @pytest.mark.slow

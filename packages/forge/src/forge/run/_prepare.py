@@ -178,6 +178,11 @@ def _check_room(
 ) -> list[str]:
     """Log the room that the run takes on each disk; raise RunDirectoryError where there is less."""
     s, plan = found.settings, found.plan
+    if (folder := s.checkpoints.emergency_dir) is not None and Path(folder).is_relative_to(path):
+        raise SettingsError(
+            f"emergency_dir {folder}: lies in ckpt_output_dir {path}, in the place of which it is to be written. Give a "
+            "directory on another disk."
+        )
     room = room_of(s, plan, len(found.train), task.num_steps(s, plan), model_path, memory)
     for line in room.lines():
         report.note(line)

@@ -103,7 +103,6 @@ SWITCHES = {
     "mask_history": "train_on=last",
     "precompute_ref_log_probs": "reference=stored",
     "use_bias_correction_kl": "kl_estimator=unbiased",
-    "importance_sampling_level": "loss_type=gspo, whose ratio is a completion's; other ratios are each token's",
     "dynamic_sampling": "on_equal_rewards=resample",
     "filter_groups": "on_equal_rewards=resample",
 }
@@ -171,6 +170,7 @@ TOLD = {
         "the same command resumes, and SIGTERM saves": """enable_jit_checkpoint on_demand_checkpointing
             resume_from_full_state_checkpoint""",
         "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights": "pref_ftx",
+        "the ratio is a completion's with loss_type=gspo, and each token's with the others": "importance_sampling_level",
         "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token",
         "give paths in data_path": "dataset_dir",
         "completions come from the model that trains": """use_vllm vllm_mode vllm_gpu_memory_utilization
