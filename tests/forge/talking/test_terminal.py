@@ -43,10 +43,17 @@ class Terminal:
         os.close(its)
         self._own, self._said = own, ""
 
-    def until(self, wanted: str) -> str:
-        """Read until the pattern `wanted` is on the screen; return what came up to its end."""
-        ends = time.monotonic() + SECONDS
+    def until(self, wanted: str, *, pressing: str = "") -> str:
+        """Read until the pattern `wanted` is on the screen; return what came up to its end.
+
+        `pressing` is pressed until then, anew every ten seconds: a Ctrl-C between two waits of Python's line editor is not seen
+        before the next key.
+        """
+        ends, press = time.monotonic() + SECONDS, 0.0
         while not (found := re.search(wanted, self._said)):
+            if pressing and time.monotonic() >= press:
+                self.type(pressing)
+                press = time.monotonic() + 10
             assert time.monotonic() < ends, f"{wanted!r} did not come; on the screen: {self._said!r}"
             assert self._read(), f"it ended before {wanted!r}; on the screen: {self._said!r}"
         before, self._said = self._said[: found.end()], self._said[found.end() :]
@@ -139,8 +146,7 @@ def test_two_models_on_a_narrow_terminal(talker: Path, opened: list[Terminal]) -
         for _ in range(2):
             said = terminal.until(rf"\[{re.escape(str(talker))}\]\r\n.*{WORDS}{WORDS}")
             assert "Error" not in said
-            terminal.type("\x03")
-            terminal.until(r" \(stopped\)\r\n")
+            terminal.until(r" \(stopped\)\r\n", pressing="\x03")
     terminal.until("> ")
     terminal.type("/nosuch\n")
     terminal.until("there is no command /nosuch")
@@ -148,8 +154,9 @@ def test_two_models_on_a_narrow_terminal(talker: Path, opened: list[Terminal]) -
     terminal.type("/reset\n")
     terminal.until("the conversation begins anew")
     terminal.until("> ")
-    terminal.type("half a line\x03")
-    terminal.until("Ctrl-C again, Ctrl-D or /quit ends")
+    terminal.type("half a line")
+    terminal.until("half a line")
+    terminal.until("Ctrl-C again, Ctrl-D or /quit ends", pressing="\x03")
     terminal.until("> ")
     terminal.type("\x04")
     status, rest = terminal.ended()
@@ -161,8 +168,7 @@ def test_ends_of_a_conversation(talker: Path, opened: list[Terminal]) -> None:
     """Ctrl-C twice at the prompt ends with 0, SIGTERM in an answer with 143, Ctrl-C while loading with 130."""
     opened.append(terminal := Terminal(["chat", str(talker), "--max-new-tokens", "100000"]))
     terminal.until("> ")
-    terminal.type("\x03")
-    terminal.until("Ctrl-C again")
+    terminal.until("Ctrl-C again", pressing="\x03")
     terminal.until("> ")
     terminal.type("\x03")
     assert terminal.ended()[0] == 0
