@@ -19,6 +19,8 @@ def hang(how: str) -> None:
     """Stand still: stopped, asleep in Python, or in native code that holds Python's lock."""
     if how == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
+        # The call may return before all threads stand still.
+        time.sleep(600)
     elif how == "native":
         # A lock that this thread has already: unlike sleep, no signal ends the wait. PyDLL keeps Python's lock meanwhile.
         lock = ctypes.create_string_buffer(64)

@@ -15,8 +15,8 @@ import pytest
 
 import forge_dist
 from forge import RunDirectoryError, RunTakenOverError, RunWriteError, SettingsError
-from forge.run._directories import remove_at_once
 from forge.run._run_directory import RunDirectory
+from forge.saving._directories import remove_at_once
 
 
 def lines(file: Path) -> list[dict[str, Any]]:

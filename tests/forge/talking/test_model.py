@@ -77,7 +77,7 @@ def test_a_conversation_from_a_pipe(model_dir: Path, capsys: pytest.CaptureFixtu
     assert main(["chat", str(model_dir), "--beside", str(model_dir), "--max-new-tokens", "5"]) == 0
     said = capsys.readouterr()
     answers = [part.partition("\n")[2].strip() for part in said.out.split(f"[{model_dir}]")[1:]]
-    assert answers == [alone] * 4
+    assert answers == [alone or "(ended at once, without a word)"] * 4
     assert "its own chat template" in said.err
     assert "begins anew" in said.err
 

@@ -23,7 +23,7 @@ def run_of(rank: int, seeds: list[int]) -> Any:
         strategy=SimpleNamespace(data_parallel_size=SHARDS, data_parallel_rank=rank // (RANKS // SHARDS)),
         ranks=SimpleNamespace(world_size=RANKS, rank=rank),
         machine=SimpleNamespace(seed=seeds.append),
-        settings=SimpleNamespace(plan=SimpleNamespace(seed=3, max_tokens_per_gpu=20)),
+        settings=SimpleNamespace(plan=SimpleNamespace(seed=3, max_tokens_per_gpu=20), strategy=SimpleNamespace(cp_size=1)),
         train=SimpleNamespace(batch=lambda rows: rows.tolist()),
         held_out=SimpleNamespace(lengths=LENGTHS),
         plan=plan,

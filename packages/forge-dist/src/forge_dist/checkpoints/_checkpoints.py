@@ -283,6 +283,10 @@ class Checkpoints:
     def _join(self, seconds: float | None) -> None:
         if self._thread is None:
             return
+        if self._thread.ident is None:
+            # An exception, such as that of a stall, came while it was being started.
+            self._thread = None
+            return
         self._thread.join(seconds)
         if self._thread.is_alive():
             return
