@@ -122,6 +122,24 @@ def hanging(tmp_path: Path) -> Any:
     return variables, mark
 
 
+@pytest.fixture(scope="module")
+def measured(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Steps of six rows, a measurement and an export after every second, and a best model."""
+    held_out = write_rows(tmp_path_factory.mktemp("held_out") / "held_out.jsonl", conversations(30)[24:])
+    return {
+        "model_path": str(model_dir),
+        "data_path": str(chats),
+        "eval_data_path": str(held_out),
+        "eval_every_steps": 2,
+        "keep_best": True,
+        "effective_batch_size": 6,
+        "max_tokens_per_gpu": 256,
+        "learning_rate": 1e-2,
+        "save_samples": 12,
+        "logging_steps": 100,
+    }
+
+
 @pytest.fixture
 def browser() -> Iterator[Any]:
     """A headless Chromium, as the tests of forge-data's page have it."""

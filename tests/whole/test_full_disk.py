@@ -19,30 +19,18 @@ import forge
 from forge_dist.checkpoints import _save
 from forge_dist.exporting import _export
 
-from .conftest import conversations, write_rows
 from .starts import metrics, untimed, weights
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def given(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def given(measured: dict[str, Any]) -> dict[str, Any]:
     """Eight steps with a state each, an export after every second, and a best model."""
-    held_out = write_rows(tmp_path_factory.mktemp("held_out") / "held_out.jsonl", conversations(30)[24:])
-    return {
-        "model_path": str(model_dir),
-        "data_path": str(chats),
-        "eval_data_path": str(held_out),
-        "eval_every_steps": 2,
-        "keep_best": True,
-        "effective_batch_size": 6,
-        "max_tokens_per_gpu": 256,
-        "learning_rate": 1e-2,
+    return measured | {
         "num_epochs": 2,
-        "save_samples": 12,
         "full_state_every_steps": 1,
         "async_save": False,
-        "logging_steps": 100,
     }
 
 

@@ -13,7 +13,6 @@ import forge
 from forge.cli._app import main
 
 from ..lanes import ci_keeps
-from .conftest import conversations, write_rows
 from .starts import damaged
 
 pytestmark = pytest.mark.slow
@@ -22,21 +21,10 @@ LAST = "hf_format/samples_24"
 
 
 @pytest.fixture(scope="module")
-def given(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def given(measured: dict[str, Any]) -> dict[str, Any]:
     """Four steps with an export after the second, and a best model of the first measurement."""
-    held_out = write_rows(tmp_path_factory.mktemp("held_out") / "held_out.jsonl", conversations(30)[24:])
-    return {
-        "model_path": str(model_dir),
-        "data_path": str(chats),
-        "eval_data_path": str(held_out),
-        "eval_every_steps": 2,
-        "keep_best": True,
-        "effective_batch_size": 6,
-        "max_tokens_per_gpu": 256,
-        "learning_rate": 1e-2,
+    return measured | {
         "num_epochs": 1,
-        "save_samples": 12,
-        "logging_steps": 100,
     }
 
 

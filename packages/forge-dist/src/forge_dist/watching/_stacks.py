@@ -107,10 +107,9 @@ def place_in(stacks: Path) -> Place | None:
         text = stacks.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The thread that handles the signal is the main one, and faulthandler calls it the current one.
-    _, found, rest = text.rpartition("Current thread")
-    if not found:
-        _, found, rest = text.rpartition("Thread")
+    # faulthandler writes the main thread last, being the oldest. A process that was stopped may take the signal in any thread, so
+    # the one that it calls the current one may be another.
+    _, found, rest = text.rpartition("hread 0x")
     frames = list(_FRAME.finditer(rest.partition("\n\n")[0]))
     if not frames:
         return None
