@@ -269,10 +269,10 @@ def test_prompts_are_sampled_as_each_alone(name):
     keep_documents_apart(model, device=CPU)
     prompts = [np.arange(length) * 7 % 50 + 3 for length in (3, 11, 2, 30)]
 
-    def sample(model, asked, first=0):
+    def sample(model, asked, numbers=None):
         sampler = GenerateSampler(model, eos_ids=[2], pad_id=0, batch_tokens=4096)
         settings = {"num_generations": 2, "max_new_tokens": 6, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 1}
-        return [made.ids.tolist() for made in sampler.sample(asked, **settings, first=first)]
+        return [made.ids.tolist() for made in sampler.sample(asked, **settings, numbers=numbers)]
 
-    alone = [ids for number, prompt in enumerate(prompts) for ids in sample(plain, [prompt], number)]
+    alone = [ids for number, prompt in enumerate(prompts) for ids in sample(plain, [prompt], [number])]
     assert sample(model, prompts) == alone

@@ -74,13 +74,14 @@ def test_a_person_can_read_it(tmp_path):
     made_up_rollout().write(tmp_path / "r.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().split("\n")[:-1]]
     assert lines[0] == {
-        "rollout": 1, "seed": 7, "prompts": 2, "completions": 3, "functions": ["m:f"],
+        "rollout": 1, "seed": 7, "resampled": 5, "prompts": 2, "completions": 3, "functions": ["m:f"],
         "arrays": ["old_logps", "ref_logps", "values", "advantages", "returns"],
     }  # fmt: skip
     assert [line["completion"] for line in lines[1:]] == ['"quoted"\n', "\udc80 lone", ""]
     assert [line.get("prompt") for line in lines[1:]] == ["a\u2028line", None, "é"]
     assert [line["reward"] for line in lines[1:]] == [0.100000001, None, 3.0]
     assert lines[2]["finished"] is False
+    assert [line["masked"] for line in lines[1:]] == [False, True, False]
 
 
 @pytest.mark.parametrize(
