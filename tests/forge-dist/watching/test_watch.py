@@ -86,6 +86,15 @@ def test_a_rank_that_stands_still_is_named(run):
     assert stall.text == ("rank 1 has not moved since step 3 for 60 s: it is at mine.py:7 in forward; ranks 0, 2 wait for it")
 
 
+def test_the_rank_that_is_behind_is_spoken_of(run):
+    """Of ranks that were last seen to move at once, the word is of the one with fewer steps."""
+    it = run(3, timeout=60.0)
+    steps(it, 2)
+    for rank in (0, 2):
+        it.ranks[rank].beat(4)
+    assert it.passes(40)[0].startswith("rank 1 has not moved since step 3 (30 s)")
+
+
 def test_ranks_that_wait_for_one_that_moves_are_left_alone(run):
     """One rank exports for hours and beats: the others' silence is a wait."""
     it = run(2, timeout=20.0)

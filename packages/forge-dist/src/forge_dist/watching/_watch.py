@@ -66,6 +66,11 @@ class _Seen:
         """Seconds that it may stand still; 0 for one that ended, or was not heard of yet."""
         return 0.0 if self.beat is None else self.beat.bound
 
+    @property
+    def step(self) -> int:
+        """Steps that it made: one that is behind is the one that the others wait for."""
+        return -1 if self.beat is None else self.beat.step
+
 
 class Watch:
     """Watch over the ranks of one node.
@@ -128,7 +133,7 @@ class Watch:
 
     def _word(self, known: Sequence[tuple[Watched, _Seen]], now: float, bound: float) -> str | None:
         """Return a line on the rank that has stood still the longest, from time to time."""
-        process, seen = min(known, key=lambda each: (each[1].stopped_since is None, each[1].moved))
+        process, seen = min(known, key=lambda each: (each[1].stopped_since is None, each[1].step, each[1].moved))
         still = now - max(each.moved for _, each in known)
         if still < max(bound / 5, min(bound / 2, _WORD_SECONDS)):
             self._said = None
