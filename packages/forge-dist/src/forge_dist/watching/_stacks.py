@@ -107,9 +107,9 @@ def place_in(stacks: Path) -> Place | None:
         text = stacks.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # faulthandler writes the main thread last, being the oldest. A process that was stopped may take the signal in any thread, so
-    # the one that it calls the current one may be another.
-    _, found, rest = text.rpartition("hread 0x")
+    # faulthandler writes the main thread last, being the oldest. The one that it calls the current one took the signal: in a
+    # process that was stopped that may be any.
+    rest = text.rpartition("hread 0x")[2]
     frames = list(_FRAME.finditer(rest.partition("\n\n")[0]))
     if not frames:
         return None
