@@ -2,9 +2,9 @@
 
 What a stranger does first, then what a maintainer must: every test but the lanes' once, a leaf's where the leaf is alone and
 all others where everything is; lint, format, types, the site, and the six packages as wheels. The tests run one step after
-another, each over two processes; beside them a second lane makes the environments, in the order in which the tests want them,
-and does everything else. A step that fails stops no other one. Everything that it makes lies in .ci-env (git ignores it) and
-goes when it ends; CI_KEEP=1 leaves it there.
+another, each over three processes, for a test often waits for those that it started; beside them a second lane makes the
+environments, in the order in which the tests want them, and does everything else. A step that fails stops no other one.
+Everything that it makes lies in .ci-env (git ignores it) and goes when it ends; CI_KEEP=1 leaves it there.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ TOGETHER = "together and not lane"
 """Tests of leaves that are skipped where the leaf is alone."""
 MINUTES = 20
 """What this may take on two cores. It is reported, not enforced: no machine is as fast as another."""
+PROCESSES = ("-n", "3", *suite.TWO_PROCESSES[2:])
+"""pytest-xdist's arguments: with two, a third of the processors' time is left over."""
 LAST_LINES = 40
 """How much of a failed step's output is printed again at the end."""
 
@@ -91,9 +93,9 @@ def sources(leaf: str) -> list[str]:
 
 
 def testing(name: str, needs: Step, *command: str) -> Step:
-    """Return a step that runs pytest over two processes and writes a report."""
+    """Return a step that runs pytest over several processes and writes a report."""
     step = Step(name, [], needs)
-    step.command = [*command, "-q", *suite.TWO_PROCESSES, *suite.writing(step.report)]
+    step.command = [*command, "-q", *PROCESSES, *suite.writing(step.report)]
     return step
 
 

@@ -172,3 +172,29 @@ class Kept(dict):
                 tensor.copy_(distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None))
             else:
                 tensor.copy_(whole)
+
+
+def go_on(found, ranks, path, options, directory, *, started):
+    """Save after a step, make the next, make it again from the state, export and prove the export: (strategy, model, export).
+
+    `found` gets the `next` and the `resumed` step, and the `check` of the export.
+    """
+    from pathlib import Path
+
+    import forge_dist
+
+    from .divided import SAMPLES
+
+    strategy, model, optimizer = started
+    states = Path(directory, "full_state")
+    with forge_dist.Checkpoints(states, ranks, keep=1, background=False) as checkpoints:
+        checkpoints.save(1, strategy.state(model, optimizer), {})
+        state = checkpoints.last_good
+    found["next"] = train(strategy, model, optimizer, (1,))
+    strategy, model, optimizer = start(ranks, path, options)
+    with forge_dist.Checkpoints(states, ranks, keep=1, background=False) as checkpoints:
+        strategy.load_state(model, optimizer, checkpoints.at(state, {}))
+    found["resumed"] = train(strategy, model, optimizer, (1,))
+    where = forge_dist.export_model(model, Path(directory, "exported"), strategy=strategy)
+    found["check"] = forge_dist.check_export(model, where, SAMPLES, strategy=strategy)
+    return strategy, model, where

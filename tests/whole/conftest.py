@@ -123,13 +123,16 @@ def hanging(tmp_path: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def measured(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Steps of six rows, a measurement and an export after every second, and a best model."""
+def with_held_out(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The model, the conversations, and six others to measure on."""
     held_out = write_rows(tmp_path_factory.mktemp("held_out") / "held_out.jsonl", conversations(30)[24:])
-    return {
-        "model_path": str(model_dir),
-        "data_path": str(chats),
-        "eval_data_path": str(held_out),
+    return {"model_path": str(model_dir), "data_path": str(chats), "eval_data_path": str(held_out)}
+
+
+@pytest.fixture(scope="module")
+def measured(with_held_out: dict[str, Any]) -> dict[str, Any]:
+    """Steps of six rows, a measurement and an export after every second, and a best model."""
+    return with_held_out | {
         "eval_every_steps": 2,
         "keep_best": True,
         "effective_batch_size": 6,

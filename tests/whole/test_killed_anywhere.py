@@ -15,7 +15,6 @@ from forge._errors import RunInterruptedError
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .chaos import Fault, struck
-from .conftest import conversations, write_rows
 from .starts import DROPOUT, RUN, final_state, sft, sft_with_signal, untimed, weights
 
 pytestmark = pytest.mark.slow
@@ -26,17 +25,9 @@ IN_A_STEP = ("forward", "backward", "optimizer", "saving: begin", "saving: write
 
 
 @pytest.fixture(scope="module")
-def given(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def given(with_held_out: dict[str, Any]) -> dict[str, Any]:
     """Three epochs of four steps, with dropout, held-out data and a full state a step."""
-    held_out = write_rows(tmp_path_factory.mktemp("held_out") / "held_out.jsonl", conversations(30)[24:])
-    return {
-        "model_path": str(model_dir),
-        "data_path": str(chats),
-        "eval_data_path": str(held_out),
-        "eval_every_steps": 5,
-        **RUN,
-        **DROPOUT,
-    }
+    return with_held_out | {"eval_every_steps": 5, **RUN, **DROPOUT}
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from forge_dist._strategy_table import GROUP
 
 from ...ranks import run_on_ranks
 from ..divided import SAMPLES, files_of
-from ..training import alone, oracle, report, start, train
+from ..training import alone, go_on, oracle, report, start, train
 
 NAME = "tensor_parallel"
 
@@ -58,16 +58,7 @@ def scenario(ranks, site, path, directory):
     found["data"] = (strategy.data_parallel_size, strategy.data_parallel_rank)
     found["sums"] = strategy.sum([1.0, float(ranks.rank)]), strategy.any(ranks.rank == 1), strategy.any(flag=False)
     found["first"] = train(strategy, model, optimizer, (0,))
-    with Checkpoints(Path(directory, "full_state"), ranks, keep=1, background=False) as checkpoints:
-        checkpoints.save(1, strategy.state(model, optimizer), {})
-        state = checkpoints.last_good
-    found["next"] = train(strategy, model, optimizer, (1,))
-    strategy, model, optimizer = start(ranks, path, options)
-    with Checkpoints(Path(directory, "full_state"), ranks, keep=1, background=False) as checkpoints:
-        strategy.load_state(model, optimizer, checkpoints.at(state, {}))
-    found["resumed"] = train(strategy, model, optimizer, (1,))
-    where = forge_dist.export_model(model, Path(directory, "exported"), strategy=strategy)
-    found["check"] = forge_dist.check_export(model, where, SAMPLES, strategy=strategy)
+    strategy, model, where = go_on(found, ranks, path, options, directory, started=(strategy, model, optimizer))
     with torch.no_grad():
         next(model.parameters()).mul_(2)
     with pytest.raises(forge_dist.ExportError, match="is not the one in memory"):

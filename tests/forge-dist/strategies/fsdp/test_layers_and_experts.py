@@ -11,8 +11,8 @@ from forge_dist import Checkpoints, StrategyError, StrategySettings
 from forge_dist.loading._divisible import check_divisible
 
 from ....ranks import run_on_ranks
-from ...divided import SAMPLES
-from ...training import Absent, alone, oracle, report, start, train
+from ...conftest import SIZES
+from ...training import Absent, alone, go_on, oracle, report, start, train
 
 MIXTURES = ("qwen3_moe", "mixtral")
 
@@ -21,16 +21,7 @@ def mixture(kind):
     """A tiny mixture of experts with random weights."""
     import transformers
 
-    sizes = {
-        "vocab_size": 61,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "num_experts_per_tok": 2,
-    }
+    sizes = {**SIZES, "num_experts_per_tok": 2}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         if kind == "qwen3_moe":
@@ -61,16 +52,7 @@ def scenario(ranks, path, options, directory):
     strategy, model, optimizer = start(ranks, path, options)
     found["data"] = strategy.data_parallel_size, strategy.data_parallel_rank
     train(strategy, model, optimizer, (0,))
-    with Checkpoints(Path(directory, "full_state"), ranks, keep=1, background=False) as checkpoints:
-        checkpoints.save(1, strategy.state(model, optimizer), {})
-        state = checkpoints.last_good
-    found["next"] = train(strategy, model, optimizer, (1,))
-    strategy, model, optimizer = start(ranks, path, options)
-    with Checkpoints(Path(directory, "full_state"), ranks, keep=1, background=False) as checkpoints:
-        strategy.load_state(model, optimizer, checkpoints.at(state, {}))
-    found["resumed"] = train(strategy, model, optimizer, (1,))
-    where = forge_dist.export_model(model, Path(directory, "exported"), strategy=strategy)
-    found["check"] = forge_dist.check_export(model, where, SAMPLES, strategy=strategy)
+    go_on(found, ranks, path, options, directory, started=(strategy, model, optimizer))
     return found
 
 

@@ -51,14 +51,10 @@ def scale_grads(parameters: Iterable[nn.Parameter], factor: float) -> None:
 
 
 def _shard_groups(grad: torch.Tensor) -> tuple[ProcessGroup, ...]:
-    """Return the groups of ranks that hold a gradient's shards, one a dimension; none if whole.
-
-    Raises:
-        NotImplementedError: it waits for a sum over ranks, which no strategy here leaves behind.
-    """
+    """Return the groups of ranks that hold a gradient's shards, one a dimension; none if whole."""
     if not isinstance(grad, DTensor):
         return ()
-    if any(placement.is_partial() for placement in grad.placements):
-        raise NotImplementedError(f"a gradient with placements {grad.placements}")
+    # A gradient that waits for a sum over ranks has no norm yet; every strategy sums first.
+    assert not any(placement.is_partial() for placement in grad.placements), grad.placements
     divided = [dim for dim, placement in enumerate(grad.placements) if not placement.is_replicate()]
     return tuple(grad.device_mesh.get_group(dim) for dim in divided)
