@@ -99,12 +99,12 @@ class Accelerator(ABC):
 
     @property
     def head_rows(self) -> int:
-        """Suggested rows whose logits a loss holds at once; each takes 4 bytes a token of the vocabulary."""
+        """Suggested rows whose logits a loss holds at once, of 4 bytes a token of the vocabulary."""
         return 512
 
     @property
     def pins_memory(self) -> bool:
-        """Whether copies to the device are made from page-locked memory, without the host waiting for them.
+        """Whether copies to the device go through page-locked memory, for which nobody waits.
 
         Only where `torch.Tensor.pin_memory` serves this device.
         """

@@ -135,12 +135,12 @@ class CUDAAccelerator(Accelerator):
 
     @property
     def head_rows(self) -> int:
-        """2,048 where the chip has 32 GiB or more; between two chunks the head's whole gradient is read and written."""
+        """2,048 on chips of 32 GiB or more: each chunk reads and writes the head's whole gradient."""
         return 2048 if self._properties.total_memory >= 32 * 2**30 else 512
 
     @property
     def pins_memory(self) -> bool:
-        """True: from pageable memory, a copy of more than 64 KiB waits for what the GPU still has to do."""
+        """True: a larger copy from pageable memory waits for all that the GPU still has to do."""
         return True
 
     def dtype(self, requested: str = "auto") -> Choice[torch.dtype]:

@@ -44,7 +44,6 @@ def require_isolation(
     Raises:
         PackedBatchError: they do not, or the model cannot run a packed row at all.
     """
-
     require_passed(
         model,
         device,

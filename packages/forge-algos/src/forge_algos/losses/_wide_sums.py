@@ -1,7 +1,7 @@
 """Products of 16-bit matrices added to a float32 sum, by one kernel where the device has it.
 
-Otherwise a product is rounded to 16 bits, written, read and added: for the gradient [V, D] of a head that is several passes over
-the largest matrix of a step, once a chunk.
+Otherwise a product is rounded to 16 bits, written, read and added: for the gradient [V, D] of a head that is several passes
+over the largest matrix of a step, once a chunk.
 """
 
 from functools import lru_cache

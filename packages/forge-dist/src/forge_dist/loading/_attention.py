@@ -55,7 +55,7 @@ def register_attention(name: str | None, function: AttentionFunction | None) -> 
 
 
 def _skip_search_for_documents() -> None:
-    """Have transformers not look for documents by their positions for an attention of ours, which needs no mask of them.
+    """Keep transformers from searching rows for documents, of which our attention needs no mask.
 
     It looks in every forward without a mask and a cache, and to look at a result of the device the host waits for all that the
     device still has to do, once a micro-batch.
@@ -75,4 +75,4 @@ def _skip_search_for_documents() -> None:
             given["position_ids"] = None
         return prepare(**given)
 
-    masking_utils._preprocess_mask_arguments = without_search  # pyrefly: ignore[bad-assignment]
+    masking_utils._preprocess_mask_arguments = without_search

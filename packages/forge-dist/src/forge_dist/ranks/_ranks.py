@@ -301,9 +301,9 @@ class Ranks:
 
 
 def device_of_host_numbers(backends: str, device: "torch.device") -> "torch.device":
-    """Return the device on which numbers and bytes of the host are exchanged: the host itself, where a backend serves it.
+    """Return the device on which numbers of the host are exchanged.
 
-    On a GPU they would be copied there and back, after all that it still has to do.
+    The host itself, where a backend serves it. On a GPU they would be copied there and back, after all that it still has to do.
 
     >>> import torch
     >>> (

@@ -183,7 +183,10 @@ class Strategy(abc.ABC):
         return init_device_mesh(self.device.type, sizes, mesh_dim_names=("dp", "cp", "tp"))["cp"]
 
     def compute_in(self, dtype: torch.dtype) -> None:  # noqa: B027 - most leave it to autocast
-        """Choose what follows from the dtype of the computation, before `load`; `make_strategy` calls it."""
+        """Choose what follows from the dtype of the computation.
+
+        `make_strategy` calls it, before `load`.
+        """
 
     def read(self, request: LoadRequest) -> "PreTrainedModel":
         """Read this rank's part of a model, for `load`; here the whole of it."""

@@ -309,12 +309,18 @@ def keep_apart(
 def computing(
     machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], strategy: forge_dist.Strategy
 ) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what makes the context of a forward: autocast, or none where weights are gathered in the dtype."""
+    """Return what makes the context of a forward.
+
+    Autocast, or none where weights are gathered in the dtype.
+    """
     return partial(machine.autocast, dtype.value) if strategy.autocasts else nullcontext
 
 
 def gathered(strategy: forge_dist.Strategy) -> str:
-    """Return the dtype in which a strategy gathers weights, with the reason; empty where it is the weights' own."""
+    """Return the dtype in which a strategy gathers weights, with the reason.
+
+    Empty where it is the weights' own.
+    """
     if strategy.settings.gather_dtype == "auto":
         return ""
     why = (

@@ -39,7 +39,8 @@ def check_reference(
     computing = [p for module in language_modules(model) for p in module.parameters(recurse=False)]
     coarse = any(torch.finfo(p.dtype).eps > 1e-6 for p in computing if p.is_floating_point())
     found_dtypes: set[torch.dtype] = set()
-    body = decoder(model) or causal_model(model)
+    body = decoder(model)
+    body = causal_model(model) if body is None else body
     hook = body.register_forward_hook(lambda _module, _args, output: found_dtypes.update(_dtypes(output)))
     try:
         return _compare(model, batches, objective, device, autocast, parallel, coarse=coarse, found_dtypes=found_dtypes)
