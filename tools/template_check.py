@@ -148,6 +148,7 @@ _EMPTY_TAG = re.compile(r"\s*(</?think>|<\|channel>|<channel\|>|\[/?THINK\]|<\|(
 _EMPTY = re.compile(
     r"(<think>\s*</think>|<\|channel>thought\s*<channel\|>|\[THINK\]\s*\[/THINK\]|<\|START_THINKING\|>\s*<\|END_THINKING\|>)\s*$"
 )
+_OPENED = re.compile(r"(<think>|<\|channel>thought|\[THINK\]|<\|START_THINKING\|>)\s*$")
 _SPECIAL = re.compile(
     r"""<\|"\|>|<\|[^\s|<>'"{}]{1,40}\|?>|<[^\s|<>'"{}/]{1,40}\|>|<｜[^\s<>'"{}]{1,40}｜>|\[\|[a-z]{1,20}\|\]"""
     r"""|</?(?:think|tool_call|tool_response|tool_calls|s|bos|eos|end_of_turn|start_of_turn|(?:end|beginning)_of_sentence|sep|seed:\w+)>"""
@@ -297,7 +298,7 @@ def _with_json(messages: list[Message]) -> list[Message]:
 
 def _thinking(tokenizer: PreTrainedTokenizerFast, messages: list[Message], index: int) -> Iterator[dict[str, bool]]:
     yield {}
-    for name in ("enable_thinking", "thinking"):
+    for name in ("enable_thinking", "thinking", "reasoning"):
         if re.search(rf"\b{name}\b", str(tokenizer.chat_template)):
             if any(map(_reasons, messages)):
                 yield {name: True}
@@ -320,13 +321,10 @@ def _turn(tokenizer: PreTrainedTokenizerFast, messages: list[Message], index: in
     if prompt is None or text is None:
         return None
     if not text.startswith(prompt):
-        # A prompt that ends with an empty block of reasoning is answered behind it, also where the template writes none.
-        block = _EMPTY.search(prompt)
-        before = prompt[: block.start()] if block else prompt
-        written = text.removeprefix(before)
-        if not block or written == text or not written.strip() or _EMPTY_TAG.match(written) or _reasons(messages[index]):
+        behind = _behind_block(tokenizer, messages, index, given, prompt, text)
+        if behind is None:
             return None
-        text = prompt + written
+        text = prompt + behind
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     end = len(text.rstrip())
     special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
@@ -353,6 +351,36 @@ def _turn(tokenizer: PreTrainedTokenizerFast, messages: list[Message], index: in
             ends = {len(text) - len(shared) + len(closing)}
     marks = re.search(r"{%-?\s*generation\b", str(tokenizer.chat_template)) is not None
     return Turn(prompt, text, encoded["input_ids"], encoded["offset_mapping"], tuple(ends), stops, marks)
+
+
+def _behind_block(
+    tokenizer: PreTrainedTokenizerFast, messages: list[Message], index: int, given: Row, prompt: str, text: str
+) -> str | None:
+    r"""Return what is to be written behind a prompt that ends with a block of reasoning which the turn's text lacks.
+
+    Behind a closed empty block it is the answer. An open one is closed as the template does behind reasoning that the turn is
+    given here; where it never writes any, but cuts `</think>` out of answers, as DeepSeek-R1 does: `\n</think>\n\n`.
+    """
+    closed, opened = _EMPTY.search(prompt), _OPENED.search(prompt)
+    block = closed or opened
+    if block is None or not text.startswith(before := prompt[: block.start()]):
+        return None
+    written, message = text.removeprefix(before), messages[index]
+    if closed:
+        tag = _EMPTY_TAG.findall(closed[0])[-1][0]
+        written = written.removeprefix(tag)
+        return None if not written.strip() or _EMPTY_TAG.match(written) or _reasons(message) else written
+    probe = _render(tokenizer, [*messages[:index], message | {"reasoning_content": "Hm0", "thinking": "Hm0"}], given)
+    if probe is None or _EMPTY_TAG.match(written):
+        return None
+    if "Hm0" in probe:
+        fits = probe.startswith(f"{prompt}Hm0") and probe.endswith(written) and not _reasons(message)
+        return probe.removeprefix(f"{prompt}Hm0") if fits else None
+    if not prompt.endswith("<think>\n") or "</think>" not in str(tokenizer.chat_template):
+        return None
+    inline = re.fullmatch(r"<think>\n(.*)\n</think>\n\n.*", message["content"] or "", re.DOTALL)
+    reasoning = inline[1] if inline else message.get("reasoning_content") or ""
+    return f"{reasoning}\n</think>\n\n{written.removeprefix(chr(10) * 2)}"
 
 
 def _first_rendering(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> str | None:

@@ -20,7 +20,7 @@ from template_check import CASES, ITSELF, OTHERWISE, RIGHT
 
 FOLDER = ROOT / "tests" / "forge-data" / "templates"
 TEMPLATES = {
-    "deepseek-r1-distill": "prompts otherwise than it writes",
+    "deepseek-r1-distill": "a prompt that opens a block of reasoning, and none that is written",
     "gpt-oss": "another stop token in the last turn",
     "llama-3.1": "a header of its own, a tool call of its own form",
     "mistral": "no generation prompt",
@@ -36,7 +36,7 @@ def test_every_turn_is_learned_as_it_is_asked(name: str) -> None:
     """Of fifteen conversations each is right, or the template refuses it, leaves a part of it out, or prompts otherwise."""
     answers = template_check.check((FOLDER / f"{name}.jinja").read_text(encoding="utf-8"), name)
     assert {case: answer for case, answer in answers.items() if answer["state"] not in (RIGHT, ITSELF, OTHERWISE)} == {}
-    assert (sum(answer["state"] == RIGHT for answer in answers.values()) >= 10) == (name != "deepseek-r1-distill")
+    assert sum(answer["state"] == RIGHT for answer in answers.values()) >= 10
 
 
 @pytest.fixture(scope="module")

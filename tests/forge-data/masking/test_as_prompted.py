@@ -148,12 +148,13 @@ def test_a_rows_own_argument_stays():
     assert not encoded.forms
 
 
-def test_a_prompt_that_the_row_does_not_answer():
-    """A prompt that opens reasoning, which the text of the row lacks, is refused with the remedies; history takes the text."""
-    with pytest.raises(TemplateError, match=r"f:1: .* prompts for message 1 with .*<think>.*`chat_template`.*`turns`"):
-        encoder_of("deepseek-r1-distill").encode([Chat("f:1", talk("Hi", "Hello."))])
-    (encoded,) = encoder_of("deepseek-r1-distill", "history").encode([Chat("f:1", talk("Hi", "Hello."))])
-    assert learned_text("deepseek-r1-distill", encoded.examples[0]) == "Hello.<｜end▁of▁sentence｜>"
+def test_a_prompt_that_the_row_does_not_answer(with_template):
+    """A prompt whose end the template never writes is refused with the remedies; history takes the text."""
+    tokenizer = with_template(without_block("My steps:\n", always=True))
+    with pytest.raises(TemplateError, match=r"f:1: .* prompts for message 1 with .*My steps.*`chat_template`.*`turns`"):
+        Encoder(tokenizer).encode([Chat("f:1", talk("Hi", "Hello."))])
+    (encoded,) = Encoder(tokenizer, turns="history").encode([Chat("f:1", talk("Hi", "Hello."))])
+    assert split_at_prompt(tokenizer, encoded.examples[0])[1] == "Hello.<|im_end|>"
     assert [(note.rule, note.field, note.warns) for note in encoded.notes] == [("not_as_prompted", "messages[1]", False)]
 
 
@@ -290,10 +291,89 @@ def test_reasoning_is_not_learned_behind_an_empty_block(with_template):
 
 
 def test_a_block_that_is_answered_within_is_no_empty_one(with_template):
-    """A prompt that opens a block, or one with text in it, is not closed: what follows would be reasoning."""
-    for block in ("<think>\n", "<think>\nNo.\n</think>\n\n", "</think>"):
+    """Neither closed nor just opened: nothing tells what would follow."""
+    for block in ("<think>\nNo.\n</think>\n\n", "</think>", "<think>\nSo"):
         with pytest.raises(TemplateError, match="prompts for message 1 with"):
             Encoder(with_template(without_block(block, always=True))).encode([Chat("f:1", talk("Hi", "Hello."))])
+
+
+def test_a_closing_tag_in_place_of_the_block(with_template):
+    """DeepSeek-V3.2 asks with `<think></think>` and writes `</think>` before the answer: it is learned behind the block."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}</think>{% endif %}"
+        "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
+    )
+    tokenizer = with_template(template)
+    (encoded,) = Encoder(tokenizer).encode([Chat("f:1", talk("Hi", "Hello."))])
+    (example,) = encoded.examples
+    prompt = tokenizer.apply_chat_template(talk("Hi"), add_generation_prompt=True, tokenize=False)
+    assert split_at_prompt(tokenizer, example) == (prompt, "Hello.<|im_end|>")
+
+
+def opens_block(opening, closing, *, writes):
+    """A template that asks with an open block, and writes one around reasoning, or none at all."""
+    reasoning = "{% if m.reasoning_content %}{{ '" + opening + "' + m.reasoning_content + '" + closing + "' }}{% endif %}"
+    cut = "{% set text = m['content'].split('</think>')[-1] %}"
+    return (
+        "{% for m in messages %}"
+        + cut
+        + "{{ '<|im_start|>' + m['role'] + '\n' }}"
+        + (reasoning if writes else "")
+        + "{{ text }}"
+        "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n"
+        + opening
+        + "' }}{% endif %}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [("<think>\n", "\n</think>\n\n"), ("<think>", "</think>"), ("<|START_THINKING|>", "<|END_THINKING|>")],
+)
+def test_an_open_block_is_closed_as_the_template_does(opening, closing, with_template):
+    """A turn without reasoning learns the end of the block that its prompt opens, and one with reasoning both."""
+    tokenizer = with_template(opens_block(opening, closing, writes=True))
+    messages = talk("Hi", " Hello.", "And\n?", "So.</s>", "Bye")
+    messages[3]["reasoning_content"] = "Two."
+    (encoded,) = Encoder(tokenizer).encode([Chat("f:1", messages)])
+    assert encoded.forms == {"one_sample_a_turn", "behind_open_block"}
+    for index, reasoning, example in zip((1, 3), ("", "Two."), encoded.examples, strict=True):
+        prompt = tokenizer.apply_chat_template(messages[:index], add_generation_prompt=True, tokenize=False)
+        learned = f"{reasoning}{closing}{messages[index]['content']}<|im_end|>"
+        assert split_at_prompt(tokenizer, example) == (prompt, learned)
+        (start, stop), role = example.segments[-1], example.roles[-1]
+        assert role == "assistant"
+        assert tokenizer.decode(example.input_ids[start:stop]).endswith(f"{opening}{learned}\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "reasoning"),
+    [
+        ({}, ""),
+        ({"reasoning_content": "Two."}, "Two."),
+        ({"content": "<think>\nTwo.\n</think>\n\nHello."}, "Two."),
+    ],
+)
+def test_an_open_block_of_a_template_that_writes_none(more, reasoning, with_template):
+    """DeepSeek-R1's distills cut reasoning out of answers: it is learned behind their prompt, with the block's end."""
+    tokenizer = with_template(opens_block("<think>\n", "", writes=False))
+    messages = [*talk("Hi"), {"role": "assistant", "content": "Hello.", **more}]
+    (encoded,) = Encoder(tokenizer).encode([Chat("f:1", messages, weights=(1.0, 0.5))])
+    (example,) = encoded.examples
+    prompt = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, tokenize=False)
+    assert split_at_prompt(tokenizer, example) == (prompt, f"{reasoning}\n</think>\n\nHello.<|im_end|>")
+    assert example.weights is not None
+    assert example.weights.tolist() == [0.5 if learned else 0.0 for learned in example.labels != -100]
+    assert not encoded.notes
+
+
+def test_reasoning_in_two_places_is_not_learned_behind_an_open_block(with_template):
+    """Which of them the model would write is not known."""
+    encoder = Encoder(with_template(opens_block("<think>\n", "", writes=False)))
+    for more in ("<think>\nA\n</think>\n<think>\nB\n</think>\nHo", "Ho <think>A</think> ho"):
+        with pytest.raises(TemplateError, match="prompts for message 1 with"):
+            encoder.encode([Chat("f:1", [*talk("Hi"), {"role": "assistant", "content": more, "reasoning_content": "C"}])])
 
 
 def test_weights_behind_an_empty_block(with_template):

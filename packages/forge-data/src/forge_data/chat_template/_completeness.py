@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from forge_data.chat_template._asked import REASONING_TAGS
+from forge_data.chat_template._block import REASONING_TAGS
 from forge_data.chat_template._trace import Stretch, Trace
 from forge_data.chat_template._traced_text import Leaf
 from forge_data.formats._messages import REASONING

@@ -88,7 +88,7 @@ class ChatTemplate:
             if self.batches and not (chat.tools or chat.documents or chat.template_kwargs):
                 # What a template refuses, or what goes beyond its limits, is an error of its row.
                 with contextlib.suppress(RefusedError, TemplateError):
-                    self._program(chat.place, self._source(chat.tools))
+                    self._program(chat.place, self.source(chat.tools))
                     traces[index] = self._trace(chat.place, self._in_form(chat.messages), {})
         if traces:
             try:
@@ -109,7 +109,7 @@ class ChatTemplate:
             DataError: the template refuses the conversation; its own message is included.
             TemplateError: it does not use an argument of the row, does not write the same text twice, or does not end.
         """
-        program = self._program(chat.place, self._source(chat.tools))
+        program = self._program(chat.place, self.source(chat.tools))
         given = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
         try:
             messages, written = (
@@ -139,11 +139,11 @@ class ChatTemplate:
 
     def reads(self, chat: Chat) -> frozenset[str]:
         """Return the names of the arguments that the template of a conversation reads."""
-        return self._program(chat.place, self._source(chat.tools)).reads
+        return self._program(chat.place, self.source(chat.tools)).reads
 
     def marks(self, chat: Chat) -> bool:
         """Tell whether the template of a conversation marks the assistant's text."""
-        return self._program(chat.place, self._source(chat.tools)).marks
+        return self._program(chat.place, self.source(chat.tools)).marks
 
     def repeats(self, chat: Chat) -> bool:
         """Tell whether transformers renders the template, which reads no clock and draws nothing."""
@@ -152,7 +152,7 @@ class ChatTemplate:
         kind = type(self._tokenizer)
         own = kind.apply_chat_template is PreTrainedTokenizerBase.apply_chat_template
         own = own and "apply_chat_template" not in vars(self._tokenizer)
-        source = self._source(chat.tools)
+        source = self.source(chat.tools)
         return own and not any(name in source for name in ("strftime_now", "lipsum", "random"))
 
     def symbolic(self, chat: Chat, symbols: "Symbols") -> Callable[..., str]:
@@ -160,7 +160,7 @@ class ChatTemplate:
 
         The messages must have a role and a content each, and nothing else.
         """
-        template = self._program(chat.place, self._source(chat.tools)).symbolic()
+        template = self._program(chat.place, self.source(chat.tools)).symbolic()
         messages = [{"role": message["role"], "content": symbols.symbol(index)} for index, message in enumerate(chat.messages)]
         given = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
 
@@ -178,7 +178,7 @@ class ChatTemplate:
             DataError: the template refuses the conversation; its own message is included.
             TemplateError: it does not use an argument of the row.
         """
-        program = self._program(chat.place, self._source(chat.tools))
+        program = self._program(chat.place, self.source(chat.tools))
         given = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
         try:
             messages, written = self._text(chat.place, chat.messages, given, opening=True)
@@ -188,7 +188,7 @@ class ChatTemplate:
         except RefusedError as error:
             raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}") from error
 
-    def _source(self, tools: list[Any] | None) -> str:
+    def source(self, tools: list[Any] | None) -> str:
         try:
             return self._tokenizer.get_chat_template(tools=tools)
         except ValueError as error:
@@ -218,7 +218,7 @@ class ChatTemplate:
             return Written(trace, self._unlimited(messages, given, opening=opening))
 
     def _native(self, place: str, messages: Messages, given: Mapping[str, Any], *, opening: bool = False) -> str:
-        program = self._program(place, self._source(given.get("tools")))
+        program = self._program(place, self.source(given.get("tools")))
         with self._refusals(place):
             for _ in counted(program.template, {**self._variables(given, opening=opening), "messages": self._passed(messages)}):
                 pass
@@ -258,7 +258,7 @@ class ChatTemplate:
         variables = self._variables(given, opening=opening)
         if given.get("tools"):
             variables["tools"] = traced_tools(given["tools"])
-        program = self._program(place, self._source(given.get("tools")))
+        program = self._program(place, self.source(given.get("tools")))
         with self._refusals(place):
             return render(program.template, self._passed(messages), variables)
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import attrs
 
 from forge_data._errors import DataError, TemplateError
-from forge_data.chat_template._asked import Asked, as_form, ask, has_reasoning, thinking
+from forge_data.chat_template._asked import Asked, as_form, ask, thinking
+from forge_data.chat_template._block import Block, has_reasoning, without_reasoning
 from forge_data.chat_template._completeness import LeftOutError, dropped_reasoning
-from forge_data.chat_template._header import Opening, RefusedError, UndecidableError, opening
+from forge_data.chat_template._header import Messages, Opening, RefusedError, Renderer, UndecidableError, opening
 from forge_data.chat_template._template import ChatTemplate, RenderedChat, Written
 from forge_data.chat_template._trace import Run
 from forge_data.formats._samples import Chat, Note
@@ -31,7 +32,7 @@ _REMEDY = (
 )
 ONE_A_TURN = "one_sample_a_turn"
 AS_HISTORY = "as_history"
-_BEHIND_BLOCK = "behind_empty_block"
+_BEHIND_EMPTY, _BEHIND_OPEN = "behind_empty_block", "behind_open_block"
 
 
 @attrs.frozen
@@ -47,7 +48,7 @@ class Conversation:
     forms: tuple[str, ...] = ()
     """How it is rendered where the row does not say it.
 
-    `enable_thinking=false`, `one_sample_a_turn`, `as_history`, `behind_empty_block`.
+    `enable_thinking=false`, `one_sample_a_turn`, `as_history`, `behind_empty_block`, `behind_open_block`.
     """
 
 
@@ -160,12 +161,12 @@ class ConversationReader:
         thinks = has_reasoning(rendered.messages[index]) if thinks is None else thinks
         refused: Asked | None = None
         for arguments in self._tried(chat, rendered, thinks=thinks):
-            turn = ask(self._template.renderer(_with(chat, arguments)), rendered.messages, index)
+            turn = self._ask(chat, self._template.renderer(_with(chat, arguments)), rendered.messages, index)
             if turn is None and not arguments:
                 return {}, None
-            if turn is not None and (turn.follows or (turn.empty_block and not thinks)):
+            if turn is not None and (turn.follows or (turn.block and (turn.block.closing or not thinks))):
                 # Where the argument changes nothing, it is not given.
-                plain = ask(rendered.renderer, rendered.messages, index) == turn
+                plain = self._ask(chat, rendered.renderer, rendered.messages, index) == turn
                 return {} if plain else arguments, turn
             refused = turn or refused
         assert refused is not None
@@ -176,6 +177,9 @@ class ConversationReader:
             "behind its own prompt (`chat_template`), give the message the reasoning that the prompt asks for, or learn the "
             "text as it stands all the same (`turns` set to history)"
         )
+
+    def _ask(self, chat: Chat, renderer: Renderer, messages: Messages, index: int) -> Asked | None:
+        return ask(renderer, messages, index, self._template.source(chat.tools))
 
     def _tried(self, chat: Chat, rendered: RenderedChat, *, thinks: bool) -> list[dict[str, Any]]:
         """List the arguments under which turns are tried, in order."""
@@ -221,25 +225,33 @@ class ConversationReader:
         self, chat: Chat, rendered: RenderedChat, index: int, arguments: dict[str, Any], asked: Asked | None
     ) -> Conversation:
         """Make the sample of one learned turn: the conversation up to it, nothing else learned."""
-        upto = attrs.evolve(_with(chat, arguments), messages=rendered.messages[: index + 1])
+        turn = rendered.messages[index]
+        if asked is not None and asked.block is not None and asked.block.closing:
+            # Its reasoning, if any, is learned as the end of the block.
+            turn = without_reasoning(turn)
+        upto = attrs.evolve(_with(chat, arguments), messages=[*rendered.messages[:index], turn])
         try:
             alone = self._template.render(upto)
         except DataError as error:
             self._refuse(chat, index, f"the template cannot write the messages up to there alone: {error.__cause__}", error)
         what = [NOTHING] * index + [TURN]
-        block = "" if asked is None else asked.empty_block
-        if asked is not None:
-            asked = asked._replace(prompt=asked.prompt.removesuffix(block))
+        block = None if asked is None else asked.block
+        if asked is not None and block is not None:
+            asked = asked._replace(prompt=asked.prompt.removesuffix(block.text) + block.instead)
         try:
             turns = self._spans(upto, what, alone, asked={} if asked is None else {index: asked})
         except UnclearError as error:
             self._refuse(chat, error.index, error.why, error)
         made = self._made(chat, what, alone, turns, arguments, ONE_A_TURN)
-        return made if asked is None or not block else _behind(made, len(asked.prompt), block)
+        return made if asked is None or block is None else _behind(made, len(asked.prompt), block)
 
     def _in_history(self, chat: Chat, what: Sequence[str], learned: list[int], rendered: RenderedChat) -> Conversation:
         """Make one text in any case, and note turns that are not as they are asked for."""
-        asked = {index: turn for index in learned if (turn := ask(rendered.renderer, rendered.messages, index)) is not None}
+        asked = {
+            index: turn
+            for index in learned
+            if (turn := self._ask(chat, rendered.renderer, rendered.messages, index)) is not None
+        }
         if all(turn.follows for turn in asked.values()):
             extending = self._extending(chat, what, rendered, asked, {}, {})
             if extending is not None:
@@ -330,15 +342,20 @@ class ConversationReader:
         ) from error
 
 
-def _behind(made: Conversation, at: int, block: str) -> Conversation:
-    """Put the block that ends a turn's prompt before what is learned, which begins at `at`."""
-    size = len(block)
+def _behind(made: Conversation, at: int, block: Block) -> Conversation:
+    """Put the block that ends a turn's prompt, and what closes it, before what is learned, which begins at `at`."""
+    start, added = at - len(block.instead), block.text + block.closing
+    size = len(added) - len(block.instead)
+    spans = [[max(place, at) + size for place in span] for span in made.spans]
+    for span in spans if block.closing else ():
+        # The model writes the end of the block too.
+        span[0] = span[1] = start + len(block.text)
     return attrs.evolve(
         made,
-        text=made.text[:at] + block + made.text[at:],
-        spans=[Span(*[max(place, at) + size for place in span]) for span in made.spans],
-        runs=[(start + size * (start > at), stop + size * (stop > at), owner) for start, stop, owner in made.runs],
-        forms=(*made.forms, _BEHIND_BLOCK),
+        text=made.text[:start] + added + made.text[at:],
+        spans=[Span(*span) for span in spans],
+        runs=[(begin + size * (begin > start), stop + size * (stop > start), owner) for begin, stop, owner in made.runs],
+        forms=(*made.forms, _BEHIND_OPEN if block.closing else _BEHIND_EMPTY),
     )
 
 
@@ -357,7 +374,7 @@ def _with(chat: Chat, arguments: Mapping[str, Any]) -> Chat:
 
 def _is_answered(rendered: RenderedChat, index: int) -> bool:
     """Tell whether a template writes more of a turn than its prompt, where nothing is traced."""
-    turn = ask(rendered.renderer, rendered.messages, index)
+    turn = ask(rendered.renderer, rendered.messages, index, "")
     return turn is not None and turn.follows and bool(turn.answered[len(turn.prompt) :].strip())
 
 

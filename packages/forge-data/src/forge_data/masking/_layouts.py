@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from forge_data.chat_template._asked import REASONING_TAGS, Asked
+from forge_data.chat_template._asked import Asked
+from forge_data.chat_template._block import REASONING_TAGS
 from forge_data.chat_template._symbolic import Symbols, holds_symbol
 from forge_data.chat_template._template import ChatTemplate, RenderedChat
 from forge_data.chat_template._trace import Trace

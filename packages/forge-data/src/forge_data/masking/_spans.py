@@ -7,7 +7,7 @@ Where a template leaves that open, the row is refused.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from forge_data.chat_template._asked import REASONING_TAGS, has_reasoning
+from forge_data.chat_template._block import REASONING_TAGS, has_reasoning
 from forge_data.chat_template._header import Opening, RefusedError, UndecidableError, header_end
 from forge_data.chat_template._template import RenderedChat
 from forge_data.chat_template._trace import NOBODY, Run, foreign_text, template_prefix

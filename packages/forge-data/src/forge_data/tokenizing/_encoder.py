@@ -10,7 +10,7 @@ import numpy as np
 
 from forge_data._errors import DataError, TokenizerError
 from forge_data._example import IGNORED, TokenizedExample
-from forge_data.chat_template._asked import has_reasoning
+from forge_data.chat_template._block import has_reasoning
 from forge_data.chat_template._template import Written
 from forge_data.chat_template._trace import Run
 from forge_data.formats._documents import ended
