@@ -93,7 +93,7 @@ class TurnReader:
     def _after_answer(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Render messages after an answer; return what follows the answer's text."""
         called = any(message.get("role") == "tool" for message in messages)
-        answers = [{"role": "assistant", "content": _ANSWER}]
+        answers: list[dict[str, Any]] = [{"role": "assistant", "content": _ANSWER}]
         if called:
             # Some templates take a tool's result only after a call.
             answers.append({"role": "assistant", "content": _ANSWER, "tool_calls": [_CALL]})

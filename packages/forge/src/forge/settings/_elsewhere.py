@@ -173,8 +173,8 @@ TOLD = {
         "the ratio is a completion's with loss_type=gspo, and each token's with the others": "importance_sampling_level",
         "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token",
         "give paths in data_path": "dataset_dir",
-        "completions come from the model that trains": """use_vllm vllm_mode vllm_gpu_memory_utilization
-            gpu_memory_utilization n_gpus""",
+        "a server samples with sampler=vllm and sampler_url; it is started by itself": "use_vllm vllm_mode",
+        "completions come from the model that trains": "vllm_gpu_memory_utilization gpu_memory_utilization n_gpus",
         "rollouts/step_N.jsonl has every completion": "log_completions",
         "forge export RUN --merge, or with --format gguf": "save_pretrained_merged save_pretrained_gguf merge_lora",
         "shorten the file, or set max_steps": "max_samples max_train_samples",

@@ -58,7 +58,7 @@ class OnlineTask(Task):
     items_are = "prompts"
 
     def check_settings(self, s: Any) -> None:
-        """Import reward functions and environment and check them; check that the reward model is one."""
+        """Import and check reward functions and environment; check that the reward model is one."""
         if s.objective.env is not None:
             forge_algos.online.load_environment(s.objective.env)
         for name in s.objective.reward:

@@ -74,7 +74,7 @@ class _Episode:
 
     def context(self) -> NDArray[np.int64]:
         """Return all that the model reads: int64[S]."""
-        return np.concatenate([np.asarray(self.prompt.input_ids, np.int64), *self.parts])
+        return np.concatenate([np.asarray(self.prompt.input_ids), *self.parts]).astype(np.int64)
 
     def add(self, ids: NDArray[np.int32], logps: NDArray[np.float32] | None, *, learned: bool) -> None:
         """Append tokens of the model, or of an observation."""
@@ -181,7 +181,9 @@ class _Played:
         return found
 
     def sample(self, episodes: Sequence[_Episode], *, together: bool) -> None:
-        """Let the model take the next turn of these; ranks that share the weights take part with none too."""
+        """Let the model take the next turn of these.
+        With `together` a rank without any takes part too.
+        """
         if not episodes and not together:
             return
         own = self._settings

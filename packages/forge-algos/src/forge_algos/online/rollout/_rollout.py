@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Rollout:
-    """B completions of G prompts, M learned tokens in all; a group's completions one after another.
+    """B completions of G prompts, M learned tokens in all; those of a group one after another.
 
     It is the same on every rank. With a seed and an update's number it determines what that update trains on: a run that was
     stopped between two updates reads it back and resumes.

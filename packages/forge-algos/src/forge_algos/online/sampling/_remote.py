@@ -1,4 +1,4 @@
-"""Sampling by a server beside the run, which is given the trained weights before each rollout."""
+"""Sampling by a server beside the run, which is given the weights before each rollout."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""HTTP interfaces of sampling servers, as vLLM and SGLang document them, without their packages.
+"""HTTP interfaces of sampling servers (vLLM, SGLang), spoken to without their packages.
 
 Each class says the same things to its server: what are you, draw these, take these weights. Weights travel by a directory that
 both can read. What a route is called and takes is compared with the released servers' sources by a test.
@@ -164,7 +164,7 @@ class Server(ABC):
         )
 
     def same_weights(self, theirs: set[str] | None, version: str | None) -> None:
-        """Raise RolloutError where a completion was drawn with other weights than those of `version`."""
+        """Raise RolloutError where a completion was drawn with other weights than `version`."""
         if self.whole and version is not None and theirs is not None and theirs != {version}:
             raise RolloutError(
                 f"{self.name} at {self.url} drew with the weights {', '.join(sorted(theirs))}, and {version} were given to it: "
