@@ -46,8 +46,8 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, fused: bool
     settings = settings.resolve(_adapter(model))
     if settings.loraplus_lr_ratio != 1 and not _second_factors(model):
         raise OptimizerError(
-            f"loraplus_lr_ratio={settings.loraplus_lr_ratio} has no effect: no matrix B of a LoRA trains here; leave it out, or "
-            "set adapter=lora"
+            f"loraplus_lr_ratio={settings.loraplus_lr_ratio} has no effect: no matrix B of a LoRA trains here; leave it out, "
+            "or set adapter=lora"
         )
     common: dict[str, Any] = {"lr": settings.learning_rate}
     adam: dict[str, Any] = {**common, "betas": (settings.beta1, settings.beta2), "eps": settings.eps}

@@ -55,8 +55,8 @@ def _check_pattern(_instance: Any, field: Any, value: Any) -> None:
         name, _, rank = entry.rpartition("=")
         if not name or not rank.isdecimal():
             raise ValueError(
-                f"{field.name} must hold NAME=RANK, a target's name or pattern and its rank (of osft: how many of its directions "
-                f"may move), got {entry!r}"
+                f"{field.name} must hold NAME=RANK, a target's name or pattern and its rank (of osft: how many of its "
+                f"directions may move), got {entry!r}"
             )
 
 
@@ -66,8 +66,8 @@ def _check_alphas(_instance: Any, field: Any, value: Any) -> None:
         name, _, alpha = entry.rpartition("=")
         if not name or not _POSITIVE.fullmatch(alpha) or not float(alpha):
             raise ValueError(
-                f"{field.name} must hold NAME=ALPHA, a target's name or pattern and a number above 0 in place of lora_alpha, got "
-                f"{entry!r}"
+                f"{field.name} must hold NAME=ALPHA, a target's name or pattern and a number above 0 in place of lora_alpha, "
+                f"got {entry!r}"
             )
 
 
@@ -114,10 +114,11 @@ class AdapterSettings:
     lora_dropout: float = attrs.field(default=0.0, validator=number(kind=float, below=1.0))
     """Share of the adapters' inputs set to zero while training, from 0 to below 1."""
     init_lora_weights: InitLoraWeights = attrs.field(default="default", validator=one_of(InitLoraWeights))
-    """First values of A and B; with each the model begins as its base. B = 0 with A uniform (default),
-    gaussian, or the directions in which the inputs of the run's first rows vary most (eva, arXiv 2410.07170); both orthogonal
-    (orthogonal); the weight's first singular vectors (pissa, 2404.02948, or pissa_niter_16, a faster approximation) or those of
-    its QR (olora, 2406.01775), whose product is subtracted again; its last ones in a B that stays (mica, 2604.01694)."""
+    """First values of A and B; with each the model begins as its base.
+    B = 0 with A uniform (default), gaussian, or the directions in which the inputs of the run's first rows vary most (eva,
+    arXiv 2410.07170); both orthogonal (orthogonal); the weight's first singular vectors (pissa, 2404.02948, or pissa_niter_16,
+    a faster approximation) or those of its QR (olora, 2406.01775), whose product is subtracted again; its last ones in a B that
+    stays (mica, 2604.01694)."""
     lora_fa: bool = attrs.field(default=False, validator=_flag)
     """Train B alone, by the gradient that is nearest to the whole matrix's (LoRA-FA, arXiv 2308.03303):
     A keeps its first values and needs no gradient and no optimizer state."""
@@ -158,13 +159,14 @@ class AdapterSettings:
     rank_pattern: tuple[str, ...] | Mapping[str, int] | None = attrs.field(
         default=None, converter=_pattern, validator=attrs.validators.optional(_check_pattern), metadata={"words": tuple}
     )
-    """Rank of certain targets, as NAME=RANK (`q_proj=8`, `layers.0.*=0`, where 0 is no adapter) or a mapping,
-    of which the last that fits counts; the others have lora_r. With osft the number of directions that it frees; the others
-    follow osft_rank."""
+    """Rank of certain targets, as NAME=RANK (`q_proj=8`, `layers.0.*=0`) or a mapping;
+    0 is no adapter, and the last that fits counts; the others have lora_r. With osft the number of directions that it
+    frees; the others follow osft_rank."""
     alpha_pattern: tuple[str, ...] | Mapping[str, float] | None = attrs.field(
         default=None, converter=_pattern, validator=attrs.validators.optional(_check_alphas), metadata={"words": tuple}
     )
-    """Scale of certain targets in place of lora_alpha, as NAME=ALPHA or a mapping, of which the last that fits counts."""
+    """Scale of certain targets in place of lora_alpha, as NAME=ALPHA or a mapping;
+    the last that fits counts."""
     osft_train_rest: tuple[Rest, ...] = attrs.field(default=(), converter=_tuple, validator=_check_rest)
     """Further weights that osft trains whole: any of embeddings, head, norms, biases, or all that the model has of them.
     By default none."""
@@ -183,13 +185,8 @@ class AdapterSettings:
                 self._refuse_unread(field.name, "adapter", readers)
         if self.lora_fa and self.init_lora_weights in (*SUBTRACTED, "mica"):
             raise ValueError(
-                f"init_lora_weights={self.init_lora_weights!r} with lora_fa=True: the one trains A, the other keeps it as it is; "
+                f"init_lora_weights={self.init_lora_weights!r} with lora_fa=True: the one trains A, the other keeps it; "
                 "leave one out"
-            )
-        if self.lora_fa and self.adapter == "dora":
-            raise ValueError(
-                "lora_fa=True with adapter='dora': its gradient is that of a sum of matrices, which DoRA scales again; leave it "
-                "out, or set adapter=lora"
             )
         if self.adapter != "osft":
             return

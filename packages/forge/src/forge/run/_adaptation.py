@@ -80,7 +80,7 @@ def adapt_model(
 
 
 def check_projections(s: Any, strategy: forge_dist.Strategy) -> None:
-    """Raise SettingsError for adapters that change gradients or weights around each step, under ZeRO."""
+    """Raise SettingsError for adapters that act around each step, under ZeRO."""
     a = s.adapter
     if a.subtracts and s.optimizer.weight_decay and strategy.name.startswith("zero"):
         raise SettingsError(
@@ -146,7 +146,7 @@ def _calibration(task: Task, s: Any, tokenizer: Any, train: Items, root: Path, r
 
 
 def _imitated(task: Task, train: Items, setting: str, instead: str) -> Samples:
-    """Return the rows that a setting measures on, or raise SettingsError where they are not to be imitated."""
+    """Return the rows that a setting measures on, or raise SettingsError without such."""
     if isinstance(train, Samples):
         return train
     raise SettingsError(f"{setting} measures on rows to imitate, and forge {task.name} has none: {instead}.")

@@ -47,8 +47,8 @@ def _check_rates(s: Any) -> None:
     """Refuse a rate of LoRA's B matrices where there are none."""
     if s.optimizer.loraplus_lr_ratio != 1 and "lora_r" not in forge_algos.adaptations.ADAPTERS[s.adapter.adapter].fields:
         raise SettingsError(
-            f"loraplus_lr_ratio={s.optimizer.loraplus_lr_ratio:g} has no effect with adapter={s.adapter.adapter}: it is the rate "
-            "of LoRA's matrices B. Leave it out, or set adapter=lora."
+            f"loraplus_lr_ratio={s.optimizer.loraplus_lr_ratio:g} has no effect with adapter={s.adapter.adapter}: it is the "
+            "rate of LoRA's matrices B. Leave it out, or set adapter=lora."
         )
 
 

@@ -47,7 +47,7 @@ Importance = Callable[[Sequence[str]], dict[str, float]]
 
 
 Directions = Callable[[Mapping[str, int]], Mapping[str, torch.Tensor]]
-"""Names of targets with a rank → float32[rank, M] for each, orthonormal rows; see `eva_directions`."""
+"""Targets with a rank → float32[rank, M] for each, orthonormal rows; see `eva_directions`."""
 
 
 @attrs.frozen(kw_only=True)

@@ -62,7 +62,7 @@ class PeftAdaptation(Adaptation):
         return [*self._notes, *super().describe()]
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise OptimizerError where a decay of what init_lora_weights subtracts could not be undone."""
+        """Raise OptimizerError where a decay of what is subtracted could not be undone."""
         if self._halves is not None:
             self._halves.check_optimizer(optimizer)
 

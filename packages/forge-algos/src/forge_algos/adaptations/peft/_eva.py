@@ -1,4 +1,4 @@
-"""Rows that are trained on → the directions in which the inputs of each target vary most (EVA)."""
+"""Rows that are trained on → directions in which the inputs of targets vary most (EVA)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext

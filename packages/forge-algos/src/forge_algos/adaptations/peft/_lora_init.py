@@ -48,7 +48,8 @@ class Lora:
     def of(
         cls, model: nn.Module, settings: AdapterSettings, linear: Sequence[str], experts: Sequence[str], context: Context
     ) -> "Lora":
-        """Resolve patterns, refuse what does not fit, and measure what is needed; collective on a divided model.
+        """Resolve patterns, refuse what does not fit, and measure what is needed.
+        Collective on a divided model.
 
         Args:
             model: the base, before PEFT.
@@ -104,7 +105,8 @@ class Lora:
         return [*lines, *(["lora_fa: A stays, B trains"] if self.settings.lora_fa else [])]
 
     def initialise(self, model: "PeftModel") -> "Halves | None":
-        """Give the layers of PEFT's model their first values, and keep what does not train; collective on a divided model.
+        """Give the layers of PEFT's model their first values, and keep what does not train.
+        Collective on a divided model.
 
         Returns:
             What keeps the halves that are subtracted; None where nothing is.
@@ -169,7 +171,7 @@ def _check_init(
 
 
 def _doubled(settings: AdapterSettings, rank: int, alpha: float) -> dict[str, Any]:
-    """Return PEFT's r and lora_alpha: the rank twice where half of it is subtracted, and the same scale of the output."""
+    """Return PEFT's r and lora_alpha: twice the rank, at the same scale, if half is subtracted."""
     if not settings.subtracts:
         return {"r": rank, "lora_alpha": alpha}
     rslora = ADAPTERS[settings.adapter].options.get("use_rslora")
@@ -177,7 +179,7 @@ def _doubled(settings: AdapterSettings, rank: int, alpha: float) -> dict[str, An
 
 
 class Halves:
-    """Second halves of LoRA's matrices, those of the subtracted product, which keep their values."""
+    """Second halves of LoRA's matrices, of the subtracted product, which keep their values."""
 
     def __init__(self, model: nn.Module, ranks: Mapping[str, int]) -> None:
         self._linear: list[tuple[nn.Module, int, int]] = []
@@ -226,7 +228,7 @@ def _kept_whole(linear: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _keep_whole(linear: Any) -> None:
-    """Make a matrix a buffer: without gradient and optimizer state, and in every full state and export."""
+    """Make a matrix a buffer: without gradient and optimizer state, in full states and exports."""
     weight = linear.weight.detach().clone()
     del linear.weight
     linear.register_buffer("weight", weight)
@@ -234,7 +236,7 @@ def _keep_whole(linear: Any) -> None:
 
 
 def _by_nearest_gradient(B: Any, A: Any, scale: float, x: torch.Tensor) -> torch.Tensor:
-    """Compute B x, with a gradient of B that is multiplied by (A Aᵀ)⁻¹ / s² (LoRA-FA, equation 10 of 2308.03303v2)."""
+    """Compute B x; B's gradient is multiplied by (A Aᵀ)⁻¹ / s² (LoRA-FA, arXiv 2308.03303)."""
     weight = B.weight.to(x.dtype) if not torch.is_autocast_enabled(x.device.type) else B.weight
     if torch.is_grad_enabled() and weight.requires_grad:
         weight = _Nearest.apply(weight, A.weight, scale)
@@ -262,7 +264,7 @@ class _Nearest(torch.autograd.Function):
 
 
 def _drawn(base: Any, init: str, rank: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return A [r, M] and B [N, r] as PEFT initialises them beside a plain float32 layer of this weight."""
+    """Return A [r, M] and B [N, r] as PEFT initialises them beside a plain layer of this weight."""
     from peft import LoraConfig, inject_adapter_in_model
 
     weight = _whole(base)
@@ -277,7 +279,9 @@ def _drawn(base: Any, init: str, rank: int, scale: float) -> tuple[torch.Tensor,
 
 
 def _whole(base: Any) -> torch.Tensor:
-    """Return the weight [N, M] of a linear layer in float32, whole, as a copy; collective where it is divided."""
+    """Return the weight [N, M] of a linear layer in float32, whole, as a copy.
+    Collective where it is divided.
+    """
     weight: Any = base.weight.detach()
     if isinstance(weight, DTensor):
         weight = weight.to(weight.device_mesh.device_type).full_tensor()
@@ -289,7 +293,9 @@ def _whole(base: Any) -> torch.Tensor:
 
 
 def _same_on_all(weight: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the first rank's tensors where ranks divide the weight: singular vectors differ by processor."""
+    """Return the first rank's tensors where ranks divide the weight.
+    Singular vectors differ by processor.
+    """
     mesh = getattr(weight, "device_mesh", None)
     if mesh is None:
         return tensors

@@ -34,7 +34,7 @@ def alphas_of(settings: AdapterSettings, names: Sequence[str], others: Iterable[
 
 
 def pattern_of(model: nn.Module, values: Mapping[str, Any], default: Any) -> dict[str, Any]:
-    """Return PEFT's pattern for values by full name: the shortest names that select those that differ."""
+    """Return PEFT's pattern for values by full name: short names that select those that differ."""
     found: dict[str, Any] = {}
     for value in dict.fromkeys(values.values()):
         if value != default:
