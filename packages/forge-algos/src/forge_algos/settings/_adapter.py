@@ -20,6 +20,9 @@ OSFTSvd = Literal["exact", "randomized"]
 Rest = Literal["embeddings", "head", "norms", "biases", "all"]
 InitLoraWeights = Literal["default", "gaussian", "orthogonal", "olora", "pissa", "pissa_niter_16", "mica", "eva"]
 
+# A constant, because the type checker takes a literal of more than four for any string.
+_INIT: InitLoraWeights = "default"
+
 SUBTRACTED = ("olora", "pissa", "pissa_niter_16")
 """Initialisations whose first product B₀ A₀ is subtracted again, so that training begins at the base."""
 
@@ -113,7 +116,7 @@ class AdapterSettings:
     with rslora by lora_alpha / √lora_r."""
     lora_dropout: float = attrs.field(default=0.0, validator=number(kind=float, below=1.0))
     """Share of the adapters' inputs set to zero while training, from 0 to below 1."""
-    init_lora_weights: InitLoraWeights = attrs.field(default="default", validator=one_of(InitLoraWeights))
+    init_lora_weights: InitLoraWeights = attrs.field(default=_INIT, validator=one_of(InitLoraWeights))
     """First values of A and B; with each the model begins as its base.
     B = 0 with A uniform (default), gaussian, or the directions in which the inputs of the run's first rows vary most (eva,
     arXiv 2410.07170); both orthogonal (orthogonal); the weight's first singular vectors (pissa, 2404.02948, or pissa_niter_16,

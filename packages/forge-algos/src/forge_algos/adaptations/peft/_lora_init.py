@@ -247,7 +247,7 @@ class _Nearest(torch.autograd.Function):
     """The identity of B [N, r], whose gradient is taken to the nearest of the whole matrix's."""
 
     @staticmethod
-    def forward(ctx: Any, B: torch.Tensor, A: torch.Tensor, scale: float) -> torch.Tensor:
+    def forward(ctx: Any, B: torch.Tensor, A: torch.Tensor, scale: float) -> torch.Tensor:  # pyrefly: ignore[bad-override]
         ctx.save_for_backward(A)
         ctx.scale = scale
         return B.view_as(B)
@@ -284,7 +284,8 @@ def _whole(base: Any) -> torch.Tensor:
     """
     weight: Any = base.weight.detach()
     if isinstance(weight, DTensor):
-        weight = weight.to(weight.device_mesh.device_type).full_tensor()
+        moved: Any = weight.to(weight.device_mesh.device_type)
+        weight = moved.full_tensor()
     if hasattr(base.weight, "quant_state"):
         from bitsandbytes.functional import dequantize_4bit
 
@@ -317,4 +318,5 @@ def _shape(layer: Any) -> tuple[int, int]:
 def _is_outline(model: nn.Module, ranks: Mapping[str, int]) -> bool:
     """Return whether the targets hold no numbers, as those of a model on the meta device."""
     layers: list[Any] = [model.get_submodule(name) for name in ranks]
-    return any(getattr(layer, "base_layer", layer).weight.is_meta for layer in layers)
+    bases: list[Any] = [getattr(layer, "base_layer", layer) for layer in layers]
+    return any(base.weight.is_meta for base in bases)
