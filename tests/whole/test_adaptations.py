@@ -107,6 +107,25 @@ def test_virtual_tokens_beside_a_head(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("verb", ci_keeps(["sft"], ["sft", "dpo"]))
+def test_virtual_tokens_are_planned_with_their_padding(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """No forward holds more places than max_tokens_per_gpu, and the losses are those of any other cut."""
+    settings = {**given(verb, "prefix", model_dir, folder), "max_steps": 3, "effective_batch_size": 8}
+    found = {}
+    for tokens in (160, 4096):
+        run = tmp_path / str(tokens)
+        run_verb(verb, {**settings, "max_tokens_per_gpu": tokens, "ckpt_output_dir": str(run)})
+        plan = forge.packing.BatchPlan.load(run / "plan" / "plan.npz")
+        rows = [row for step in range(3) for row in plan.micro_batches(step)]
+        assert max(plan.places(row) for row in rows) <= tokens
+        assert plan.widths is not None
+        assert (plan.widths >= 4 + plan.lengths // (1 if verb == "sft" else 2)).all()
+        found[tokens] = len(rows), [line["loss"] for line in metrics(run) if "loss" in line]
+    assert found[160][0] > found[4096][0] == 3
+    assert found[160][1] == pytest.approx(found[4096][1], rel=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "name"), ci_keeps(DIVIDED, CASES))
 def test_on_two_ranks(verb: str, name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """The same where every weight of the model is divided."""

@@ -108,7 +108,7 @@ def _groups(model: nn.Module, parameters: list[nn.Parameter], settings: Optimize
 
 
 def _with_ratio(model: nn.Module, groups: list[dict[str, Any]], settings: OptimizerSettings) -> list[dict[str, Any]]:
-    """Give LoRA's B matrices groups of their own, with a rate of their own (LoRA+); after the others."""
+    """Give LoRA's B matrices groups of their own, with their rate (LoRA+); after the others."""
     if settings.loraplus_lr_ratio == 1:
         return groups
     second = _second_factors(model)

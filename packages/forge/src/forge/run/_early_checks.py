@@ -15,12 +15,12 @@ import forge_dist
 from forge._errors import SettingsError
 from forge.memory._forecast import without_measurements
 from forge.run._choices import Tried, check_warmup, quantized
-from forge.run._positions import VIRTUAL
 from forge.run._rows import SETTINGS, Rows
 from forge.run._starting_model import Start
 from forge.settings._recipe import as_values
 from forge.tasks._answers import read_prompts, tokenized
 from forge.tasks._task import Task
+from forge.tasks.items._items import VIRTUAL
 from forge.trackers._table import check_trackers
 
 
