@@ -203,7 +203,7 @@ class AdapterSettings:
 
     @property
     def subtracts(self) -> bool:
-        """Whether the adapters' first product is subtracted from them, so that training begins at the base."""
+        """Whether the adapters' first product is subtracted, so that training begins at the base."""
         return self.init_lora_weights in SUBTRACTED
 
     def _refuse_unread(self, name: str, setting: str, readers: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Division of steps whose micro-batches are padded: samples become lines as wide as the widest."""
+"""Division of steps whose micro-batches are padded: samples are lines as wide as the widest."""
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ def padded_sizes(widths: Int64Array, lines: Int64Array, starts: Int64Array) -> I
 def divide_padded(
     widths: Int64Array, lines: Int64Array, step_starts: Int64Array, max_tokens: int, world_size: int
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Divide many steps at once into micro-batches of at most `max_tokens` places, padding counted.
+    """Divide many steps into micro-batches of at most `max_tokens` places, padding counted.
 
     The widest samples of a step come first, as many lines to a micro-batch as fit at the width of its first; with one line a
     sample there can be no fewer micro-batches. Neighbours are about as large, and are the ranks of one pass.

@@ -63,7 +63,7 @@ VIRTUAL = ("prefix", "prompt")
 
 
 def padding(s: Any, items: Items, rows: Ints | None = None) -> dict[str, Any]:
-    """Return `widths` and `lines` of all items, or of `rows`, where micro-batches are padded; else {}."""
+    """Return `widths` and `lines` of items, or of `rows`, where micro-batches are padded, or {}."""
     if s.adapter.adapter not in VIRTUAL:
         return {}
     taken: Any = slice(None) if rows is None else rows
