@@ -124,8 +124,8 @@ _PUBLIC = {
     "memory._rehearsal": "Rehearsal tensors_of",
     "memory._tracker": "Peak",
     "objectives": (
-        "Bound Classify ClassifyBatch DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT "
-        "SimPO check_reference reference_logps"
+        "Bound Classify ClassifyBatch DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward "
+        "SFT SimPO check_reference reference_logps"
     ),
     "optimizers._optimizers": "adamw make_optimizer",
     "optimizers._schedules": "lr_factor schedule",

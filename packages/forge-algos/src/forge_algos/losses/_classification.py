@@ -10,7 +10,7 @@ from forge_algos.losses._terms import LossTerms
 
 
 def classification(logits_BC: torch.Tensor, targets: torch.Tensor) -> LossTerms:
-    """Sum the cross-entropy of B samples over C classes, or of C labels that are each there or not.
+    """Sum the cross-entropy of B samples over C classes, or that of C labels by themselves.
 
     Divided by the count they are transformers' losses of `problem_type` single_label_classification, -log softmax(z)_y, and
     multi_label_classification, the mean over the labels of -y log σ(z) - (1 - y) log(1 - σ(z)).

@@ -38,7 +38,7 @@ def _count(_instance: Any, field: Any, value: Any) -> None:
 
 @attrs.frozen
 class Classify:
-    """Sequence classification: transformers' own losses of one class of several, or of several labels.
+    """Sequence classification: transformers' own losses of one class, or of several labels.
 
     The model is an AutoModelForSequenceClassification with as many labels, whose layer `score` is read at each document's last
     token. One forward a row; batches are `ClassifyBatch`. No document's term depends on another, and accuracy and F1 come from
