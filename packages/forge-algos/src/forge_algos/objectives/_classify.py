@@ -122,7 +122,7 @@ class _BoundClassify:
         return classification(self._head.logits(self._load(batch.row).inputs, ends), targets)
 
     def _targets(self, batch: ClassifyBatch) -> torch.Tensor:
-        """Return the targets on the device, or raise PackedBatchError where they are none of these documents."""
+        """Return the targets on the device, or raise PackedBatchError where they do not fit."""
         wanted, found = self._objective, np.asarray(batch.targets)
         B = wanted.count(batch)
         shape = (B, wanted.labels) if wanted.multi_label else (B,)
