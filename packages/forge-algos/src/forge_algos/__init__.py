@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forge_algos.adaptations import (
         Adaptation as Adaptation,
         adapt as adapt,
+        eva_directions as eva_directions,
         osft_importance as osft_importance,
         quantization_config as quantization_config,
     )
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
         RLOO as RLOO,
         SFT as SFT,
         Bound as Bound,
+        Classify as Classify,
+        ClassifyBatch as ClassifyBatch,
         Distill as Distill,
         KTOBatch as KTOBatch,
         Objective as Objective,
@@ -108,7 +111,7 @@ _PUBLIC = {
         "PackedBatchError ReferenceMismatchError RehearsalError RewardError RolloutError UnevenRanksError"
     ),
     "_parallel": "ALONE Parallel",
-    "adaptations": "Adaptation adapt osft_importance quantization_config",
+    "adaptations": "Adaptation adapt eva_directions osft_importance quantization_config",
     "batches._copies": "pin_batches",
     "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",
     "batches._packed": "PackedBatch",
@@ -121,8 +124,8 @@ _PUBLIC = {
     "memory._rehearsal": "Rehearsal tensors_of",
     "memory._tracker": "Peak",
     "objectives": (
-        "Bound DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SimPO "
-        "check_reference reference_logps"
+        "Bound Classify ClassifyBatch DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward "
+        "SFT SimPO check_reference reference_logps"
     ),
     "optimizers._optimizers": "adamw make_optimizer",
     "optimizers._schedules": "lr_factor schedule",

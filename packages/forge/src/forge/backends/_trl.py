@@ -74,6 +74,12 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("save_samples", "checkpoint_at_epoch", "keep_last_checkpoint_only"), _EXPORTS),
     "reward_model_path": "TRL would need the reward model's own tokens: wrap it in a reward function",
     "on_reward_error": "TRL stops where a reward function raises",
+    "reward_timeout": "TRL waits for reward functions",
+    **dict.fromkeys(("env", "max_turns", "env_timeout"), "TRL's environments are other classes: choose backend=forge"),
+    **dict.fromkeys(
+        ("sampler", "sampler_url", "sampler_timeout", "tis_above", "tis_cap", "max_sampler_gap"),
+        "TRL samples with the trained model here: choose backend=forge",
+    ),
     "missing_eos_penalty": "TRL has none for GRPO; let a reward function subtract it",
     "overlong_buffer": "TRL has it as a reward function: give reward one that subtracts it",
     **dict.fromkeys(
@@ -112,6 +118,11 @@ class TRLBackend(Backend):
             raise SettingsError("num_epochs=inf is not available with backend=trl, which needs a last step: set max_steps too.")
         if s.optimizer.optimizer == "schedule_free":
             raise SettingsError("optimizer=schedule_free is not available with backend=trl: its trainers do not switch modes.")
+        if s.adapter.subtracts and s.optimizer.weight_decay:
+            raise SettingsError(
+                f"init_lora_weights={s.adapter.init_lora_weights} with weight_decay is not available with backend=trl, whose "
+                "steps nothing follows that undoes the decay of what it subtracts: set weight_decay=0."
+            )
         if s.device.attention == "documents":
             raise SettingsError("attention=documents is for packed rows, and backend=trl pads them: choose sdpa or eager.")
         if s.passed_on.ld_alpha is not None and verb != "dpo":
