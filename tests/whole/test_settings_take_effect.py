@@ -132,6 +132,8 @@ SPEEDS = {"num_proc": (1, 2), "async_save": (True, False), "activation_checkpoin
 ELSEWHERE = {
     "checkpoint_storage": "tests/whole/test_checkpoint_storage.py",
     "backend": "tests/whole/test_backends.py",
+    "compile": "tests/whole/test_compiled.py",
+    "kernels": "tests/whole/test_compiled.py",
     "trackers": "tests/forge/trackers/test_watchers.py",
     "wandb_project": "tests/forge/trackers/test_watchers.py",
     "wandb_entity": "tests/forge/trackers/test_names.py",

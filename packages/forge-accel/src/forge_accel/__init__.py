@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from forge_accel.devices._describe import Row as Row, describe as describe
     from forge_accel.devices._memory import MemoryMeter as MemoryMeter, asked_bytes as asked_bytes
     from forge_accel.devices._registry import accelerator as accelerator, device_count as device_count
+    from forge_accel.fused._compiled_blocks import CompiledBlocks as CompiledBlocks
+    from forge_accel.fused._liger import Replaced as Replaced, use_liger as use_liger
 
 __version__ = "0.4.0"
 
@@ -42,6 +44,8 @@ _PUBLIC = {
     "devices._describe": "Row describe",
     "devices._memory": "MemoryMeter asked_bytes",
     "devices._registry": "accelerator device_count",
+    "fused._compiled_blocks": "CompiledBlocks",
+    "fused._liger": "Replaced use_liger",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted(_MODULE_OF)

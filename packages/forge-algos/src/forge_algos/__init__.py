@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         RolloutError as RolloutError,
         UnevenRanksError as UnevenRanksError,
     )
+    from forge_algos._modules import repeated_blocks as repeated_blocks
     from forge_algos._parallel import ALONE as ALONE, Parallel as Parallel
     from forge_algos.adaptations import (
         Adaptation as Adaptation,
@@ -105,6 +106,7 @@ _PUBLIC = {
         "AdapterError DivergedError ForgeAlgosError LossError MissingPackageError NoTargetsError OptimizerError "
         "PackedBatchError ReferenceMismatchError RehearsalError RewardError RolloutError UnevenRanksError"
     ),
+    "_modules": "repeated_blocks",
     "_parallel": "ALONE Parallel",
     "adaptations": "Adaptation adapt osft_importance quantization_config",
     "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",

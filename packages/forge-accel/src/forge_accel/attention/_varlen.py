@@ -31,7 +31,7 @@ def find_kernel() -> Callable[..., Any] | None:
 
 def fits_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
     """Decide whether the kernel can compute a packed row: dtype, head size, at least one token."""
-    head, dtype = query.shape[3], _compute_dtype(query)
+    head, dtype = query.shape[3], compute_dtype(query)
     fits = head == value.shape[3] and head <= MAX_HEAD and head % 8 == 0
     return fits and dtype in {torch.bfloat16, torch.float16} and query.shape[2] > 0
 
@@ -69,7 +69,7 @@ def varlen_attention(
         [1, T, H, head].
 
     """
-    dtype = _compute_dtype(query)
+    dtype = compute_dtype(query)
     query, key, value = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
     ends = ends_k = cu_seqlens.to(device=query.device, dtype=torch.int32)
     most = most_k = _longest(max_length_q, ends)
@@ -101,7 +101,7 @@ def _longest(given: int | None, ends: torch.Tensor) -> int:
     return int(ends.diff().max()) if given is None else int(given)
 
 
-def _compute_dtype(query: torch.Tensor) -> torch.dtype:
+def compute_dtype(query: torch.Tensor) -> torch.dtype:
     """Find the dtype that SDPA would compute in.
 
     Autocast casts SDPA's arguments but not the kernel's, and a float32 norm on queries and keys (Qwen3) leaves them wider

@@ -16,10 +16,11 @@ import torch
 from forge_accel._choice import Choice
 from forge_accel._dtypes import dtype_name, float32
 from forge_accel._errors import AccelError
-from forge_accel.attention._attention import BUILT_IN, Attention, check_attention
+from forge_accel.attention._attention import BUILT_IN, FLASH, Attention, check_attention
 from forge_accel.attention._documents import document_attention
 from forge_accel.devices._memory import MemoryMeter, host_is_out_of_memory
 from forge_accel.devices._quantization import check_quantization, refuse_quantization
+from forge_accel.fused._choices import choose_compile, choose_kernels
 
 
 class Accelerator(ABC):
@@ -113,17 +114,22 @@ class Accelerator(ABC):
         """Choose the attention implementation of a model computed in `dtype`.
 
         Args:
-            requested: `auto`, `documents`, `sdpa` or `eager`.
+            requested: `auto`, `documents`, `flash3`, `flash4`, `sdpa` or `eager`.
             dtype: The dtype that `dtype()` chose.
 
         Raises:
-            AccelError: no such attention.
+            AccelError: no such attention, or its kernels are not there.
 
         """
         check_attention(requested)
         if requested in BUILT_IN:
             return Choice(Attention(requested), BUILT_IN[requested])
-        return self._documents(dtype)
+        return self._flash(requested, dtype) if requested in FLASH else self._documents(dtype)
+
+    def _flash(self, requested: str, dtype: torch.dtype) -> Choice[Attention]:  # noqa: ARG002 - where there are such kernels
+        raise AccelError(
+            f"attention={requested}: there are no FlashAttention {requested[-1]} kernels for {self.name}: set attention=documents."
+        )
 
     def _documents(self, dtype: torch.dtype) -> Choice[Attention]:  # noqa: ARG002 - a faster kernel depends on it
         return Choice(
@@ -148,6 +154,36 @@ class Accelerator(ABC):
         """
         check_quantization(quant_type)
         raise refuse_quantization(quant_type, self.name)
+
+    def compiling(self, requested: str = "auto") -> Choice[str | None]:
+        """Choose the backend of `torch.compile` for a model's repeated blocks.
+
+        Args:
+            requested: `auto`, `blocks` or `off`.
+
+        Returns:
+            The backend for `CompiledBlocks`; None: nothing is compiled.
+
+        Raises:
+            AccelError: no such value, or this machine cannot compile.
+
+        """
+        return choose_compile(requested, auto=f"nobody has measured that it wins on {self.name}", device=self.device.value.type)
+
+    def kernels(self, requested: str = "auto") -> Choice[str | None]:
+        """Choose the library of fused kernels for a model's layers.
+
+        Args:
+            requested: `auto`, `liger` or `none`.
+
+        Returns:
+            `liger`, for `use_liger`; None: torch's own kernels.
+
+        Raises:
+            AccelError: no such value, or the library is missing or has nothing for this device.
+
+        """
+        return choose_kernels(requested, auto=f"nobody has measured that they win on {self.name}", device=self.device.value.type)
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
         """Return the context in which float32 weights compute in `dtype`; empty for float32."""

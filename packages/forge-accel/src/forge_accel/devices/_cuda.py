@@ -13,6 +13,7 @@ from forge_accel._dtypes import bfloat16, dtype_name, dtype_named, float32
 from forge_accel._errors import AccelError
 from forge_accel.attention._attention import Attention
 from forge_accel.attention._documents import document_attention
+from forge_accel.attention._flash import activate_flash, missing_flash
 from forge_accel.attention._varlen import find_kernel
 from forge_accel.devices._accelerator import Accelerator, local_rank
 from forge_accel.devices._memory import MemoryMeter
@@ -148,6 +149,19 @@ class CUDAAccelerator(Accelerator):
         return Choice(
             Attention("documents", document_attention),
             f"documents: causal SDPA for each packed sample by itself, exact but a call a sample, because {missing}",
+        )
+
+    def _flash(self, requested: str, dtype: torch.dtype) -> Choice[Attention]:
+        major = torch.cuda.get_device_capability(self._index)[0]
+        missing = missing_flash(requested, None if torch.version.hip else major) or (
+            "" if dtype == bfloat16 else f"its kernels do not train in {dtype_name(dtype)}"
+        )
+        if missing:
+            raise AccelError(f"attention={requested}: {missing}: set attention=documents.")
+        activate_flash(requested)
+        return Choice(
+            Attention("documents", partial(document_attention, varlen_kernel=find_kernel())),
+            f"{requested}: asked for; documents by the kernels of FlashAttention {requested[-1]}, for all of this process",
         )
 
     def quantization(self, quant_type: str) -> Choice[str]:

@@ -63,6 +63,7 @@ REFUSED: dict[str, str] = {
     "normalize": STEP,
     "z_loss": "TRL has none",
     "packing": "the rows of a micro-batch are padded",
+    **dict.fromkeys(("compile", "kernels"), "its model computes as transformers loads it"),
     "on_nan": "TRL has moved the weights when it tells the loss: such a run stops",
     **dict.fromkeys(("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload"), "each rank holds the whole model"),
     **dict.fromkeys(("tp_size", "cp_size", "ep_size"), "each rank holds the whole model"),

@@ -343,11 +343,17 @@ def load_frozen(
 
 
 def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> Any:
-    """Write the chosen device and dtype into the settings."""
+    """Write the chosen device, dtype, compilation and kernels into the settings."""
     if s.device.device == "auto":
         s = s.resolved("device", machine.name, machine.device.reason)
     if s.device.dtype == "auto":
         s = s.resolved("dtype", str(dtype.value).removeprefix("torch."), dtype.reason)
+    # Both refuse what this machine has not, before anything is prepared.
+    compiling, kernels = machine.compiling(s.device.compile), machine.kernels(s.device.kernels)
+    if s.device.compile == "auto":
+        s = s.resolved("compile", "off" if compiling.value is None else "blocks", compiling.reason)
+    if s.device.kernels == "auto":
+        s = s.resolved("kernels", kernels.value or "none", kernels.reason)
     return s
 
 

@@ -31,6 +31,7 @@ from forge.run._choices import (
     warn_of_rounding,
 )
 from forge.run._early_checks import check_names
+from forge.run._fused import compile_blocks, fuse_layers
 from forge.run._launching import on_ranks, preempted
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
 from forge.run._out_of_memory import out_of_memory
@@ -136,12 +137,14 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report.note(f"packing: {s.packing.packing}: {packing}")
     if s.packing.packing == "off":
         report.note(f"packing: {cost_alone(model, plan, train)}")
+    fuse_layers(s, machine, dtype, model, report)
     adaptation = adapt_model(task, s, start, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
     model = adaptation.model
     task.add_modules(model, s)
     model, optimizer = strategy.wrap(
         model, lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value)
     )
+    compile_blocks(s, machine, model, report)
     report_routers(report, s, model, plan, device)
     num_steps = task.num_steps(s, plan)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=num_steps)

@@ -105,6 +105,11 @@ SWITCHES = {
     "use_bias_correction_kl": "kl_estimator=unbiased",
     "dynamic_sampling": "on_equal_rewards=resample",
     "filter_groups": "on_equal_rewards=resample",
+    "torch_compile": "compile=blocks",
+    **dict.fromkeys(
+        ("use_liger", "use_liger_kernel", "use_liger_kernels", "enable_liger_kernel"),
+        "kernels=liger",
+    ),
 }
 """Switch elsewhere → setting that is as if it were on."""
 
@@ -150,11 +155,11 @@ TOLD = {
             pad_to_sequence_len padding_free neat_packing packing_strategy pad_to_multiple_of""",
         "the tokenizer's own template, or a file: chat_template": "template use_legacy_tmpl default_system",
         "an argument of the template: chat_template_kwargs={'enable_thinking': false}": "enable_thinking",
-        "choose attention: auto (the default), documents, sdpa, eager": """flash_attention sdp_attention xformers_attention
+        "choose attention: auto (the default), documents, flash3, flash4, sdpa, eager": """flash_attention sdp_attention xformers_attention
             disable_flash_attn use_flash_attention_2""",
         "adapter=lora trains every linear layer but the head, unless target_modules names some": "lora_target_linear",
-        _KERNELS: """use_liger use_liger_kernel use_liger_kernels enable_liger_kernel liger_rope liger_rms_norm
-            liger_glu_activation liger_fused_linear_cross_entropy cut_cross_entropy""",
+        "kernels=liger takes each of Liger's layers that gives the same numbers": "liger_rope liger_rms_norm liger_glu_activation",
+        _KERNELS: "liger_fused_linear_cross_entropy cut_cross_entropy",
         _SHARDING: """fsdp fsdp_config fsdp_version fsdp_options deepspeed deepspeed_options distributed_backend
             accelerator_config""",
         "choose activation_checkpointing=false": "disable_gradient_checkpointing",
@@ -186,7 +191,7 @@ TOLD = {
             group_by_length do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout
             gradient_checkpointing_kwargs""",
         _NO_CODE: "trust_remote_code",
-        _OFF: """torch_compile activation_offloading use_unsloth use_kt plugins
+        _OFF: """activation_offloading use_unsloth use_kt plugins
             parallelism_config loraplus_lr_ratio relora pissa_init init_lora_weights loftq_config gptq
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
             disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef dataset_exact_deduplication
