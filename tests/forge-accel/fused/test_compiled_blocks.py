@@ -1,4 +1,4 @@
-"""Blocks of a small decoder, compiled: the same numbers, one graph, hooks and names untouched, and the block's own where need be."""
+"""Blocks of a small decoder, compiled: the same numbers, one graph, hooks and names untouched."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Block(nn.Module):
 
     def forward(self, hidden: torch.Tensor, *, cu_seq_lens_q: torch.Tensor, max_length_q: int) -> torch.Tensor:
         x = self.norm(hidden)
-        states = [part(x).view(1, -1, heads, 8).transpose(1, 2) for part, heads in ((self.query, 4), (self.key, 2), (self.value, 2))]
+        states = [
+            part(x).view(1, -1, heads, 8).transpose(1, 2) for part, heads in ((self.query, 4), (self.key, 2), (self.value, 2))
+        ]
         more = {"sliding_window": self.window, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_q}
         hidden = hidden + document_attention(self, *states, **more, max_length_q=max_length_q)[0].flatten(2)
         return hidden + self.dropout(self.down(nn.functional.silu(self.up(self.norm(hidden)))))
@@ -88,7 +90,7 @@ def test_checkpointed_blocks_are_one_graph_too():
 
 
 def test_names_hooks_copies_and_evaluation_stay():
-    """The state dict keeps its names, hooks run, a copy and an evaluation compute by the block itself, and `remove` undoes it."""
+    """The state dict keeps its names, hooks run, a copy and an evaluation compute by the block itself; `remove`."""
     blocks = made(1)
     names, seen = list(blocks.state_dict()), []
     blocks[0].register_forward_pre_hook(lambda *_: seen.append("before"))

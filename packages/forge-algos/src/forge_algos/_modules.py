@@ -79,7 +79,7 @@ def _is_multimodal(causal: nn.Module) -> bool:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the decoder's repeated blocks, in the order of its lists; empty where it has no lists.
+    """Return the decoder's repeated blocks; empty where it has no lists of modules.
 
     Lists within a block (a mixture's experts) are parts of it.
     """

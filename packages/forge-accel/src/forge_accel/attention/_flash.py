@@ -1,4 +1,4 @@
-"""FlashAttention 3 and 4 in place of torch's own flash kernels, by torch's own activation (torch 2.11 or later)."""
+"""FlashAttention 3 and 4 in place of torch's flash kernels, by torch's own activation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def missing_flash(name: str, major: int | None) -> str:
 
 
 def activate_flash(name: str) -> None:
-    """Let torch's flash operators, the variable-length one too, run these kernels in this process."""
+    """Let torch's flash operators, varlen too, run these kernels in this process."""
     kernels = FLASH[name]
     if torch.nn.attention.current_flash_attention_impl() != kernels:
         torch.nn.attention.activate_flash_attention_impl(kernels)

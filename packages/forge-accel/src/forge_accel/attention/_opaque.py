@@ -1,4 +1,4 @@
-"""Document attention as one operator that `torch.compile` does not look into: the CPU's, sample by sample.
+"""Document attention on a CPU as one operator, which `torch.compile` does not trace.
 
 How many samples a row holds is in the values of a tensor, and a graph that depended on them would be one for each row.
 """
@@ -58,7 +58,7 @@ def _documents(
     window: int,
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the outputs [1, T, H, head] and the logarithms of the scores' sums, float32 [1, T, H]."""
+    """Return outputs [1, T, H, head] and the scores' logsumexp, float32 [1, T, H]."""
     out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3])
     sums = query.new_empty(1, query.shape[2], query.shape[1], dtype=torch.float32)
     for mine, seen, causal, mask in _samples(query, key, ends, ends_k, window):

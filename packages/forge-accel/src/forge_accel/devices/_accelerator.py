@@ -140,9 +140,8 @@ class Accelerator(ABC):
         return self._flash(requested, dtype) if requested in FLASH else self._documents(dtype)
 
     def _flash(self, requested: str, dtype: torch.dtype) -> Choice[Attention]:  # noqa: ARG002 - where there are such kernels
-        raise AccelError(
-            f"attention={requested}: there are no FlashAttention {requested[-1]} kernels for {self.name}: set attention=documents."
-        )
+        kernels = f"FlashAttention {requested[-1]} kernels"
+        raise AccelError(f"attention={requested}: there are no {kernels} for {self.name}: set attention=documents.")
 
     def _documents(self, dtype: torch.dtype) -> Choice[Attention]:  # noqa: ARG002 - a faster kernel depends on it
         return Choice(
@@ -196,7 +195,9 @@ class Accelerator(ABC):
             AccelError: no such value, or the library is missing or has nothing for this device.
 
         """
-        return choose_kernels(requested, auto=f"nobody has measured that they win on {self.name}", device=self.device.value.type)
+        return choose_kernels(
+            requested, auto=f"nobody has measured that they win on {self.name}", device=self.device.value.type
+        )
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
         """Return the context in which float32 weights compute in `dtype`; empty for float32."""

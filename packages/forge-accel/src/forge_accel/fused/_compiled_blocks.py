@@ -1,4 +1,4 @@
-"""Repeated blocks of a model → the same blocks, compiled once for all of them (regional compilation).
+"""Repeated blocks of a model → the same, compiled once for all (regional compilation).
 
 All blocks of a kind share one graph, whose rows have any length: nothing is compiled anew when the row size changes. Hooks
 around a block, which gather and free its weights, stay outside of the graph; so do names of parameters. Only training is
@@ -26,7 +26,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 3e-2, to
 
 
 class CompiledBlocks:
-    """Blocks of a model whose training forwards run compiled; `remove()` gives them their own back.
+    """Blocks of a model whose training forwards run compiled; `remove()` undoes it.
 
     The first training forward of each kind of block is made both ways and compared. What cannot be compiled as one graph, or
     does not give the same outputs, runs as it stands from then on, and `problem` says why: a run does not end for that.
@@ -119,7 +119,7 @@ def _forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _apart(found: Any, expected: Any) -> float | None:
-    """Return the largest difference of two outputs over their norms; None where all are within the tolerance."""
+    """Return how far two outputs are apart, over their norms; None within the tolerance."""
     worst = 0.0
     for ours, theirs in zip(_tensors(found), _tensors(expected), strict=True):
         if not theirs.is_floating_point():
@@ -137,7 +137,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def _generators(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Return what holds the random states that a forward may draw from: the CPU, and the tensors' device."""
+    """Return the modules with the random states that a forward may draw from."""
     kinds = {tensor.device.type for tensor in _tensors((args, kwargs))} - {"cpu", "meta"}
     return [torch, *(torch.get_device_module(kind) for kind in sorted(kinds))]
 

@@ -219,7 +219,7 @@ class _Give(nn.Module):
 
 
 def _twin(module: nn.Module, *, weight: torch.Tensor | None = None, modules: dict[str, nn.Module] | None = None) -> Any:
-    """Copy a layer without its weights, which may be divided over ranks, and with others in their place."""
+    """Copy a layer with other weights and parts in place of its own."""
     twin = copy.copy(module)
     parts = vars(twin)
     parts["_parameters"] = {}
@@ -229,10 +229,8 @@ def _twin(module: nn.Module, *, weight: torch.Tensor | None = None, modules: dic
     return twin
 
 
-def _fault(
-    own: Callable[..., Any], fused: Callable[..., Any], tensors: tuple[torch.Tensor, ...], dtype: torch.dtype
-) -> str:
-    """Return how a function's outputs and gradients differ from another's on these tensors; empty where they do not."""
+def _fault(own: Callable[..., Any], fused: Callable[..., Any], tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> str:
+    """Return how two functions' outputs and gradients differ; empty where they do not."""
     results = []
     for function in (own, fused):
         leaves = [tensor.clone().requires_grad_() for tensor in tensors]

@@ -24,7 +24,7 @@ def estimate(
     batch_size: int | None = None,
     max_seq_len: int | None = None,
     max_tokens_per_gpu: int | None = None,
-    use_liger: bool | None = None,
+    use_liger: bool | None = None,  # noqa: ARG001 - training_hub's signature
     verbose: int = 1,
     trust_remote_code: bool = False,
     unfreeze_rank_ratio: float = 0.25,

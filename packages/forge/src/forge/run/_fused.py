@@ -1,4 +1,4 @@
-"""Settings `kernels` and `compile` → a model whose layers compute by fused kernels, and whose blocks are compiled."""
+"""Settings `kernels` and `compile` → a model of fused layers and compiled blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forge._progress import Reporter
 
 
 def fuse_layers(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], model: Any, report: Reporter) -> None:
-    """Let the layers of a loaded model compute by fused kernels, where they give the same as torch's own."""
+    """Let layers compute by fused kernels, where those give the same as torch's own."""
     chosen = machine.kernels(s.device.kernels)
     if chosen.value is None:
         return
@@ -23,7 +23,7 @@ def fuse_layers(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Cho
 
 
 def compile_blocks(s: Any, machine: forge_accel.Accelerator, model: Any, report: Reporter) -> None:
-    """Compile the repeated blocks of a model that is ready to train, where the settings ask for it."""
+    """Compile the repeated blocks of a model, where the settings ask for it."""
     chosen = machine.compiling(s.device.compile)
     if chosen.value is None:
         return

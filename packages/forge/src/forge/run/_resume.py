@@ -34,7 +34,18 @@ DIVISION = frozenset(
             "activation_checkpointing",
         ),
         *("nproc_per_node", "nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"),
-        *("max_restarts", "connect_seconds", "stall_timeout", "device", "attention", "packing", "compile", "kernels", "num_proc", "resume"),
+        *(
+            "max_restarts",
+            "connect_seconds",
+            "stall_timeout",
+            "device",
+            "attention",
+            "packing",
+            "compile",
+            "kernels",
+            "num_proc",
+            "resume",
+        ),
     }
 )
 """Settings of how a step is divided: its samples and its loss are the same."""

@@ -155,10 +155,12 @@ TOLD = {
             pad_to_sequence_len padding_free neat_packing packing_strategy pad_to_multiple_of""",
         "the tokenizer's own template, or a file: chat_template": "template use_legacy_tmpl default_system",
         "an argument of the template: chat_template_kwargs={'enable_thinking': false}": "enable_thinking",
-        "choose attention: auto (the default), documents, flash3, flash4, sdpa, eager": """flash_attention sdp_attention xformers_attention
+        "choose attention: auto (the default), documents, flash3, flash4, sdpa, eager": """flash_attention sdp_attention
+            xformers_attention
             disable_flash_attn use_flash_attention_2""",
         "adapter=lora trains every linear layer but the head, unless target_modules names some": "lora_target_linear",
-        "kernels=liger takes each of Liger's layers that gives the same numbers": "liger_rope liger_rms_norm liger_glu_activation",
+        "kernels=liger takes each of Liger's layers that gives the same numbers": """liger_rope liger_rms_norm
+            liger_glu_activation""",
         _KERNELS: "liger_fused_linear_cross_entropy cut_cross_entropy",
         _SHARDING: """fsdp fsdp_config fsdp_version fsdp_options deepspeed deepspeed_options distributed_backend
             accelerator_config""",
