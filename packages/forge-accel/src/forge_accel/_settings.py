@@ -31,7 +31,7 @@ class DeviceSettings:
     dtype: DType = attrs.field(default="auto", validator=_one_of(DType))
     """Number format of the computation. By default float32 on a CPU, bfloat16 on a GPU that computes it natively."""
 
-    attention: AttentionName = attrs.field(default="auto", validator=_one_of(AttentionName))
+    attention: AttentionName = attrs.field(default="auto", validator=_one_of(AttentionName))  # pyrefly: ignore[bad-assignment]
     """Attention implementation. By default documents: each packed sample attends to itself alone, with no dense mask. flash3
     and flash4 are the same by the kernels of FlashAttention 3 and 4, where they are installed and the chip has them."""
 

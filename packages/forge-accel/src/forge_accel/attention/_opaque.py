@@ -6,6 +6,7 @@ How many samples a row holds is in the values of a tensor, and a graph that depe
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -97,7 +98,7 @@ def _documents_backward(
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of queries, keys and values, each of its tensor's shape."""
-    grads = tuple(torch.zeros(states.shape, dtype=states.dtype) for states in (query, key, value))
+    grads = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     for mine, seen, causal, mask in _samples(query, key, ends, ends_k, window):
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad[:, mine].transpose(1, 2),
@@ -129,16 +130,16 @@ def _(
     window: int,  # noqa: ARG001
     scaling: float,  # noqa: ARG001
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     query, key, value, ends, ends_k, window, scaling = inputs
     ctx.save_for_backward(query, key, value, *output, ends, ends_k)
     ctx.numbers = window, scaling
 
 
-def _backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor, _sums: torch.Tensor) -> tuple:
+def _backward(ctx: Any, grad: torch.Tensor, _sums: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     grads = _documents_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.numbers)
     return (*grads, None, None, None, None)
 

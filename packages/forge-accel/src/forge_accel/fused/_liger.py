@@ -119,7 +119,7 @@ Trial = tuple["Callable[[nn.Module], ReplacedForward] | None", str]
 
 
 def _try_norm(module: nn.Module, functions: Any, dtype: torch.dtype, device: torch.device) -> Trial:
-    size = module.weight.shape[0]  # pyrefly: ignore[bad-index, missing-attribute]  _candidates saw it
+    size = next(module.parameters()).shape[0]
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(eps, float):
         return None, "it has no epsilon under a known name"
@@ -142,7 +142,7 @@ def _try_mlp(module: nn.Module, functions: Any, dtype: torch.dtype, device: torc
 
     def own(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         # The layer's own forward, with projections that give these two.
-        parts = {"gate_proj": _Give(gate), "up_proj": _Give(up), "down_proj": nn.Identity()}
+        parts: dict[str, nn.Module] = {"gate_proj": _Give(gate), "up_proj": _Give(up), "down_proj": nn.Identity()}
         return _twin(module, modules=parts).forward(gate)
 
     fault = ""
