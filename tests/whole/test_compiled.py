@@ -78,7 +78,9 @@ def test_two_ranks_compile_one_graph_each(given: dict[str, Any], tmp_path: Path)
     """Under fsdp2, whose hooks gather and free each block's weights around its graph."""
     plain, divided = tmp_path / "plain", tmp_path / "divided"
     sft({**given, "ckpt_output_dir": str(plain)})
-    graphs = run_on_ranks(compiled, 2, {**given, "strategy": "fsdp2", "ckpt_output_dir": str(divided)}, joined=False)
+    graphs = run_on_ranks(
+        compiled, 2, {**given, "strategy": "fsdp2", "ckpt_output_dir": str(divided)}, joined=False, timeout=900
+    )
     assert graphs == [1, 1]
     assert losses(divided) == pytest.approx(losses(plain), rel=CLOSE)
     assert "WARNING: compile" not in log(divided)
@@ -92,7 +94,7 @@ def test_compiled_by_inductor(more: dict[str, Any], given: dict[str, Any], tmp_p
     number = 2 if "strategy" in more else 1
     for where, how in ((plain, "off"), (run, "blocks")):
         settings = {**given, **more, "compile": how, "ckpt_output_dir": str(where)}
-        run_on_ranks(sft, number, settings, joined=False, timeout=600)
+        run_on_ranks(sft, number, settings, joined=False, timeout=1800)
     assert losses(run) == pytest.approx(losses(plain), rel=CLOSE)
     assert "one graph for all of its kind" in log(run)
 
