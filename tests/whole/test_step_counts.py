@@ -65,11 +65,12 @@ def test_a_step_calls_no_more_kernels() -> None:
     """Calls of kernels in a step, which cost a GPU's host 5 to 10 microseconds each, are no more than they were."""
     calls = calls_of_a_step(1)
     assert sum(calls.values()) <= MOST_CALLS, calls.most_common(12)
-    assert calls["_fused_adamw_.default"] == 1
+    # One for the weights that decay, one for the others.
+    assert calls["_fused_adamw_.default"] == 2
     assert calls["_local_scalar_dense.default"] == 0
     # A further micro-batch adds its forward and backward, and neither an optimizer's step nor a clipping.
     more = calls_of_a_step(2)
-    assert more["_fused_adamw_.default"] == 1
+    assert more["_fused_adamw_.default"] == 2
     assert sum(more.values()) < 2 * sum(calls.values())
 
 
