@@ -24,6 +24,7 @@ from forge_algos.adaptations.peft._experts import (
     taken_for_experts,
     target_parameters,
 )
+from forge_algos.adaptations.peft._input_casts import follow_autocast
 from forge_algos.adaptations.peft._target_names import short_names
 from forge_algos.settings._adapter import AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS
@@ -145,6 +146,7 @@ def attach_to_targets(
     _check_attached(attached, {*parameters, *(name for name in targets if f"{name}.weight" not in parameters)})
     keep_order(attached, parameters)
     trained_rows.prepare(attached)
+    follow_autocast(attached)
     return PeftAdaptation(attached, *described, *notes, attach=trained_rows.read_onto if beside else None)
 
 
