@@ -180,6 +180,7 @@ class Rehearsed(NamedTuple):
         s, machine = planned.settings, planned.machine
         rehearsal = forge_algos.Rehearsal(device=machine.device.value, allocated=target.allocated, autocast=planned.autocast)
         model: Any = rehearsal.model(_outline(planned, planned.model_path), planned.draft, packed=planned.packed)
+        forge_algos.score_rows_at_once(model, machine.head_rows)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
         with rehearsal.adapting():
