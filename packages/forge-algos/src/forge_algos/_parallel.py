@@ -79,7 +79,7 @@ class Parallel(Protocol):
 
 
 def norms_of(grads: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Compute the 2-norm of each tensor in float32 or wider, in one call for each dtype and device."""
+    """Compute the 2-norm of each tensor in float32 or wider, in one call for each dtype."""
     alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for grad in grads:
         alike.setdefault((grad.dtype, grad.device), []).append(grad)

@@ -59,7 +59,7 @@ def with_grouped_heads(kernel: Callable[..., Any], device: torch.device) -> Call
 
 
 def _tried(kernel: Callable[..., Any], device: torch.device) -> list[torch.Tensor] | None:
-    """Return output and gradients of a row of two samples with two query heads a key head, or None."""
+    """Return output and gradients of a tiny row with two query heads a key head, or None."""
     ends = torch.tensor([0, 3, 8], dtype=torch.int32)
     shapes = ((8, 2, 64), (8, 1, 64), (8, 1, 64))
     values = (torch.linspace(-1, 1, 8 * heads * 64).sin().view(8, heads, 64) for _, heads, _ in shapes)

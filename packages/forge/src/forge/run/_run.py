@@ -382,7 +382,11 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         assert directory is not None
         states.files.wait()
     if rounds and after is not None and after.loss is not None:
-        # Trained in float32, exported in fewer digits: the figures to report are those of the exported model.
+        # Trained in float32, exported in fewer digits: the figures to report are those of the exported model. It takes the
+        # place of what only further steps would need.
+        strategy.zero_grad(optimizer)
+        if isinstance(strategy, forge_dist.TorchStrategy):
+            optimizer.state.clear()
         try:
             exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest)[1]
             trained, after = after, evaluate(at.step, exported, f" as exported in {export_dtype}") or after
