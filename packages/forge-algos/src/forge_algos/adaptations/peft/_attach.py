@@ -25,11 +25,8 @@ from forge_algos.adaptations.peft._experts import (
     taken_for_experts,
     target_parameters,
 )
-<<<<<<< HEAD
 from forge_algos.adaptations.peft._input_casts import follow_autocast
-=======
 from forge_algos.adaptations.peft._lora_init import Halves, Lora
->>>>>>> main
 from forge_algos.adaptations.peft._target_names import short_names
 from forge_algos.settings._adapter import AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS
@@ -181,13 +178,9 @@ def attach_to_targets(
     _check_attached(attached, {*parameters, *(name for name in targets if f"{name}.weight" not in parameters)})
     keep_order(attached, parameters)
     trained_rows.prepare(attached)
-<<<<<<< HEAD
-    follow_autocast(attached)
-    return PeftAdaptation(attached, *described, *notes, attach=trained_rows.read_onto if beside else None)
-=======
     halves = None if lora is None else lora.initialise(attached)
+    follow_autocast(attached)
     return PeftAdaptation(attached, *described, *notes, attach=trained_rows.read_onto if beside else None, halves=halves)
->>>>>>> main
 
 
 def peft_config(settings: AdapterSettings, task_type: str, **arguments: Any) -> "PeftConfig":
