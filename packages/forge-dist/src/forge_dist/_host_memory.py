@@ -1,4 +1,4 @@
-"""Memory of the host that can still be taken, as the kernel and the container's limit have it."""
+"""Memory of the host that can still be taken: what the kernel says, and a container's limit."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ _SPARE = 0.1
 
 
 def room_for(size: int, *, sharing: int = 1) -> bool:
-    """Return whether `size` bytes fit on each of `sharing` processes of this host; True if unknown.
+    """Return whether `size` bytes fit on each of `sharing` processes of this host.
 
-    A process that takes more than there is would not get an error, but be killed by the kernel.
+    True if unknown. A process that takes more than there is would not get an error, but be killed by the kernel.
     """
     free = available_bytes()
     return free is None or size * sharing <= free * (1 - _SPARE)

@@ -40,7 +40,7 @@ def reload_export(
     cannot: str,
     attach: AttachAdapter | None = None,
 ) -> "PreTrainedModel | PeftModel":
-    """Load the export at `path` in the dtype, quantized as `model`, and divided as it is; collective.
+    """Load the export at `path`, in the dtype, quantized and divided as `model`; collective.
 
     A device other than the host may have no room for a second copy beside the optimizer: the copy, or each rank's shards of it,
     is on the host. So `streamed` computes with it. A quantized base can only be made on the device.
@@ -72,7 +72,10 @@ def reload_export(
 
 
 def _loader(strategy: "Strategy", *, quantized: bool, adapter: bool) -> "Strategy":
-    """Return the strategy that loads the copy: divided as the model is, and on the host where that has another device."""
+    """Return the strategy that loads the copy.
+
+    It divides as the model is divided, on the host where the model is on another device.
+    """
     beside = strategy.device.type != "cpu" and not quantized
     if beside and not strategy.divides:
         return one_process(torch.device("cpu"))
@@ -88,7 +91,7 @@ _OFFLOADED = ("fsdp2", "hsdp")
 
 
 def _require_room(base: "PreTrainedModel", strategy: "Strategy") -> None:
-    """Raise MemoryError on all ranks where a host would kill one of them for a copy of the model."""
+    """Raise MemoryError on all ranks where a host would kill one of them for the copy."""
     size = sum(tensor.nbytes for tensor in (*base.parameters(), *base.buffers()))
     if strategy.ranks.any(not room_for(size, sharing=strategy.ranks.local_world_size)):
         raise MemoryError(

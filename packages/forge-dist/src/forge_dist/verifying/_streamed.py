@@ -9,7 +9,9 @@ from torch import nn
 
 @contextmanager
 def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Compute on `device` inside the block: each layer is there while it computes, the rest all the time.
+    """Compute on `device` inside the block.
+
+    Each layer is there while it computes, what is outside of the layers all the time.
 
     Layers are the modules of the model's outermost lists, which hold nearly all of its weights. Afterwards every tensor is the
     one on the host that it was before. Gradients are not computed.
