@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from forge_accel._errors import AccelError
 from forge_accel.attention._attention import Attention
 from forge_accel.attention._documents import document_attention
 from forge_accel.attention._flash import activate_flash, missing_flash
-from forge_accel.attention._varlen import find_kernel
+from forge_accel.attention._varlen import find_kernel, with_grouped_heads
 from forge_accel.devices._accelerator import Accelerator, local_rank
 from forge_accel.devices._memory import MemoryMeter
 from forge_accel.devices._peak_flops import peak_of
@@ -55,6 +55,9 @@ def _grow_segments() -> None:
         return
     # The name that every release since 2.11 reads; workers that this process starts inherit it.
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+
+
+_grouped = lru_cache(maxsize=4)(with_grouped_heads)
 
 
 class CUDAAccelerator(Accelerator):
@@ -170,7 +173,7 @@ class CUDAAccelerator(Accelerator):
             missing = f"torch {torch.__version__} has no variable-length flash kernel"
         else:
             return Choice(
-                Attention("documents", partial(document_attention, varlen_kernel=kernel)),
+                Attention("documents", partial(document_attention, varlen_kernel=_grouped(kernel, self.device.value))),
                 "documents: torch's variable-length flash kernel, all packed samples in one call",
             )
         return Choice(
@@ -183,11 +186,14 @@ class CUDAAccelerator(Accelerator):
         missing = missing_flash(requested, None if torch.version.hip else major) or (
             "" if dtype == bfloat16 else f"its kernels do not train in {dtype_name(dtype)}"
         )
-        if missing:
-            raise AccelError(f"attention={requested}: {missing}: set attention=documents.")
+        kernel = find_kernel()
+        if missing or kernel is None:
+            raise AccelError(f"attention={requested}: {missing or 'torch has no varlen kernel'}: set attention=documents.")
         activate_flash(requested)
+        # Tried anew: torch's own kernel may have grouped heads where these have not.
+        tried = with_grouped_heads(kernel, self.device.value)
         return Choice(
-            Attention("documents", partial(document_attention, varlen_kernel=find_kernel())),
+            Attention("documents", partial(document_attention, varlen_kernel=tried)),
             f"{requested}: asked for; documents by the kernels of FlashAttention {requested[-1]}, for all of this process",
         )
 
