@@ -17,7 +17,7 @@ from forge_dist.loading._attention import register_attention
 
 from . import tiny
 
-MOST_CALLS = 1941
+MOST_CALLS = 1796
 """Kernels of a step of Llama-3.2-1B's 16 layers, one document, full training, torch 2.13."""
 LAYERS = 16
 _NO_KERNELS = {"detach", "empty", "empty_like", "_unsafe_view", "promote_types"}
@@ -70,7 +70,9 @@ def test_a_step_calls_no_more_kernels() -> None:
     # A further micro-batch adds its forward and backward, and neither an optimizer's step nor a clipping.
     more = calls_of_a_step(2)
     assert more["_fused_adamw_.default"] == 2
-    assert sum(more.values()) < 2 * sum(calls.values())
+    assert more["_foreach_norm.Scalar"] == 1
+    # Of its own it has a sum into each of the 146 gradients.
+    assert sum(more.values()) <= 2 * sum(calls.values()) + 146
 
 
 def test_the_counter_sees_a_wait_and_a_kernel() -> None:
