@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         PPO as PPO,
         RLOO as RLOO,
         SFT as SFT,
+        BaseKL as BaseKL,
         Bound as Bound,
         Distill as Distill,
         KTOBatch as KTOBatch,
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
         PretrainSettings as PretrainSettings,
         SupervisedSettings as SupervisedSettings,
     )
+    from forge_algos.training._compare import TokenChanges as TokenChanges, token_changes as token_changes
     from forge_algos.training._evaluate import Evaluation as Evaluation, evaluate as evaluate
     from forge_algos.training._router_loss import Routers as Routers, routers_of as routers_of
     from forge_algos.training._train import StepOutput as StepOutput, train as train
@@ -117,7 +119,7 @@ _PUBLIC = {
     "memory._rehearsal": "Rehearsal tensors_of",
     "memory._tracker": "Peak",
     "objectives": (
-        "Bound DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SimPO "
+        "BaseKL Bound DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SimPO "
         "check_reference reference_logps"
     ),
     "optimizers._optimizers": "adamw make_optimizer",
@@ -129,6 +131,7 @@ _PUBLIC = {
     "settings._packing": "PackingSettings",
     "settings._preference": "DPOSettings KTOSettings ORPOSettings RewardSettings SimPOSettings",
     "settings._supervised": "DistillSettings PretrainSettings SupervisedSettings",
+    "training._compare": "TokenChanges token_changes",
     "training._evaluate": "Evaluation evaluate",
     "training._router_loss": "Routers routers_of",
     "training._train": "StepOutput train",

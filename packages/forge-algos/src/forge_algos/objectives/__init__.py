@@ -5,6 +5,7 @@ Files here import adaptations, heads, losses, and what stands below them. Subfol
 
 from forge_algos.heads._head import Head, choose_head
 from forge_algos.heads._scalar_head import ScalarHead, choose_scalar_head
+from forge_algos.objectives._base_kl import BaseKL
 from forge_algos.objectives._distill import Distill
 from forge_algos.objectives._objective import Bound, Objective
 from forge_algos.objectives._pretrain import Pretrain
@@ -31,6 +32,7 @@ __all__ = [
     "PPO",
     "RLOO",
     "SFT",
+    "BaseKL",
     "Bound",
     "Distill",
     "Head",

@@ -47,6 +47,13 @@ class OfflineSteps:
         )
         return Evaluation(loss=found.loss, count=found.loss_count, unit=self.objective.unit, figures=found.figures)
 
+    def held_out_rows(self) -> Iterator[Any]:
+        """Yield packed rows: documents, or of preferences the answers with their prompts."""
+        held_out = self.run.held_out
+        for rows in self._eval_rows if held_out is not None else ():
+            batch: Any = held_out.batch(rows)
+            yield getattr(batch, "groups", getattr(batch, "completions", batch))
+
 
 def shard_of(run: Run, lengths: Ints) -> list[Any]:
     """Divide items into micro-batches, equally many a shard, and return this rank's."""

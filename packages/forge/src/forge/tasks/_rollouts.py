@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import numpy as np
 
 import forge_algos
@@ -34,6 +35,7 @@ class RolloutSteps:
         run.report.note(f"prompts: {'computed once a group' if self._shares else 'computed once a completion'}: {why}")
         self._sampler = sampler_of(run)
         self._rewards = _rewards(run)
+        self._held_out: forge_algos.online.Rollout | None = None
         self._reference: Any = None
         if self._own.kl_weight:
             off = why_not_off(run.settings) is None
@@ -61,9 +63,24 @@ class RolloutSteps:
         if run.held_out is None or model is not run.model:
             return None
         rows = range(len(run.held_out))
-        found = self._make(run.held_out, rows, step_seed(run.settings.plan.seed, _HELD_OUT, 0)).figures()
+        self._held_out = self._make(run.held_out, rows, step_seed(run.settings.plan.seed, _HELD_OUT, 0))
+        found = self._held_out.figures()
         figures = {name: found[name] for name in found if name in _SHOWN or name.startswith("reward/")}
         return Evaluation(loss=None, count=int(found["completions"]), unit="completions", figures=figures)
+
+    def held_out_rows(self) -> Iterator[Any]:
+        """Yield the completions of held-out prompts that were sampled last, with their prompts."""
+        assert self._held_out is not None
+        every = np.ones_like(self._held_out.trained)
+        whole = attrs.evolve(self._held_out, trained=every, masked=~every)
+        (batches,) = forge_algos.online.rollout_batches(
+            whole,
+            max_tokens=row_tokens(self._run.settings),
+            share_prompts=self._shares,
+            parallel=self._run.strategy,
+            rank=self._run.strategy.data_parallel_rank,
+        )
+        return (batch.groups for batch in batches)
 
     def _rollout(self, planned: int, *, begun: bool) -> forge_algos.online.Rollout:
         """Sample and store the rollout of a step of the plan, or read the one that was stored."""

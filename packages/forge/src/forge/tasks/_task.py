@@ -106,6 +106,10 @@ class StepSource(Protocol):
         """Measure a model on the held-out data; None where there are none."""
         ...
 
+    def held_out_rows(self) -> Iterator[Any]:
+        """Yield this rank's packed rows of what `evaluate` measured last, each with its learned tokens."""
+        ...
+
 
 class Task(ABC):
     """Base class of the training verbs.
