@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         PreferenceBatch as PreferenceBatch,
         Pretrain as Pretrain,
         Reward as Reward,
+        SelfDistill as SelfDistill,
         SimPO as SimPO,
         check_reference as check_reference,
         reference_logps as reference_logps,
@@ -89,11 +90,13 @@ if TYPE_CHECKING:
         RewardSettings as RewardSettings,
         SimPOSettings as SimPOSettings,
     )
+    from forge_algos.settings._self_distill import SDFTSettings as SDFTSettings
     from forge_algos.settings._supervised import (
         DistillSettings as DistillSettings,
         PretrainSettings as PretrainSettings,
         SupervisedSettings as SupervisedSettings,
     )
+    from forge_algos.training._average import WeightAverage as WeightAverage
     from forge_algos.training._compare import TokenChanges as TokenChanges, token_changes as token_changes
     from forge_algos.training._evaluate import Evaluation as Evaluation, evaluate as evaluate
     from forge_algos.training._router_loss import Routers as Routers, routers_of as routers_of
@@ -119,7 +122,7 @@ _PUBLIC = {
     "memory._rehearsal": "Rehearsal tensors_of",
     "memory._tracker": "Peak",
     "objectives": (
-        "BaseKL Bound DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SimPO "
+        "BaseKL Bound DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SelfDistill SimPO "
         "check_reference reference_logps"
     ),
     "optimizers._optimizers": "adamw make_optimizer",
@@ -130,7 +133,9 @@ _PUBLIC = {
     "settings._optimizer": "SCHEDULES_WITHOUT_LENGTH OptimizerSettings",
     "settings._packing": "PackingSettings",
     "settings._preference": "DPOSettings KTOSettings ORPOSettings RewardSettings SimPOSettings",
+    "settings._self_distill": "SDFTSettings",
     "settings._supervised": "DistillSettings PretrainSettings SupervisedSettings",
+    "training._average": "WeightAverage",
     "training._compare": "TokenChanges token_changes",
     "training._evaluate": "Evaluation evaluate",
     "training._router_loss": "Routers routers_of",

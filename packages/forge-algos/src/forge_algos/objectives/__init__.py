@@ -9,6 +9,7 @@ from forge_algos.objectives._base_kl import BaseKL
 from forge_algos.objectives._distill import Distill
 from forge_algos.objectives._objective import Bound, Objective
 from forge_algos.objectives._pretrain import Pretrain
+from forge_algos.objectives._self_distill import SelfDistill
 from forge_algos.objectives._sft import SFT
 from forge_algos.objectives._tokens import TokenObjective
 from forge_algos.objectives.policy._grpo import GRPO
@@ -44,6 +45,7 @@ __all__ = [
     "Pretrain",
     "Reward",
     "ScalarHead",
+    "SelfDistill",
     "SimPO",
     "TokenObjective",
     "check_reference",

@@ -14,6 +14,7 @@ from forge_algos.batches._learned import AnyRow, LearnedRow, RowLoader
 from forge_algos.heads._head import choose_head
 from forge_algos.heads._packable import require_packable
 from forge_algos.isolation._guard import guard_packed
+from forge_algos.isolation._prompt_sharing import shares_prompts
 from forge_algos.losses import LossTerms
 from forge_algos.losses.distillation._compare import Compared
 from forge_algos.objectives._tokens import LearnedTokens
@@ -60,6 +61,8 @@ class BoundBaseKL:
     def __init__(self, model: nn.Module, base: Base, device: torch.device) -> None:
         """Choose how the heads are scored."""
         require_packable(model, device=device)
+        # Rows may share prompts, which each model that reads them has to be tried with.
+        shares_prompts(model, device=device)
         self._model = model
         self._head = choose_head(model, device=device)
         self._load = RowLoader(model, device)
@@ -71,6 +74,7 @@ class BoundBaseKL:
             raise LossError("the base is the model itself, from which it never diverges; load it a second time")
         base.eval()
         require_packable(base, device=device)
+        shares_prompts(base, device=device)
         self._base_head = choose_head(base, device=device)
 
     def measure(self, batch: AnyRow) -> Sequence[float]:  # noqa: ARG002  the protocol's

@@ -301,6 +301,7 @@ class Rehearsed(NamedTuple):
                 report=Reporter(lambda _: None, quiet=True),
                 metrics=lambda _: None,
                 identity=planned.identity,
+                optimizer=self.optimizer,
             )
             make_up_references(run)
             source: Any = planned.task.rehearsal_source(run)

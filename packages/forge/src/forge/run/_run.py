@@ -175,6 +175,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         report=report,
         metrics=out.metrics,
         identity=found["identity"],
+        optimizer=optimizer,
     )
     task.score_reference(this)
 
@@ -309,6 +310,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 first_step=at.step + 1,
                 on_nan=s.optimizer.on_nan,
                 moe_aux_loss=s.moe.moe_aux_loss,
+                average=source.average,
             ):
                 seen, planned = at.samples, (last.step - 1) // updates
                 at = attrs.evolve(

@@ -16,6 +16,8 @@ from forge.tasks.items._items import Ints
 class OfflineSteps:
     """Steps of the supervised and preference verbs: rows of the data as they stand."""
 
+    average = None
+
     def __init__(self, run: Run, objective: forge_algos.Objective) -> None:
         self.objective = objective
         self.run = run

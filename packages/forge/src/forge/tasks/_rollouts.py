@@ -28,6 +28,8 @@ _SHOWN = ("reward", "kl", "length", "cut_off", "unscored")
 class RolloutSteps:
     """Steps of the online verbs: `updates` optimizer steps on each rollout."""
 
+    average = None
+
     def __init__(self, run: Run, objective: forge_algos.Objective, updates: int) -> None:
         self.objective = objective
         self._run, self._updates, self._own = run, updates, run.settings.objective
@@ -182,11 +184,15 @@ class RehearsedRollouts:
 
     def _prompts(self) -> Any:
         """Return a rank's share of the prompts of the step that has most tokens."""
+        return self._run.train.batch(self._rows())
+
+    def _rows(self) -> list[int]:
+        """Return the numbers of these prompts."""
         plan, items = self._run.plan, self._run.train
         steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
         step = max(steps, key=lambda step: int(items.lengths[plan.samples(step)].sum()))
         rows = sorted(plan.samples(step), key=lambda row: -int(items.lengths[row]))
-        return items.batch([int(row) for row in rows[: -(-len(rows) // plan.world_size)]])
+        return [int(row) for row in rows[: -(-len(rows) // plan.world_size)]]
 
     def _rollout(self) -> forge_algos.online.Rollout:
         """Make up a rollout in which everything is trained."""

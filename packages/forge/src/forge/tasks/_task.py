@@ -81,6 +81,8 @@ class Run:
     """Appends a line to metrics.jsonl."""
     identity: Mapping[str, str]
     """Digests of the models and the id of this run, as in run.json."""
+    optimizer: Any = None
+    """Of the trained model's weights."""
     others: weakref.WeakSet[Any] = attrs.field(factory=weakref.WeakSet)
     """Models beside the trained one that are loaded now: a reference, a teacher, a reward model."""
 
@@ -93,6 +95,8 @@ class StepSource(Protocol):
     """The micro-batches of every step of a run, and its evaluation."""
 
     objective: forge_algos.Objective
+    average: forge_algos.WeightAverage | None
+    """Moving average of the trained weights, where the objective reads one."""
 
     def check_start(self) -> None:
         """Check what must hold before the first step of a run that was not resumed."""
