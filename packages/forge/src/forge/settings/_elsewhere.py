@@ -41,6 +41,8 @@ RENAMED = {
         "label_smoothing": "label_smoothing_factor dpo_label_smoothing",
         "neftune_alpha": "neftune_noise_alpha",
         "lora_r": "r lora_rank",
+        "init_lora_weights": "peft_init_lora_weights",
+        "loraplus_lr_ratio": "lora_plus_lr_ratio",
         "target_modules": "lora_target lora_target_modules target_patterns osft_target_patterns",
         "modules_to_save": "lora_modules_to_save additional_target",
         "quant_type": "bnb_4bit_quant_type quantization_type",
@@ -95,6 +97,7 @@ SWITCHES = {
     "use_rslora": "adapter=rslora",
     "peft_use_rslora": "adapter=rslora",
     "use_peft": "adapter=lora",
+    "pissa_init": "init_lora_weights=pissa",
     "use_muon": "optimizer=muon",
     "use_dft_loss": "loss=dft",
     "train_on_inputs": "train_on=all",
@@ -187,7 +190,7 @@ TOLD = {
             gradient_checkpointing_kwargs""",
         _NO_CODE: "trust_remote_code",
         _OFF: """torch_compile activation_offloading use_unsloth use_kt plugins
-            parallelism_config loraplus_lr_ratio relora pissa_init init_lora_weights loftq_config gptq
+            parallelism_config relora loftq_config gptq
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
             disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef dataset_exact_deduplication
             min_sample_len tool_format val_loss_improvement_threshold lora_bias""",
