@@ -199,7 +199,7 @@ def main() -> None:
     leads = {level: lead(level) for level in ("0.96", "0.985")}
     emit(
         "continual_study",
-        "points of backward transfer that the best OSFT keeps over full fine-tuning and mini-trainer at 96 % on new tasks, of 15",
+        "points of backward transfer of the best OSFT over full fine-tuning and mini-trainer at 96 % on new tasks, of 15",
         (leads["0.96"] or 0.0) / 15,
         1.0,
         toy=options.toy,

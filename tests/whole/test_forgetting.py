@@ -29,7 +29,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(folder: Path) -> list[str]:
     """Two sources: chats with markup and signs of several bytes, and documents, which are learned whole."""
     chats = [
-        {"messages": [{"role": "user", "content": f"<b>say</b> {fruit} é"}, {"role": "assistant", "content": f"<i>{fruit}</i> €"}]}
+        {
+            "messages": [
+                {"role": "user", "content": f"<b>say</b> {fruit} é"},
+                {"role": "assistant", "content": f"<i>{fruit}</i> €"},
+            ]
+        }
         for fruit in FRUITS
     ]
     texts = [{"text": f"the {fruit} grows in the sun & the rain"} for fruit in FRUITS[:5]]

@@ -81,7 +81,7 @@ def summed(model, objective, batches):
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("architecture", ["llama-tied", "gemma2"])
 def test_equals_one_token_at_a_time(architecture, beta):
-    """Loss and gradients are those of a naive loop, under any cut, with shared prompts or without, from either form of teacher."""
+    """Loss and gradients are those of a naive loop, under any cut."""
     samples, model = made_up(), make(architecture)
     teacher = make(architecture, seed=3).eval()
     settings = SDFTSettings(beta=beta, temperature=1.3, skip_tokens=2)
@@ -172,7 +172,9 @@ def test_every_optimizer_keeps_an_average(name):
     objective = SelfDistill(settings=SDFTSettings(), teacher=average.exchanged)
     steps = [taught_batches(made_up(), max_tokens=60)] * 3
     list(
-        train(model, steps, objective=objective, optimizer=optimizer, scheduler=schedule(optimizer, settings, 3), average=average)
+        train(
+            model, steps, objective=objective, optimizer=optimizer, scheduler=schedule(optimizer, settings, 3), average=average
+        )
     )
     assert any(not torch.equal(p, old) for p, old in zip(model.parameters(), first, strict=True))
     with average.exchanged(model):

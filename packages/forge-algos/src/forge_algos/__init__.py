@@ -127,8 +127,8 @@ _PUBLIC = {
     "memory._rehearsal": "Rehearsal tensors_of",
     "memory._tracker": "Peak",
     "objectives": (
-        "BaseKL Bound DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SelfDistill SimPO "
-        "check_reference reference_logps"
+        "BaseKL Bound DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SelfDistill "
+        "SimPO check_reference reference_logps"
     ),
     "optimizers._optimizers": "adamw make_optimizer",
     "optimizers._schedules": "lr_factor schedule",

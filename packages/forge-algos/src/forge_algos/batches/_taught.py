@@ -1,4 +1,4 @@
-"""Batch of self-distillation: the student's row of completions, and the teacher's of the same."""
+"""Batch of self-distillation: the same completions after the student's and teacher's prompts."""
 
 import attrs
 import numpy as np
@@ -23,7 +23,7 @@ class TaughtBatch:
 
 
 def check_taught(batch: TaughtBatch) -> None:
-    """Raise PackedBatchError where a row is malformed, or the two do not hold the same completions."""
+    """Raise PackedBatchError unless both rows are whole and hold the same completions."""
     check_groups(batch.groups)
     check_groups(batch.teacher)
     if not np.array_equal(batch.groups.targets, batch.teacher.targets) or not np.array_equal(

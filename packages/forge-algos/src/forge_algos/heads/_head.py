@@ -39,7 +39,7 @@ Compute = Callable[[LogitSource, Tensors], tuple[torch.Tensor, ...]]
 
 @attrs.frozen(eq=False)
 class Held:
-    """Logits of rows that a forward left behind, to be computed a chunk at a time once it is over."""
+    """What a forward left of its rows' logits, which are computed a chunk at a time."""
 
     source: LogitSource
     tensors: Tensors

@@ -25,7 +25,7 @@ Base = nn.Module | Literal["adapter_off"]
 
 @attrs.frozen(kw_only=True, eq=False)
 class BaseKL(LearnedTokens):
-    """KL(base ‖ model) at each learned token, over the whole vocabulary: a figure, without gradients.
+    """KL(base ‖ model) at each learned token, over the whole vocabulary: a figure, no loss.
 
     RL's Razor (arXiv 2509.04259) finds that this divergence, on the inputs of the new task, predicts how much of the old ones a
     model forgets. The direction is the forward one of that paper: it grows where the model no longer does what its base did.

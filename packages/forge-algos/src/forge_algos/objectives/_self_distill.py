@@ -1,4 +1,4 @@
-"""Self-distillation: the model is drawn to itself, shown the demonstration, on its own samples."""
+"""Self-distillation: on its own samples a model learns from itself, shown the demonstration."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,11 +24,11 @@ Weights = Callable[[nn.Module], AbstractContextManager[Any]]
 
 @attrs.frozen(kw_only=True, eq=False)
 class SelfDistill:
-    """SDFT (arXiv 2601.19897): Σ KL(student(·|x, y<t) ‖ teacher(·|x, c, y<t)) over the student's own samples y.
+    """Self-distillation (SDFT, arXiv 2601.19897) on the student's own samples y.
 
-    The teacher is the same model under other weights, or a frozen copy, and has the demonstration c before it; the divergence at
-    a token is over the whole vocabulary, and no gradient runs through the sampling or the teacher. `settings.beta` chooses the
-    divergence, as in `Distill`.
+    The loss is Σ KL(student(·|x, y<t) ‖ teacher(·|x, c, y<t)). The teacher is the same model under other weights, or a frozen
+    copy, and has the demonstration c before it; the divergence at a token is over the whole vocabulary, and no gradient runs
+    through the sampling or the teacher. `settings.beta` chooses the divergence, as in `Distill`.
     """
 
     settings: SDFTSettings
@@ -45,7 +45,10 @@ class SelfDistill:
         return ("kl", "completions", "tokens", "finished")
 
     def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
-        """Divide each sum: `kl` is KL(teacher ‖ student) in nats a token, whatever β; `length` and `cut_off` are of completions."""
+        """Divide each sum by the number of its summands.
+
+        `kl` is KL(teacher ‖ student) in nats a token, whatever β; `length` and `cut_off` are means over completions.
+        """
         completions = max(1.0, sums["completions"])
         return {
             "kl": sums["kl"] / count,

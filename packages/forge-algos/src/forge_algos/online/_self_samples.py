@@ -94,7 +94,7 @@ def taught_batches(
     parallel: Parallel = ALONE,
     rank: int | None = None,
 ) -> list[TaughtBatch]:
-    """Divide samples into this rank's micro-batches of one step, equally many on every data shard.
+    """Divide samples into micro-batches of one step, equally many on every data shard.
 
     Args:
         samples: of all ranks.

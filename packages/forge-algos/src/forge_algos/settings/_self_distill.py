@@ -29,7 +29,7 @@ def _check_template(_instance: Any, field: Any, value: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class SDFTSettings:
-    """Self-distillation fine-tuning (SDFT, arXiv 2601.19897): the model, shown the demonstration, teaches itself.
+    """Self-distillation (SDFT, arXiv 2601.19897): the model, shown the answer, teaches itself.
 
     >>> SDFTSettings(teacher="current", teacher_rate=0.1)
     Traceback (most recent call last):
@@ -51,9 +51,10 @@ class SDFTSettings:
     num_generations: int = attrs.field(default=1, validator=number(kind=int, low=1))
     """Number of completions of each prompt that the student samples and learns from."""
     max_new_tokens: int = attrs.field(default=256, validator=number(kind=int, low=1))
-    """Most tokens that a completion may have; one without an end by then is cut off, and learned from all the same."""
+    """Most tokens that a completion may have; one without an end by then is cut off,
+    and learned from all the same."""
     temperature: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
-    """Divisor of the logits, where completions are sampled and where student and teacher are compared."""
+    """Divisor of the logits, where completions are sampled and where both are compared."""
     top_p: float = attrs.field(default=1.0, validator=_above_share)
     """Share of the probability whose likeliest tokens are sampled from; 1 is all."""
     top_k: int = attrs.field(default=0, validator=number(kind=int))

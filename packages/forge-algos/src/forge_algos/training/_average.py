@@ -13,10 +13,10 @@ _KEY = "average"
 
 
 class WeightAverage:
-    """Moving average a ← a + rate · (w - a) of an optimizer's parameters, after each of its steps.
+    """Moving average a ← a + rate · (w - a) of an optimizer's parameters.
 
-    It begins as the weights at the first step. Each parameter's average lies in the optimizer's state of it, in the shape and on
-    the ranks of the parameter, so that whoever saves the one saves the other.
+    It begins as the weights at the first step and follows each step that moves them. Each parameter's average lies in the
+    optimizer's state of it, in the shape and on the ranks of the parameter, so that whoever saves the one saves the other.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -50,7 +50,7 @@ class WeightAverage:
 
     @contextmanager
     def exchanged(self, model: nn.Module) -> Iterator[None]:
-        """Run `model` with the averages in the place of its weights in the block; then these are back to the bit."""
+        """Exchange the weights for their averages in the block; then they are back to the bit."""
         # FSDP keeps weights gathered after a forward without a backward: those would not be the exchanged ones.
         _free(model)
         self._exchange()

@@ -1,4 +1,4 @@
-"""Losses of tokens before and after a run → figures by source, and the page of what was lost."""
+"""Losses of tokens before and after a run → figures by source, and the page of them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ def row_of(source: str, row: str, example: Any, found: Any) -> Row:
 
 
 def total_of(rows: Sequence[Row]) -> Source:
-    """Add up rows: means over tokens, with the standard error of the change as a ratio of sums over rows."""
+    """Add up rows to means over their tokens.
+
+    The standard error of the change is that of a ratio of sums over rows.
+    """
     tokens = np.array([len(row.places) for row in rows], dtype=np.float64)
     sums = np.array([[row.before.sum(), row.after.sum(), row.kl.sum()] for row in rows])
     whole = tokens.sum()
@@ -92,9 +95,7 @@ def total_of(rows: Sequence[Row]) -> Source:
     left = sums[:, 1] - sums[:, 0] - (after - before) * tokens
     n = len(rows)
     error = math.sqrt(n / (n - 1) * float((left**2).sum())) / whole if n > 1 else math.nan
-    return Source(
-        rows=n, tokens=int(whole), before=before, after=after, change=after - before, error=float(error), kl=kl
-    )
+    return Source(rows=n, tokens=int(whole), before=before, after=after, change=after - before, error=float(error), kl=kl)
 
 
 def summary(sources: Mapping[str, Source], total: Source) -> list[str]:
@@ -142,7 +143,10 @@ def forgetting_page(
 
 
 def shown_tokens(row: Row, decode: Callable[[Sequence[int]], str]) -> list[dict[str, str]]:
-    """Return the row's first tokens as text, each with its mark and its numbers; a text ends in its token only once whole."""
+    """Return the row's first tokens as text, each with its mark and its numbers.
+
+    A sign of several tokens stands with the last of them.
+    """
     at = {int(place): k for k, place in enumerate(row.places)}
     found, shown, waiting = [], "", 0
     ids = [int(token) for token in row.ids[:_SHOWN]]

@@ -29,7 +29,7 @@ _BASE = "base_model"
 
 @attrs.frozen(kw_only=True)
 class Forgetting:
-    """What a run's model lost of its base on some data; all losses are in nats per learned token."""
+    """What a run's model lost of its base on some data, in nats per learned token."""
 
     sources: Mapping[str, Source]
     """File of the data → its figures."""

@@ -1,4 +1,4 @@
-"""Prompts with demonstrations → the model's own completions at each step → micro-batches for SDFT."""
+"""Prompts with demonstrations → own completions at each step → micro-batches for SDFT."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class SelfSampleSteps:
         self._run, self._own = run, run.settings.objective
         self._shares, why = forge_algos.shares_prompts(run.model, device=run.device)
         several = self._own.num_generations > 1
-        run.report.note(f"prompts: {'computed once a group' if self._shares and several else 'computed once a completion'}: {why}")
+        run.report.note(
+            f"prompts: {'computed once a group' if self._shares and several else 'computed once a completion'}: {why}"
+        )
         self._sampler = sampler_of(run)
         self._held_out: list[Any] = []
         self.average: forge_algos.WeightAverage | None = None
@@ -60,7 +62,10 @@ class SelfSampleSteps:
             yield self._batches(samples)
 
     def evaluate(self, model: Any) -> Evaluation | None:
-        """Measure the divergence from the teacher on held-out prompts; None for any model but the trained one."""
+        """Measure the divergence from the teacher on held-out prompts.
+
+        None for any model but the trained one.
+        """
         run = self._run
         if run.held_out is None or model is not run.model:
             return None

@@ -111,7 +111,7 @@ class StepSource(Protocol):
         ...
 
     def held_out_rows(self) -> Iterator[Any]:
-        """Yield this rank's packed rows of what `evaluate` measured last, each with its learned tokens."""
+        """Yield this rank's packed rows of what `evaluate` measured last."""
         ...
 
 

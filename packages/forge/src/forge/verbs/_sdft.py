@@ -13,13 +13,16 @@ from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
 from forge.tasks._self_samples import RehearsedSelfSamples, SelfSampleSteps
 from forge.tasks._task import Run, Task
-from forge.tasks.items._demonstrations import SPLIT, Demonstrations
+from forge.tasks.items._demonstrations import Demonstrations
 from forge.verbs._registry import verb
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from forge._progress import Reporter
+
+SPLIT = "forge.tasks.items._demonstrations:split_answer"
+"""Function that takes conversations apart, as `preprocess` names one."""
 
 
 @attrs.frozen(kw_only=True)
@@ -43,8 +46,8 @@ class SDFTSettings(RunSettings):
             )
         if self.objective.teacher == "ema" and self.strategy.strategy.startswith("zero"):
             raise SettingsError(
-                f"teacher=ema with strategy={self.strategy.strategy}: DeepSpeed holds the weights in a buffer of its own, in which "
-                "they cannot be exchanged for their average. Take strategy=fsdp2, or teacher=initial."
+                f"teacher=ema with strategy={self.strategy.strategy}: DeepSpeed holds the weights in a buffer of its own, in "
+                "which they cannot be exchanged for their average. Take strategy=fsdp2, or teacher=initial."
             )
 
 
@@ -53,7 +56,9 @@ class SDFT(Task):
 
     name = "sdft"
     settings = SDFTSettings
-    about = "Self-distillation: learn from demonstrations on the model's own samples, taught by itself with them in its context."
+    about = (
+        "Self-distillation: learn from demonstrations on the model's own samples, taught by itself with them in its context."
+    )
     items_are = "prompts"
 
     def check_rows(self, s: Any, setting: str) -> None:
@@ -92,7 +97,7 @@ class SDFT(Task):
         return Demonstrations(store, template=s.objective.demonstration_template, max_new_tokens=s.objective.max_new_tokens)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Accept all rows: what is learned is sampled, and demonstrations are checked as they are read."""
+        """Accept all rows: demonstrations are checked as they are read."""
 
     def plan_summary(self, plan: forge_packing.BatchPlan, *, divided: bool = True) -> str:  # noqa: ARG002 - only prompts are divided
         """Describe the steps; their tokens are known once they are sampled."""

@@ -19,10 +19,8 @@ class Compared(NamedTuple):
     """-log of the probability that the model gives to the target."""
 
 
-def compare_rows(
-    source: LogitSource, tensors: Tensors, base: tuple[LogitSource, Tensors], targets: torch.Tensor
-) -> Compared:
-    """Compute KL(base ‖ model) and both losses of M rows, a chunk of both models' logits at a time.
+def compare_rows(source: LogitSource, tensors: Tensors, base: tuple[LogitSource, Tensors], targets: torch.Tensor) -> Compared:
+    """Compute KL(base ‖ model) and both losses of M rows, a chunk of logits at a time.
 
     Args:
         source: of the model's logits.

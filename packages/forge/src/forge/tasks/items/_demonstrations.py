@@ -1,4 +1,4 @@
-"""Rows of a question and its demonstration → what a student is asked, and what its teacher is."""
+"""Rows of a question and its demonstration → prompts of a student and of its teacher."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from forge._errors import SettingsError
 from forge.tasks.items._items import Ints
 from forge.tasks.items._prompts import Prompts
 
-SPLIT = "forge.tasks.items._demonstrations:split_answer"
-"""Name of the function that takes conversations apart, as `preprocess` has it."""
 ANSWER = "completion"
 """Column of the demonstration."""
 
 
 def split_answer(row: dict[str, Any]) -> dict[str, Any]:
-    """Take the last answer of a conversation off its messages, as the row's completion; other rows stay."""
+    """Move the last answer of a conversation to the row's completion; other rows stay."""
     messages = row.get("messages")
     if isinstance(messages, str):
         try:
@@ -70,14 +68,14 @@ class Demonstrations(Prompts):
         where = self.source(index)
         if demonstration is None:
             raise SettingsError(
-                f"{where}: has no demonstration: a row has `prompt` and `completion`, texts or messages, or `messages` that end "
-                "with the assistant's answer."
+                f"{where}: has no demonstration: a row has `prompt` and `completion`, texts or messages, or `messages` that "
+                "end with the assistant's answer."
             )
         # What the store holds is compared, so that both are asked in the same way but for the demonstration.
         if not np.array_equal(_ids(tokenizer, prompt.prompt, prompt.columns), prompt.input_ids):
             raise SettingsError(
-                f"{where}: its prompt cannot be written a second time as it was tokenized, so that the teacher would be asked in "
-                "another way: leave out chat_template_kwargs, or write the prompt as text."
+                f"{where}: its prompt cannot be written a second time as it was tokenized, so that the teacher would be "
+                "asked in another way: leave out chat_template_kwargs, or write the prompt as text."
             )
         asked = prompt.prompt
         if isinstance(asked, str):
