@@ -61,6 +61,8 @@ if TYPE_CHECKING:
         SFT as SFT,
         BaseKL as BaseKL,
         Bound as Bound,
+        Classify as Classify,
+        ClassifyBatch as ClassifyBatch,
         Distill as Distill,
         KTOBatch as KTOBatch,
         Objective as Objective,
@@ -127,8 +129,8 @@ _PUBLIC = {
     "memory._rehearsal": "Rehearsal tensors_of",
     "memory._tracker": "Peak",
     "objectives": (
-        "BaseKL Bound DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SelfDistill "
-        "SimPO check_reference reference_logps"
+        "BaseKL Bound Classify ClassifyBatch DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO "
+        "Reward SFT SelfDistill SimPO check_reference reference_logps"
     ),
     "optimizers._optimizers": "adamw make_optimizer",
     "optimizers._schedules": "lr_factor schedule",

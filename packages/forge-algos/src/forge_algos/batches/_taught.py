@@ -1,4 +1,4 @@
-"""Batch of self-distillation: the same completions after the student's and teacher's prompts."""
+"""Batch of self-distillation: the same completions after the prompts of both."""
 
 import attrs
 import numpy as np

@@ -75,6 +75,9 @@ RENAMED = {
         "reward": "reward_funcs reward_fn",
         "reward_model_path": "reward_model",
         "num_generations": "group_size",
+        "env": "environment_factory",
+        "sampler_url": "vllm_server_base_url",
+        "tis_cap": "vllm_importance_sampling_cap",
         "max_new_tokens": "max_completion_length max_tokens_per_completion response_length",
         "kl_weight": "kl_coef",
         "clip": "epsilon cliprange",
@@ -176,8 +179,8 @@ TOLD = {
         "the ratio is a completion's with loss_type=gspo, and each token's with the others": "importance_sampling_level",
         "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token",
         "give paths in data_path": "dataset_dir",
-        "completions come from the model that trains": """use_vllm vllm_mode vllm_gpu_memory_utilization
-            gpu_memory_utilization n_gpus""",
+        "a server samples with sampler=vllm and sampler_url; it is started by itself": "use_vllm vllm_mode",
+        "completions come from the model that trains": "vllm_gpu_memory_utilization gpu_memory_utilization n_gpus",
         "rollouts/step_N.jsonl has every completion": "log_completions",
         "forge export RUN --merge, or with --format gguf": "save_pretrained_merged save_pretrained_gguf merge_lora",
         "shorten the file, or set max_steps": "max_samples max_train_samples",
@@ -241,11 +244,12 @@ OWN = {
         "sdft, ppo, grpo and rloo": "max_prompt_len num_generations max_new_tokens top_p top_k",
         "ppo, grpo and rloo": """reward reward_weights reward_model_path on_reward_error
             clip clip_high updates_per_pass mask_truncated missing_eos_penalty
-            overlong_buffer kl_weight num_iterations""",
+            overlong_buffer kl_weight num_iterations reward_timeout env max_turns env_timeout sampler sampler_url
+            sampler_timeout tis_above tis_cap max_sampler_gap""",
         "sft, osft, dpo, orpo, simpo, kto and reward": "normalize",
         "sft, dpo and all others but pretrain": "chat_template chat_template_kwargs on_overflow",
         "sft, dpo and all others but pretrain, sdft, ppo, grpo and rloo": "max_seq_len train_on turns turn_end data_format",
-        "sft, dpo and all others but ppo, grpo and rloo": "num_proc lint",
+        "sft, dpo and all others but sdft, ppo, grpo and rloo": "num_proc lint",
     }.items()
     for name in names.split()
 }
