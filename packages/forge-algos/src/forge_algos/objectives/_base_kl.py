@@ -11,7 +11,7 @@ from forge_algos._errors import LossError
 from forge_algos._modules import causal_model
 from forge_algos.adaptations._switched_off import check_switchable, switched_off
 from forge_algos.batches._learned import AnyRow, LearnedRow, RowLoader
-from forge_algos.heads._head import choose_head
+from forge_algos.heads._head import Head, choose_head
 from forge_algos.heads._packable import require_packable
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.isolation._prompt_sharing import shares_prompts
@@ -66,7 +66,7 @@ class BoundBaseKL:
         self._model = model
         self._head = choose_head(model, device=device)
         self._load = RowLoader(model, device)
-        self._base_head = None
+        self._base_head: Head | None = None
         if isinstance(base, str):
             check_switchable(model)
             return

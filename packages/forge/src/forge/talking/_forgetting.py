@@ -109,7 +109,7 @@ def forgetting(
             sources=sources,
             total=total,
             worst=worst,
-            decode=lambda ids: str(tokenizer.decode(ids)),
+            decode=lambda ids: str(tokenizer.decode(list(ids))),
         )
     page = write_page(root / "forgetting.html" if output is None else Path(output).expanduser(), text, "output")
     return Forgetting(sources=sources, total=total, page=page)

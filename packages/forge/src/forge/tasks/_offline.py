@@ -16,7 +16,7 @@ from forge.tasks.items._items import Ints, Items, padding
 class OfflineSteps:
     """Steps of the supervised and preference verbs: rows of the data as they stand."""
 
-    average = None
+    average: forge_algos.WeightAverage | None = None
 
     def __init__(self, run: Run, objective: forge_algos.Objective) -> None:
         self.objective = objective
@@ -51,8 +51,8 @@ class OfflineSteps:
 
     def held_out_rows(self) -> Iterator[Any]:
         """Yield packed rows: documents, or of preferences the answers with their prompts."""
-        held_out = self.run.held_out
-        for rows in self._eval_rows if held_out is not None else ():
+        held_out: Any = self.run.held_out
+        for rows in self._eval_rows:
             batch: Any = held_out.batch(rows)
             yield getattr(batch, "groups", getattr(batch, "completions", batch))
 

@@ -29,7 +29,7 @@ _SHOWN = ("reward", "kl", "length", "cut_off", "unscored")
 class RolloutSteps:
     """Steps of the online verbs: `updates` optimizer steps on each rollout."""
 
-    average = None
+    average: forge_algos.WeightAverage | None = None
 
     def __init__(self, run: Run, objective: forge_algos.Objective, updates: int) -> None:
         self.objective = objective

@@ -34,7 +34,7 @@ class SelfSampleSteps:
         self._sampler = sampler_of(run)
         self._held_out: list[Any] = []
         self.average: forge_algos.WeightAverage | None = None
-        self.objective = forge_algos.SelfDistill(settings=self._own, teacher=self._teacher())
+        self.objective: forge_algos.Objective = forge_algos.SelfDistill(settings=self._own, teacher=self._teacher())
 
     def _teacher(self) -> Any:
         """Return a frozen copy, or what gives the model the teacher's weights."""
@@ -135,7 +135,8 @@ class RehearsedSelfSamples(RehearsedRollouts):
 
     def batches(self) -> list[Any]:
         """Return the largest micro-batch of a step, after one beside which it runs."""
-        run, own, items = self._run, self._own, self._run.train
+        run, own = self._run, self._own
+        items: Any = run.train
         rows = self._rows()
         number = len(rows) * own.num_generations
         samples = forge_algos.online.SelfSamples(
