@@ -15,6 +15,7 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -359,6 +360,24 @@ void set_tensor(const c10::OperatorHandle&, DispatchKeySet, Stack* stack) {
   stack->emplace_back(self);
 }
 
+// scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, *, scale, enable_gqa): the plain way, since this
+// torch has not the code with which XPU and MPS choose a kernel.
+void plain_attention(const c10::OperatorHandle&, DispatchKeySet, Stack* stack) {
+  auto& mask = (*stack)[stack->size() - 5];
+  if (mask.isTensor() && mask.toTensor().scalar_type() == at::kBool) {
+    const auto& seen = mask.toTensor();
+    const auto dtype = (*stack)[stack->size() - 8].toTensor().scalar_type();
+    mask = seen.to(dtype).zero_().masked_fill_(seen.logical_not(), -std::numeric_limits<double>::infinity());
+  }
+  stack->insert(stack->end() - 2, IValue());  // dropout_mask
+  c10::Dispatcher::singleton().findSchemaOrThrow("aten::_scaled_dot_product_attention_math", "").callBoxed(stack);
+  stack->pop_back();  // the weights
+}
+
+void register_attention(torch::Library& library) {
+  library.impl("scaled_dot_product_attention", torch::CppFunction::makeFromBoxedFunction<&plain_attention>());
+}
+
 void register_operations(torch::Library& library) {
   library.impl("empty.memory_format", torch::CppFunction::makeFromBoxedFunction<&empty>());
   library.impl("empty_strided", torch::CppFunction::makeFromBoxedFunction<&empty_strided>());
@@ -475,6 +494,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { register_operations(m); }
 TORCH_LIBRARY_IMPL(aten, HPU, m) { register_operations(m); }
 TORCH_LIBRARY_IMPL(aten, XPU, m) { register_operations(m); }
 TORCH_LIBRARY_IMPL(aten, MPS, m) { register_operations(m); }
+TORCH_LIBRARY_IMPL(aten, AutogradXPU, m) { register_attention(m); }
+TORCH_LIBRARY_IMPL(aten, AutogradMPS, m) { register_attention(m); }
 
 extern "C" {
 int64_t chips_held_bytes() { return held_bytes; }

@@ -187,6 +187,7 @@ def _run(
     watchers: Watchers,
 ) -> RunResult:
     machine = forge_accel.accelerator(s.device.device)
+    machine.check_ranks(ranks.world_size)
     dtype = machine.dtype(s.device.dtype)
     s = choose_machine(s, machine, dtype)
     device = machine.device.value
