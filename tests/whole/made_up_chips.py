@@ -2,7 +2,8 @@
 
     python -m tests.whole.made_up_chips LIBRARY MODEL FOLDER CASE...
 
-A case is KIND:VERB, or KIND:VERB:ADAPTER. Prints one JSON line a case: the steps on both, whether every tensor of the two exports
+A case is KIND:VERB, KIND:VERB:ADAPTER or KIND:fake, a step of a model with a billion parameters whose tensors hold no data.
+Prints one JSON line a case: the steps on both, whether every tensor of the two exports
 and of the two last full states has the same bits, whether a run that was resumed in its middle is the same too, and what of the
 vendor's module was called.
 """
@@ -36,6 +37,9 @@ def main(library: str, model: str, folder: str, *cases: str) -> None:
         kind, verb, adapter = (*case.split(":"), "none")[:3]
         sys.path.append(str(FOLDER / "libraries" / kind))
         chips = stand_ins.use_chips(loaded, kind)
+        if verb == "fake":
+            print(json.dumps({"case": case, **fake_step(kind)}), flush=True)
+            continue
         where = Path(folder) / case.replace(":", "_")
         where.mkdir()
         given = {**settings_of(verb, Path(model), where), "adapter": adapter, "keep_full_state": True, "dtype": "float32"}
@@ -71,6 +75,48 @@ def main(library: str, model: str, folder: str, *cases: str) -> None:
         )
 
 
+def fake_step(kind: str) -> dict[str, Any]:
+    """Take a step of SFT in shapes on a device; and one with a tensor of the CPU among them, which must fail."""
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    import forge_algos
+
+    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128_256}
+    config = LlamaConfig(**shape, num_attention_heads=32, num_key_value_heads=8, tie_word_embeddings=True)
+
+    class Row:
+        """A packed row of two documents."""
+
+        input_ids = np.arange(512) + 3
+        position_ids = np.concatenate([np.arange(200), np.arange(312)])
+        cu_seqlens = np.array([0, 200, 512])
+        labels = np.where(position_ids == 0, -100, input_ids)
+        max_seqlen = 312
+
+    def step(planted: bool) -> int:
+        rehearsal = forge_algos.Rehearsal(device=torch.device(kind, 0))
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        rehearsal.model(model, None)
+        with rehearsal.adapting():
+            adaptation = forge_algos.adapt(model, forge_algos.AdapterSettings())
+        model = rehearsal.placed(adaptation.model)
+        if planted:
+            # As a buffer that somebody made in a forward and forgot to move.
+            model.model.norm.register_forward_hook(lambda _, __, output: output * torch.ones(2048, device="cpu"))
+        optimizer = forge_algos.make_optimizer(model, forge_algos.OptimizerSettings(), fused=False)
+        return rehearsal.step(model, optimizer, [Row()], objective=forge_algos.SFT, adaptation=adaptation).bytes
+
+    peak = step(planted=False)
+    try:
+        step(planted=True)
+    except Exception as error:
+        return {"peak": peak, "planted": str(error)}
+    return {"peak": peak, "planted": None}
+
+
 def steps(run: Path) -> list[tuple[float, float]]:
     """Loss and gradient norm of each step."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -86,7 +132,7 @@ def same(one: Path, other: Path) -> dict[str, bool]:
     found = {}
     for first, second in zip(*files, strict=True):
         ours, theirs = load_file(first), load_file(second)
-        assert ours.keys() == theirs.keys()
+        assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
         found |= {name: bool((ours[name] == theirs[name]).all()) for name in ours}
     return found
 

@@ -1,12 +1,12 @@
-"""Vendors' modules of torch as their documentation has them, and no more: what they lack is an AttributeError when it is called.
+"""Vendors' modules of torch as their documentation has them, and no more: what they lack is an AttributeError.
 
 Each function has the documented arguments, so that a call with others is a TypeError, and is written down in `calls`.
 
 - torch.npu: github.com/Ascend/pytorch, torch_npu/npu/__init__.py (`__all__`), utils.py, memory.py and random.py, as of
   0037c399; hiascend.com, "torch_npu.npu: the same as torch.cuda".
-- torch.hpu: docs.habana.ai, PyTorch Theory of Operations and the Python packages' HPU and random modules; the calls of
-  Accelerate 1.15 (`mem_get_info`, `current_device`, `device_count`) and of Habana's GPU migration (`random.get_rng_state(device)`,
-  `random.set_rng_state(new_state, device)`, `random.manual_seed_all(seed)`).
+- torch.hpu: docs.habana.ai, PyTorch Theory of Operations, and the modules hpu and hpu.random of its Python packages; calls
+  of Accelerate 1.15 (`mem_get_info`, `current_device`, `device_count`) and of Habana's GPU migration
+  (`random.get_rng_state(device)`, `random.set_rng_state(new_state, device)`, `random.manual_seed_all(seed)`).
 - torch.xpu and torch.mps: torch's own, whose signatures a test compares.
 """
 
@@ -112,7 +112,8 @@ class Chips:
 
     def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
         """Set it."""
-        assert new_state.device.type == "cpu" and new_state.dtype == torch.uint8
+        assert new_state.device.type == "cpu"
+        assert new_state.dtype == torch.uint8
         self.states[self.at(device)] = new_state.clone()
 
     # -- what some have
@@ -181,7 +182,7 @@ def functions(chips: Chips) -> dict[str, Any]:
     """Return the documented functions of a kind, each of which notes its calls."""
 
     def make(name: str, arguments: str) -> Any:
-        documented: Any = inspect.signature(eval(f"lambda {arguments}: None"))  # noqa: S307 - arguments from the table above
+        documented: Any = inspect.signature(eval(f"lambda {arguments}: None"))
 
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = documented.bind(*args, **kwargs)
@@ -218,7 +219,7 @@ def put_in_torch(chips: Chips) -> None:
         vars(getattr(torch, chips.kind)).update(vars(module))
         if chips.kind == "mps":
             torch.backends.mps.is_built = torch.backends.mps.is_available = lambda: True
-            torch.backends.mps.is_macos_or_newer = lambda major, minor: True  # noqa: ARG005
+            torch.backends.mps.is_macos_or_newer = lambda major, minor: True
         return
     if not hasattr(torch, chips.kind):
         torch._register_device_module(chips.kind, module)

@@ -43,7 +43,6 @@ def describe(acc: Accelerator, settings: DeviceSettings) -> list[Row]:
     return [
         Row("machine", acc.machine, f"torch {torch.__version__}, {torch.get_num_threads()} CPU threads"),
         Row("device", str(acc.device.value), acc.device.reason),
-        Row("support", acc.support.value, acc.support.reason),
         Row("dtype", dtype_name(dtype.value), dtype.reason),
         Row("attention", attention.value.name, attention.reason),
         Row("fused_optimizer", str(fused.value), fused.reason),
@@ -53,4 +52,5 @@ def describe(acc: Accelerator, settings: DeviceSettings) -> list[Row]:
             str(acc.default_tokens),
             f"{acc.default_tokens} tokens a micro-batch: a cautious start for {acc.name}",
         ),
+        Row("support", acc.support.value, acc.support.reason),
     ]

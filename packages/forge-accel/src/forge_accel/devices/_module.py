@@ -1,4 +1,4 @@
-"""Base of the devices that a module of torch speaks for, with the names of `torch.cuda`: `torch.xpu`, `torch.hpu`, `torch.npu`."""
+"""Base of the devices whose module of torch has `torch.cuda`'s names: `torch.xpu`, `torch.hpu`, `torch.npu`."""
 
 from __future__ import annotations
 

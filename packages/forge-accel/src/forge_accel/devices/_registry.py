@@ -125,8 +125,9 @@ def _best(known: dict[str, EntryPoint]) -> Accelerator:
     for found in candidates:
         available = found.available()
         if available.value:
-            others = missing or ([f"torch {torch.__version__} is built for no other device"] if len(candidates) > 1 else [])
-            return found(why="; ".join([*others, available.reason]))
+            if found is candidates[-1] and not missing:
+                missing.append(f"torch {torch.__version__} is built for no other device")
+            return found(why="; ".join([*missing, available.reason]))
         if found.possible():
             missing.append(available.reason)
     raise AccelError(f"no accelerator is available: {'; '.join(missing)}.")  # pragma: no cover - the CPU always is
