@@ -271,7 +271,10 @@ class Accelerator(ABC):
 
 
 def tokens_for(size: int) -> int:
-    """Suggest the tokens of a micro-batch on a chip with `size` bytes: 128 a GiB, a power of two from 1,024 to 16,384."""
+    """Suggest the tokens of a micro-batch on a chip with `size` bytes of memory.
+
+    128 a GiB, rounded down to a power of two from 1,024 to 16,384.
+    """
     tokens = int(128 * size // 2**30)
     return min(16384, max(1024, 1 << (tokens.bit_length() - 1))) if tokens else 1024
 

@@ -1,4 +1,4 @@
-"""Intel's Gaudi HPUs: `torch.hpu`, which the library habana_frameworks adds to torch, in eager mode.
+"""Intel's Gaudi HPUs in eager mode: `torch.hpu`, which habana_frameworks adds to torch.
 
 After https://docs.habana.ai/en/latest/PyTorch (Theory of Operations, Runtime Environment Variables, Distributed Backend
 Initialization) and the calls of Accelerate.
@@ -13,12 +13,14 @@ from forge_accel._choice import Choice
 from forge_accel._errors import AccelError
 from forge_accel.devices._module import ModuleAccelerator
 
+_HCCL = "habana_frameworks.torch.distributed.hccl"
+"""Module that registers the backend."""
 _LAZY = "PT_HPU_LAZY_MODE"
 """Variable of the execution mode: 0 eager, 1 lazy. It is read when the library is loaded."""
 
 
 class HPUAccelerator(ModuleAccelerator):
-    """HPU of this process: Gaudi's library gives each process one by its LOCAL_RANK. Takes no index but 0.
+    """HPU of this process: Gaudi's library gives each one by its LOCAL_RANK.
 
     Lazy mode is refused: it collects operations until a `mark_step`, and forge's loop makes none.
     """
@@ -64,7 +66,7 @@ class HPUAccelerator(ModuleAccelerator):
     @property
     def collective_backend(self) -> Choice[str]:
         """Hccl, which its own module registers, beside gloo for tensors on the CPU."""
-        import_module("habana_frameworks.torch.distributed.hccl")
+        import_module(_HCCL)
         return super().collective_backend
 
     @property

@@ -8,12 +8,9 @@ import re
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
-
-if TYPE_CHECKING:
-    from forge_accel.devices._accelerator import Accelerator
 
 BLOCK_BYTES = 512
 """Granularity of torch's caching allocators."""
@@ -70,7 +67,7 @@ class ProfilerMeter(MemoryMeter):
 class AllocatorMeter(MemoryMeter):
     """Peak of a device's caching allocator, without what it caches."""
 
-    def __init__(self, machine: Accelerator) -> None:
+    def __init__(self, machine: Any) -> None:
         self._machine = machine
 
     def start(self, held: int) -> None:  # noqa: ARG002 - the allocator counts what is there

@@ -1,4 +1,4 @@
-"""Base of the devices whose module of torch has `torch.cuda`'s names: `torch.xpu`, `torch.hpu`, `torch.npu`."""
+"""Base of devices whose module of torch has `torch.cuda`'s names: xpu, hpu, npu."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from forge_accel.devices._memory import CONTEXT_BYTES, AllocatorMeter, MemoryMet
 
 
 class ModuleAccelerator(Accelerator):
-    """Device `index` of a kind that a module of torch speaks for; by default the one of LOCAL_RANK.
+    """Device of a kind that a module of torch speaks for: `index`, else the one of LOCAL_RANK.
 
     A vendor's library is imported when such a device is made, not to see whether there is one: that is told from the library
     being installed and from the driver's files in /dev.
@@ -80,12 +80,15 @@ class ModuleAccelerator(Accelerator):
         return number
 
     def _use(self) -> None:
-        """Make the device the current one of this process, which collectives use where none is named."""
+        """Make the device the current one, which collectives use where none is named."""
         self._torch().set_device(self._index)
 
     @classmethod
     def available(cls) -> Choice[bool]:
-        """Decide by the installed library and the driver's files; ask torch only where the library is imported already."""
+        """Decide by the installed library and the driver's files.
+
+        torch is asked where the library is imported already.
+        """
         if cls.library is None or cls.library in sys.modules:
             module = getattr(torch, cls.name, None)
             if module is None or not module.is_available():

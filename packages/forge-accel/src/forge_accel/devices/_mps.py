@@ -1,4 +1,4 @@
-"""GPU of a Mac with Apple silicon: `torch.mps`. It has no float64, no collectives and no peak of its memory.
+"""GPU of a Mac with Apple silicon: `torch.mps`, without float64, collectives or a memory peak.
 
 After https://docs.pytorch.org/docs/stable/mps.html.
 """

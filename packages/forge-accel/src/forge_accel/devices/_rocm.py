@@ -1,4 +1,4 @@
-"""AMD's GPUs under ROCm: torch calls them `cuda` and has the same calls; what differs is what was tried on them."""
+"""AMD's GPUs under ROCm, which torch calls `cuda`; what differs is what was tried on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forge_accel.devices._quantization import check_quantization
 
 
 class ROCMAccelerator(CUDAAccelerator):
-    """GPU of AMD, whose torch device is `cuda`: `index`, else the one of the process' LOCAL_RANK, else the first."""
+    """GPU of AMD, whose torch device is `cuda`: `index`, else the one of LOCAL_RANK."""
 
     name = "rocm"
     support = Choice(

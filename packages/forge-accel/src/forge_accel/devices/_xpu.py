@@ -1,4 +1,4 @@
-"""Intel's GPUs: `torch.xpu`, which torch has had since 2.5 and xccl since 2.8, without Intel's extension.
+"""Intel's GPUs: torch's own `torch.xpu` (2.5) and xccl (2.8), without Intel's extension.
 
 After https://docs.pytorch.org/docs/stable/xpu.html.
 """
