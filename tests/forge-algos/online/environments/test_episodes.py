@@ -162,7 +162,19 @@ def test_an_episode_that_waits_holds_no_other():
     assert made.figures()["completions"] == 6
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("turns", "tokens"), [(1, 20), (2, 20), (3, 20), (3, 9)])
+def test_an_episode_ends_after_its_turns_or_tokens(turns, tokens):
+    """A turn has two tokens here and an observation three: what does not fit is not read, and the episode is cut off."""
+    settings = {"max_turns": turns, "max_new_tokens": tokens}
+    made = play(prompts=asked(2), settings=settings, draw=Scripted(), source=str)
+    for group, ids in zip(made.groups, made.completion_ids, strict=True):
+        played = min(turns, 2 + int(made.prompt_ids[group][1]) % 2, 2 if tokens == 9 else 3)
+        assert len(ids) == 2 * played + 3 * (played - 1)
+    whole = [min(turns, 2 if tokens == 9 else 3) >= 2 + int(prompt[1]) % 2 for prompt in made.prompt_ids]
+    assert made.finished.tolist() == np.repeat(whole, 3).tolist()
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.lane)])
 def test_episodes_do_not_depend_on_the_ranks(ranks):
     """The same tokens and rewards on one rank and on several, and from one seed twice."""
     whole, again = play(), play()
@@ -173,6 +185,28 @@ def test_episodes_do_not_depend_on_the_ranks(ranks):
         np.testing.assert_array_equal(made.rewards, whole.rewards)
         np.testing.assert_allclose(made.old_logps, whole.old_logps, atol=1e-5)
     assert [ids.tolist() for ids in play(seed=6).completion_ids] != [ids.tolist() for ids in whole.completion_ids]
+
+
+def test_ranks_that_share_the_weights_sample_together():
+    """Where every forward is collective each rank makes as many calls as the others, whatever its episodes last."""
+    calls = {}
+
+    def on_rank(rank):
+        class Together(Scripted):
+            synced = True
+
+            def sample(self, contexts, **options):
+                calls.setdefault(rank.rank, []).append(len(contexts))
+                assert rank.sum([1.0]) == [2.0]
+                return super().sample(contexts, **options)
+
+        return play(parallel=rank, draw=Together())
+
+    whole = play(draw=Scripted())
+    for made in on_threads(on_rank, 2):
+        assert [ids.tolist() for ids in made.completion_ids] == [ids.tolist() for ids in whole.completion_ids]
+    assert len(calls[0]) == len(calls[1])
+    assert calls[0] != calls[1]
 
 
 def test_async_environments_and_their_seeds():

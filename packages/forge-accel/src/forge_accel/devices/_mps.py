@@ -1,4 +1,4 @@
-"""GPU of a Mac with Apple silicon: `torch.mps`, without float64, collectives or a memory peak.
+"""GPU of a Mac with Apple silicon: `torch.mps`; no float64, no collectives, no peak.
 
 After https://docs.pytorch.org/docs/stable/mps.html.
 """
