@@ -22,6 +22,7 @@ def run_of(rank: int, seeds: list[int], adapter: str = "none") -> Any:
     return SimpleNamespace(
         strategy=SimpleNamespace(data_parallel_size=SHARDS, data_parallel_rank=rank // (RANKS // SHARDS)),
         ranks=SimpleNamespace(world_size=RANKS, rank=rank),
+        device=SimpleNamespace(type="cpu"),
         machine=SimpleNamespace(seed=seeds.append),
         settings=SimpleNamespace(
             plan=SimpleNamespace(seed=3, max_tokens_per_gpu=20),

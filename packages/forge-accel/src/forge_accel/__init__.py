@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     from forge_accel.devices._cpu import CPUAccelerator as CPUAccelerator
     from forge_accel.devices._cuda import CUDAAccelerator as CUDAAccelerator
     from forge_accel.devices._describe import Row as Row, describe as describe
+    from forge_accel.devices._hpu import HPUAccelerator as HPUAccelerator
     from forge_accel.devices._memory import MemoryMeter as MemoryMeter, asked_bytes as asked_bytes
+    from forge_accel.devices._mps import MPSAccelerator as MPSAccelerator
+    from forge_accel.devices._npu import NPUAccelerator as NPUAccelerator
     from forge_accel.devices._registry import accelerator as accelerator, device_count as device_count
+    from forge_accel.devices._rocm import ROCMAccelerator as ROCMAccelerator
+    from forge_accel.devices._xpu import XPUAccelerator as XPUAccelerator
 
 __version__ = "0.4.0"
 
@@ -41,7 +46,12 @@ _PUBLIC = {
     "devices._cuda": "CUDAAccelerator",
     "devices._describe": "Row describe",
     "devices._memory": "MemoryMeter asked_bytes",
+    "devices._hpu": "HPUAccelerator",
+    "devices._mps": "MPSAccelerator",
+    "devices._npu": "NPUAccelerator",
     "devices._registry": "accelerator device_count",
+    "devices._rocm": "ROCMAccelerator",
+    "devices._xpu": "XPUAccelerator",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted(_MODULE_OF)

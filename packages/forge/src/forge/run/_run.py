@@ -91,6 +91,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 ) -> RunResult:
     # device: what this machine can do, each choice with its reason
     machine = forge_accel.accelerator(s.device.device)
+    machine.check_ranks(ranks.world_size)
     dtype = machine.dtype(s.device.dtype)
 
     def autocast() -> Any:
@@ -113,6 +114,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     check_projections(s, strategy)
     s = s if s.strategy.strategy != "auto" else s.resolved("strategy", strategy.name, strategy.reason)
     report.note(f"device: {machine.device.reason}")
+    if machine.support.value != "exercised":
+        report.note(f"support: {machine.support.reason}")
     report.note(f"dtype: {dtype.reason}")
     report.note(f"ranks: {ranks.world_size}, {strategy.reason}", event="machine", ranks=ranks.world_size, device=machine.name)
 
