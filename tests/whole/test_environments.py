@@ -16,7 +16,7 @@ RUNNERS = {"pytest", "pytest_xdist", "hypothesis"}
 """What runs tests and imports nothing that a leaf could lean on."""
 IN_THE_MAIN_ENVIRONMENT = {"accelerate", "deepspeed"}
 """Its tests take minutes, and are run once."""
-IN_A_LANE = {"eval", "instructlab", "mini-trainer", "trackio", "liger"}
+IN_A_LANE = {"eval", "instructlab", "liger", "mini-trainer", "mlx", "trackio"}
 """Hundreds of megabytes, or kernels to be built, which a lane's environment has."""
 KERNELS = {"liger_kernel"}
 """Needs Triton, which the environment `liger` has."""

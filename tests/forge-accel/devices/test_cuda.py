@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from forge_accel import AccelError, CUDAAccelerator, accelerator, device_count, document_attention
+from forge_accel import AccelError, CUDAAccelerator, ROCMAccelerator, accelerator, device_count, document_attention
 
 
 @pytest.fixture
@@ -103,15 +103,22 @@ def test_a_torch_without_the_kernel_goes_by_samples(gpus, monkeypatch):
     assert "has no variable-length flash kernel" in choice.reason
 
 
-def test_rocm_is_called_cuda(gpus):
-    """ROCm's devices are torch's cuda; the reasons say ROCm."""
+def test_rocm_is_a_device_of_its_own_that_torch_calls_cuda(gpus):
+    """On a torch that is built for ROCm, auto, rocm and cuda are the same GPUs; the reasons say ROCm."""
     gpus(hip="6.4", name="AMD Instinct MI300X")
-    acc = accelerator()
-    assert acc.device.value.type == "cuda"
-    assert "ROCm 6.4" in acc.device.reason
+    for name in ("auto", "rocm", "cuda"):
+        acc = accelerator(name)
+        assert isinstance(acc, ROCMAccelerator)
+        assert acc.device.value.type == "cuda"
+    assert "ROCm 6.4" in accelerator().device.reason
     assert "ROCm 6.4" in acc.machine
     assert "RCCL" in acc.collective_backend.reason
     assert acc.peak_flops(torch.bfloat16) == 1307e12
+    assert accelerator("rocm:1").device.value.index == 1
+    assert acc.support.value == "declared"
+    gpus()
+    with pytest.raises(AccelError, match="'rocm' is not there: torch .* is built without ROCm"):
+        accelerator("rocm")
 
 
 def test_the_devices_of_one_name_are_counted(gpus):
@@ -180,7 +187,7 @@ def test_memory_generators_and_waiting_are_its_own_device(gpus, monkeypatch):
 @pytest.mark.parametrize(
     ("cuda", "hidden", "said"),
     [
-        (None, None, "built without CUDA and ROCm"),
+        (None, None, "is built"),
         ("12.8", None, "no GPU or no driver"),
         ("12.8", "", "CUDA_VISIBLE_DEVICES=''"),
     ],

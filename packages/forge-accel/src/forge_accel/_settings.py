@@ -26,7 +26,8 @@ class DeviceSettings:
     """Settings of the device: which one, in which dtype, with which attention and kernels."""
 
     device: str = attrs.field(default="auto", validator=[validators.instance_of(str), validators.min_len(1)])
-    """Device to compute on: auto (the best one of this machine), or a name: cpu, cuda, cuda:1, that of a plug-in."""
+    """Device to compute on: auto (the best one of this machine), or a name: cpu, cuda, rocm, xpu, hpu, npu, mps, that of a
+    plug-in; with a number (cuda:1) for one of several."""
 
     dtype: DType = attrs.field(default="auto", validator=_one_of(DType))
     """Number format of the computation. By default float32 on a CPU, bfloat16 on a GPU that computes it natively."""

@@ -41,6 +41,9 @@ class Accelerator(ABC):
     priority: ClassVar[int]
     """Rank among the available accelerators under device=auto, the highest first: the CPU has 0, CUDA 100."""
 
+    support: ClassVar[Choice[str]] = Choice("declared", "declared: by a package of its own, which says what it was tried on")
+    """`exercised` where forge's tests have run on such a device, else `declared`: written from its documentation."""
+
     def __init__(self, *, index: int | None = None, why: str = "asked for by name") -> None:  # noqa: ARG002 - for subclasses
         self._why = why
 
@@ -51,6 +54,14 @@ class Accelerator(ABC):
 
         Must not raise or initialise a device.
         """
+
+    @classmethod
+    def possible(cls) -> bool:
+        """Return whether this torch, or an installed library, knows such devices at all.
+
+        Where they are missing all the same, device=auto says why.
+        """
+        return True
 
     @classmethod
     def count(cls) -> int:
@@ -73,6 +84,14 @@ class Accelerator(ABC):
         """Backend of `torch.distributed` for the device, and for the CPUs beside it.
 
         For instance `gloo`, or `cpu:gloo,cuda:nccl`.
+        """
+
+    def check_ranks(self, number: int) -> None:  # noqa: B027 - most devices compute in any number of processes
+        """Check that `number` processes can compute together on this kind of device.
+
+        Raises:
+            AccelError: they cannot; the message says why.
+
         """
 
     def collective_traces(self, prefix: str) -> dict[str, str]:  # noqa: ARG002 - a device with a recorder names files by it
@@ -286,6 +305,15 @@ class Accelerator(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.device.value}, {dtype_name(self.dtype().value)}>"
+
+
+def tokens_for(size: int) -> int:
+    """Suggest the tokens of a micro-batch on a chip with `size` bytes of memory.
+
+    128 a GiB, rounded down to a power of two from 1,024 to 16,384.
+    """
+    tokens = int(128 * size // 2**30)
+    return min(16384, max(1024, 1 << (tokens.bit_length() - 1))) if tokens else 1024
 
 
 def local_rank() -> int:
