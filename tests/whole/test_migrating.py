@@ -127,7 +127,7 @@ def test_hints() -> None:
         "is_pretraining": "forge pretrain",
         "unmask_messages": "train_on=all",
         "osft": "forge osft",
-        "group_size": "a setting of forge ppo, grpo and rloo",
+        "group_size": "a setting of forge sdft, ppo, grpo and rloo",
         "block_size": "a setting of forge pretrain",
     }.items():
         assert part in (hint(name, known) or ""), name

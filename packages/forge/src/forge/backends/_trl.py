@@ -67,7 +67,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload"), "each rank holds the whole model"),
     **dict.fromkeys(("tp_size", "cp_size", "ep_size"), "each rank holds the whole model"),
     **dict.fromkeys(("eval_data_path", "validation_split", "eval_every_steps", "keep_best", "metric_for_best"), _EVAL),
-    **dict.fromkeys(("early_stopping_patience", "eval_prompts", "eval_max_new_tokens"), _EVAL),
+    **dict.fromkeys(("early_stopping_patience", "eval_prompts", "eval_max_new_tokens", "kl_base", "stop_at_kl"), _EVAL),
     **dict.fromkeys(("full_state_every_steps", "full_state_every_minutes", "accelerate_full_state_at_epoch"), _STATES),
     **dict.fromkeys(("keep_last_n", "keep_full_state", "async_save", "max_failed_saves", "emergency_dir"), _STATES),
     "checkpoint_storage": "it makes no full states and one export; `forge push` and a copy hand that on",

@@ -23,6 +23,7 @@ from forge._progress import Reporter
 from forge.memory._memory_plan import MEASURED, Change, MemoryPlan, Phase
 from forge.memory._target import Target
 from forge.settings._settings import row_tokens
+from forge.tasks._base_kl import BaseDivergence
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
 from forge.tasks._task import Run, Task
@@ -307,9 +308,11 @@ class Rehearsed(NamedTuple):
                 report=Reporter(lambda _: None, quiet=True),
                 metrics=lambda _: None,
                 identity=planned.identity,
+                optimizer=self.optimizer,
             )
             make_up_references(run)
             source: Any = planned.task.rehearsal_source(run)
+            BaseDivergence(run)  # A second copy of the model is held beside it, where there is one.
             return body(source, getattr(source, "run", run).train, getattr(source, "run", run).held_out)
 
     def _other(self, path: str) -> Any:

@@ -65,7 +65,17 @@ _FREE = DIVISION | frozenset(
             "mlflow_experiment_name",
         ),
         *("mlflow_run_name", "tensorboard_log_dir"),
-        *("eval_every_steps", "keep_best", "metric_for_best", "early_stopping_patience", "logging_steps", "lint", "on_nan"),
+        *(
+            "eval_every_steps",
+            "keep_best",
+            "metric_for_best",
+            "early_stopping_patience",
+            "kl_base",
+            "stop_at_kl",
+            "logging_steps",
+            "lint",
+            "on_nan",
+        ),
         *("eval_prompts", "eval_max_new_tokens"),
     }
 )

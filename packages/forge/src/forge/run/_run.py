@@ -50,6 +50,7 @@ from forge.saving._room import no_room
 from forge.settings._recipe import as_recipe, as_values
 from forge.storage._storage import Storage
 from forge.tasks._answers import Answers, read_prompts
+from forge.tasks._base_kl import BaseDivergence, ended_by
 from forge.tasks._task import Evaluation, Run, Task
 from forge.trackers._callbacks import Callbacks
 from forge.trackers._watchers import Watchers
@@ -188,6 +189,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         ),
         writes=adaptation.writes,
         identity=found["identity"],
+        optimizer=optimizer,
     )
     task.score_reference(this)
 
@@ -203,6 +205,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     ranks.barrier()
     s, train, held_out, plan = open_prepared(task, s, machine, out.path, strategy.data_parallel_size)
     source = task.step_source(attrs.evolve(this, settings=s, train=train, held_out=held_out, plan=plan, root=out.path))
+    divergence = BaseDivergence(this)
     if restored is None:
         source.check_start()
     states.files.forget_later(at.step)
@@ -237,6 +240,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         report.doing("measuring on held-out rows", line=False)
         with nullcontext() if of is None else strategy.computing(of):
             found = source.evaluate(model if of is None else of)
+            found = None if found is None else divergence.added(found, source, model if of is None else of)
         if found is not None:
             out.metrics({"step": step, **{("" if of is None else "exported_") + k: v for k, v in found.metrics().items()}})
             report.note(f"held out, after step {step}{where}: {found}")
@@ -295,7 +299,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             forge_dist.doing()
             yield each
 
-    updates, patience = task.updates(s), s.evaluation.early_stopping_patience
+    def ended() -> tuple[str, str] | None:
+        return ended_by(s, waited=at.best.waited, measured=at.measured)
+
+    updates = task.updates(s)
     with StopSignal() as stop, states.files, report.steps(num_steps, done=at.step):
         if restored is None and (before := evaluate(0)) is not None:
             best = at.best.after(before, 0, s.evaluation.metric_for_best)
@@ -305,7 +312,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         try:
             for last in forge_algos.train(
                 model,
-                () if patience and at.best.waited >= patience else watched(source.steps(at.step)),
+                () if ended() else watched(source.steps(at.step)),
                 objective=source.objective,
                 optimizer=optimizer,
                 scheduler=scheduler,
@@ -317,6 +324,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 first_step=at.step + 1,
                 on_nan=s.optimizer.on_nan,
                 moe_aux_loss=s.moe.moe_aux_loss,
+                average=source.average,
             ):
                 seen, planned = at.samples, (last.step - 1) // updates
                 at = attrs.evolve(
@@ -354,10 +362,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 final, every = last.step == num_steps, s.evaluation.eval_every_steps
                 if (final or (every and last.step % every == 0)) and (found_now := evaluate(last.step)) is not None:
                     at = keep_if_best(at, found_now)
-                    if not final and patience and at.best.waited >= patience:
+                    if not final and (end := ended()) is not None:
                         final = True
-                        why = f"{patience} measurements brought nothing better than step {at.best.step}"
-                        report.note(f"stopping early: {why}", event="stopped_early")
+                        report.note(f"stopping early: {end[1]}", event="stopped_early")
                 epoch_ends = final or (last.step % updates == 0 and plan.epoch(last.step // updates) != plan.epoch(planned))
                 every = s.checkpoints.save_samples
                 if not final and (
@@ -415,6 +422,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         eval_after=None if after is None else after.metrics(),
         best_step=at.best.step if at.best.value is not None else None,
         best_value=at.best.value,
+        stopped_by=None if (end := ended()) is None or at.step == num_steps else end[0],
         seconds=seconds,
     )
     report.finished(result, task.items_are)

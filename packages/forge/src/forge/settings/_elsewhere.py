@@ -224,6 +224,7 @@ OWN = {
     for verbs, names in {
         "pretrain": "block_size cross_documents",
         "distill": "teacher_path",
+        "sdft": "demonstration_template teacher teacher_rate skip_tokens",
         "dpo": "loss_weights f_divergence",
         "orpo": "learn_prompt",
         "reward": "centering",
@@ -237,17 +238,18 @@ OWN = {
         "grpo and rloo": "on_equal_rewards max_resamples min_group_reward max_group_reward",
         "sft, osft and pretrain": "z_loss",
         "sft, osft, pretrain, dpo and simpo": "label_smoothing",
-        "distill, dpo, orpo, simpo and kto": "beta",
-        "distill, ppo, grpo and rloo": "temperature",
+        "distill, sdft, dpo, orpo, simpo and kto": "beta",
+        "distill, sdft, ppo, grpo and rloo": "temperature",
         "dpo, orpo, simpo, kto and reward": "on_bad_pair",
-        "ppo, grpo and rloo": """max_prompt_len num_generations reward reward_weights reward_model_path on_reward_error
-            max_new_tokens top_p top_k clip clip_high updates_per_pass mask_truncated missing_eos_penalty
+        "sdft, ppo, grpo and rloo": "max_prompt_len num_generations max_new_tokens top_p top_k",
+        "ppo, grpo and rloo": """reward reward_weights reward_model_path on_reward_error
+            clip clip_high updates_per_pass mask_truncated missing_eos_penalty
             overlong_buffer kl_weight num_iterations reward_timeout env max_turns env_timeout sampler sampler_url
             sampler_timeout tis_above tis_cap max_sampler_gap""",
         "sft, osft, dpo, orpo, simpo, kto and reward": "normalize",
         "sft, dpo and all others but pretrain": "chat_template chat_template_kwargs on_overflow",
-        "sft, dpo and all others but pretrain, ppo, grpo and rloo": "max_seq_len train_on turns turn_end data_format",
-        "sft, dpo and all others but ppo, grpo and rloo": "num_proc lint",
+        "sft, dpo and all others but pretrain, sdft, ppo, grpo and rloo": "max_seq_len train_on turns turn_end data_format",
+        "sft, dpo and all others but sdft, ppo, grpo and rloo": "num_proc lint",
     }.items()
     for name in names.split()
 }

@@ -19,6 +19,8 @@ T = TypeVar("T")
 class OfflineSteps:
     """Steps of the supervised and preference verbs: rows of the data as they stand."""
 
+    average: forge_algos.WeightAverage | None = None
+
     def __init__(self, run: Run, objective: forge_algos.Objective) -> None:
         self.objective = objective
         self.run = run
@@ -56,6 +58,13 @@ class OfflineSteps:
             parallel=run.strategy,
         )
         return Evaluation(loss=found.loss, count=found.loss_count, unit=self.objective.unit, figures=found.figures)
+
+    def held_out_rows(self) -> Iterator[Any]:
+        """Yield packed rows: documents, or of preferences the answers with their prompts."""
+        held_out: Any = self.run.held_out
+        for rows in self._eval_rows:
+            batch: Any = held_out.batch(rows)
+            yield getattr(batch, "groups", getattr(batch, "completions", batch))
 
 
 def one_ahead(items: Iterator[T]) -> Iterator[T]:
