@@ -7,10 +7,14 @@ subspace methods leave the same share of each matrix's directions free, `FREE`.
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import attrs
+import numpy as np
 import torch
+from _continual_tasks import IDS, ROW, SKILLS, TASKS
 from transformers import LlamaForCausalLM
 
 import forge_algos
@@ -31,6 +35,12 @@ class Stage:
     before_step: Callable[[], None] = lambda: None
     after_step: Callable[[], None] = lambda: None
     wrap: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] = lambda optimizer: optimizer
+    rows: Callable[[Any, Any, np.random.Generator], Any] = lambda data, batch, random: batch  # noqa: ARG005 - most take them as is
+    """Function (data, the task's batch, random state) that returns what is trained on."""
+    adaptation: Any = None
+    """What `forge_algos.adapt` returned, where it made the model."""
+    learn: Callable[..., None] | None = None
+    """Function (stage, steps, rate, weight decay, batches) that trains; None for cross-entropy on the rows."""
 
 
 def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -79,8 +89,70 @@ def mini_trainer(model: LlamaForCausalLM) -> Stage:
     return Stage(made, finish, wrap=lambda optimizer: osft_utils.optim_wrapper(optimizer, made))
 
 
-def _osft(**options: str) -> Callable[[LlamaForCausalLM], Stage]:
-    settings = forge_algos.AdapterSettings(adapter="osft", unfreeze_rank_ratio=FREE, **options)
+REPLAYED = 0.05
+"""Share of the rows that are drawn from the pretraining's."""
+
+
+def replay(model: LlamaForCausalLM) -> Stage:
+    """Train every weight, on rows of which 5 % are the pretraining's: rules as it drew them, and a fifth of text."""
+
+    def rows(data: Any, batch: Any, random: np.random.Generator) -> Any:
+        ids, labels = (tensor.clone() for tensor in batch)
+        for row in np.flatnonzero(random.random(len(ids)) < REPLAYED):
+            old = data.text(1, random) if random.random() < 0.2 else data.rule(SKILLS + TASKS, 1, random)
+            wide = max(ids.shape[1], old[0].shape[1])
+            ids = torch.nn.functional.pad(ids, (0, wide - ids.shape[1]))
+            labels = torch.nn.functional.pad(labels, (0, wide - labels.shape[1]), value=-100)
+            ids[row], labels[row] = 0, -100
+            ids[row, : old[0].shape[1]], labels[row, : old[1].shape[1]] = old[0][0], old[1][0]
+        return ids, labels
+
+    return Stage(model, lambda: _state(model), rows=rows)
+
+
+def sdft(begin: Callable[[LlamaForCausalLM], Stage], model: LlamaForCausalLM, **options: Any) -> Stage:
+    """Train as `begin` has it, but by forge's self-distillation on the model's own answers."""
+    settings = forge_algos.SDFTSettings(max_new_tokens=ROW // 2 + 1, **options)
+
+    def learn(stage: Stage, steps: int, rate: float, weight_decay: float, batches: Iterator[Any]) -> None:
+        from forge_algos.online import GenerateSampler, sample_self, taught_batches
+
+        plan = forge_algos.OptimizerSettings(
+            learning_rate=rate, weight_decay=weight_decay, lr_scheduler="linear", warmup_steps=max(1, steps // 10), beta2=0.999
+        )
+        optimizer = forge_algos.make_optimizer(stage.model, plan)
+        average = forge_algos.WeightAverage(optimizer, settings.teacher_rate)
+        sampler = GenerateSampler(stage.model, eos_ids=[IDS[";"]], pad_id=0, batch_tokens=8192)
+
+        def taught() -> Iterator[Any]:
+            for step in range(steps):
+                ((ids, labels),) = next(batches)
+                asked, shown = [], []
+                for row, label in zip(ids.numpy(), labels.numpy(), strict=True):
+                    learned = np.flatnonzero(label != -100)
+                    question, whole = row[: learned[0]], row[: learned[-1] + 1]
+                    asked.append(question.astype(np.int32))
+                    shown.append(np.concatenate([whole, question]).astype(np.int32))
+                samples = sample_self(sampler, asked, shown, settings=settings, seed=step)
+                yield taught_batches(samples, max_tokens=8192)
+
+        adaptation = stage.adaptation
+        for _ in forge_algos.train(
+            stage.model,
+            taught(),
+            objective=forge_algos.SelfDistill(settings=settings, teacher=average.exchanged),
+            optimizer=optimizer,
+            scheduler=forge_algos.schedule(optimizer, plan, steps),
+            average=average,
+            adaptation=adaptation,
+        ):
+            pass
+
+    return attrs.evolve(begin(model), learn=learn)
+
+
+def _osft(**options: Any) -> Callable[[LlamaForCausalLM], Stage]:
+    settings = forge_algos.AdapterSettings(adapter="osft", **{"unfreeze_rank_ratio": FREE, **options})
 
     def begin(model: LlamaForCausalLM) -> Stage:
         names = list(model.state_dict())
@@ -90,7 +162,7 @@ def _osft(**options: str) -> Callable[[LlamaForCausalLM], Stage]:
             state = model.state_dict()
             return {name: adaptation.plain(name, state[name]).detach().clone() for name in names}
 
-        return Stage(adaptation.model, finish, adaptation.before_step, adaptation.after_step)
+        return Stage(adaptation.model, finish, adaptation.before_step, adaptation.after_step, adaptation=adaptation)
 
     return begin
 
@@ -103,4 +175,10 @@ METHODS: dict[str, Callable[[LlamaForCausalLM], Stage]] = {
     "strict/direct": _osft(),
     "strict/factors": _osft(osft_form="factors"),
     "paper": _osft(osft_rule="paper"),
+    "replay": replay,
+    "sdft": partial(sdft, full),
+    "sdft, forward": partial(sdft, full, beta=0.0),
+    "sdft, direct": partial(sdft, _osft()),
+    **{f"direct .{100 * free:.0f}": _osft(unfreeze_rank_ratio=free) for free in (0.1, 0.5)},
+    **{f"paper .{100 * free:.0f}": _osft(osft_rule="paper", unfreeze_rank_ratio=free) for free in (0.1, 0.5)},
 }

@@ -38,6 +38,8 @@ class Sizes:
     """Rows of each step."""
     measured: int = 256
     """Held-out rows of each rule."""
+    shown: int = 0
+    """Rows of each step of the pretraining that show an answer before they ask for it, as self-distillation needs."""
 
 
 def loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
@@ -52,6 +54,13 @@ def accuracy(model: torch.nn.Module, batch: Batch) -> float:
     found = model(batch[0], use_cache=False).logits[:, :-1].argmax(-1)
     wanted = batch[1][:, 1:]
     return float(((found == wanted) | (wanted == -100)).all(1).float().mean())
+
+
+@torch.no_grad()
+def divergence(base: torch.nn.Module, model: torch.nn.Module, batch: Batch) -> float:
+    """Return KL(base ‖ model) at the learned characters of a batch, in nats: RL's Razor's predictor of forgetting."""
+    p, q = (each(batch[0], use_cache=False).logits[:, :-1].double().log_softmax(-1) for each in (base, model))
+    return float((p.exp() * (p - q)).sum(-1)[batch[1][:, 1:] != -100].mean())
 
 
 def new_model(sizes: Sizes) -> LlamaForCausalLM:
@@ -87,7 +96,12 @@ def pretrained(data: Data, sizes: Sizes, file: Path, seed: int = 0) -> dict[str,
     torch.manual_seed(seed)
     model = new_model(sizes)
     random = np.random.default_rng(seed)
-    batches = iter(lambda: [data.rule(SKILLS + TASKS, 48, random), data.text(12, random)], None)
+
+    def drawn() -> list[Batch]:
+        shown = [data.shown(SKILLS + TASKS, sizes.shown, random)] if sizes.shown else []
+        return [data.rule(SKILLS + TASKS, 48, random), data.text(12, random), *shown]
+
+    batches = iter(drawn, None)
     _take(Stage(model, dict), sizes.pretraining_steps, 3e-3, 0.5, batches)
     torch.save(model.state_dict(), file)
     return model.state_dict()
@@ -108,22 +122,27 @@ def sequence(method: str, rate: float, seed: int, base: dict[str, torch.Tensor],
     began = time.process_time()
     order = [TASKS[k] for k in np.random.default_rng([seed, 3]).permutation(len(TASKS))]
     held = {task: data.rule(task, sizes.measured, np.random.default_rng(4), held=True) for task in order}
-    model, matrix = new_model(sizes), []
+    model, first, matrix, moved = new_model(sizes), new_model(sizes), [], []
     model.load_state_dict(base)
+    first.load_state_dict(base)
     for number, task in enumerate(order):
         torch.manual_seed(1000 * seed + number)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             stage = METHODS[method](model)
-            _take(stage, sizes.steps, rate, 0.0, ([batch] for batch in data.batches(task, sizes.rows, seed)))
+            random = np.random.default_rng([seed, 5, number])
+            batches = ([stage.rows(data, batch, random)] for batch in data.batches(task, sizes.rows, seed))
+            (stage.learn or _take)(stage, sizes.steps, rate, 0.0, batches)
             state = stage.finish()
         model = new_model(sizes)
         model.load_state_dict(state)
+        moved.append(divergence(first, model, held[task]))
         matrix.append([accuracy(model, held[other]) for other in order])
     final, learned = matrix[-1], [row[k] for k, row in enumerate(matrix)]
     return {
         "method": method,
         "rate": rate,
+        "steps": sizes.steps,
         "seed": seed,
         "order": "".join(order),
         "accuracy": [[round(a, 4) for a in row] for row in matrix],
@@ -131,6 +150,7 @@ def sequence(method: str, rate: float, seed: int, base: dict[str, torch.Tensor],
         "average": float(np.mean(final)),
         "backward": float(np.mean([now - then for now, then in zip(final[:-1], learned[:-1], strict=True)])),
         "kept": float(np.mean(final[:-1])),
+        "kl_base": float(np.mean(moved)),
         **left(model, data, sizes),
         "cpu_seconds": round(time.process_time() - began, 1),
     }

@@ -119,6 +119,22 @@ class Data:
         width = int((labels >= 0).nonzero()[1].max()) + 1
         return torch.from_numpy(ids[:, :width]), torch.from_numpy(labels[:, :width])
 
+    def shown(self, tags: str, rows: int, random: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw (ids, labels) of questions that stand twice: with an answer to learn from, and with the same one to give.
+
+        The answer is that of another rule, mostly, so that only who reads the first can give it.
+        """
+        ids, labels = np.zeros((rows, 2 * ROW), np.int64), np.full((rows, 2 * ROW), -100)
+        for row, tag in enumerate(random.choice(list(tags), rows)):
+            other = random.choice([each for each in tags if RULES[each][0] == RULES[tag][0]])
+            text = self._draw(RULES[tag][0], random, held=False)
+            question, answer = f"{tag}{text}>", f"{RULES[other][1](text)};"
+            whole = _ids(2 * f"{question}{answer}")
+            ids[row, : len(whole)] = whole
+            labels[row, len(whole) - len(answer) : len(whole)] = whole[len(whole) - len(answer) :]
+        width = int((labels >= 0).nonzero()[1].max()) + 1
+        return torch.from_numpy(ids[:, :width]), torch.from_numpy(labels[:, :width])
+
     def _draw(self, kind: str, random: np.random.Generator, held: bool) -> str:
         if kind == "tag":
             return chr(ord("A") + random.integers(16))

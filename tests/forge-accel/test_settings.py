@@ -10,10 +10,19 @@ from forge_accel import DeviceSettings
 
 def test_everything_is_automatic_by_default():
     """Nobody has to know their machine."""
-    assert attrs.asdict(DeviceSettings()) == {"device": "auto", "dtype": "auto", "attention": "auto"}
+    assert attrs.asdict(DeviceSettings()) == {
+        "device": "auto",
+        "dtype": "auto",
+        "attention": "auto",
+        "compile": "auto",
+        "kernels": "auto",
+    }
 
 
-@pytest.mark.parametrize("wrong", [{"dtype": "float16"}, {"dtype": None}, {"attention": "flash"}, {"device": ""}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"dtype": "float16"}, {"dtype": None}, {"attention": "flash"}, {"device": ""}, {"compile": "model"}, {"kernels": True}],
+)
 def test_a_value_out_of_the_choices_is_refused(wrong):
     """The validator names the field."""
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -64,6 +64,24 @@ def test_loop_overhead():
     assert {side["tokens_per_second"] > 0 for side in figures["sides"].values()} == {True}
 
 
+@pytest.mark.parametrize(
+    "names",
+    ci_keeps(
+        ["kernel,waits,packed_alone"],
+        ["kernel,waits,packed_alone", "isolation,compiled,export,optimizers,adapters,whole_run", "full_1b,lora_8b,tax,profile"],
+    ),
+)
+def test_gpu_checks(names):
+    """gpu/run.py's checks hold at toy size on a CPU, each on a line with its chip and versions; nothing is claimed of speed."""
+    command = [sys.executable, str(BENCHMARKS / "gpu" / "run.py"), "--device", "cpu", "--tiny", "--in-process", "--only", names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert done.returncode == 0, lines or done.stderr
+    assert {line["check"] for line in lines} == {*names.split(","), "summary"}
+    assert lines[-1]["failed"] == []
+    assert all(line["tiny"] and line["chip"] and line["versions"]["torch"] for line in lines[:-1])
+
+
 @pytest.mark.lane
 @pytest.mark.parametrize(("shape", "adapter"), [("llama-3.2-1b", "none"), ("qwen3-0.6b", "lora")])
 def test_gpu_sft(shape, adapter):

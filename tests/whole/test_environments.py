@@ -16,8 +16,10 @@ RUNNERS = {"pytest", "pytest_xdist", "hypothesis"}
 """What runs tests and imports nothing that a leaf could lean on."""
 IN_THE_MAIN_ENVIRONMENT = {"accelerate", "deepspeed"}
 """Its tests take minutes, and are run once."""
-IN_A_LANE = {"eval", "instructlab", "mini-trainer", "trackio"}
-"""Hundreds of megabytes, or kernels to be built, which the lanes' environment has."""
+IN_A_LANE = {"eval", "instructlab", "liger", "mini-trainer", "mlx", "trackio"}
+"""Hundreds of megabytes, or kernels to be built, which a lane's environment has."""
+KERNELS = {"liger_kernel"}
+"""Needs Triton, which the environment `liger` has."""
 
 
 def inherited(name: str, option: str) -> Any:
@@ -64,14 +66,15 @@ def test_every_leaf_is_tested_alone() -> None:
 def test_a_leaf_alone_has_what_it_declares_and_no_more(leaf: str) -> None:
     """Beside what runs tests: torch, pinned, where the leaf declares it, and what its extras bring that is tested there."""
     names = {re.split(r"[<>=]", line)[0].replace("-", "_") for line in installed(leaf)}
-    extras = PACKAGES[leaf].optional - IN_THE_MAIN_ENVIRONMENT
+    extras = PACKAGES[leaf].optional - IN_THE_MAIN_ENVIRONMENT - KERNELS
     assert names == RUNNERS | ({"torch"} & PACKAGES[leaf].required) | extras
 
 
 def test_the_environment_of_everything_has_every_package_with_every_extra() -> None:
     """What is not tested alone is tested there: no extra is left out."""
     extras = {folder: set(package.project.get("optional-dependencies", {})) for folder, package in PACKAGES.items()}
-    assert members("all") == extras | {"forge": extras["forge"] - IN_A_LANE}
+    assert members("all") == {folder: found - IN_A_LANE for folder, found in extras.items()}
+    assert members("liger") == {"forge-accel": {"liger"}}
 
 
 def test_the_quickstart_installs_what_it_needs_and_no_more() -> None:

@@ -306,7 +306,6 @@ def test_estimate(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"training_method": "osft-e"}, "give osft"),
         ({"max_seq_len": None}, "give max_seq_len, max_tokens_per_gpu"),
         ({"max_tokens_per_gpu": 8}, "is less than max_seq_len"),
-        ({"use_liger": True}, "kernels="),
         ({"num_gpus": 0}, "num_gpus must be"),
     ):
         with pytest.raises(SettingsError, match=why):

@@ -40,7 +40,7 @@ STAGES = {
     """,
     "forge-accel": """
         .
-        attention
+        attention  fused
         devices
     """,
     "forge-dist": """

@@ -122,12 +122,13 @@ def test_hints() -> None:
         "load_in_4bit": "adapter=qlora",
         "report_to": "`trackers`",
         "gradient_accumulation_steps": "effective_batch_size is the samples of a whole step",
-        "use_liger": "logits are never held whole",
+        "use_liger": "kernels=liger",
+        "cut_cross_entropy": "logits are never held whole",
         "adamw_betas": "beta1 and beta2",
         "is_pretraining": "forge pretrain",
         "unmask_messages": "train_on=all",
         "osft": "forge osft",
-        "group_size": "a setting of forge ppo, grpo and rloo",
+        "group_size": "a setting of forge sdft, ppo, grpo and rloo",
         "block_size": "a setting of forge pretrain",
     }.items():
         assert part in (hint(name, known) or ""), name

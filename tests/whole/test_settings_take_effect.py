@@ -117,6 +117,8 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
         0,
         1,
     ),
+    "kl_base": (HELD_OUT, False, True),
+    "stop_at_kl": ({**HELD_OUT, "kl_base": True, "eval_every_steps": 1}, None, 1e-6),
     "eval_prompts": ({}, None, ("what colour has the fig?",)),
     "eval_max_new_tokens": ({"eval_prompts": ("what colour has the fig?",)}, 4, 8),
     "logging_steps": ({}, 1, 2),
@@ -136,6 +138,8 @@ SPEEDS = {"num_proc": (1, 2), "async_save": (True, False), "activation_checkpoin
 ELSEWHERE = {
     "checkpoint_storage": "tests/whole/test_checkpoint_storage.py",
     "backend": "tests/whole/test_backends.py",
+    "compile": "tests/whole/test_compiled.py",
+    "kernels": "tests/whole/test_compiled.py",
     "trackers": "tests/forge/trackers/test_watchers.py",
     "wandb_project": "tests/forge/trackers/test_watchers.py",
     "wandb_entity": "tests/forge/trackers/test_names.py",

@@ -123,7 +123,7 @@ def test_it_is_known_by_its_entry_point() -> None:
     rows = {row.what: row for row in forge_accel.describe(found, forge_accel.DeviceSettings(device="toy"))}
     assert rows["machine"].value == "Toy 9000, 1 GiB"
     assert "512 tokens a micro-batch" in rows["default_tokens"].reason
-    with pytest.raises(forge_accel.AccelError, match="known are auto, cpu, cuda, toy"):
+    with pytest.raises(forge_accel.AccelError, match="known are auto, cpu, cuda, hpu, mps, npu, rocm, toy, xpu"):
         forge_accel.accelerator("toi")
     with pytest.raises(forge_accel.AccelError, match="on toy.*use device=cpu"):
         found.quantization("nf4")

@@ -23,6 +23,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "osft": {},
     "pretrain": {"block_size": 24},
     "distill": {"teacher_path": "TEACHER"},
+    "sdft": {"max_new_tokens": 6, "effective_batch_size": 2},
     "dpo": {},
     "orpo": {},
     "simpo": {},
@@ -35,7 +36,7 @@ VERBS: dict[str, dict[str, Any]] = {
 """What each is given beside `SHORT`, its model and its rows."""
 
 KINDS = {
-    **dict.fromkeys(("sft", "osft", "distill"), "chats"),
+    **dict.fromkeys(("sft", "osft", "distill", "sdft"), "chats"),
     **dict.fromkeys(("dpo", "orpo", "simpo", "reward"), "pairs"),
     **dict.fromkeys(("ppo", "grpo", "rloo"), "prompts"),
     "pretrain": "documents",

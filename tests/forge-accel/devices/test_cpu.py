@@ -92,7 +92,7 @@ def test_the_attention_that_is_requested():
         choice = acc.attention(requested, torch.float32)
         assert (choice.value.name, choice.value.function) == (requested, None)
         assert choice.reason.startswith(f"{requested}: asked for")
-    with pytest.raises(AccelError, match="flash.*auto, documents, sdpa, eager"):
+    with pytest.raises(AccelError, match="flash.*auto, documents, flash3, flash4, sdpa, eager"):
         acc.attention("flash", torch.float32)
 
 

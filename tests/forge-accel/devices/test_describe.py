@@ -11,7 +11,18 @@ def test_every_decision_has_a_row_and_a_reason():
     """The rows have the accelerator's decisions for these settings, none without a reason."""
     acc = CPUAccelerator()
     rows = {row.what: row for row in describe(acc, DeviceSettings(dtype="bfloat16", attention="eager"))}
-    assert list(rows) == ["machine", "device", "dtype", "attention", "fused_optimizer", "collective_backend", "default_tokens"]
+    decisions = [
+        "machine",
+        "device",
+        "dtype",
+        "attention",
+        "fused_optimizer",
+        "collective_backend",
+        "default_tokens",
+        "support",
+    ]
+    assert list(rows) == decisions
+    assert rows["support"].value == "exercised"
     assert [rows[what].value for what in ("device", "dtype", "attention", "collective_backend")] == [
         "cpu",
         "bfloat16",

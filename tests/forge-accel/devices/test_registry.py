@@ -50,7 +50,9 @@ def test_the_cpu_by_name():
     assert acc.device == Choice(torch.device("cpu"), "cpu: asked for by name")
 
 
-@pytest.mark.parametrize(("name", "said"), [("gpu", "auto, cpu, cuda"), ("rocm", "For rocm use cuda"), ("", "unknown")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("gpu", "auto, cpu, cuda"), ("gaudi", "For gaudi use hpu"), ("mlx", "use backend=mlx"), ("", "unknown")]
+)
 def test_an_unknown_name_names_those_that_exist(name, said):
     """The error lists what is known."""
     with pytest.raises(AccelError, match=said):
@@ -72,7 +74,7 @@ def test_a_plugin_extends_the_registry(plugins):
     best = accelerator("auto")
     assert isinstance(best, Toy)
     assert best.device.reason == "cpu: a toy lies here"
-    with pytest.raises(AccelError, match="auto, cpu, cuda, toy"):
+    with pytest.raises(AccelError, match="auto, cpu, cuda, hpu, mps, npu, rocm, toy, xpu"):
         accelerator("bike")
 
 

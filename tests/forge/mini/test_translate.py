@@ -57,6 +57,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
     "mlflow_tracking_uri": ({}, "u", {"mlflow_tracking_uri": "u", "trackers": ("mlflow",)}),
     "mlflow_experiment_name": ({}, "x", {"mlflow_experiment_name": "x", "trackers": ("mlflow",)}),
     "mlflow_run_name": ({}, "r", {"mlflow_run_name": "r"}),
+    "use_liger_kernels": ({}, True, {"kernels": "liger"}),
     "validation_split": ({}, 0.2, {"validation_split": 0.2}),
     "validation_data_path": ({}, "held.jsonl", {"eval_data_path": "held.jsonl"}),
     "validation_frequency": (HELD_OUT, 5, {"eval_every_steps": 5}),
@@ -67,7 +68,6 @@ EFFECTS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
 }
 # Argument: the value that asks for what is always so, and one that is refused.
 ONLY: dict[str, tuple[Any, Any]] = {
-    "use_liger_kernels": (False, True),
     "osft_upcast_dtype": ("fp32", "bfloat16"),
     "save_final_checkpoint": (True, False),
     "train_dtype": ("float32", "bfloat16"),

@@ -23,8 +23,15 @@ if TYPE_CHECKING:
     from forge_accel.devices._cpu import CPUAccelerator as CPUAccelerator
     from forge_accel.devices._cuda import CUDAAccelerator as CUDAAccelerator
     from forge_accel.devices._describe import Row as Row, describe as describe
+    from forge_accel.devices._hpu import HPUAccelerator as HPUAccelerator
     from forge_accel.devices._memory import MemoryMeter as MemoryMeter, asked_bytes as asked_bytes
+    from forge_accel.devices._mps import MPSAccelerator as MPSAccelerator
+    from forge_accel.devices._npu import NPUAccelerator as NPUAccelerator
     from forge_accel.devices._registry import accelerator as accelerator, device_count as device_count
+    from forge_accel.devices._rocm import ROCMAccelerator as ROCMAccelerator
+    from forge_accel.devices._xpu import XPUAccelerator as XPUAccelerator
+    from forge_accel.fused._compiled_blocks import CompiledBlocks as CompiledBlocks
+    from forge_accel.fused._liger import Replaced as Replaced, use_liger as use_liger
 
 __version__ = "0.4.0"
 
@@ -41,7 +48,14 @@ _PUBLIC = {
     "devices._cuda": "CUDAAccelerator",
     "devices._describe": "Row describe",
     "devices._memory": "MemoryMeter asked_bytes",
+    "devices._hpu": "HPUAccelerator",
+    "devices._mps": "MPSAccelerator",
+    "devices._npu": "NPUAccelerator",
     "devices._registry": "accelerator device_count",
+    "devices._rocm": "ROCMAccelerator",
+    "devices._xpu": "XPUAccelerator",
+    "fused._compiled_blocks": "CompiledBlocks",
+    "fused._liger": "Replaced use_liger",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted(_MODULE_OF)

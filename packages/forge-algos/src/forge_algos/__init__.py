@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         RolloutError as RolloutError,
         UnevenRanksError as UnevenRanksError,
     )
+    from forge_algos._modules import repeated_blocks as repeated_blocks
     from forge_algos._parallel import ALONE as ALONE, Parallel as Parallel
     from forge_algos.adaptations import (
         Adaptation as Adaptation,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         PPO as PPO,
         RLOO as RLOO,
         SFT as SFT,
+        BaseKL as BaseKL,
         Bound as Bound,
         Classify as Classify,
         ClassifyBatch as ClassifyBatch,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
         PreferenceBatch as PreferenceBatch,
         Pretrain as Pretrain,
         Reward as Reward,
+        SelfDistill as SelfDistill,
         SimPO as SimPO,
         check_reference as check_reference,
         reference_logps as reference_logps,
@@ -93,11 +96,14 @@ if TYPE_CHECKING:
         RewardSettings as RewardSettings,
         SimPOSettings as SimPOSettings,
     )
+    from forge_algos.settings._self_distill import SDFTSettings as SDFTSettings
     from forge_algos.settings._supervised import (
         DistillSettings as DistillSettings,
         PretrainSettings as PretrainSettings,
         SupervisedSettings as SupervisedSettings,
     )
+    from forge_algos.training._average import WeightAverage as WeightAverage
+    from forge_algos.training._compare import TokenChanges as TokenChanges, token_changes as token_changes
     from forge_algos.training._evaluate import Evaluation as Evaluation, evaluate as evaluate
     from forge_algos.training._router_loss import Routers as Routers, routers_of as routers_of
     from forge_algos.training._train import StepOutput as StepOutput, train as train
@@ -110,6 +116,7 @@ _PUBLIC = {
         "AdapterError DivergedError ForgeAlgosError LossError MissingPackageError NoTargetsError OptimizerError "
         "PackedBatchError ReferenceMismatchError RehearsalError RewardError RolloutError UnevenRanksError"
     ),
+    "_modules": "repeated_blocks",
     "_parallel": "ALONE Parallel",
     "adaptations": "Adaptation adapt eva_directions osft_importance quantization_config",
     "batches._copies": "pin_batches",
@@ -124,8 +131,8 @@ _PUBLIC = {
     "memory._rehearsal": "Rehearsal tensors_of",
     "memory._tracker": "Peak",
     "objectives": (
-        "Bound Classify ClassifyBatch DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward "
-        "SFT SimPO check_reference reference_logps"
+        "BaseKL Bound Classify ClassifyBatch DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO "
+        "Reward SFT SelfDistill SimPO check_reference reference_logps"
     ),
     "optimizers._optimizers": "adamw make_optimizer",
     "optimizers._schedules": "lr_factor schedule",
@@ -135,7 +142,10 @@ _PUBLIC = {
     "settings._optimizer": "SCHEDULES_WITHOUT_LENGTH OptimizerSettings",
     "settings._packing": "PackingSettings",
     "settings._preference": "DPOSettings KTOSettings ORPOSettings RewardSettings SimPOSettings",
+    "settings._self_distill": "SDFTSettings",
     "settings._supervised": "DistillSettings PretrainSettings SupervisedSettings",
+    "training._average": "WeightAverage",
+    "training._compare": "TokenChanges token_changes",
     "training._evaluate": "Evaluation evaluate",
     "training._router_loss": "Routers routers_of",
     "training._train": "StepOutput train",

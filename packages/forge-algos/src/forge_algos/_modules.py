@@ -78,6 +78,26 @@ def _is_multimodal(causal: nn.Module) -> bool:
     return text_config(causal) is not getattr(causal, "config", None)
 
 
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the decoder's repeated blocks; empty where it has no lists of modules.
+
+    Lists within a block (a mixture's experts) are parts of it.
+    """
+    found: list[nn.Module] = []
+
+    def visit(module: nn.Module) -> None:
+        for child in module.children():
+            if isinstance(child, nn.ModuleList):
+                found.extend(child)
+            else:
+                visit(child)
+
+    body = decoder(model)
+    if body is not None:
+        visit(body)
+    return found
+
+
 def head(model: nn.Module) -> nn.Module | None:
     """Return the module that turns hidden states into logits; None where the model names none."""
     return _ask(causal_model(model), "get_output_embeddings")

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from forge.exporting._push import push as push
     from forge.talking._chat import chat as chat
     from forge.talking._evaluate import evaluate as evaluate
+    from forge.talking._forgetting import forgetting as forgetting
     from forge.talking._generate import generate as generate
     from forge.talking._serve import serve as serve
     from forge.verbs._distill import distill as distill
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from forge.verbs._osft import osft as osft
     from forge.verbs._preferences import dpo as dpo, kto as kto, orpo as orpo, reward as reward, simpo as simpo
     from forge.verbs._pretrain import pretrain as pretrain
+    from forge.verbs._sdft import sdft as sdft
     from forge.verbs._sft import sft as sft
 
 __version__ = "0.5.1"
@@ -62,6 +64,7 @@ _PUBLIC = {
     "exporting._push": "push",
     "talking._chat": "chat",
     "talking._evaluate": "evaluate",
+    "talking._forgetting": "forgetting",
     "talking._generate": "generate",
     "talking._serve": "serve",
     # The public names of verbs/ are the training verbs, in the order of `forge --help`.
@@ -69,6 +72,7 @@ _PUBLIC = {
     "verbs._osft": "osft",
     "verbs._pretrain": "pretrain",
     "verbs._distill": "distill",
+    "verbs._sdft": "sdft",
     "verbs._preferences": "dpo orpo simpo kto reward",
     "verbs._online": "ppo grpo rloo",
 }

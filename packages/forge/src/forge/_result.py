@@ -41,6 +41,9 @@ class RunResult:
     model is in `best_dir`."""
     best_value: float | None = None
     """Best held-out figure."""
+    stopped_by: str | None = None
+    """Setting that ended the run before its last step: `early_stopping_patience` or `stop_at_kl`; None where all steps were
+    made."""
     seconds: float
     """Wall-clock time from the first step to the last export, of all starts together."""
 

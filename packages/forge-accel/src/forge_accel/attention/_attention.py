@@ -20,6 +20,10 @@ BUILT_IN = {
 """Attention implementations of transformers, each with its reason for the log."""
 
 
+FLASH = {"flash3": "FA3", "flash4": "FA4"}
+"""Document attention by newer flash kernels: its name in settings, and that of the kernels in torch."""
+
+
 @attrs.frozen
 class Attention:
     """Attention implementation: its name in a model's configuration, and its function."""
@@ -35,8 +39,8 @@ def check_attention(name: str) -> None:
     """Check that an attention implementation exists.
 
     Raises:
-        AccelError: `name` is none of auto, documents, sdpa, eager.
+        AccelError: `name` is none of auto, documents, flash3, flash4, sdpa, eager.
 
     """
-    if name not in {"auto", "documents", *BUILT_IN}:
-        raise AccelError(f"attention={name!r} is unknown; known are auto, documents, {', '.join(BUILT_IN)}.")
+    if name not in {"auto", "documents", *FLASH, *BUILT_IN}:
+        raise AccelError(f"attention={name!r} is unknown; known are auto, documents, {', '.join([*FLASH, *BUILT_IN])}.")

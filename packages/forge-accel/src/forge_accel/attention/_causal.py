@@ -56,7 +56,7 @@ def causal_attention(
         return _windowed(query, key, value, window, attend)
     if queries == keys:
         return attend(query, key, value, causal=True)
-    return attend(query, key, value, mask=_causal_mask(queries, keys, None, query.device))
+    return attend(query, key, value, mask=causal_mask(queries, keys, None, query.device))
 
 
 def sdpa(
@@ -76,7 +76,7 @@ def sdpa(
     Arguments are those of `causal_attention`; the mask is bool or additive, [queries, keys] or broadcast to the scores.
     """
     if causal and (softcap is not None or sinks is not None):
-        mask = _causal_mask(query.shape[2], key.shape[2], None, query.device)
+        mask = causal_mask(query.shape[2], key.shape[2], None, query.device)
         causal = False
     head, scaling = value.shape[3], query.shape[3] ** -0.5 if scaling is None else scaling
     if sinks is not None:
@@ -153,7 +153,7 @@ def _windowed(
     blocks = [min(window, query.shape[2] - start) for start in range(0, query.shape[2], window)]
     queries = query.split(blocks, dim=2)
     keys, values = key.split([before, *blocks], dim=2), value.split([before, *blocks], dim=2)
-    mask = _causal_mask(window, 2 * window, window, query.device)
+    mask = causal_mask(window, 2 * window, window, query.device)
     outputs = []
     for block, size in enumerate(blocks):
         behind = keys[block].shape[2]
@@ -170,7 +170,7 @@ def _windowed(
     return torch.cat(outputs, dim=2)
 
 
-def _causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
+def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
     """Make the mask of the newest `queries` of `keys` positions: bool [queries, keys].
 
     True is where a query attends; the last query is at the last key.

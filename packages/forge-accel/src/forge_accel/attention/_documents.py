@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge_accel.attention._causal import causal_attention, sdpa
-from forge_accel.attention._gather import gathered_samples
+from forge_accel.attention._gather import gather_rows, gathered_samples
+from forge_accel.attention._opaque import opaque_attention
 from forge_accel.attention._refusals import (
     check_packed,
     check_positions,
@@ -112,6 +113,11 @@ def document_attention(
             scaling=scaling,
         )
         return output, None
+    if torch.compiler.is_compiling() and plain and query.device.type == "cpu" and value.shape[3] == query.shape[3]:
+        if kv_rows is not None:
+            key, value = gather_rows(key, kv_rows, dim=2), gather_rows(value, kv_rows, dim=2)
+        ends_k = cu_seq_lens_k if kv_rows is not None or key.shape[2] != query.shape[2] else None
+        return opaque_attention(query, key, value, cu_seq_lens_q, ends_k, window=sliding_window, scaling=scaling), None
     lengths = document_lengths(cu_seq_lens_q, query.shape[2])
     if not any(lengths):
         return value.new_zeros(1, 0, query.shape[1], value.shape[3]), None

@@ -45,13 +45,16 @@ def check_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) ->
         AttentionError: they are not [B, H, S, head] with H a multiple of the key heads, or there are fewer keys than queries.
 
     """
-    shapes = f"query {list(query.shape)}, key {list(key.shape)}, value {list(value.shape)}"
+    fault = ""
     if not query.ndim == key.ndim == value.ndim == 4:
-        raise AttentionError(f"attention needs [batch, heads, tokens, head size], not {shapes}.")
-    if key.shape[:3] != value.shape[:3] or query.shape[0] != key.shape[0] or query.shape[1] % key.shape[1]:
-        raise AttentionError(f"these do not belong together: {shapes}.")
-    if key.shape[2] < query.shape[2]:
-        raise AttentionError(f"there are fewer keys than queries: {shapes}.")
+        fault = "attention needs [batch, heads, tokens, head size], not"
+    elif key.shape[:3] != value.shape[:3] or query.shape[0] != key.shape[0] or query.shape[1] % key.shape[1]:
+        fault = "these do not belong together:"
+    elif key.shape[2] < query.shape[2]:
+        fault = "there are fewer keys than queries:"
+    if fault:
+        # Only here: a compiled graph would be one for each shape that is written out.
+        raise AttentionError(f"{fault} query {list(query.shape)}, key {list(key.shape)}, value {list(value.shape)}.")
 
 
 def check_packed(

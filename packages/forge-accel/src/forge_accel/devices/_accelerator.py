@@ -16,10 +16,11 @@ import torch
 from forge_accel._choice import Choice
 from forge_accel._dtypes import dtype_name, float32
 from forge_accel._errors import AccelError
-from forge_accel.attention._attention import BUILT_IN, Attention, check_attention
+from forge_accel.attention._attention import BUILT_IN, FLASH, Attention, check_attention
 from forge_accel.attention._documents import document_attention
 from forge_accel.devices._memory import MemoryMeter, host_is_out_of_memory
 from forge_accel.devices._quantization import check_quantization, refuse_quantization
+from forge_accel.fused._choices import choose_compile, choose_kernels
 
 
 class Accelerator(ABC):
@@ -40,6 +41,9 @@ class Accelerator(ABC):
     priority: ClassVar[int]
     """Rank among the available accelerators under device=auto, the highest first: the CPU has 0, CUDA 100."""
 
+    support: ClassVar[Choice[str]] = Choice("declared", "declared: by a package of its own, which says what it was tried on")
+    """`exercised` where forge's tests have run on such a device, else `declared`: written from its documentation."""
+
     def __init__(self, *, index: int | None = None, why: str = "asked for by name") -> None:  # noqa: ARG002 - for subclasses
         self._why = why
 
@@ -50,6 +54,14 @@ class Accelerator(ABC):
 
         Must not raise or initialise a device.
         """
+
+    @classmethod
+    def possible(cls) -> bool:
+        """Return whether this torch, or an installed library, knows such devices at all.
+
+        Where they are missing all the same, device=auto says why.
+        """
+        return True
 
     @classmethod
     def count(cls) -> int:
@@ -72,6 +84,14 @@ class Accelerator(ABC):
         """Backend of `torch.distributed` for the device, and for the CPUs beside it.
 
         For instance `gloo`, or `cpu:gloo,cuda:nccl`.
+        """
+
+    def check_ranks(self, number: int) -> None:  # noqa: B027 - most devices compute in any number of processes
+        """Check that `number` processes can compute together on this kind of device.
+
+        Raises:
+            AccelError: they cannot; the message says why.
+
         """
 
     def collective_traces(self, prefix: str) -> dict[str, str]:  # noqa: ARG002 - a device with a recorder names files by it
@@ -126,17 +146,21 @@ class Accelerator(ABC):
         """Choose the attention implementation of a model computed in `dtype`.
 
         Args:
-            requested: `auto`, `documents`, `sdpa` or `eager`.
+            requested: `auto`, `documents`, `flash3`, `flash4`, `sdpa` or `eager`.
             dtype: The dtype that `dtype()` chose.
 
         Raises:
-            AccelError: no such attention.
+            AccelError: no such attention, or its kernels are not there.
 
         """
         check_attention(requested)
         if requested in BUILT_IN:
             return Choice(Attention(requested), BUILT_IN[requested])
-        return self._documents(dtype)
+        return self._flash(requested, dtype) if requested in FLASH else self._documents(dtype)
+
+    def _flash(self, requested: str, dtype: torch.dtype) -> Choice[Attention]:  # noqa: ARG002 - where there are such kernels
+        kernels = f"FlashAttention {requested[-1]} kernels"
+        raise AccelError(f"attention={requested}: there are no {kernels} for {self.name}: set attention=documents.")
 
     def _documents(self, dtype: torch.dtype) -> Choice[Attention]:  # noqa: ARG002 - a faster kernel depends on it
         return Choice(
@@ -161,6 +185,38 @@ class Accelerator(ABC):
         """
         check_quantization(quant_type)
         raise refuse_quantization(quant_type, self.name)
+
+    def compiling(self, requested: str = "auto") -> Choice[str | None]:
+        """Choose the backend of `torch.compile` for a model's repeated blocks.
+
+        Args:
+            requested: `auto`, `blocks` or `off`.
+
+        Returns:
+            The backend for `CompiledBlocks`; None: nothing is compiled.
+
+        Raises:
+            AccelError: no such value, or this machine cannot compile.
+
+        """
+        return choose_compile(requested, auto=f"nobody has measured that it wins on {self.name}", device=self.device.value.type)
+
+    def kernels(self, requested: str = "auto") -> Choice[str | None]:
+        """Choose the library of fused kernels for a model's layers.
+
+        Args:
+            requested: `auto`, `liger` or `none`.
+
+        Returns:
+            `liger`, for `use_liger`; None: torch's own kernels.
+
+        Raises:
+            AccelError: no such value, or the library is missing or has nothing for this device.
+
+        """
+        return choose_kernels(
+            requested, auto=f"nobody has measured that they win on {self.name}", device=self.device.value.type
+        )
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
         """Return the context in which float32 weights compute in `dtype`; empty for float32."""
@@ -249,6 +305,15 @@ class Accelerator(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.device.value}, {dtype_name(self.dtype().value)}>"
+
+
+def tokens_for(size: int) -> int:
+    """Suggest the tokens of a micro-batch on a chip with `size` bytes of memory.
+
+    128 a GiB, rounded down to a power of two from 1,024 to 16,384.
+    """
+    tokens = int(128 * size // 2**30)
+    return min(16384, max(1024, 1 << (tokens.bit_length() - 1))) if tokens else 1024
 
 
 def local_rank() -> int:

@@ -18,6 +18,7 @@ class CPUAccelerator(Accelerator):
 
     name = "cpu"
     priority = 0
+    support = Choice("exercised", "exercised: every test of forge runs on CPUs")
 
     def __init__(self, *, index: int | None = None, why: str = "asked for by name") -> None:
         if index is not None:

@@ -1,9 +1,9 @@
-"""CUDA devices, and those of ROCm, which torch calls `cuda` too."""
+"""CUDA devices of NVIDIA; `_rocm.py` has AMD's, which torch calls `cuda` too."""
 
 from __future__ import annotations
 
 import os
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -13,31 +13,21 @@ from forge_accel._dtypes import bfloat16, dtype_name, dtype_named, float32
 from forge_accel._errors import AccelError
 from forge_accel.attention._attention import Attention
 from forge_accel.attention._documents import document_attention
-from forge_accel.attention._varlen import find_kernel
-from forge_accel.devices._accelerator import Accelerator, local_rank
-from forge_accel.devices._memory import MemoryMeter
+from forge_accel.attention._flash import activate_flash, missing_flash
+from forge_accel.attention._varlen import find_kernel, with_grouped_heads
+from forge_accel.devices._accelerator import Accelerator, local_rank, tokens_for
+from forge_accel.devices._memory import BLOCK_BYTES, CONTEXT_BYTES, AllocatorMeter, MemoryMeter
 from forge_accel.devices._peak_flops import peak_of
 from forge_accel.devices._quantization import check_quantization, refuse_quantization
 
-_BLOCK = 512
-_CONTEXT = 2**29
-"""Bytes that CUDA and its libraries take beside torch's allocator."""
 
-
-class _AllocatorMeter(MemoryMeter):
-    """Peak of the caching allocator, without what it caches."""
-
-    def __init__(self, machine: CUDAAccelerator) -> None:
-        self._machine = machine
-
-    def start(self, held: int) -> None:  # noqa: ARG002 - the allocator counts what is there
-        """Reset the peak."""
-        self._machine.reset_peak_memory()
-
-    def stop(self) -> int:
-        """Read the peak."""
-        self._machine.synchronize()
-        return self._machine.peak_memory_bytes() or 0
+def gpus_seen(built: str) -> Choice[bool]:
+    """Decide whether torch, built for `built`, sees a GPU."""
+    if not torch.cuda.is_available():
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        note = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden!r})"
+        return Choice(value=False, reason=f"torch {torch.__version__}, built for {built}, sees no GPU or no driver{note}")
+    return Choice(value=True, reason=f"torch sees {torch.cuda.device_count()} GPU(s) through {built}")
 
 
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -56,11 +46,17 @@ def _grow_segments() -> None:
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
+_grouped = lru_cache(maxsize=4)(with_grouped_heads)
+
+
 class CUDAAccelerator(Accelerator):
     """GPU of this machine: `index`, else the one of the process' LOCAL_RANK, else the first."""
 
     name = "cuda"
     priority = 100
+    support = Choice(
+        "declared", "declared: no GPU has run forge yet; tests put stand-ins in the places of torch.cuda's functions"
+    )
 
     def __init__(self, *, index: int | None = None, why: str = "asked for by name") -> None:
         super().__init__(why=why)
@@ -76,14 +72,14 @@ class CUDAAccelerator(Accelerator):
     @classmethod
     def available(cls) -> Choice[bool]:
         """Decide by what torch was built for and sees."""
-        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip else ""
-        if not built:
-            return Choice(value=False, reason=f"torch {torch.__version__} is built without CUDA and ROCm")
-        if not torch.cuda.is_available():
-            hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-            note = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden!r})"
-            return Choice(value=False, reason=f"torch {torch.__version__}, built for {built}, sees no GPU or no driver{note}")
-        return Choice(value=True, reason=f"torch sees {torch.cuda.device_count()} GPU(s) through {built}")
+        if not torch.version.cuda:
+            return Choice(value=False, reason=f"torch {torch.__version__} is built without CUDA")
+        return gpus_seen(f"CUDA {torch.version.cuda}")
+
+    @classmethod
+    def possible(cls) -> bool:
+        """Return whether torch is built for CUDA."""
+        return bool(torch.version.cuda)
 
     @classmethod
     def count(cls) -> int:
@@ -100,19 +96,19 @@ class CUDAAccelerator(Accelerator):
         return Choice(torch.device("cuda", self._index), f"cuda:{self._index}: {self._why}")
 
     @property
+    def _built(self) -> str:
+        return f"CUDA {torch.version.cuda}"
+
+    @property
     def machine(self) -> str:
-        """Chip, memory, and CUDA's or ROCm's version."""
-        built = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
-        return f"{self._properties.name}, {self._properties.total_memory / 2**30:.0f} GiB, {built}"
+        """Chip, memory, and the version of what torch was built for."""
+        return f"{self._properties.name}, {self._properties.total_memory / 2**30:.0f} GiB, {self._built}"
 
     @property
     def collective_backend(self) -> Choice[str]:
-        """NCCL, beside gloo for tensors on the CPU; gloo alone where this torch has no NCCL.
-
-        RCCL, on ROCm, has NCCL's name in torch.
-        """
+        """NCCL, beside gloo for tensors on the CPU; gloo alone where this torch has no NCCL."""
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-            return Choice("cpu:gloo,cuda:nccl", f"nccl: GPUs talk directly{' (RCCL, on ROCm)' if torch.version.hip else ''}")
+            return Choice("cpu:gloo,cuda:nccl", "nccl: GPUs talk directly")
         return Choice("gloo", "gloo: this torch is built without NCCL, so collectives go through the CPU")
 
     def collective_traces(self, prefix: str) -> dict[str, str]:
@@ -130,8 +126,7 @@ class CUDAAccelerator(Accelerator):
     @property
     def default_tokens(self) -> int:
         """128 a GiB, rounded down to a power of two from 1,024 to 16,384: 8,192 at 80 GiB."""
-        tokens = int(128 * self._properties.total_memory // 2**30)
-        return min(16384, max(1024, 1 << (tokens.bit_length() - 1))) if tokens else 1024
+        return tokens_for(self._properties.total_memory)
 
     @property
     def head_rows(self) -> int:
@@ -161,15 +156,13 @@ class CUDAAccelerator(Accelerator):
         kernel = find_kernel()
         if dtype != bfloat16:
             missing = f"torch's variable-length flash kernel does not take {dtype_name(dtype)}"
-        elif torch.version.hip:
-            missing = "torch's variable-length flash kernel is untried on ROCm"
         elif torch.cuda.get_device_capability(self._index) < (8, 0):
             missing = f"flash kernels need a chip of compute capability 8.0, and {self._properties.name} is older"
         elif kernel is None:
             missing = f"torch {torch.__version__} has no variable-length flash kernel"
         else:
             return Choice(
-                Attention("documents", partial(document_attention, varlen_kernel=kernel)),
+                Attention("documents", partial(document_attention, varlen_kernel=_grouped(kernel, self.device.value))),
                 "documents: torch's variable-length flash kernel, all packed samples in one call",
             )
         return Choice(
@@ -177,13 +170,25 @@ class CUDAAccelerator(Accelerator):
             f"documents: causal SDPA for each packed sample by itself, exact but a call a sample, because {missing}",
         )
 
+    def _flash(self, requested: str, dtype: torch.dtype) -> Choice[Attention]:
+        major = torch.cuda.get_device_capability(self._index)[0]
+        missing = missing_flash(requested, None if torch.version.hip else major) or (
+            "" if dtype == bfloat16 else f"its kernels do not train in {dtype_name(dtype)}"
+        )
+        kernel = find_kernel()
+        if missing or kernel is None:
+            raise AccelError(f"attention={requested}: {missing or 'torch has no varlen kernel'}: set attention=documents.")
+        activate_flash(requested)
+        # Tried anew: torch's own kernel may have grouped heads where these have not.
+        tried = with_grouped_heads(kernel, self.device.value)
+        return Choice(
+            Attention("documents", partial(document_attention, varlen_kernel=tried)),
+            f"{requested}: asked for; documents by the kernels of FlashAttention {requested[-1]}, for all of this process",
+        )
+
     def quantization(self, quant_type: str) -> Choice[str]:
         """Choose 4 bits by bitsandbytes' CUDA kernels, which need compute capability 6.0."""
         found, chip = check_quantization(quant_type), self._properties.name
-        if torch.version.hip:
-            return Choice(
-                quant_type, f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits on {chip}; untried on ROCm"
-            )
         major, minor = torch.cuda.get_device_capability(self._index)
         if (major, minor) < (6, 0):
             raise refuse_quantization(quant_type, f"{chip}, of compute capability {major}.{minor} (6.0 is needed)")
@@ -217,7 +222,7 @@ class CUDAAccelerator(Accelerator):
 
     def memory_limit_bytes(self) -> int | None:
         """Read the chip's memory, less what a context takes."""
-        return self._properties.total_memory - _CONTEXT
+        return self._properties.total_memory - CONTEXT_BYTES
 
     def held_bytes(self) -> int | None:
         """Read the memory of tensors on the device."""
@@ -225,11 +230,11 @@ class CUDAAccelerator(Accelerator):
 
     def allocated_bytes(self, size: int) -> int:
         """Round up to torch's blocks of 512 bytes."""
-        return -(-size // _BLOCK) * _BLOCK
+        return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
     def meter(self) -> MemoryMeter:
         """Return the allocator's own statistics."""
-        return _AllocatorMeter(self)
+        return AllocatorMeter(self)
 
     def peak_flops(self, dtype: torch.dtype) -> float | None:
         """Look up the chip's peak; None for float32 where torch is set to use TF32 instead."""

@@ -52,4 +52,5 @@ def describe(acc: Accelerator, settings: DeviceSettings) -> list[Row]:
             str(acc.default_tokens),
             f"{acc.default_tokens} tokens a micro-batch: a cautious start for {acc.name}",
         ),
+        Row("support", acc.support.value, acc.support.reason),
     ]

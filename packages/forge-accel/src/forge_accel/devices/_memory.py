@@ -8,8 +8,14 @@ import re
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
+
+BLOCK_BYTES = 512
+"""Granularity of torch's caching allocators."""
+CONTEXT_BYTES = 2**29
+"""Bytes that a chip's libraries take beside torch's allocator."""
 
 _ASKED = re.compile(r"you tried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)|Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -56,6 +62,22 @@ class ProfilerMeter(MemoryMeter):
             held += number
             most = max(most, held)
         return self._held + most
+
+
+class AllocatorMeter(MemoryMeter):
+    """Peak of a device's caching allocator, without what it caches."""
+
+    def __init__(self, machine: Any) -> None:
+        self._machine = machine
+
+    def start(self, held: int) -> None:  # noqa: ARG002 - the allocator counts what is there
+        """Reset the peak."""
+        self._machine.reset_peak_memory()
+
+    def stop(self) -> int:
+        """Read the peak."""
+        self._machine.synchronize()
+        return self._machine.peak_memory_bytes() or 0
 
 
 def host_is_out_of_memory(error: BaseException) -> bool:

@@ -6,6 +6,8 @@ import warnings
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
+import torch
+
 from forge_accel._errors import AccelError
 from forge_accel.devices._accelerator import Accelerator
 
@@ -13,20 +15,37 @@ GROUP = "forge.accelerators"
 """Entry-point group; a name is a value of the setting `device`, its value a subclass of Accelerator."""
 
 _BUILT_IN = {
-    "cpu": EntryPoint("cpu", "forge_accel.devices._cpu:CPUAccelerator", GROUP),
-    "cuda": EntryPoint("cuda", "forge_accel.devices._cuda:CUDAAccelerator", GROUP),
+    name: EntryPoint(name, f"forge_accel.devices.{path}", GROUP)
+    for name, path in {
+        "cpu": "_cpu:CPUAccelerator",
+        "cuda": "_cuda:CUDAAccelerator",
+        "hpu": "_hpu:HPUAccelerator",
+        "mps": "_mps:MPSAccelerator",
+        "npu": "_npu:NPUAccelerator",
+        "rocm": "_rocm:ROCMAccelerator",
+        "xpu": "_xpu:XPUAccelerator",
+    }.items()
 }
 
-_ALIASES = {"rocm": "cuda", "hip": "cuda", "amd": "cuda"}
-"""Names that people try, and the accelerator that the error suggests."""
+_ALIASES = {
+    "hip": "use rocm",
+    "amd": "use rocm",
+    "gaudi": "use hpu",
+    "habana": "use hpu",
+    "ascend": "use npu",
+    "intel": "use xpu",
+    "metal": "use mps",
+    "mlx": "use backend=mlx: it is no device of torch",
+}
+"""Names that people try, and what the error suggests."""
 
 
 def accelerator(name: str = "auto") -> Accelerator:
     """Return the accelerator to compute on.
 
     Args:
-        name: `auto` (the available one of the highest priority), `cpu`, `cuda`, a plug-in's name; with an index
-            (`cuda:1`) for one device of several.
+        name: `auto` (the available one of the highest priority), `cpu`, `cuda`, `rocm`, `xpu`, `hpu`, `npu`, `mps`, a plug-in's
+            name; with an index (`cuda:1`) for one device of several. `cuda` is `rocm` where torch is built for that.
 
     Raises:
         AccelError: there is no such accelerator, or this machine does not have it.
@@ -39,10 +58,15 @@ def accelerator(name: str = "auto") -> Accelerator:
         return _best(known)
     kind, index = _parse(name)
     if kind not in known:
-        hint = f" For {kind} use {_ALIASES[kind]}." if kind in _ALIASES else ""
+        hint = f" For {kind} {_ALIASES[kind]}." if kind in _ALIASES else ""
         raise AccelError(f"device={name!r} is unknown; known are auto, {', '.join(sorted(known))}.{hint}")
     found = _load(known[kind])
     available = found.available()
+    if kind == "cuda" and not available.value:
+        # torch itself calls AMD's GPUs so.
+        amd = _load(known["rocm"])
+        if amd.available().value:
+            return amd(index=index)
     if not available.value:
         raise AccelError(f"device={name!r} is not there: {available.reason}.")
     return found(index=index)
@@ -101,8 +125,11 @@ def _best(known: dict[str, EntryPoint]) -> Accelerator:
     for found in candidates:
         available = found.available()
         if available.value:
+            if found is candidates[-1] and not missing:
+                missing.append(f"torch {torch.__version__} is built for no other device")
             return found(why="; ".join([*missing, available.reason]))
-        missing.append(available.reason)
+        if found.possible():
+            missing.append(available.reason)
     raise AccelError(f"no accelerator is available: {'; '.join(missing)}.")  # pragma: no cover - the CPU always is
 
 

@@ -26,6 +26,7 @@ from forge_algos.losses import LossTerms, _check
 from forge_algos.losses._nll import Likelihood, nll_of_rows
 from forge_algos.losses._rows import Given, LogitSource, Projected, Tensors, product_dtype
 from forge_algos.losses._token_logps import logps_and_entropy_of_rows, logps_of_rows
+from forge_algos.losses.distillation._compare import Compared, compare_rows
 from forge_algos.losses.distillation._rows import distillation_of_rows
 
 _assumed: WeakKeyDictionary[nn.Module, tuple[Literal["chunked", "logits"], str]] = WeakKeyDictionary()
@@ -34,6 +35,15 @@ _assumed: WeakKeyDictionary[nn.Module, tuple[Literal["chunked", "logits"], str]]
 Inputs = dict[str, Any]
 Beside = Callable[[torch.Tensor], torch.Tensor]
 Compute = Callable[[LogitSource, Tensors], tuple[torch.Tensor, ...]]
+
+
+@attrs.frozen(eq=False)
+class Held:
+    """What a forward left of its rows' logits, which are computed a chunk at a time."""
+
+    source: LogitSource
+    tensors: Tensors
+    """Without gradients, and of their own where the model's weights may be others by then."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -146,19 +156,21 @@ class Head:
         self,
         inputs: Inputs,
         rows: torch.Tensor,
-        teacher: "Head",
-        teacher_inputs: Inputs,
+        teacher: "Head | Held",
+        teacher_inputs: Inputs | None = None,
         *,
         beta: float,
         temperature: float,
         weights: torch.Tensor | None = None,
+        teacher_rows: torch.Tensor | None = None,
     ) -> LossTerms:
         """Sum the generalised JSD between a teacher's rows and the model's.
         Gradients are those of the model.
 
         The divergence is that of `losses.distillation`. Neither model's logits are ever whole: the model runs while the teacher
-        is within its head, so that both weights are at hand. `rows` are the same in both. With weights float32[M] each row's
-        divergence is multiplied by its weight; the count is M all the same.
+        is within its head, so that both weights are at hand, or after it, if the teacher is what `hold` kept (at the same
+        temperature). `teacher_rows` int64[M] are `rows` by default. With weights float32[M] each row's divergence is multiplied
+        by its weight; the count is M all the same.
 
         Returns:
             LossTerms: over the M rows, in nats. Stats: `kl`, KL(teacher ‖ model) after the temperature.
@@ -182,9 +194,67 @@ class Head:
             found.append(found[0]._replace(sum=loss))
             return ()
 
-        with torch.no_grad():
-            teacher._scored(teacher_inputs, rows[mine], taught, temperature=temperature)
+        if isinstance(teacher, Held):
+            taught(teacher.source, teacher.tensors)
+        else:
+            theirs = rows if teacher_rows is None else teacher_rows
+            with torch.no_grad():
+                teacher._scored(teacher_inputs or inputs, theirs[mine], taught, temperature=temperature)
         return _over(ranks, found[1], len(rows))
+
+    def hold(self, inputs: Inputs, rows: torch.Tensor, *, temperature: float = 1.0) -> Held:
+        """Keep what the rows' logits are computed from, for the same model under other weights.
+
+        One forward without gradients. Hidden states [M, D] are kept, not logits [M, V], where the head is scored in chunks; the
+        head's weight is copied where it is trained or divided over ranks.
+        """
+        found: list[Held] = []
+        mine = rows_over_ranks(self.model).part(len(rows))
+        weight: Any = getattr(head(self.model), "weight", None)
+        # FSDP and ZeRO free a gathered weight after the forward; a trained one may be exchanged.
+        lasts = weight is not None and not weight.requires_grad and not hasattr(weight, "full_tensor")
+        lasts = lasts and not hasattr(weight, "ds_id")
+
+        def keep(source: LogitSource, tensors: Tensors) -> tuple[()]:
+            first, *others = (None if tensor is None else tensor.detach() for tensor in tensors)
+            rest = [tensor if lasts or tensor is None else tensor.clone() for tensor in others]
+            found.append(Held(source, (first, *rest)))
+            return ()
+
+        with torch.no_grad():
+            self._scored(inputs, rows[mine], keep, temperature=temperature)
+        return found[0]
+
+    def compare(self, inputs: Inputs, rows: torch.Tensor, targets: torch.Tensor, base: "Head | Held") -> Compared:
+        """Compute KL(base ‖ model) and both models' losses at M rows, without gradients.
+
+        Args:
+            inputs: of both forwards.
+            rows: int64[M].
+            targets: int64[M], the tokens that follow the rows.
+            base: head of another model, or what `hold` kept of this one.
+
+        Raises:
+            LossError: two vocabularies.
+        """
+        found: list[Compared] = []
+        ranks = rows_over_ranks(self.model)
+        mine = ranks.part(len(rows))
+
+        def beneath(base_source: LogitSource, base_tensors: Tensors) -> tuple[()]:
+            def compute(source: LogitSource, tensors: Tensors) -> tuple[()]:
+                found.append(compare_rows(source, tensors, (base_source, base_tensors), targets[mine]))
+                return ()
+
+            self._scored(inputs, rows[mine], compute)
+            return ()
+
+        with torch.no_grad():
+            if isinstance(base, Held):
+                beneath(base.source, base.tensors)
+            else:
+                base._scored(inputs, rows[mine], beneath)
+        return Compared(*(ranks.gather(part, len(rows)) for part in found[0]))
 
     def _scored(
         self,

@@ -90,7 +90,7 @@ def nll(
     source = Projected(product=product_dtype(weight), scale=scale, softcap=softcap, chunk_rows=chunk_rows)
     likelihood = Likelihood(dft=dft, label_smoothing=label_smoothing, z_loss=z_loss)
     terms = nll_of_rows(source, (hidden, weight, bias), targets, likelihood, token_weights)
-    return terms if token_weights is None else terms._replace(count=float(token_weights.sum(dtype=torch.float64)))
+    return terms if token_weights is None else terms._replace(count=float(token_weights.cpu().sum(dtype=torch.float64)))
 
 
 def nll_of_logits(

@@ -5,10 +5,12 @@ Files here import adaptations, heads, losses, and what stands below them. Subfol
 
 from forge_algos.heads._head import Head, choose_head
 from forge_algos.heads._scalar_head import ScalarHead, choose_scalar_head
+from forge_algos.objectives._base_kl import BaseKL
 from forge_algos.objectives._classify import Classify, ClassifyBatch
 from forge_algos.objectives._distill import Distill
 from forge_algos.objectives._objective import Bound, Objective
 from forge_algos.objectives._pretrain import Pretrain
+from forge_algos.objectives._self_distill import SelfDistill
 from forge_algos.objectives._sft import SFT
 from forge_algos.objectives._tokens import TokenObjective
 from forge_algos.objectives.policy._grpo import GRPO
@@ -32,6 +34,7 @@ __all__ = [
     "PPO",
     "RLOO",
     "SFT",
+    "BaseKL",
     "Bound",
     "Classify",
     "ClassifyBatch",
@@ -45,6 +48,7 @@ __all__ = [
     "Pretrain",
     "Reward",
     "ScalarHead",
+    "SelfDistill",
     "SimPO",
     "TokenObjective",
     "check_reference",

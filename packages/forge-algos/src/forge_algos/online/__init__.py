@@ -4,9 +4,11 @@ Files here import the subfolders, objectives, adaptations, and what stands below
 """
 
 from forge_algos.batches._online import OnlineBatch
+from forge_algos.batches._taught import TaughtBatch
 from forge_algos.heads._value_head import attach_value_head
 from forge_algos.online._make_rollout import make_rollout
 from forge_algos.online._prompts import Prompt
+from forge_algos.online._self_samples import SelfSamples, sample_self, taught_batches
 from forge_algos.online.environments._environment import Environment, load_environment
 from forge_algos.online.environments._episodes import Episodes
 from forge_algos.online.rewards._reward_model import RewardModel
@@ -29,10 +31,14 @@ __all__ = [
     "RewardModel",
     "Rollout",
     "Sampler",
+    "SelfSamples",
+    "TaughtBatch",
     "attach_value_head",
     "check_reward",
     "load_environment",
     "load_reward",
     "make_rollout",
     "rollout_batches",
+    "sample_self",
+    "taught_batches",
 ]

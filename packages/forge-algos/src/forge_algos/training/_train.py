@@ -23,6 +23,7 @@ from forge_algos.isolation._guard import guard_packed
 from forge_algos.losses import LossTerms
 from forge_algos.objectives import Bound, Objective
 from forge_algos.settings._moe import MoEAuxLoss
+from forge_algos.training._average import WeightAverage
 from forge_algos.training._columns import Columns, columns
 from forge_algos.training._router_loss import RouterLoss, make_router_loss
 from forge_algos.training._step import Sums, exact_sum, measure_totals, optimizer_training
@@ -76,6 +77,7 @@ def train(
     first_step: int = 1,
     on_nan: Literal["stop", "skip"] = "stop",
     moe_aux_loss: MoEAuxLoss = "global",
+    average: WeightAverage | None = None,
 ) -> Iterator[StepOutput]:
     """Take one optimizer step for each element of `steps`.
 
@@ -109,6 +111,7 @@ def train(
             "global", over all tokens of the step's micro-batches that have something to learn, for which each is run once more
             without gradients where a rank has several; "trl", the mean of each micro-batch's own; or "off". An evaluation's
             loss is without it.
+        average: moving average of the weights, which follows each step that moves them.
 
     Yields:
         StepOutput: after each step.
@@ -169,8 +172,12 @@ def train(
                     # Only then: scaling passes over every gradient, to multiply by 1 where there is nothing to clip.
                     if max_grad_norm and grad_norm + 1e-6 > max_grad_norm:
                         parallel.scale_grads(parameters, _clip_factor(max_grad_norm, grad_norm))
+                    if average is not None:
+                        average.before_step()
                     parallel.step(optimizer)
                     adaptation.after_step()
+                    if average is not None:
+                        average.after_step()
             _advance(scheduler, moved=moves)
             yield StepOutput(
                 step=step,

@@ -12,6 +12,7 @@ from forge_dist.adapters._adapter import base_path, read_adapter
 from forge_dist.adapters._base_model import adapter_base
 from forge_dist.loading._load import load_model
 from forge_dist.loading._model_path import Task, find_path
+from forge_dist.loading._moving import moved
 from forge_dist.loading._quantization import quantization_from
 
 if TYPE_CHECKING:
@@ -62,4 +63,4 @@ def load_trained(
             adapted = read_adapter(model, folder)
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{folder} is no adapter that can be loaded: {error}") from error
-    return adapted.to(device).eval()
+    return moved(adapted, device).eval()

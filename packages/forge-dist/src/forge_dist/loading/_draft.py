@@ -14,6 +14,7 @@ from forge_dist._third_party_logs import quiet_transformers
 from forge_dist.loading._attention import register_attention
 from forge_dist.loading._load import LOADING_ERRORS, check_attention_fits
 from forge_dist.loading._model_path import Task, expand_user, is_hub_name
+from forge_dist.loading._moving import moved
 from forge_dist.loading._request import LoadRequest
 from forge_dist.loading._task import auto_class, reward_config
 
@@ -72,7 +73,7 @@ def draft_model(request: LoadRequest, *, device: torch.device) -> "PreTrainedMod
                 # Weights as small as new ones' would hide most of what a layer does.
                 parameter.add_(torch.randn_like(parameter), alpha=parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1)
     check_attention_fits(model, request)
-    return model.to(device).eval()
+    return moved(model, device).eval()
 
 
 def _of_a_size(path: str, task: Task) -> "tuple[PreTrainedConfig, Any] | None":

@@ -13,6 +13,7 @@ from forge_dist.loading._config_changes import change_config
 from forge_dist.loading._dtype import base_dtype
 from forge_dist.loading._modalities import freeze_other_modalities, is_multimodal, processor_files
 from forge_dist.loading._model_path import check_config, check_model_path, expand_user, is_hub_name
+from forge_dist.loading._moving import moved
 from forge_dist.loading._mxfp4 import dequantizing
 from forge_dist.loading._quantization import QuantizedLoad, disable_repacking
 from forge_dist.loading._request import LoadRequest
@@ -80,7 +81,7 @@ def load_model(
         task=task,
         quantization=quantization,
     )
-    return read_model(request, torch.device(device)).to(device)
+    return moved(read_model(request, torch.device(device)), device)
 
 
 def _unchanged(tensor: torch.Tensor) -> torch.Tensor:

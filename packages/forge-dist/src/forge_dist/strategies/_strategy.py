@@ -21,6 +21,7 @@ from forge_dist.context._decoder import ContextParallel
 from forge_dist.loading._attention import AttentionFunction
 from forge_dist.loading._load import read_model
 from forge_dist.loading._model_path import Task
+from forge_dist.loading._moving import moved
 from forge_dist.loading._request import LoadRequest
 from forge_dist.strategies._parallel_dims import ParallelDims
 
@@ -190,7 +191,7 @@ class Strategy(abc.ABC):
 
     def read(self, request: LoadRequest) -> "PreTrainedModel":
         """Read this rank's part of a model, for `load`; here the whole of it."""
-        return read_model(request, self.device, broadcast=self.broadcast).to(self.device)
+        return moved(read_model(request, self.device, broadcast=self.broadcast), self.device)
 
     def read_frozen(self, request: LoadRequest) -> "PreTrainedModel":
         """Read a model that is not trained, for `load_frozen`."""

@@ -131,5 +131,5 @@ def _difference(wanted: torch.Tensor, found: torch.Tensor) -> str:
         return f": shape {list(found.shape)} instead of {list(wanted.shape)}"
     if not wanted.is_floating_point():
         return ""
-    largest = (wanted.detach().double().cpu() - found.detach().double().cpu()).abs().max().item()
+    largest = (wanted.detach().cpu().double() - found.detach().cpu().double()).abs().max().item()
     return f": the largest difference is {largest:.3g}"

@@ -61,7 +61,10 @@ class InstructLabBackend(OwnLoopBackend):
         import forge_accel
 
         return Capabilities(
-            verbs=("sft",), adapters=("none",), strategies=("auto",), devices=(forge_accel.CUDAAccelerator.name,)
+            verbs=("sft",),
+            adapters=("none",),
+            strategies=("auto",),
+            devices=(forge_accel.CUDAAccelerator.name, forge_accel.ROCMAccelerator.name),
         )
 
     def check(self, verb: str, s: Any) -> None:

@@ -73,7 +73,7 @@ class MiniTrainerBackend(OwnLoopBackend):
             verbs=("sft", "osft"),
             adapters=("none", "osft"),
             strategies=("auto", "fsdp2"),
-            devices=(forge_accel.CUDAAccelerator.name,),
+            devices=(forge_accel.CUDAAccelerator.name, forge_accel.ROCMAccelerator.name),
         )
 
     def check(self, verb: str, s: Any) -> None:

@@ -50,7 +50,7 @@ REFUSED_BY_ALL: dict[str, str] = {
     "max_grad_norm": "it clips at 1",
     "on_nan": "it looks at no loss",
     "packing": "it packs as it does",
-    "attention": "it chooses its own",
+    **dict.fromkeys(("attention", "compile", "kernels"), "it chooses its own"),
     "moe_aux_loss": "it adds what transformers adds",
     **dict.fromkeys(
         ("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload", "activation_checkpointing"),
@@ -61,7 +61,7 @@ REFUSED_BY_ALL: dict[str, str] = {
     **dict.fromkeys(("max_restarts", "connect_seconds"), _NODE),
     "stall_timeout": "its processes are not watched",
     **dict.fromkeys(("eval_data_path", "validation_split", "eval_every_steps", "keep_best", "metric_for_best"), _EVAL),
-    **dict.fromkeys(("early_stopping_patience", "eval_prompts", "eval_max_new_tokens"), _EVAL),
+    **dict.fromkeys(("early_stopping_patience", "eval_prompts", "eval_max_new_tokens", "kl_base", "stop_at_kl"), _EVAL),
     **dict.fromkeys(("full_state_every_steps", "full_state_every_minutes", "accelerate_full_state_at_epoch"), _STATES),
     **dict.fromkeys(("max_failed_saves", "emergency_dir"), _STATES),
     **dict.fromkeys(("keep_last_n", "keep_full_state", "async_save", "checkpoint_storage"), _STATES),

@@ -187,6 +187,7 @@ def _run(
     watchers: Watchers,
 ) -> RunResult:
     machine = forge_accel.accelerator(s.device.device)
+    machine.check_ranks(ranks.world_size)
     dtype = machine.dtype(s.device.dtype)
     s = choose_machine(s, machine, dtype)
     device = machine.device.value
@@ -269,7 +270,7 @@ def _run(
         _train(task, s, prepared, plan, given, tokenizer, adaptation.model, reference, (optimizer, scheduler), steps, ranks)
     _restore(adaptation.model, pads)
 
-    directory = _export(task, s, out, adaptation, tokenizer, strategy, train, f"samples_{steps.samples}", report)
+    directory = export_trained(task, s, out, adaptation, tokenizer, strategy, train, f"samples_{steps.samples}", report)
     seconds = time.perf_counter() - began
     result = RunResult(
         output_dir=out.path,
@@ -404,7 +405,7 @@ def _reference(task: Task, s: Any, start: Start, model: Any, load: Any) -> Any:
     return load(start.path if path is None else path).eval().requires_grad_(requires_grad=False)
 
 
-def _export(
+def export_trained(
     task: Task,
     s: Any,
     out: RunDirectory | NoDirectory,

@@ -232,6 +232,10 @@ def _rollouts() -> Callable[..., None]:
     return command_of(rollouts, "forge rollouts runs/grpo --step 40")
 
 
+def _forgetting() -> Callable[..., None]:
+    return command_of(forge.forgetting, "forge forgetting runs/first --data general.jsonl")
+
+
 def _recipes() -> cyclopts.App:
     from forge.cli._recipes import recipes_app
 
@@ -283,6 +287,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App],
     "report": ("Write the page of a run: curves, what was trained, samples, exports, events.", _report, {}),
     "compare": ("Lay the curves of runs over each other, and list the settings that differ.", _compare, {}),
     "rollouts": ("Write a page of a run's rollouts: prompts, completions, rewards, advantages over steps.", _rollouts, {}),
+    "forgetting": ("Measure what a run lost of its base on general data, by source; write a page of it.", _forgetting, {}),
     "recipes": ("List, show, copy and run the shipped recipes: a beginning for every verb and adapter.", _recipes, {}),
     "config": ("Check a recipe, convert one from another trainer, or describe recipes for an editor.", _config, {}),
     "slurm": ("Write an sbatch file that runs a recipe and requeues itself: forge slurm render.", _slurm, {}),

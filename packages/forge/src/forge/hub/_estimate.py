@@ -9,7 +9,7 @@ import forge
 import forge_dist
 from forge._errors import SettingsError
 from forge.hub._parameter import Parameter
-from forge.hub._table import LIGER, TRUST
+from forge.hub._table import TRUST
 
 _METHODS = {"sft": "none", "osft": "osft", "lora": "lora", "qlora": "qlora"}
 _SHARE = 0.95
@@ -24,7 +24,7 @@ def estimate(
     batch_size: int | None = None,
     max_seq_len: int | None = None,
     max_tokens_per_gpu: int | None = None,
-    use_liger: bool | None = None,
+    use_liger: bool | None = None,  # noqa: ARG001 - training_hub's signature
     verbose: int = 1,
     trust_remote_code: bool = False,
     unfreeze_rank_ratio: float = 0.25,
@@ -42,7 +42,7 @@ def estimate(
         batch_size: samples of a step over all devices; 8 for each by default.
         max_seq_len: tokens of the longest sample; by default what a device is given.
         max_tokens_per_gpu: most tokens of a micro-batch; by default a device's share of the step.
-        use_liger: refused, as in a training.
+        use_liger: without effect: fused kernels hold no more than what is planned.
         verbose: 0 prints nothing, 1 the plan, 2 the assumptions too.
         trust_remote_code: refused, as in a training.
         unfreeze_rank_ratio: for osft, part of each weight that may move.
@@ -60,7 +60,6 @@ def estimate(
     if method not in _METHODS:
         more = ": forge has one form of OSFT; give osft" if method == "osft-e" else ""
         raise SettingsError(f"estimate: training_method={training_method!r} is none of {', '.join(_METHODS)}{more}.")
-    _refuse(LIGER, use_liger)
     _refuse(TRUST, trust_remote_code)
     asked = {"num_gpus": num_gpus, "gpu_memory": gpu_memory, "batch_size": batch_size, "max_seq_len": max_seq_len}
     for name, value in {**asked, "max_tokens_per_gpu": max_tokens_per_gpu}.items():

@@ -12,7 +12,6 @@ import attrs
 from forge.hub import _values as v
 from forge.hub._parameter import REQUIRED, Parameter, hidden, refused, required, same
 
-KERNELS = "kernels are chosen with kernels=, which comes with a later version; logits are never held whole in any case"
 NO_CODE = "no code of a model is run. Leave it out; a model whose architecture transformers has needs none"
 SAVED = "a signal saves the state in any case, and the same command resumes. Leave it out"
 ONE_STEP = "effective_batch_size is the samples of a step over all GPUs, and micro-batches follow from max_tokens_per_gpu"
@@ -53,7 +52,7 @@ MAX_SEQ_LEN = Parameter(
 DATA_OUTPUT_DIR = Parameter(
     "data_output_dir", "", "tokens lie in `ckpt_output_dir`/data; another folder is refused", take=v.data_output_dir
 )
-LIGER = Parameter("use_liger", "", "until `kernels=` is there", neutral=(False,), refused=KERNELS)
+LIGER = Parameter("use_liger", "kernels", "true is `kernels=liger`; logits are never held whole in any case", take=v.use_liger)
 TRUST = Parameter("trust_remote_code", "", "no code of a model is run", neutral=(False,), refused=NO_CODE)
 
 # Arguments of instructlab-training's TrainingArgs, which its `sft` passes on.

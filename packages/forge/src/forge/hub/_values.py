@@ -140,6 +140,11 @@ def disable_flash_attn(value: Any, _given: Given) -> Taken:
     return {"attention": "documents"} if value else {}
 
 
+def use_liger(value: Any, _given: Given) -> Taken:
+    """Take Liger's kernels where they are switched on; off is what `kernels=auto` takes too."""
+    return {"kernels": "liger"} if value else {}
+
+
 def flash_attention(value: Any, _given: Given) -> Taken:
     """Take the attention that needs no package of its own where the fast one is switched off."""
     return {} if value else {"attention": "documents"}

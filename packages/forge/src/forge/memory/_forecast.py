@@ -23,6 +23,7 @@ from forge._progress import Reporter
 from forge.memory._memory_plan import MEASURED, Change, MemoryPlan, Phase
 from forge.memory._target import Target
 from forge.settings._settings import row_tokens
+from forge.tasks._base_kl import BaseDivergence
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
 from forge.tasks._task import Run, Task
@@ -184,6 +185,7 @@ class Rehearsed(NamedTuple):
         s, machine = planned.settings, planned.machine
         rehearsal = forge_algos.Rehearsal(device=machine.device.value, allocated=target.allocated, autocast=planned.autocast)
         model: Any = rehearsal.model(_outline(planned, planned.model_path), planned.draft, packed=planned.packed)
+        forge_algos.score_rows_at_once(model, machine.head_rows)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
         with rehearsal.adapting():
@@ -245,7 +247,9 @@ class Rehearsed(NamedTuple):
         trained = held["gradients"]
         # Each rank writes a part of the state, and copies that.
         state = -(-(trained + held["optimizer"]) // self.planned.ranks) if self.planned.settings.checkpoints.async_save else 0
-        loaded = self.weights + (trained if self.planned.frozen else 0)
+        # A device other than the host gets one layer of the copy that is loaded back at a time.
+        beside = on_host or self.planned.strategy == "zero3" or bool(self.planned.loading)
+        loaded = self.weights + (trained if self.planned.frozen else 0) if beside else self.weights // max(1, self.layers)
         return [("saving", {**held, "copies": state if on_host else 0}), ("export", {**held, "copies": loaded})]
 
     def held(self, step: Mapping[str, int]) -> dict[str, int]:
@@ -304,9 +308,11 @@ class Rehearsed(NamedTuple):
                 report=Reporter(lambda _: None, quiet=True),
                 metrics=lambda _: None,
                 identity=planned.identity,
+                optimizer=self.optimizer,
             )
             make_up_references(run)
             source: Any = planned.task.rehearsal_source(run)
+            BaseDivergence(run)  # A second copy of the model is held beside it, where there is one.
             return body(source, getattr(source, "run", run).train, getattr(source, "run", run).held_out)
 
     def _other(self, path: str) -> Any:

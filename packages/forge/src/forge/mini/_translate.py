@@ -66,7 +66,6 @@ _DTYPES = {
 }
 
 _ONLY = {
-    "use_liger_kernels": (False, "forge never holds logits whole, and other fused kernels are not available yet"),
     "validate_at_epoch": (False, "give validation_frequency, a number of steps; the end is always measured"),
     "trust_remote_code": (False, "no code of a model is run"),
     "val_loss_improvement_threshold": (0, "any lower held-out loss is the best one"),
@@ -116,6 +115,8 @@ def translate(torch_args: TorchrunArgs | None, train_args: TrainingArgs) -> tupl
         settings |= {"block_size": config.block_size, "cross_documents": True}
     for part in (_osft, _dtypes, _schedule, _end, _validation, _trackers):
         settings |= part(train_args)
+    if train_args.use_liger_kernels:
+        settings["kernels"] = "liger"
     if train_args.osft and verb == "sft":
         verb = "osft"
     elif train_args.osft:

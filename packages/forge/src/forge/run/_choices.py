@@ -279,6 +279,7 @@ def _loaded(
         task=task.model_task,
         **quantized(s, machine, dtype.value),
     )
+    forge_algos.score_rows_at_once(model, machine.head_rows)
     # Probed now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
     with strategy.computing(model):
         packed, why = keep_apart(model, machine, dtype, strategy, way.packing, longest)
@@ -383,6 +384,7 @@ def load_frozen(
                 model = strategy.load_frozen(
                     path, dtype=dtype.value, attention=way.attention.value.name, attention_function=way.attention.value.function
                 )
+            forge_algos.score_rows_at_once(model, machine.head_rows)
             with strategy.computing(model):
                 keep_apart(model, machine, dtype, strategy, way.packing, longest)
         except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
@@ -393,11 +395,17 @@ def load_frozen(
 
 
 def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> Any:
-    """Write the chosen device and dtype into the settings."""
+    """Write the chosen device, dtype, compilation and kernels into the settings."""
     if s.device.device == "auto":
         s = s.resolved("device", machine.name, machine.device.reason)
     if s.device.dtype == "auto":
         s = s.resolved("dtype", str(dtype.value).removeprefix("torch."), dtype.reason)
+    # Both refuse what this machine has not, before anything is prepared.
+    compiling, kernels = machine.compiling(s.device.compile), machine.kernels(s.device.kernels)
+    if s.device.compile == "auto":
+        s = s.resolved("compile", "off" if compiling.value is None else "blocks", compiling.reason)
+    if s.device.kernels == "auto":
+        s = s.resolved("kernels", kernels.value or "none", kernels.reason)
     return s
 
 

@@ -19,6 +19,7 @@ from forge.run._rows import SETTINGS, Rows
 from forge.run._starting_model import Start
 from forge.settings._recipe import as_values
 from forge.tasks._answers import read_prompts, tokenized
+from forge.tasks._base_kl import check_base_kl
 from forge.tasks._task import Task
 from forge.tasks.items._items import VIRTUAL
 from forge.trackers._table import check_trackers
@@ -33,6 +34,7 @@ def check_names(task: Task, s: Any, rows: Rows) -> None:
         except forge_dist.ModelError as error:
             raise forge_dist.ModelError(str(error).replace("model_path", name, 1)) from None
     task.check_settings(s)
+    check_base_kl(s, task.model_task)
     _check_rates(s)
     _check_cut(s)
     _check_divided(task, s)

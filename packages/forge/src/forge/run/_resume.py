@@ -34,7 +34,18 @@ DIVISION = frozenset(
             "activation_checkpointing",
         ),
         *("nproc_per_node", "nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"),
-        *("max_restarts", "connect_seconds", "stall_timeout", "device", "attention", "packing", "num_proc", "resume"),
+        *(
+            "max_restarts",
+            "connect_seconds",
+            "stall_timeout",
+            "device",
+            "attention",
+            "packing",
+            "compile",
+            "kernels",
+            "num_proc",
+            "resume",
+        ),
     }
 )
 """Settings of how a step is divided: its samples and its loss are the same."""
@@ -65,7 +76,17 @@ _FREE = DIVISION | frozenset(
             "mlflow_experiment_name",
         ),
         *("mlflow_run_name", "tensorboard_log_dir"),
-        *("eval_every_steps", "keep_best", "metric_for_best", "early_stopping_patience", "logging_steps", "lint", "on_nan"),
+        *(
+            "eval_every_steps",
+            "keep_best",
+            "metric_for_best",
+            "early_stopping_patience",
+            "kl_base",
+            "stop_at_kl",
+            "logging_steps",
+            "lint",
+            "on_nan",
+        ),
         *("eval_prompts", "eval_max_new_tokens"),
     }
 )

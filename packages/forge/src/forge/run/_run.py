@@ -33,6 +33,7 @@ from forge.run._choices import (
     warn_of_rounding,
 )
 from forge.run._early_checks import check_names
+from forge.run._fused import compile_blocks, fuse_layers
 from forge.run._launching import on_ranks, preempted
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
 from forge.run._out_of_memory import out_of_memory
@@ -50,6 +51,7 @@ from forge.saving._room import no_room
 from forge.settings._recipe import as_recipe, as_values
 from forge.storage._storage import Storage
 from forge.tasks._answers import Answers, read_prompts
+from forge.tasks._base_kl import BaseDivergence, ended_by
 from forge.tasks._task import Evaluation, Run, Task
 from forge.trackers._callbacks import Callbacks
 from forge.trackers._watchers import Watchers
@@ -90,6 +92,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 ) -> RunResult:
     # device: what this machine can do, each choice with its reason
     machine = forge_accel.accelerator(s.device.device)
+    machine.check_ranks(ranks.world_size)
     dtype = machine.dtype(s.device.dtype)
 
     def autocast() -> Any:
@@ -99,6 +102,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     s = choose_machine(s, machine, dtype)
     device = machine.device.value
+    forge_algos.pin_batches(machine.pins_memory)
     strategy = forge_dist.make_strategy(
         s.strategy,
         ranks,
@@ -111,6 +115,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     check_projections(s, strategy)
     s = s if s.strategy.strategy != "auto" else s.resolved("strategy", strategy.name, strategy.reason)
     report.note(f"device: {machine.device.reason}")
+    if machine.support.value != "exercised":
+        report.note(f"support: {machine.support.reason}")
     report.note(f"dtype: {dtype.reason}")
     report.note(f"ranks: {ranks.world_size}, {strategy.reason}", event="machine", ranks=ranks.world_size, device=machine.name)
 
@@ -141,12 +147,14 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report.note(f"packing: {s.packing.packing}: {packing}")
     if s.packing.packing == "off":
         report.note(f"packing: {cost_alone(model, plan, train)}")
+    fuse_layers(s, machine, dtype, model, report)
     adaptation = adapt_model(task, s, start, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
     model = adaptation.model
     task.add_modules(model, s)
     model, optimizer = strategy.wrap(
         model, lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value)
     )
+    compile_blocks(s, machine, model, report)
     report_routers(report, s, model, plan, device)
     num_steps = task.num_steps(s, plan)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=num_steps)
@@ -184,6 +192,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         ),
         writes=adaptation.writes,
         identity=found["identity"],
+        optimizer=optimizer,
     )
     task.score_reference(this)
 
@@ -199,6 +208,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     ranks.barrier()
     s, train, held_out, plan = open_prepared(task, s, machine, out.path, strategy.data_parallel_size)
     source = task.step_source(attrs.evolve(this, settings=s, train=train, held_out=held_out, plan=plan, root=out.path))
+    divergence = BaseDivergence(this)
     if restored is None:
         source.check_start()
     states.files.forget_later(at.step)
@@ -233,6 +243,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         report.doing("measuring on held-out rows", line=False)
         with nullcontext() if of is None else strategy.computing(of):
             found = source.evaluate(model if of is None else of)
+            found = None if found is None else divergence.added(found, source, model if of is None else of)
         if found is not None:
             out.metrics({"step": step, **{("" if of is None else "exported_") + k: v for k, v in found.metrics().items()}})
             report.note(f"held out, after step {step}{where}: {found}")
@@ -291,7 +302,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             forge_dist.doing()
             yield each
 
-    updates, patience = task.updates(s), s.evaluation.early_stopping_patience
+    def ended() -> tuple[str, str] | None:
+        return ended_by(s, waited=at.best.waited, measured=at.measured)
+
+    updates = task.updates(s)
     with StopSignal() as stop, states.files, report.steps(num_steps, done=at.step):
         if restored is None and (before := evaluate(0)) is not None:
             best = at.best.after(before, 0, s.evaluation.metric_for_best)
@@ -301,7 +315,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         try:
             for last in forge_algos.train(
                 model,
-                () if patience and at.best.waited >= patience else watched(source.steps(at.step)),
+                () if ended() else watched(source.steps(at.step)),
                 objective=source.objective,
                 optimizer=optimizer,
                 scheduler=scheduler,
@@ -313,6 +327,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 first_step=at.step + 1,
                 on_nan=s.optimizer.on_nan,
                 moe_aux_loss=s.moe.moe_aux_loss,
+                average=source.average,
             ):
                 seen, planned = at.samples, (last.step - 1) // updates
                 at = attrs.evolve(
@@ -340,6 +355,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                         **({"expert_load": last.expert_load} if last.expert_load else {}),
                         "tokens_per_second": round(last.tokens / last.seconds, 1),
                         "memory": machine.peak_memory_bytes(),
+                        **({} if (reserved := machine.peak_reserved_bytes()) is None else {"memory_reserved": reserved}),
                         **({"skipped": True} if last.skipped else {}),
                     }
                 )
@@ -349,19 +365,22 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 final, every = last.step == num_steps, s.evaluation.eval_every_steps
                 if (final or (every and last.step % every == 0)) and (found_now := evaluate(last.step)) is not None:
                     at = keep_if_best(at, found_now)
-                    if not final and patience and at.best.waited >= patience:
+                    if not final and (end := ended()) is not None:
                         final = True
-                        why = f"{patience} measurements brought nothing better than step {at.best.step}"
-                        report.note(f"stopping early: {why}", event="stopped_early")
+                        report.note(f"stopping early: {end[1]}", event="stopped_early")
                 epoch_ends = final or (last.step % updates == 0 and plan.epoch(last.step // updates) != plan.epoch(planned))
                 every = s.checkpoints.save_samples
                 if not final and (
                     (every and seen // every != at.samples // every) or (s.checkpoints.checkpoint_at_epoch and epoch_ends)
                 ):
                     exports.write(f"samples_{at.samples}")
-                if ranks.any(states.due(last.step, epoch_ends=epoch_ends) or final):
+                # One exchange for both; a signal during a save is seen after it.
+                due = states.due(last.step, epoch_ends=epoch_ends) or final
+                due, asked = (number > 0 for number in ranks.sum([float(due), float(stop.received is not None)]))
+                if due:
                     save()
-                stop_if_asked()
+                if due or asked:
+                    stop_if_asked()
                 if final:
                     break
         except forge_algos.DivergedError as error:
@@ -381,7 +400,11 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         assert directory is not None
         states.files.wait()
     if rounds and after is not None and after.loss is not None:
-        # Trained in float32, exported in fewer digits: the figures to report are those of the exported model.
+        # Trained in float32, exported in fewer digits: the figures to report are those of the exported model. It takes the
+        # place of what only further steps would need.
+        strategy.zero_grad(optimizer)
+        if isinstance(strategy, forge_dist.TorchStrategy):
+            optimizer.state.clear()
         try:
             exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest)[1]
             trained, after = after, evaluate(at.step, exported, f" as exported in {export_dtype}") or after
@@ -402,6 +425,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         eval_after=None if after is None else after.metrics(),
         best_step=at.best.step if at.best.value is not None else None,
         best_value=at.best.value,
+        stopped_by=None if (end := ended()) is None or at.step == num_steps else end[0],
         seconds=seconds,
     )
     report.finished(result, task.items_are)

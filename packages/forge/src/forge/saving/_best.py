@@ -16,7 +16,7 @@ from forge.saving._exports import MARK
 from forge.saving._hashes import FOLDER
 from forge.tasks._task import Evaluation
 
-LOW = frozenset({"loss", "nll", "kl", "rejected_reward", "rejected_logp"})
+LOW = frozenset({"loss", "nll", "kl", "kl_base", "rejected_reward", "rejected_logp"})
 """Figures of which less is better; of all others that `metric_for_best` may name more is."""
 
 

@@ -19,6 +19,7 @@ _SHIPPED = {
     FORGE: EntryPoint(FORGE, "forge.backends._forge:ForgeBackend", GROUP),
     "trl": EntryPoint("trl", "forge.backends._trl:TRLBackend", GROUP),
     "instructlab-training": EntryPoint("instructlab-training", "forge.backends._instructlab:InstructLabBackend", GROUP),
+    "mlx": EntryPoint("mlx", "forge.backends._mlx:MLXBackend", GROUP),
     "mini-trainer": EntryPoint("mini-trainer", "forge.backends._mini_trainer:MiniTrainerBackend", GROUP),
 }
 """Name → its class, imported when it is chosen."""
@@ -29,8 +30,8 @@ class BackendSettings:
     """Setting of the backend: which trainer makes the steps."""
 
     backend: str = attrs.field(default=FORGE, validator=[attrs.validators.instance_of(str), attrs.validators.min_len(1)])
-    """Trainer that makes the steps: forge itself, trl, instructlab-training, mini-trainer, or one of the entry-point group
-    forge.backends. Its own settings are then taken too."""
+    """Trainer that makes the steps: forge itself, trl, instructlab-training, mini-trainer, mlx, or one of the entry-point
+    group forge.backends. Its own settings are then taken too."""
 
 
 def shipped_names() -> list[str]:

@@ -111,6 +111,11 @@ SWITCHES = {
     "use_bias_correction_kl": "kl_estimator=unbiased",
     "dynamic_sampling": "on_equal_rewards=resample",
     "filter_groups": "on_equal_rewards=resample",
+    "torch_compile": "compile=blocks",
+    **dict.fromkeys(
+        ("use_liger", "use_liger_kernel", "use_liger_kernels", "enable_liger_kernel"),
+        "kernels=liger",
+    ),
 }
 """Switch elsewhere → setting that is as if it were on."""
 
@@ -156,11 +161,13 @@ TOLD = {
             pad_to_sequence_len padding_free neat_packing packing_strategy pad_to_multiple_of""",
         "the tokenizer's own template, or a file: chat_template": "template use_legacy_tmpl default_system",
         "an argument of the template: chat_template_kwargs={'enable_thinking': false}": "enable_thinking",
-        "choose attention: auto (the default), documents, sdpa, eager": """flash_attention sdp_attention xformers_attention
+        "choose attention: auto (the default), documents, flash3, flash4, sdpa, eager": """flash_attention sdp_attention
+            xformers_attention
             disable_flash_attn use_flash_attention_2""",
         "adapter=lora trains every linear layer but the head, unless target_modules names some": "lora_target_linear",
-        _KERNELS: """use_liger use_liger_kernel use_liger_kernels enable_liger_kernel liger_rope liger_rms_norm
-            liger_glu_activation liger_fused_linear_cross_entropy cut_cross_entropy""",
+        "kernels=liger takes each of Liger's layers that gives the same numbers": """liger_rope liger_rms_norm
+            liger_glu_activation""",
+        _KERNELS: "liger_fused_linear_cross_entropy cut_cross_entropy",
         _SHARDING: """fsdp fsdp_config fsdp_version fsdp_options deepspeed deepspeed_options distributed_backend
             accelerator_config""",
         "choose activation_checkpointing=false": "disable_gradient_checkpointing",
@@ -192,7 +199,7 @@ TOLD = {
             group_by_length do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout
             gradient_checkpointing_kwargs""",
         _NO_CODE: "trust_remote_code",
-        _OFF: """torch_compile activation_offloading use_unsloth use_kt plugins
+        _OFF: """activation_offloading use_unsloth use_kt plugins
             parallelism_config relora loftq_config gptq
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
             disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef dataset_exact_deduplication
@@ -224,6 +231,7 @@ OWN = {
     for verbs, names in {
         "pretrain": "block_size cross_documents",
         "distill": "teacher_path",
+        "sdft": "demonstration_template teacher teacher_rate skip_tokens",
         "dpo": "loss_weights f_divergence",
         "orpo": "learn_prompt",
         "reward": "centering",
@@ -237,17 +245,18 @@ OWN = {
         "grpo and rloo": "on_equal_rewards max_resamples min_group_reward max_group_reward",
         "sft, osft and pretrain": "z_loss",
         "sft, osft, pretrain, dpo and simpo": "label_smoothing",
-        "distill, dpo, orpo, simpo and kto": "beta",
-        "distill, ppo, grpo and rloo": "temperature",
+        "distill, sdft, dpo, orpo, simpo and kto": "beta",
+        "distill, sdft, ppo, grpo and rloo": "temperature",
         "dpo, orpo, simpo, kto and reward": "on_bad_pair",
-        "ppo, grpo and rloo": """max_prompt_len num_generations reward reward_weights reward_model_path on_reward_error
-            max_new_tokens top_p top_k clip clip_high updates_per_pass mask_truncated missing_eos_penalty
+        "sdft, ppo, grpo and rloo": "max_prompt_len num_generations max_new_tokens top_p top_k",
+        "ppo, grpo and rloo": """reward reward_weights reward_model_path on_reward_error
+            clip clip_high updates_per_pass mask_truncated missing_eos_penalty
             overlong_buffer kl_weight num_iterations reward_timeout env max_turns env_timeout sampler sampler_url
             sampler_timeout tis_above tis_cap max_sampler_gap""",
         "sft, osft, dpo, orpo, simpo, kto and reward": "normalize",
         "sft, dpo and all others but pretrain": "chat_template chat_template_kwargs on_overflow",
-        "sft, dpo and all others but pretrain, ppo, grpo and rloo": "max_seq_len train_on turns turn_end data_format",
-        "sft, dpo and all others but ppo, grpo and rloo": "num_proc lint",
+        "sft, dpo and all others but pretrain, sdft, ppo, grpo and rloo": "max_seq_len train_on turns turn_end data_format",
+        "sft, dpo and all others but sdft, ppo, grpo and rloo": "num_proc lint",
     }.items()
     for name in names.split()
 }

@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import inspect
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,14 @@ from forge.settings._trackers import TrackerSettings
 T = TypeVar("T")
 _PASSED_ON = "passed_on"
 """Group of the settings that belong to the chosen backend alone."""
+
+
+def _above_zero(_: object, field: attrs.Attribute[float], value: object) -> None:
+    """Raise unless the value is a finite number above 0; True is none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{field.name} must be a number, not {value!r}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{field.name} must be above 0 and finite, not {value!r}")
 
 
 def _whole(_: object, field: attrs.Attribute[int], value: object) -> None:
@@ -84,8 +93,17 @@ class EvaluationSettings:
     or its rows (.jsonl, with prompt or messages)."""
     eval_max_new_tokens: int = attrs.field(default=64, validator=[_whole, attrs.validators.ge(1)])
     """End each of these answers after so many tokens."""
+    kl_base: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    """Measure also how far the model has moved from the one it began as: `kl_base`, KL(base ‖ model) in nats a token, over the
+    learned tokens of the held-out rows, or over the completions of held-out prompts. Where no adapter can be switched off, a
+    second, frozen copy of the model is loaded."""
+    stop_at_kl: float | None = attrs.field(default=None, validator=attrs.validators.optional(cast("Any", _above_zero)))
+    """End the run at the first measurement whose `kl_base` has reached this; the model is exported as at any other end."""
 
     def __attrs_post_init__(self) -> None:
+        if self.stop_at_kl is not None and not (self.kl_base and self.eval_every_steps):
+            lacks = "kl_base" if not self.kl_base else "eval_every_steps"
+            raise ValueError(f"stop_at_kl has no effect without {lacks}: set that too, or leave it out")
         if self.early_stopping_patience and not self.eval_every_steps:
             raise ValueError(
                 "early_stopping_patience has no effect without measurements: set eval_every_steps, or leave it out"
@@ -151,7 +169,7 @@ class RunSettings:
         if self.data.eval_data_path or self.data.validation_split:
             return
         asked = ("eval_every_steps",) if self.evaluation.eval_prompts else ()
-        for name in ("eval_every_steps", "keep_best", "early_stopping_patience"):
+        for name in ("eval_every_steps", "keep_best", "early_stopping_patience", "kl_base"):
             if getattr(self.evaluation, name) and name not in asked:
                 raise SettingsError(
                     f"{name} has no effect without held-out data: set eval_data_path or validation_split, or leave it out."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import numpy as np
 
 import forge_algos
@@ -28,6 +29,8 @@ _SHOWN = ("reward", "kl", "length", "cut_off", "unscored")
 class RolloutSteps:
     """Steps of the online verbs: `updates` optimizer steps on each rollout."""
 
+    average: forge_algos.WeightAverage | None = None
+
     def __init__(self, run: Run, objective: forge_algos.Objective, updates: int) -> None:
         self.objective = objective
         self._run, self._updates, self._own = run, updates, run.settings.objective
@@ -38,6 +41,7 @@ class RolloutSteps:
         self._loaded = False
         self._episodes = None if self._own.env is None else _episodes(run)
         self._rewards = _rewards(run)
+        self._held_out: forge_algos.online.Rollout | None = None
         self._reference: Any = None
         if self._own.kl_weight:
             off = why_not_off(run.settings) is None
@@ -66,9 +70,24 @@ class RolloutSteps:
         if run.held_out is None or model is not run.model:
             return None
         rows = range(len(run.held_out))
-        found = self._make(run.held_out, rows, step_seed(run.settings.plan.seed, _HELD_OUT, 0)).figures()
+        self._held_out = self._make(run.held_out, rows, step_seed(run.settings.plan.seed, _HELD_OUT, 0))
+        found = self._held_out.figures()
         figures = {name: found[name] for name in found if name in _SHOWN or name.startswith("reward/")}
         return Evaluation(loss=None, count=int(found["completions"]), unit="completions", figures=figures)
+
+    def held_out_rows(self) -> Iterator[Any]:
+        """Yield the completions of held-out prompts that were sampled last, with their prompts."""
+        assert self._held_out is not None
+        every = np.ones_like(self._held_out.trained)
+        whole = attrs.evolve(self._held_out, trained=every, masked=~every)
+        (batches,) = forge_algos.online.rollout_batches(
+            whole,
+            max_tokens=row_tokens(self._run.settings),
+            share_prompts=self._shares,
+            parallel=self._run.strategy,
+            rank=self._run.strategy.data_parallel_rank,
+        )
+        return (batch.groups for batch in batches)
 
     def _rollout(self, planned: int, *, begun: bool) -> forge_algos.online.Rollout:
         """Sample and store the rollout of a step of the plan, or read the one that was stored."""
@@ -176,11 +195,15 @@ class RehearsedRollouts:
 
     def _prompts(self) -> Any:
         """Return a rank's share of the prompts of the step that has most tokens."""
+        return self._run.train.batch(self._rows())
+
+    def _rows(self) -> list[int]:
+        """Return the numbers of these prompts."""
         plan, items = self._run.plan, self._run.train
         steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
         step = max(steps, key=lambda step: int(items.lengths[plan.samples(step)].sum()))
         rows = sorted(plan.samples(step), key=lambda row: -int(items.lengths[row]))
-        return items.batch([int(row) for row in rows[: -(-len(rows) // plan.world_size)]])
+        return [int(row) for row in rows[: -(-len(rows) // plan.world_size)]]
 
     def _rollout(self) -> forge_algos.online.Rollout:
         """Make up a rollout in which everything is trained."""

@@ -81,6 +81,8 @@ class Run:
     """Appends a line to metrics.jsonl."""
     identity: Mapping[str, str]
     """Digests of the models and the id of this run, as in run.json."""
+    optimizer: Any = None
+    """Of the trained model's weights."""
     write_model: Callable[[Path], Any] = attrs.field(default=None, kw_only=True)
     """Writes the model as it is now, as an export has it, to a directory that is not there yet; collective."""
     writes: str = "model"
@@ -97,6 +99,8 @@ class StepSource(Protocol):
     """The micro-batches of every step of a run, and its evaluation."""
 
     objective: forge_algos.Objective
+    average: forge_algos.WeightAverage | None
+    """Moving average of the trained weights, where the objective reads one."""
 
     def check_start(self) -> None:
         """Check what must hold before the first step of a run that was not resumed."""
@@ -108,6 +112,10 @@ class StepSource(Protocol):
 
     def evaluate(self, model: Any) -> Evaluation | None:
         """Measure a model on the held-out data; None where there are none."""
+        ...
+
+    def held_out_rows(self) -> Iterator[Any]:
+        """Yield this rank's packed rows of what `evaluate` measured last."""
         ...
 
 

@@ -75,7 +75,7 @@ def _compare(
             with autocast():
                 coarse = coarse or torch.is_autocast_enabled(device.type)
                 found, expected, nats = (
-                    values.double().cpu() for values in bound.at_start(batch if mine else objective.idle())
+                    values.cpu().double() for values in bound.at_start(batch if mine else objective.idle())
                 )
             coarse = coarse or any(torch.finfo(dtype).eps > 1e-6 for dtype in found_dtypes)
             if not mine:

@@ -1,0 +1,139 @@
+"""What every check stands on: the device, models of known shapes with random weights, rows, and forge's own loop."""
+
+import math
+import sys
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+SHAPES: dict[str, dict[str, Any]] = {
+    name: {
+        **dict(zip(("hidden_size", "intermediate_size", "num_hidden_layers"), sizes[:3], strict=True)),
+        **dict(zip(("num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"), sizes[3:], strict=True)),
+        "tie_word_embeddings": name != "8b",
+    }
+    for name, sizes in {
+        "toy": (64, 128, 2, 4, 2, 16, 512),
+        "small": (512, 1536, 6, 8, 2, 64, 32_000),
+        "0.6b": (1024, 3072, 28, 16, 8, 128, 151_936),
+        "1b": (2048, 8192, 16, 32, 8, 64, 128_256),
+        "8b": (4096, 14_336, 32, 32, 8, 128, 128_256),
+    }.items()
+}
+Sample = namedtuple("Sample", "input_ids labels")  # noqa: PYI024 - what forge_packing reads of a sample
+
+
+class Check(NamedTuple):
+    """Check or measurement: `run(here)` returns whether it is right (None: there is nothing to pass), and its facts."""
+
+    group: str
+    run: Callable[["Here"], tuple[bool | None, dict[str, Any]]]
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def check(group: str) -> Callable[[Callable[["Here"], Any]], Callable[["Here"], Any]]:
+    """Add a function to the checks of a group, `right` or `speed`, under its name."""
+
+    def add(function: Callable[[Here], Any]) -> Callable[[Here], Any]:
+        CHECKS[function.__name__] = Check(group, function)
+        return function
+
+    return add
+
+
+class Here:
+    """The device, and what `--tiny` changes: toy shapes, on which nothing is claimed."""
+
+    def __init__(self, device: str, *, tiny: bool) -> None:
+        import torch
+
+        from forge_accel import accelerator
+
+        self.torch, self.tiny = torch, tiny
+        self.machine = accelerator(device)
+        self.device = self.machine.device.value
+        self.gpu = self.device.type != "cpu"
+        self.dtype = torch.bfloat16
+        self.autocast = partial(self.machine.autocast, torch.bfloat16)
+
+    def shape(self, name: str) -> dict[str, Any]:
+        """Return the sizes of a model; those of a toy with `--tiny`."""
+        return SHAPES["toy" if self.tiny else name]
+
+    def model(self, shape: str, *, dtype: Any, attention: str = "documents", layers: int | None = None, seed: int = 0) -> Any:
+        """Make a Llama of a shape with seeded random weights on the device."""
+        from transformers import AutoModelForCausalLM, LlamaConfig
+
+        from forge_dist.loading._attention import register_attention
+
+        if attention == "documents":
+            register_attention(attention, self.machine.attention("auto", self.dtype).value.function)
+        fields = dict(self.shape(shape))
+        if layers:
+            fields["num_hidden_layers"] = min(layers, fields["num_hidden_layers"])
+        config = LlamaConfig(**fields, max_position_embeddings=32_768)
+        self.torch.manual_seed(seed)
+        with self.torch.device(self.device):
+            return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+
+    def rows(self, shape: str, lengths: Iterable[int], seed: int = 0) -> list[Sample]:
+        """Draw samples of random tokens, 60 % of each learned."""
+        import numpy as np
+
+        rng, found = np.random.default_rng(seed), []
+        for length in lengths:
+            ids = rng.integers(0, self.shape(shape)["vocab_size"], length).astype(np.int32)
+            labels = ids.copy()
+            labels[: max(1, int(length * 0.4))] = -100
+            found.append(Sample(ids, labels))
+        return found
+
+    def lengths(self, tokens: int, seed: int = 0) -> list[int]:
+        """Draw lengths like those of chats, which fill a row exactly."""
+        import numpy as np
+
+        tokens, mean = (128, 40) if self.tiny else (tokens, 900)
+        rng, found = np.random.default_rng(seed), []
+        while (left := tokens - sum(found)) > 0:
+            found.append(min(left, int(np.clip(rng.lognormal(math.log(mean), 0.8), 16, 4096))))
+        return found
+
+    def train(self, model: Any, steps: Iterable[Any], **how: Any) -> Iterator[Any]:
+        """Forge's own loop: SFT with the optimizer of `settings`, clipped at 1.0."""
+        from forge_algos import SFT, OptimizerSettings, make_optimizer, schedule, train
+
+        settings = how.pop("settings", None) or OptimizerSettings(learning_rate=1e-4, lr_scheduler="constant")
+        optimizer = how.pop("optimizer", None) or make_optimizer(model, settings, fused=self.machine.fused_optimizer.value)
+        how = {"max_grad_norm": 1.0, "device": self.device, "autocast": self.autocast, **how}
+        return train(
+            model,
+            steps,
+            objective=SFT(),
+            optimizer=optimizer,
+            scheduler=schedule(optimizer, settings, num_steps=10**6),
+            **how,
+        )
+
+    def peaks(self) -> dict[str, float | None]:
+        """Read the peak memory of tensors since the last reset, in GiB; None where the device does not tell."""
+        peak = self.machine.peak_memory_bytes() if self.gpu else None
+        return {"peak_gib": None if peak is None else round(peak / 2**30, 2)}
+
+
+def packed(samples: list[Sample]) -> Any:
+    """Pack samples into one row."""
+    from forge_packing import collate
+
+    return collate(samples)
+
+
+def relative(ours: Any, theirs: Any) -> float:
+    """Return the norm of two tensors' difference over the second's."""
+    ours, theirs = ours.double().flatten(), theirs.double().flatten()
+    return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))

@@ -1,0 +1,158 @@
+"""Speed: tokens a second, MFU and peak memory of forge's loop beside a bare loop; goals for one H200; the tax of exactness."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from _here import Here, check, packed
+
+GOALS = {"full_1b": 54_000, "full_8b": 11_000, "lora_8b": 14_000, "lora_06b": 54_000}
+"""Tokens a second that one H200 should reach."""
+
+
+def measure(here: Here, name: str, shape: str, step: Callable[[], int], *, flops: float) -> dict[str, Any]:
+    """Return the median time of a step, and what follows from it; the first three are not counted."""
+    warmup, steps = (1, 2) if here.tiny else (3, 6)
+    for _ in range(warmup):
+        tokens = step()
+    here.machine.synchronize()
+    here.machine.reset_peak_memory()
+    times = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        tokens = step()
+        here.machine.synchronize()
+        times.append(time.perf_counter() - started)
+    seconds, peak = statistics.median(times), here.machine.peak_flops(here.dtype)
+    mfu = None if peak is None or here.tiny else round(flops / seconds / peak, 4)
+    rate, goal = tokens / seconds, None if here.tiny else GOALS.get(name)
+    facts = {"shape": shape, "tokens_per_second": round(rate, 1), "seconds_per_step": round(seconds, 4), "mfu": mfu}
+    return {**facts, **here.peaks(), "goal": goal, "of_goal": None if goal is None else round(rate / goal, 3)}
+
+
+def side(here: Here, name: str, shape: str, tokens: int, **how: Any) -> tuple[bool | None, dict[str, Any]]:
+    """Measure one way to train a shape: full or LoRA, forge's loop or a bare one, compiled, with Liger's kernels."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from forge_accel import AccelError, CompiledBlocks, use_liger
+    from forge_algos import AdapterSettings, OptimizerSettings, adapt, repeated_blocks
+
+    lora, bare = how.get("lora", False), how.get("bare", False)
+    model = here.model(shape, dtype=here.dtype if lora else torch.float32)
+    if how.get("checkpointed"):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    facts: dict[str, Any] = {"side": how}
+    if how.get("kernels"):
+        try:
+            here.machine.kernels("liger")
+        except AccelError as error:
+            return None, {**facts, "skipped": str(error)}
+        facts["replaced"] = [tuple(each) for each in use_liger(model, dtype=here.dtype, device=here.device)]
+    adaptation = adapt(model, AdapterSettings(adapter="lora", lora_r=16, lora_alpha=32.0)) if lora else None
+    trained = model if adaptation is None else adaptation.model
+    if how.get("compiled"):
+        facts["notes"] = []
+        CompiledBlocks(repeated_blocks(trained), note=facts["notes"].append)
+    lengths = here.lengths(tokens)
+    rows = here.rows(shape, lengths)
+    labelled = sum(int((row.labels[1:] != -100).sum()) for row in rows)
+    if not bare:
+        settings = OptimizerSettings(optimizer=how.get("optimizer", "adamw"), learning_rate=1e-5, lr_scheduler="constant")
+        loop = here.train(trained, ([packed(rows)] for _ in range(10**6)), settings=settings, adaptation=adaptation)
+
+        def step() -> int:
+            return next(loop).tokens
+    else:
+        parameters = [p for p in trained.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(parameters, lr=1e-5, weight_decay=0.0, fused=True)
+        trained.train()
+
+        def step() -> int:
+            row = packed(rows)
+            ids, positions = (torch.tensor(each, device=here.device).long()[None] for each in (row.input_ids, row.position_ids))
+            ends = torch.tensor(row.cu_seqlens, device=here.device, dtype=torch.int32)
+            targets = torch.tensor(row.labels, device=here.device).long()
+            where = (targets[1:] != -100).nonzero().squeeze(1)
+            more = {"position_ids": positions, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "use_cache": False}
+            with here.autocast():
+                longest = {"max_length_q": row.max_seqlen, "max_length_k": row.max_seqlen}
+                logits = trained(input_ids=ids, logits_to_keep=where, **more, **longest).logits[0]
+            cross_entropy(logits.float(), targets[where + 1]).backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return ids.numel()
+
+    found = measure(here, name, shape, step, flops=_flops(here, shape, lengths, labelled, trained if lora else None))
+    of_goal = found["of_goal"]
+    return None if of_goal is None else of_goal >= 1, {**facts, **found}
+
+
+def _flops(here: Here, shape: str, lengths: list[int], labelled: int, adapted: Any) -> float:
+    """Count a step's operations by the formula of benchmarks/_flops.py."""
+    from _flops import step_flops
+    from _models import Described
+
+    s = here.shape(shape)
+    wide, heads, keys, size = s["hidden_size"], s["num_attention_heads"], s["num_key_value_heads"], s["head_dim"]
+    block = 2 * wide * heads * size + 2 * wide * keys * size + 3 * wide * s["intermediate_size"]
+    layers = s["num_hidden_layers"]
+    described = Described(shape, s["vocab_size"], wide, layers, heads, size, layers * block, s["tie_word_embeddings"])
+    adapter = 0 if adapted is None else sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    return step_flops(described, lengths, labelled, lora_weights=adapter)
+
+
+for _name, _shape, _tokens, _how in (
+    ("full_1b", "1b", 16_384, {}),
+    ("full_1b_bare", "1b", 16_384, {"bare": True}),
+    ("full_1b_compiled", "1b", 16_384, {"compiled": True}),
+    ("full_1b_liger", "1b", 16_384, {"kernels": "liger"}),
+    ("full_8b", "8b", 8_192, {"checkpointed": True, "optimizer": "adamw_8bit"}),
+    ("lora_8b", "8b", 8_192, {"lora": True}),
+    ("lora_8b_bare", "8b", 8_192, {"lora": True, "bare": True}),
+    ("lora_8b_compiled", "8b", 8_192, {"lora": True, "compiled": True}),
+    ("lora_8b_liger", "8b", 8_192, {"lora": True, "kernels": "liger"}),
+    ("lora_06b", "0.6b", 16_384, {"lora": True}),
+):
+
+    def _run(
+        here: Here, name: str = _name, shape: str = _shape, tokens: int = _tokens, how: dict[str, Any] = _how
+    ) -> tuple[bool | None, dict[str, Any]]:
+        return side(here, name, shape, tokens, **how)
+
+    _run.__name__ = _name
+    check("speed")(_run)
+
+
+@check("speed")
+def tax(here: Here) -> tuple[bool | None, dict[str, Any]]:
+    """Compare forge's loop with the bare one, step by step in turn: what exactness costs, at most 3 % of a step."""
+    ours, bare = (side(here, "", "small", 8_192, **how)[1]["seconds_per_step"] for how in ({}, {"bare": True}))
+    share = (ours - bare) / ours
+    return None if here.tiny else share <= 0.03, {"share_of_a_step": round(share, 4), "most": 0.03}
+
+
+@check("speed")
+def profile(here: Here) -> tuple[None, dict[str, Any]]:
+    """Show where a 1B step's time goes: operators by their own time, and how many there are."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    model = here.model("1b", dtype=torch.float32)
+    rows = here.rows("1b", here.lengths(16_384))
+    loop = here.train(model, ([packed(rows)] for _ in range(9)))
+    next(loop)
+    activities = set(torch.profiler.supported_activities()) or {ProfilerActivity.CPU}
+    with torch.profiler.profile(activities=activities) as recorded:
+        next(loop)
+        here.machine.synchronize()
+    loop.close()
+    averages = recorded.key_averages()
+    on_device = any(each.self_device_time_total for each in averages)
+    own = sorted(averages, key=lambda e: -(e.self_device_time_total if on_device else e.self_cpu_time_total))[:18]
+    top = [
+        [e.key[:60], e.count, round((e.self_device_time_total if on_device else e.self_cpu_time_total) / 1e3, 2)] for e in own
+    ]
+    return None, {"top_ms": top, "calls": sum(each.count for each in averages)}

@@ -1,0 +1,76 @@
+"""Exponential moving average of the trained weights, kept beside the optimizer's state."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from forge_algos._errors import OptimizerError
+
+_KEY = "average"
+"""Entry of the optimizer's state of a parameter; it is saved, divided and restored with it."""
+
+
+class WeightAverage:
+    """Moving average a ← a + rate · (w - a) of an optimizer's parameters.
+
+    It begins as the weights at the first step and follows each step that moves them. Each parameter's average lies in the
+    optimizer's state of it, in the shape and on the ranks of the parameter, so that whoever saves the one saves the other.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
+        """Take an optimizer before its first step, or with the state of a run that is resumed.
+
+        Raises:
+            OptimizerError: the optimizer keeps no state of its own for each parameter.
+        """
+        if not isinstance(getattr(optimizer, "state", None), dict):
+            raise OptimizerError(
+                f"{type(optimizer).__name__} keeps no state for each parameter, beside which an average could be kept"
+            )
+        self._optimizer, self._rate = optimizer, rate
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self._began: dict[nn.Parameter, torch.Tensor] = {}
+
+    def before_step(self) -> None:
+        """Keep the weights that the average begins with."""
+        for p in self._parameters:
+            if p not in self._began and _KEY not in self._optimizer.state.get(p, {}):
+                self._began[p] = p.detach().clone()
+
+    def after_step(self) -> None:
+        """Move the average towards the weights."""
+        for p in self._parameters:
+            # An optimizer makes a parameter's state at its first gradient, and only where there is none yet.
+            if state := self._optimizer.state.get(p):
+                if _KEY not in state:
+                    state[_KEY] = self._began.pop(p)
+                state[_KEY].lerp_(p.detach().to(state[_KEY].dtype), self._rate)
+
+    @contextmanager
+    def exchanged(self, model: nn.Module) -> Iterator[None]:
+        """Exchange the weights for their averages in the block; then they are back to the bit."""
+        # FSDP keeps weights gathered after a forward without a backward: those would not be the exchanged ones.
+        _free(model)
+        self._exchange()
+        try:
+            yield
+        finally:
+            _free(model)
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for p in self._parameters:
+            average = self._optimizer.state.get(p, {}).get(_KEY)
+            if average is not None:
+                before = p.detach().clone()
+                p.copy_(average)
+                average.copy_(before)
+
+
+def _free(model: nn.Module) -> None:
+    for module in model.modules():
+        if callable(reshard := getattr(module, "reshard", None)):
+            reshard()

@@ -1,0 +1,26 @@
+"""Model on one device → the same on another, tied parameters tied."""
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def moved(model: M, device: torch.device | str) -> M:
+    """Move a model to `device`, with its tied parameters tied.
+
+    For a device whose tensors cannot take the place of the CPU's (Ascend's NPUs, meta) `Module.to` makes new parameters, one
+    for each module that shares one.
+    """
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append((module, name))
+    model = model.to(device)
+    for (first, own), *others in owners.values():
+        for module, name in others:
+            module._parameters[name] = first._parameters[own]
+    return model

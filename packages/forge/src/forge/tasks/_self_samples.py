@@ -1,0 +1,153 @@
+"""Prompts with demonstrations → own completions at each step → micro-batches for SDFT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+import forge_algos
+import forge_dist
+from forge.settings._settings import row_tokens
+from forge.tasks._reference_model import why_not_off
+from forge.tasks._rollouts import RehearsedRollouts, sampler_of
+from forge.tasks._seeds import step_seed
+from forge.tasks._task import Evaluation, Run
+
+_HELD_OUT = -1
+"""Step index in the seed of held-out completions: every evaluation of the same weights samples the same ones."""
+
+
+class SelfSampleSteps:
+    """Steps of SDFT: one optimizer step on completions that are sampled for it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._own = run, run.settings.objective
+        self._shares, why = forge_algos.shares_prompts(run.model, device=run.device)
+        several = self._own.num_generations > 1
+        run.report.note(
+            f"prompts: {'computed once a group' if self._shares and several else 'computed once a completion'}: {why}"
+        )
+        self._sampler = sampler_of(run)
+        self._held_out: list[Any] = []
+        self.average: forge_algos.WeightAverage | None = None
+        self.objective: forge_algos.Objective = forge_algos.SelfDistill(settings=self._own, teacher=self._teacher())
+
+    def _teacher(self) -> Any:
+        """Return a frozen copy, or what gives the model the teacher's weights."""
+        run, kind = self._run, self._own.teacher
+        if kind == "ema":
+            self.average = forge_algos.WeightAverage(run.optimizer, self._own.teacher_rate)
+            return self.average.exchanged
+        if kind == "current":
+            return lambda _: nullcontext()
+        if why_not_off(run.settings) is None:
+            return forge_algos.adaptations.switched_off
+        return run.load_frozen(run.settings.model.model_path)
+
+    def check_start(self) -> None:
+        """Check nothing: the first completions are sampled from the initial model itself."""
+
+    def steps(self, first: int) -> Iterator[list[Any]]:
+        """Yield this rank's micro-batches of each step, sampled from the model as it is then."""
+        run = self._run
+        for step in run.steps_from(first):
+            rows = [int(i) for i in run.plan.samples(step)]
+            samples = self._sample(run.train, rows, step_seed(run.settings.plan.seed, step, 0))
+            run.ranks.first(lambda rows=rows, samples=samples, step=step: self._write(step + 1, rows, samples))
+            run.machine.seed(step_seed(run.settings.plan.seed, step, run.strategy.data_parallel_rank))
+            yield self._batches(samples)
+
+    def evaluate(self, model: Any) -> Evaluation | None:
+        """Measure the divergence from the teacher on held-out prompts.
+
+        None for any model but the trained one.
+        """
+        run = self._run
+        if run.held_out is None or model is not run.model:
+            return None
+        rows = list(range(len(run.held_out)))
+        self._held_out = self._batches(self._sample(run.held_out, rows, step_seed(run.settings.plan.seed, _HELD_OUT, 0)))
+        found = forge_algos.evaluate(
+            model, self._held_out, objective=self.objective, device=run.device, autocast=run.autocast, parallel=run.strategy
+        )
+        return Evaluation(loss=found.loss, count=found.loss_count, unit=self.objective.unit, figures=found.figures)
+
+    def held_out_rows(self) -> Iterator[Any]:
+        """Yield the held-out completions that were sampled last, with the student's prompts."""
+        return (batch.groups for batch in self._held_out)
+
+    def _sample(self, items: Any, rows: list[int], seed: int) -> forge_algos.online.SelfSamples:
+        run = self._run
+        forge_dist.doing("sampling completions")
+        return forge_algos.online.sample_self(
+            self._sampler,
+            [prompt.input_ids for prompt in items.batch(rows)],
+            items.teacher_ids(rows),
+            settings=self._own,
+            seed=seed,
+            parallel=run.strategy,
+            rank=run.strategy.data_parallel_rank,
+        )
+
+    def _batches(self, samples: forge_algos.online.SelfSamples) -> list[Any]:
+        run = self._run
+        return forge_algos.online.taught_batches(
+            samples,
+            max_tokens=row_tokens(run.settings),
+            skip_tokens=self._own.skip_tokens,
+            share_prompts=self._shares,
+            parallel=run.strategy,
+            rank=run.strategy.data_parallel_rank,
+        )
+
+    def _write(self, step: int, rows: list[int], samples: forge_algos.online.SelfSamples) -> None:
+        """Write what was sampled for a step, in words."""
+        folder, decode = self._run.root / "samples", self._run.tokenizer.decode
+        folder.mkdir(exist_ok=True)
+        lines = []
+        for group, ids, finished in zip(samples.groups, samples.completion_ids, samples.finished, strict=True):
+            row = rows[int(group)]
+            texts = {
+                "prompt": decode(samples.prompt_ids[group]),
+                "teacher_prompt": decode(samples.teacher_ids[group]),
+                "completion": decode(ids),
+            }
+            lines.append(json.dumps({"row": row, **texts, "finished": bool(finished)}, ensure_ascii=False) + "\n")
+        forge_dist.write_text_atomically(folder / f"step_{step}.jsonl", "".join(lines))
+
+
+class RehearsedSelfSamples(RehearsedRollouts):
+    """Steps of a run without data: every completion is as long as it may be."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._own = run, run.settings.objective
+        self._shares = forge_algos.shares_prompts(run.model, device=run.device)[0]
+        teacher: Any = lambda _: nullcontext()  # noqa: E731 - the same weights: other ones would be as large
+        if self._own.teacher != "current" and why_not_off(run.settings) is not None:
+            # The copy of the initial model, or the averages of all weights.
+            copy = run.load_frozen(run.settings.model.model_path)
+            teacher = copy if self._own.teacher == "initial" else teacher
+        self.objective = forge_algos.SelfDistill(settings=self._own, teacher=teacher)
+
+    def batches(self) -> list[Any]:
+        """Return the largest micro-batch of a step, after one beside which it runs."""
+        run, own = self._run, self._own
+        items: Any = run.train
+        rows = self._rows()
+        number = len(rows) * own.num_generations
+        samples = forge_algos.online.SelfSamples(
+            prompt_ids=tuple(prompt.input_ids for prompt in items.batch(rows)),
+            teacher_ids=tuple(items.teacher_ids(rows)),
+            groups=np.repeat(np.arange(len(rows)), own.num_generations),
+            completion_ids=(np.zeros(own.max_new_tokens, np.int32),) * number,
+            finished=np.zeros(number, bool),
+        )
+        found = forge_algos.online.taught_batches(
+            samples, max_tokens=row_tokens(run.settings), skip_tokens=own.skip_tokens, share_prompts=self._shares
+        )
+        ordered = sorted(found, key=lambda batch: len(batch.groups.input_ids) + len(batch.teacher.input_ids))
+        return [*ordered[:-1][:1], ordered[-1]]

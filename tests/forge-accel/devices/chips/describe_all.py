@@ -1,0 +1,93 @@
+"""Print what each vendor's class decides on stand-ins for its module, and what it calls, as JSON. In a process of its own.
+
+torch's private device takes the name npu for good, and torch.xpu and torch.mps get other functions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import stand_ins
+import torch
+
+import forge_accel
+from forge_accel import AccelError, DeviceSettings, accelerator
+
+HERE = Path(__file__).parent
+CLASSES = {
+    "hpu": forge_accel.HPUAccelerator,
+    "mps": forge_accel.MPSAccelerator,
+    "npu": forge_accel.NPUAccelerator,
+    "xpu": forge_accel.XPUAccelerator,
+}
+
+
+def refusal(function, *arguments):
+    """Return the message of the refusal; None where there is none."""
+    try:
+        function(*arguments)
+    except AccelError as error:
+        return str(error)
+    return None
+
+
+def look(kind):
+    """Describe the device, and use all of it once."""
+    machine = accelerator(kind)
+    machine.seed(7)
+    state = machine.rng_state()
+    machine.set_rng_state(state)
+    machine.synchronize()
+    return {
+        "rows": [list(row) for row in forge_accel.describe(machine, DeviceSettings(device=kind))],
+        "bfloat16": str(machine.dtype("bfloat16").value),
+        "states": {name: (str(each.dtype), str(each.device)) for name, each in state.items()},
+        "peak": machine.peak_memory_bytes(),
+        "reset": machine.reset_peak_memory(),
+        "limit": machine.memory_limit_bytes(),
+        "held": machine.held_bytes(),
+        "count": forge_accel.device_count(kind),
+        "index": refusal(accelerator, f"{kind}:5"),
+        "quantization": refusal(machine.quantization, "nf4"),
+        "ranks": refusal(machine.check_ranks, 2),
+        "full": [
+            machine.is_out_of_memory(RuntimeError(text))
+            for text in ("NPU out of memory. Tried to allocate 2.00 GiB", "MPS backend out of memory", "shapes do not fit")
+        ],
+        "calls": sorted({name for name, _ in getattr(torch, kind)._chips.calls}),
+        "text": repr(machine),
+    }
+
+
+def main():
+    """Print one object."""
+    found = {"before": {kind: refusal(accelerator, kind) for kind in CLASSES}, "auto": accelerator().name}
+    for kind in ("hpu", "npu"):
+        sys.path.append(str(HERE / "libraries" / kind))
+    found["no driver"] = {kind: refusal(accelerator, kind) for kind in ("hpu", "npu")}
+    forge_accel.HPUAccelerator.nodes = forge_accel.NPUAccelerator.nodes = (__file__,)
+    torch.utils.rename_privateuse1_backend("npu")
+    found["imported by asking"] = [
+        name for name in ("torch_npu", "habana_frameworks") if CLASSES["npu"].available() and name in sys.modules
+    ]
+    for kind in ("xpu", "mps"):
+        stand_ins.put_in_torch(stand_ins.Chips(kind, name={"xpu": "Intel Data Center GPU Max 1550", "mps": "M4"}[kind]))
+    os.environ["PT_HPU_LAZY_MODE"] = "1"
+    found["lazy"] = refusal(accelerator, "hpu")
+    del os.environ["PT_HPU_LAZY_MODE"]
+    for kind in CLASSES:
+        found[kind] = look(kind)
+    torch.npu._chips.bf16 = False
+    found["old npu"] = [str(accelerator("npu").dtype().value), refusal(accelerator("npu").dtype, "bfloat16")]
+    torch.xpu._chips.number = 0
+    found["gone"] = refusal(accelerator, "xpu")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

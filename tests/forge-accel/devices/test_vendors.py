@@ -1,0 +1,105 @@
+"""XPU, HPU, NPU and MPS on stand-ins for their modules of torch, which have the documented functions and arguments alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+CHIPS = Path(__file__).parent / "chips"
+PAGE = Path(__file__).parents[3] / "docs" / "accelerators.md"
+KINDS = ("xpu", "hpu", "npu", "mps")
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What a process of its own prints of all four."""
+    done = subprocess.run(
+        [sys.executable, str(CHIPS / "describe_all.py")], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def stand_ins():
+    """Load the stand-ins' own module."""
+    spec = importlib.util.spec_from_file_location("stand_ins", CHIPS / "stand_ins.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_one_that_is_missing_says_what_is(found):
+    """Without library, driver or chip each is refused by name with what is missing; auto is the CPU."""
+    assert found["auto"] == "cpu"
+    assert "habana_frameworks is not installed" in found["before"]["hpu"]
+    assert "torch_npu is not installed (pip install torch-npu" in found["before"]["npu"]
+    assert "sees no Intel GPU" in found["before"]["xpu"]
+    assert "built without MPS" in found["before"]["mps"]
+    assert "no Gaudi HPU here: no file /dev/accel" in found["no driver"]["hpu"]
+    assert "no Ascend NPU here: no file /dev/davinci" in found["no driver"]["npu"]
+    assert "sees no Intel GPU" in found["gone"]
+
+
+def test_a_vendors_library_is_not_imported_to_look(found):
+    """Whether there is a chip is told from files; the library is imported when a device is made."""
+    assert found["imported by asking"] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_has_what_the_class_decides(found, kind):
+    """The table of docs/accelerators.md is what `describe` says of each."""
+    rows = {what: (value, reason) for what, value, reason in found[kind]["rows"]}
+    line = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{kind}`"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    # xccl is what a torch that is built for XPUs has; this one is not.
+    backend = "cpu:gloo,xpu:xccl" if kind == "xpu" else rows["collective_backend"][0]
+    expected = [f"`{kind}`", rows["dtype"][0], rows["attention"][0], f"`{backend}`", rows["fused_optimizer"][0].lower()]
+    assert [cells[0], *cells[2:6]] == expected
+    assert cells[-1] == rows["support"][0] == "declared"
+    assert "each packed sample by itself" in rows["attention"][1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_answer_is_there(found, kind):
+    """Memory, random states, indices and what is refused, each as the device has it."""
+    seen = found[kind]
+    assert seen["states"] == {name: ["torch.uint8", "cpu"] for name in ("cpu", kind)}
+    assert seen["bfloat16"] == "torch.bfloat16"
+    assert (seen["peak"], seen["reset"]) == ((None, False) if kind == "mps" else (0, True))
+    assert seen["count"] == (1 if kind == "mps" else 2)
+    assert seen["limit"] > 60 * 2**30
+    assert f"{kind}:5" in seen["index"]
+    assert f"on {kind}" in seen["quantization"]
+    assert (seen["ranks"] is None) == (kind in ("hpu", "npu"))
+    assert not seen["full"][2]
+
+
+def test_what_a_chip_lacks_is_refused(found):
+    """Lazy mode on Gaudi, bfloat16 on an old NPU."""
+    assert "PT_HPU_LAZY_MODE=1: device=hpu computes in eager mode" in found["lazy"]
+    assert found["old npu"] == ["torch.float32", "dtype=bfloat16: Ascend910B3 does not compute it: use dtype=float32."]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_documented_functions_are_called(found, kind):
+    """A call of another function, or with other arguments, would have been an error; these were made."""
+    documented = stand_ins().DOCUMENTED[kind]
+    assert set(found[kind]["calls"]) <= set(documented)
+    source = "".join(path.read_text() for path in (CHIPS / "stand_ins.py",))
+    assert re.search("docs.habana.ai|hiascend.com", source)
+
+
+@pytest.mark.parametrize("kind", ["xpu", "mps"])
+def test_the_stand_ins_have_the_arguments_of_torchs_own(kind):
+    """torch.xpu and torch.mps are there on every machine, so the documented arguments are compared with theirs."""
+    for name, arguments in stand_ins().DOCUMENTED[kind].items():
+        own = inspect.signature(getattr(getattr(torch, kind), name))
+        assert list(own.parameters) == [part.partition("=")[0].strip() for part in arguments.split(",") if part], name

@@ -1,0 +1,153 @@
+"""Blocks of a small decoder, compiled: the same numbers, one graph, hooks and names untouched."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+from forge_accel import CompiledBlocks, document_attention
+
+from ...lanes import ci_keeps
+
+pytestmark = pytest.mark.slow
+
+ROWS = [(5, 9, 30), (7, 8), (40,), (3, 3, 3, 3, 3), (17, 2, 60), (100, 20)]
+"""Lengths of the samples of six packed rows, in rows of six sizes."""
+
+
+class Block(nn.Module):
+    """A decoder block with grouped heads and document attention."""
+
+    def __init__(self, dropout: float = 0.0, window: int | None = None) -> None:
+        super().__init__()
+        self.norm, self.is_causal, self.window, self.dropout = nn.RMSNorm(32), True, window, nn.Dropout(dropout)
+        self.query, self.key, self.value = nn.Linear(32, 32), nn.Linear(32, 16), nn.Linear(32, 16)
+        self.up, self.down = nn.Linear(32, 48), nn.Linear(48, 32)
+
+    def forward(self, hidden: torch.Tensor, *, cu_seq_lens_q: torch.Tensor, max_length_q: int) -> torch.Tensor:
+        x = self.norm(hidden)
+        states = [
+            part(x).view(1, -1, heads, 8).transpose(1, 2) for part, heads in ((self.query, 4), (self.key, 2), (self.value, 2))
+        ]
+        more = {"sliding_window": self.window, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_q}
+        hidden = hidden + document_attention(self, *states, **more, max_length_q=max_length_q)[0].flatten(2)
+        return hidden + self.dropout(self.down(nn.functional.silu(self.up(self.norm(hidden)))))
+
+
+def made(number: int = 3, **how) -> nn.ModuleList:
+    torch.manual_seed(0)
+    return nn.ModuleList(Block(**how) for _ in range(number))
+
+
+def step(blocks: nn.ModuleList, lengths: tuple[int, ...], call=lambda block, *args, **kwargs: block(*args, **kwargs)):
+    """The output of all blocks on a packed row, and the gradients of its weighted sum."""
+    blocks.zero_grad()
+    hidden = torch.randn(1, sum(lengths), 32, generator=torch.Generator().manual_seed(sum(lengths)), requires_grad=True)
+    out, ends = hidden, torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
+    for block in blocks:
+        out = call(block, out, cu_seq_lens_q=ends, max_length_q=max(lengths))
+    (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
+    return out.detach(), hidden.grad, [p.grad.clone() for p in blocks.parameters()]
+
+
+def compiled(blocks: nn.ModuleList) -> tuple[CompiledBlocks, CompileCounterWithBackend, list[str]]:
+    counter, notes = CompileCounterWithBackend("aot_eager"), []
+    return CompiledBlocks(list(blocks), backend=counter, note=notes.append), counter, notes
+
+
+@pytest.mark.parametrize("window", ci_keeps([None], [None, 4]))
+def test_one_graph_for_all_blocks_and_row_sizes(window):
+    """Outputs and gradients are the block's own over six row sizes, from one graph; nothing is compiled anew."""
+    plain, blocks = made(window=window), made(window=window)
+    compiling, counter, notes = compiled(blocks)
+    for lengths in ROWS:
+        for ours, theirs in zip(*map(_flat, (step(blocks, lengths), step(plain, lengths))), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert compiling.problem is None
+    assert counter.frame_count == 1
+    assert len(notes) == 1
+    assert "one graph" in notes[0]
+
+
+def test_checkpointed_blocks_are_one_graph_too():
+    """Under activation checkpointing the recomputed forward is compiled as well."""
+    plain, blocks = made(), made()
+    compiling, counter, _ = compiled(blocks)
+
+    def again(block, *args, **kwargs):
+        return checkpoint(block, *args, use_reentrant=False, **kwargs)
+
+    for lengths in ROWS[:3]:
+        for ours, theirs in zip(*map(_flat, (step(blocks, lengths, again), step(plain, lengths))), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert compiling.problem is None
+    assert counter.frame_count == 1
+
+
+def test_names_hooks_copies_and_evaluation_stay():
+    """The state dict keeps its names, hooks run, a copy and an evaluation compute by the block itself; `remove`."""
+    blocks = made(1)
+    names, seen = list(blocks.state_dict()), []
+    blocks[0].register_forward_pre_hook(lambda *_: seen.append("before"))
+    compiling, counter, _ = compiled(blocks)
+    assert list(blocks.state_dict()) == names
+    step(blocks, (5, 3))
+    twin = copy.deepcopy(blocks)
+    with torch.no_grad():
+        twin[0].down.weight.zero_()
+        row = {"cu_seq_lens_q": torch.tensor([0, 4], dtype=torch.int32), "max_length_q": 4}
+        assert not torch.equal(twin[0](torch.ones(1, 4, 32), **row), blocks[0](torch.ones(1, 4, 32), **row))
+    assert len(seen) == 3
+    assert counter.frame_count == 1, "a forward without gradients was compiled"
+    compiling.remove()
+    assert "forward" not in vars(blocks[0])
+
+
+class Branching(Block):
+    """A block that looks at its numbers."""
+
+    def forward(self, hidden: torch.Tensor, **rest) -> torch.Tensor:
+        return super().forward(hidden if hidden.sum() < 1e9 else hidden * 2, **rest)
+
+
+class Wrong(Block):
+    """A block that computes something else once it is compiled."""
+
+    def forward(self, hidden: torch.Tensor, **rest) -> torch.Tensor:
+        out = super().forward(hidden, **rest)
+        return out * 1.01 if torch.compiler.is_compiling() else out
+
+
+@pytest.mark.parametrize(("kind", "why"), [(Branching, "Unsupported"), (Wrong, "differ from the block's own")])
+def test_what_cannot_be_compiled_runs_as_it_stands(kind, why):
+    """A block with a graph break, or with other numbers when compiled, trains uncompiled, and the log says why."""
+    torch.manual_seed(0)
+    plain = nn.ModuleList([kind(), kind()])
+    blocks = copy.deepcopy(plain)
+    compiling, _, notes = compiled(blocks)
+    for ours, theirs in zip(*map(_flat, (step(blocks, (5, 3)), step(plain, (5, 3)))), strict=True):
+        assert torch.equal(ours, theirs)
+    assert why in (compiling.problem or "")
+    assert len([note for note in notes if note.startswith("WARNING")]) == 1
+
+
+@pytest.mark.lane
+def test_dropout_draws_and_is_not_compared():
+    """A block with dropout is compiled; its first outputs, which are random, are not held against each other."""
+    blocks = made(2, dropout=0.5)
+    compiling, counter, notes = compiled(blocks)
+    first, second = step(blocks, (6, 4))[0], step(blocks, (6, 4))[0]
+    assert not torch.equal(first, second)
+    assert compiling.problem is None
+    assert counter.frame_count == 1
+    assert "not compared" in notes[0]
+
+
+def _flat(found) -> list[torch.Tensor]:
+    out, grad, grads = found
+    return [out, grad, *grads]

@@ -1,0 +1,141 @@
+"""Runs on made-up chips (tests/forge-accel/devices/chips) beside the same runs on the CPU, in a process of their own.
+
+    python -m tests.whole.made_up_chips LIBRARY MODEL FOLDER CASE...
+
+A case is KIND:VERB, KIND:VERB:ADAPTER or KIND:fake, a step of a model with a billion parameters whose tensors hold no data.
+Prints one JSON line a case: the steps on both, whether every tensor of the two exports
+and of the two last full states has the same bits, whether a run that was resumed in its middle is the same too, and what of the
+vendor's module was called.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "forge-accel" / "devices" / "chips"
+
+
+def main(library: str, model: str, folder: str, *cases: str) -> None:
+    """Run the cases."""
+    sys.path.insert(0, str(FOLDER))
+    import stand_ins
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    import forge
+    import forge_accel
+
+    from .verbs import settings_of
+
+    loaded = stand_ins.load_chips(library)
+    # The vendors' libraries are the folder's stand-ins; a file stands in for the driver's.
+    for each in (forge_accel.HPUAccelerator, forge_accel.NPUAccelerator):
+        each.nodes = (library,)
+    for case in cases:
+        kind, verb, adapter = (*case.split(":"), "none")[:3]
+        sys.path.append(str(FOLDER / "libraries" / kind))
+        chips = stand_ins.use_chips(loaded, kind)
+        if verb == "fake":
+            print(json.dumps({"case": case, **fake_step(kind)}), flush=True)
+            continue
+        where = Path(folder) / case.replace(":", "_")
+        where.mkdir()
+        given = {**settings_of(verb, Path(model), where), "adapter": adapter, "keep_full_state": True, "dtype": "float32"}
+        given |= {"full_state_every_steps": 2, "keep_last_n": 2}
+        chip = forge_accel.accelerator(kind)
+        # The CPU's own fused AdamW adds in another order than the unfused one that some chips take.
+        forge_accel.CPUAccelerator.fused_optimizer = property(lambda _, chip=chip: chip.fused_optimizer)  # type: ignore[assignment]
+        run: Any = getattr(forge, verb)
+        operations = loaded.chips_operations()
+        # torch's flash attention is the CPU's alone; the plain way is the same everywhere.
+        with sdpa_kernel(SDPBackend.MATH):
+            run(**given, device=kind, ckpt_output_dir=where / "chip")
+            operations = loaded.chips_operations() - operations
+            run(**given, device="cpu", ckpt_output_dir=where / "cpu")
+            state = min(str(each) for each in (where / "chip" / "full_state").glob("step_*"))
+            run(**given, device=kind, ckpt_output_dir=where / "resumed", resume=state)
+        print(
+            json.dumps(
+                {
+                    "case": case,
+                    "chip": steps(where / "chip"),
+                    "cpu": steps(where / "cpu"),
+                    "resumed": steps(where / "resumed"),
+                    "exports": same(where / "chip" / "hf_format", where / "cpu" / "hf_format"),
+                    "resumed_exports": same(where / "chip" / "hf_format", where / "resumed" / "hf_format"),
+                    "operations": operations,
+                    "peak": max(chips.bytes("peak"), 0),
+                    "calls": sorted({name for name, _ in chips.calls}),
+                    "log": (where / "chip" / "log.txt").read_text(),
+                }
+            ),
+            flush=True,
+        )
+
+
+def fake_step(kind: str) -> dict[str, Any]:
+    """Take a step of SFT in shapes on a device; and one with a tensor of the CPU among them, which must fail."""
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    import forge_algos
+
+    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128_256}
+    config = LlamaConfig(**shape, num_attention_heads=32, num_key_value_heads=8, tie_word_embeddings=True)
+
+    class Row:
+        """A packed row of two documents."""
+
+        input_ids = np.arange(512) + 3
+        position_ids = np.concatenate([np.arange(200), np.arange(312)])
+        cu_seqlens = np.array([0, 200, 512])
+        labels = np.where(position_ids == 0, -100, input_ids)
+        max_seqlen = 312
+
+    def step(planted: bool) -> int:
+        rehearsal = forge_algos.Rehearsal(device=torch.device(kind, 0))
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        rehearsal.model(model, None)
+        with rehearsal.adapting():
+            adaptation = forge_algos.adapt(model, forge_algos.AdapterSettings())
+        model = rehearsal.placed(adaptation.model)
+        if planted:
+            # As a buffer that somebody made in a forward and forgot to move.
+            model.model.norm.register_forward_hook(lambda _, __, output: output * torch.ones(2048, device="cpu"))
+        optimizer = forge_algos.make_optimizer(model, forge_algos.OptimizerSettings(), fused=False)
+        return rehearsal.step(model, optimizer, [Row()], objective=forge_algos.SFT, adaptation=adaptation).bytes
+
+    peak = step(planted=False)
+    try:
+        step(planted=True)
+    except Exception as error:
+        return {"peak": peak, "planted": str(error)}
+    return {"peak": peak, "planted": None}
+
+
+def steps(run: Path) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each step."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(line["loss"], line["grad_norm"]) for line in lines if "loss" in line]
+
+
+def same(one: Path, other: Path) -> dict[str, bool]:
+    """Compare every tensor of the last exports of two runs, bit for bit."""
+    from safetensors.torch import load_file
+
+    files = [sorted((folder / max(each.name for each in folder.iterdir())).glob("*.safetensors")) for folder in (one, other)]
+    assert [file.name for file in files[0]] == [file.name for file in files[1]], files
+    found = {}
+    for first, second in zip(*files, strict=True):
+        ours, theirs = load_file(first), load_file(second)
+        assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
+        found |= {name: bool((ours[name] == theirs[name]).all()) for name in ours}
+    return found
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
