@@ -19,6 +19,7 @@ import forge_data
 import forge_dist
 from forge._progress import Reporter
 from forge._result import BEST, RunResult, read_result, write_result
+from forge.memory._forecast import keeps_casts
 from forge.memory._target import Target
 from forge.run._adaptation import adapt_model, check_projections
 from forge.run._choices import (
@@ -34,6 +35,7 @@ from forge.run._early_checks import check_names
 from forge.run._launching import on_ranks, preempted
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
 from forge.run._out_of_memory import out_of_memory
+from forge.run._precision import choose_dtype, report_weights, trained_dtype
 from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._resume import must_match
 from forge.run._rows import Rows, with_descriptions
@@ -88,7 +90,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 ) -> RunResult:
     # device: what this machine can do, each choice with its reason
     machine = forge_accel.accelerator(s.device.device)
-    dtype = machine.dtype(s.device.dtype)
+    dtype = choose_dtype(s, machine)
 
     def autocast() -> Any:
         # Called for each micro-batch, of steps and of evaluations: whoever watches this rank sees that it moves.
@@ -109,6 +111,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     s = s if s.strategy.strategy != "auto" else s.resolved("strategy", strategy.name, strategy.reason)
     report.note(f"device: {machine.device.reason}")
     report.note(f"dtype: {dtype.reason}")
+    report_weights(report, s)
     report.note(f"ranks: {ranks.world_size}, {strategy.reason}", event="machine", ranks=ranks.world_size, device=machine.name)
 
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
@@ -118,6 +121,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     if found["finished"]:
         return read_result(out.path)
     s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
+    strategy.settings = s.strategy
     start = Start(**found["start"])
     tokenizer = forge_data.load_tokenizer(start.path)
     s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
@@ -139,8 +143,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     adaptation = adapt_model(task, s, start, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
     model = adaptation.model
     task.add_modules(model, s)
+    forge_algos.cast_trained(model, trained_dtype(s))
     model, optimizer = strategy.wrap(
-        model, lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value)
+        model,
+        lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value, seed=s.plan.seed),
     )
     report_routers(report, s, model, plan, device)
     num_steps = task.num_steps(s, plan)
@@ -149,7 +155,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task)
     asked = s.checkpoints.save_dtype
     export_dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
-    rounds = export_dtype is not None and export_dtype != forge_accel.float32
+    rounds = export_dtype not in (None, forge_accel.float32, trained_dtype(s))
 
     def frozen(path: str) -> Any:
         found = load_frozen(start.path if path == s.model.model_path else path, s, machine, dtype, strategy, longest, report)
@@ -303,6 +309,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 first_step=at.step + 1,
                 on_nan=s.optimizer.on_nan,
                 moe_aux_loss=s.moe.moe_aux_loss,
+                keep_casts=keeps_casts(strategy.name),
             ):
                 seen, planned = at.samples, (last.step - 1) // updates
                 at = attrs.evolve(
