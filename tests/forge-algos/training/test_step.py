@@ -89,7 +89,7 @@ def test_measure_costs_one_collective_and_one_pass_each():
 
 
 def test_measure_runs_under_autocast():
-    """Measuring has one autocast context a batch, as the terms have."""
+    """Measuring has one autocast context a batch, as the terms have, and the choice of the head before them."""
     entered = []
 
     def autocast():
@@ -97,7 +97,7 @@ def test_measure_runs_under_autocast():
         return torch.autocast("cpu", torch.bfloat16)
 
     still([ROWS[:4], ROWS[4:]], autocast=autocast)
-    assert entered == [False, False, True, True]
+    assert entered == [True, False, False, True, True]
 
 
 def test_a_measure_of_another_length_is_named():

@@ -83,7 +83,15 @@ def test_zero(monkeypatch):
     # Whether DeepSpeed is installed or not: nothing of it is used here.
     monkeypatch.setattr("forge_dist._strategy_table.importlib.util.find_spec", lambda _name: object())
     made = []
-    monkeypatch.setattr(zero, "ZeroStrategy", lambda settings, ranks, **how: made.append((settings.strategy, how)))
+
+    class Zero:
+        def __init__(self, settings, ranks, **how):
+            made.append((settings.strategy, how))
+
+        def compute_in(self, dtype):
+            pass
+
+    monkeypatch.setattr(zero, "ZeroStrategy", Zero)
     for world_size in (1, 2):
         make(world_size, strategy="zero2")
     assert made == 2 * [("zero2", {"device": CPU, "name": "zero2", "reason": "strategy=zero2", "adapter": False})]

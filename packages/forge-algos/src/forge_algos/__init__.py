@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         osft_importance as osft_importance,
         quantization_config as quantization_config,
     )
+    from forge_algos.batches._copies import pin_batches as pin_batches
     from forge_algos.batches._groups import (
         PackedGroups as PackedGroups,
         check_groups as check_groups,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         idle_groups as idle_groups,
     )
     from forge_algos.batches._packed import PackedBatch as PackedBatch
+    from forge_algos.heads._chunks import score_rows_at_once as score_rows_at_once
     from forge_algos.isolation._alone import (
         keep_documents_apart as keep_documents_apart,
         places_alone as places_alone,
@@ -111,8 +113,10 @@ _PUBLIC = {
     ),
     "_parallel": "ALONE Parallel",
     "adaptations": "Adaptation adapt osft_importance quantization_config",
+    "batches._copies": "pin_batches",
     "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",
     "batches._packed": "PackedBatch",
+    "heads._chunks": "score_rows_at_once",
     "isolation._alone": "keep_documents_apart places_alone",
     "isolation._guard": "PackedGuard guard_packed",
     "isolation._layers": "layers_apart",

@@ -215,10 +215,12 @@ class StrategySettings:
     """With fsdp2 and hsdp: ranks that divide the experts of a mixture of experts, each of which has its own data (expert
     parallel); a divisor of the experts and of the ranks of a copy, and a multiple of tp_size."""
 
-    gather_dtype: Literal["float32", "bfloat16"] = attrs.field(
-        default="float32", validator=_one_of(Literal["float32", "bfloat16"])
+    gather_dtype: Literal["auto", "float32", "bfloat16"] = attrs.field(
+        default="auto", validator=_one_of(Literal["auto", "float32", "bfloat16"])
     )
-    """With fsdp2 and hsdp: dtype in which weights are gathered for forward and backward; gradients are summed in float32."""
+    """With fsdp2 and hsdp: dtype in which weights are gathered for forward and backward; gradients are summed in float32. By
+    default that of the computation. Gathered in float32 for dtype=bfloat16, each rank keeps bfloat16 copies of all layers until
+    the backward pass."""
 
     reshard_after_forward: Literal["auto", "always", "never"] = attrs.field(
         default="auto", validator=_one_of(Literal["auto", "always", "never"])

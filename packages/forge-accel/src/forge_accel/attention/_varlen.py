@@ -70,7 +70,7 @@ def varlen_attention(
 
     """
     dtype = _compute_dtype(query)
-    query, key, value = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
+    query, key, value = (states.squeeze(0).transpose(0, 1).to(dtype) for states in (query, key, value))
     ends = ends_k = cu_seqlens.to(device=query.device, dtype=torch.int32)
     most = most_k = _longest(max_length_q, ends)
     if cu_seqlens_k is not None and (kv_rows is not None or len(key) != len(query)):

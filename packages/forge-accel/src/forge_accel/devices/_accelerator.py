@@ -97,6 +97,19 @@ class Accelerator(ABC):
         """Tokens of a micro-batch beyond which more only take memory; None: as many as fit."""
         return None
 
+    @property
+    def head_rows(self) -> int:
+        """Suggested rows whose logits a loss holds at once, of 4 bytes a token of the vocabulary."""
+        return 512
+
+    @property
+    def pins_memory(self) -> bool:
+        """Whether copies to the device go through page-locked memory, for which nobody waits.
+
+        Only where `torch.Tensor.pin_memory` serves this device.
+        """
+        return False
+
     @abstractmethod
     def dtype(self, requested: str = "auto") -> Choice[torch.dtype]:
         """Choose the dtype of the computation.
@@ -197,6 +210,14 @@ class Accelerator(ABC):
     @abstractmethod
     def peak_memory_bytes(self) -> int | None:
         """Read the peak memory since the last reset or the start, in bytes; None if unknown."""
+
+    def peak_reserved_bytes(self) -> int | None:
+        """Read the peak of what the device's allocator holds, its cache included, in bytes.
+
+        That is what other processes of the device have to leave free. None where it is no other figure than
+        `peak_memory_bytes`.
+        """
+        return None
 
     @abstractmethod
     def reset_peak_memory(self) -> bool:

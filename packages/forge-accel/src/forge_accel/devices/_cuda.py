@@ -40,6 +40,22 @@ class _AllocatorMeter(MemoryMeter):
         return self._machine.peak_memory_bytes() or 0
 
 
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Variables that configure torch's caching allocator; it reads them once, when a process first uses a GPU."""
+
+
+def _grow_segments() -> None:
+    """Let the allocator grow its segments, unless it is configured already or in use.
+
+    Rows of a run have many lengths, and blocks of one size are too small for the next: without this a fifth of a GPU's memory
+    may lie in pieces that nothing fits. Not on ROCm, which does not support it on every chip and warns.
+    """
+    if torch.version.hip or torch.cuda.is_initialized() or any(name in os.environ for name in _ALLOCATOR):
+        return
+    # The name that every release since 2.11 reads; workers that this process starts inherit it.
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+
+
 class CUDAAccelerator(Accelerator):
     """GPU of this machine: `index`, else the one of the process' LOCAL_RANK, else the first."""
 
@@ -53,6 +69,7 @@ class CUDAAccelerator(Accelerator):
         if not 0 <= self._index < count:
             asked = f"LOCAL_RANK={self._index}" if index is None else f"device='cuda:{index}'"
             raise AccelError(f"{asked}, but torch sees {count} CUDA device(s), numbered from 0.")
+        _grow_segments()
         # NCCL, `synchronize` and the memory statistics use the current device where none is named.
         torch.cuda.set_device(self._index)
 
@@ -116,6 +133,16 @@ class CUDAAccelerator(Accelerator):
         tokens = int(128 * self._properties.total_memory // 2**30)
         return min(16384, max(1024, 1 << (tokens.bit_length() - 1))) if tokens else 1024
 
+    @property
+    def head_rows(self) -> int:
+        """2,048 on chips of 32 GiB or more: each chunk reads and writes the head's whole gradient."""
+        return 2048 if self._properties.total_memory >= 32 * 2**30 else 512
+
+    @property
+    def pins_memory(self) -> bool:
+        """True: a larger copy from pageable memory waits for all that the GPU still has to do."""
+        return True
+
     def dtype(self, requested: str = "auto") -> Choice[torch.dtype]:
         """Choose bfloat16 where the chip computes it, float32 where torch would only emulate it."""
         # By default torch counts emulation as support, which it offers on every chip.
@@ -178,6 +205,10 @@ class CUDAAccelerator(Accelerator):
     def peak_memory_bytes(self) -> int | None:
         """Read the peak memory of tensors on the device, without what the allocator caches."""
         return torch.cuda.max_memory_allocated(self._index)
+
+    def peak_reserved_bytes(self) -> int | None:
+        """Read the peak of what the caching allocator took from the device."""
+        return torch.cuda.max_memory_reserved(self._index)
 
     def reset_peak_memory(self) -> bool:
         """Reset the peak memory."""

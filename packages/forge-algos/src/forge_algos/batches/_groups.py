@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from forge_algos._errors import PackedBatchError
-from forge_algos.batches._packed import packed_inputs, to_device
+from forge_algos.batches._copies import to_device
+from forge_algos.batches._packed import packed_inputs
 
 
 class PackedGroups(Protocol):
@@ -111,7 +112,7 @@ def group_inputs(batch: PackedGroups, device: torch.device) -> dict[str, Any]:
     if batch.kv_rows is not None:
         assert batch.cu_seqlens_k is not None and batch.max_seqlen_k is not None  # noqa: PT018 - check_groups tests it
         inputs["kv_rows"] = to_device(batch.kv_rows, device)
-        inputs["cu_seq_lens_k"] = to_device(batch.cu_seqlens_k, device).to(torch.int32)
+        inputs["cu_seq_lens_k"] = to_device(batch.cu_seqlens_k, device, torch.int32)
         inputs["max_length_k"] = int(batch.max_seqlen_k)
     return inputs
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from forge_algos._modules import vocabulary
+from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, group_inputs, group_tensors
 from forge_algos.batches._packed import (
     IGNORE,
@@ -15,7 +16,6 @@ from forge_algos.batches._packed import (
     check_batch,
     next_tokens,
     packed_inputs,
-    to_device,
     token_weights,
 )
 
@@ -105,5 +105,5 @@ class RowLoader:
     def _learned(
         self, inputs: dict[str, Any], rows: torch.Tensor, targets: torch.Tensor, weights: NDArray[np.float32] | None
     ) -> LearnedRow:
-        on_device = None if weights is None else torch.tensor(weights).to(self._device, non_blocking=True)
+        on_device = None if weights is None else to_device(weights, self._device, torch.float32)
         return LearnedRow(inputs, rows, targets, on_device, _sum(len(rows), weights))

@@ -125,10 +125,3 @@ def packed_inputs(ids: torch.Tensor, positions: torch.Tensor, boundaries: torch.
         "max_length_q": longest,
         "max_length_k": longest,
     }
-
-
-def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy integers to a device as int64.
-    The array may be a read-only view of a file, which no tensor may share.
-    """
-    return torch.tensor(np.asarray(array), dtype=torch.int64).to(device, non_blocking=True)

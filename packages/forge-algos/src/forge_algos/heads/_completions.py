@@ -9,6 +9,7 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import vocabulary
+from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, group_inputs, group_tensors
 from forge_algos.heads._head import choose_head
 from forge_algos.heads._packable import require_packable
@@ -52,7 +53,7 @@ class Completions(GroupModel):
         inputs = self.inputs(groups)
         rows, targets, _ = group_tensors(groups, self.device)
         if beside is not None:
-            further = (torch.tensor(array, dtype=torch.int64).to(self.device, non_blocking=True) for array in beside)
+            further = (to_device(array, self.device) for array in beside)
             rows, targets = (torch.cat(both) for both in zip((rows, targets), further, strict=True))
         return self.head.logps(inputs, rows, targets)
 
@@ -63,7 +64,5 @@ def sum_by_completion(tokens: torch.Tensor, groups: PackedGroups) -> torch.Tenso
 
 
 def to_float32(array: ArrayLike, device: torch.device) -> torch.Tensor:
-    """Copy numbers to `device` as float32[N].
-    The array may be a read-only view of a file, which no tensor may share.
-    """
-    return torch.tensor(np.asarray(array), dtype=torch.float32).to(device, non_blocking=True)
+    """Copy numbers to `device` as float32[N]."""
+    return to_device(array, device, torch.float32)

@@ -17,6 +17,7 @@ from torch import nn
 
 from forge_algos._errors import LossError
 from forge_algos._modules import causal_model, decoder, head
+from forge_algos.heads._chunks import rows_at_once
 from forge_algos.heads._forward_override import compute_beside, compute_inside
 from forge_algos.heads._layout import lay_out
 from forge_algos.heads._probe import PROBED_TOKENS, problem_of, transform_of
@@ -205,10 +206,16 @@ class Head:
         def inside(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
             hidden = layout.packed(hidden)
             source = Projected(
-                product=product_dtype(linear.weight), scale=self.scale, softcap=self.softcap, temperature=temperature
+                product=product_dtype(linear.weight),
+                scale=self.scale,
+                softcap=self.softcap,
+                temperature=temperature,
+                chunk_rows=rows_at_once(self.model),
             )
-            found = compute(source, (hidden[0].index_select(0, rows), linear.weight, linear.bias))
-            return found if beside is None else (*found, beside(hidden[0]))
+            # Not hidden[0], whose backward pass fills a row [1, T, D] with zeros to put the gradient into it.
+            hidden_TD = hidden.squeeze(0)
+            found = compute(source, (hidden_TD.index_select(0, rows), linear.weight, linear.bias))
+            return found if beside is None else (*found, beside(hidden_TD))
 
         # The model gets one row for all, which it may scale or cap at no cost.
         return compute_inside(self.model, linear, layout.inputs, inside, shape=(1, 1, linear.out_features))
@@ -229,10 +236,11 @@ class Head:
             body = decoder(self.model)
             if body is None:
                 raise LossError(f"{type(causal_model(self.model)).__name__} has no decoder whose hidden states could be read")
-            logits, *rest = compute_beside(self.model, body, inputs, lambda hidden: beside(layout.packed(hidden)[0]))
-        logits = layout.packed(logits)
-        logits_MV = logits[0] if keeps else logits[0].index_select(0, rows)
-        return (*compute(Given(given=logits.dtype, temperature=temperature), (logits_MV,)), *rest)
+            logits, *rest = compute_beside(self.model, body, inputs, lambda hidden: beside(layout.packed(hidden).squeeze(0)))
+        logits = layout.packed(logits).squeeze(0)
+        logits_MV = logits if keeps else logits.index_select(0, rows)
+        source = Given(given=logits.dtype, temperature=temperature, chunk_rows=rows_at_once(self.model))
+        return (*compute(source, (logits_MV,)), *rest)
 
 
 def _over(ranks: RowsOverRanks, part: LossTerms, rows: int) -> LossTerms:

@@ -37,7 +37,7 @@ class ScalarHead:
         layout = lay_out(self.model, inputs)
 
         def score(hidden: torch.Tensor) -> tuple[torch.Tensor]:
-            scores = plain(layout.packed(hidden)[0].index_select(0, rows)).squeeze(-1)
+            scores = plain(layout.packed(hidden).squeeze(0).index_select(0, rows)).squeeze(-1)
             return (scores.to(torch.promote_types(scores.dtype, torch.float32)),)
 
         (scores,) = compute_inside(self.model, layer, layout.inputs, score)

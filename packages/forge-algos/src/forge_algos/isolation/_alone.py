@@ -37,6 +37,7 @@ from forge_algos.isolation._isolation import (
     made_up_ids,
     made_up_lengths,
     require_isolation,
+    with_and_without_autocast,
 )
 from forge_algos.isolation._layers import divide_layers, divided_layers, lengths_in_layer, undivide_layers
 from forge_algos.isolation._rows import OF_ROWS, Lines, divide, in_a_row, run_in_lines
@@ -93,7 +94,7 @@ def keep_documents_apart(
             layers = divided_layers(model)
             how = f"; {layers} layers with a state or a convolution run each alone" if layers else ""
             return True, f"{type(causal_model(model)).__name__} keeps the documents of a made-up row apart{how}"
-    how = run_documents_alone(model, device=device, longest=longest, agree=agree)
+    how = run_documents_alone(model, device=device, longest=longest, agree=agree, autocast=autocast)
     return False, f"{why}documents are run alone, {how}"
 
 
@@ -120,7 +121,12 @@ def _require_isolation_by_layers(
 
 
 def run_documents_alone(
-    model: nn.Module, *, device: torch.device, longest: int | None = None, agree: Agree = lambda number: number
+    model: nn.Module,
+    *,
+    device: torch.device,
+    longest: int | None = None,
+    agree: Agree = lambda number: number,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> str:
     """Run the documents of every later packed row of `model` alone; return how, in a few words.
 
@@ -134,6 +140,7 @@ def run_documents_alone(
         longest: tokens of the longest document that will come; None if it is not known.
         agree: number of forwards of this rank → the largest of all ranks. Where a forward is collective, as in a model whose
             weights are divided, every rank must make equally many; a rank with fewer repeats one at weight 0.
+        autocast: makes the context that forwards run in; the test rows run in it too.
 
     Raises:
         PackedBatchError: the model cannot run even one document, or its layers refuse a forward without a mask.
@@ -144,12 +151,12 @@ def run_documents_alone(
     _require_any_length(causal, longest)
     alone = _Alone(causal, decoder(causal), agree)
     try:
-        alone.lines = _fastest(alone, model, device, longest)
+        alone.lines = _fastest(alone, model, device, longest, autocast)
     except PackedBatchError:
         if alone.module is causal:
             raise
         alone = _Alone(causal, None, agree)
-        alone.lines = _fastest(alone, model, device, longest)
+        alone.lines = _fastest(alone, model, device, longest, autocast)
     alone.install()
     setattr(causal, _NAME, alone)
     return HOW[alone.lines]
@@ -315,15 +322,22 @@ def _require_any_length(causal: nn.Module, longest: int | None) -> None:
         )
 
 
-def _fastest(alone: _Alone, model: nn.Module, device: torch.device, longest: int | None) -> Lines:
+def _fastest(
+    alone: _Alone,
+    model: nn.Module,
+    device: torch.device,
+    longest: int | None,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> Lines:
     """Return the first way in which made-up documents come out as each does by itself."""
     refusals = []
     ways: list[Lines] = ["padded", "equal", "single"]
+    problem = with_and_without_autocast(lambda model, device: None if _is_exact(alone, model, device) else "inexact", autocast)
     with mode(model, training=False), torch.no_grad():
         for lines in ways[_growing_positions(model, longest) :]:
             alone.lines = lines
             try:
-                if _is_exact(alone, model, device):
+                if not problem(model, device):
                     return lines
             except torch.OutOfMemoryError:
                 raise

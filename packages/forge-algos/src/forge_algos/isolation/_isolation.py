@@ -44,21 +44,42 @@ def require_isolation(
     Raises:
         PackedBatchError: they do not, or the model cannot run a packed row at all.
     """
-
-    def problem(model: nn.Module, device: torch.device) -> str | None:
-        found = _problem(model, device)
-        with autocast():
-            # Without one the test would be repeated.
-            return _problem(model, device) if not found and _is_autocast(device) else found
-
     require_passed(
         model,
         device,
-        problem,
+        with_and_without_autocast(_problem, autocast),
         _passed,
         lambda what, refusal: PackedBatchError(f"{what} cannot run a packed row: {refusal}"),
         lambda what, problem: PackedBatchError(f"{what} does not keep packed documents apart: {problem}. {REMEDY}"),
     )
+
+
+def with_and_without_autocast(
+    problem_of: Callable[[nn.Module, torch.device], str | None], autocast: Callable[[], AbstractContextManager[Any]]
+) -> Callable[[nn.Module, torch.device], str | None]:
+    """Return a test that runs in the weights' dtype, and under `autocast` or the caller's too.
+
+    A model that refuses to run without autocast is tried under it alone, where there is one.
+    """
+
+    def problem(model: nn.Module, device: torch.device) -> str | None:
+        refusal, found = None, None
+        known = torch.amp.is_autocast_available(device.type)
+        with torch.autocast(device.type, enabled=False) if known else nullcontext():
+            try:
+                found = problem_of(model, device)
+            except torch.OutOfMemoryError:
+                raise
+            except REFUSALS as error:
+                refusal = error
+        with autocast():
+            if _is_autocast(device):
+                return found or problem_of(model, device)
+        if refusal is not None:
+            raise refusal
+        return found
+
+    return problem
 
 
 def _is_autocast(device: torch.device) -> bool:

@@ -5,6 +5,8 @@ beyond them. So a function that does not name the argument is not even tried, an
 """
 
 import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,7 +16,13 @@ from torch import nn
 from forge_algos._modules import attention_of, causal_model, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.isolation._alone import runs_alone
-from forge_algos.isolation._isolation import equal_within_rounding, hidden_states, made_up_ids, run_test
+from forge_algos.isolation._isolation import (
+    equal_within_rounding,
+    hidden_states,
+    made_up_ids,
+    run_test,
+    with_and_without_autocast,
+)
 
 Answer = tuple[bool, str]
 
@@ -27,12 +35,15 @@ _SEEN = ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9, 10, 11), (5, 6, 7, 8, 12, 13), (5, 6, 
 _NAMES = ("a document before the group", "the first completion", "the second completion", "the third completion")
 
 
-def shares_prompts(model: nn.Module, *, device: torch.device) -> Answer:
+def shares_prompts(
+    model: nn.Module, *, device: torch.device, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Answer:
     """Return (whether, why) the model runs a group whose prompt stands in the row once.
 
     It does if every completion of a made-up group comes out as it does alone and does not depend on the others. Tried once for
-    each model, attention, number of virtual tokens and device; modes, gradients and random state stay as they were. Where a
-    model is divided over ranks, every rank calls it, and all decide alike.
+    each model, attention, number of virtual tokens and device; modes, gradients and random state stay as they were. Tried in
+    the weights' dtype, and under `autocast` (or the caller's) too, where another kernel may run. Where a model is divided over
+    ranks, every rank calls it, and all decide alike.
     """
     causal = causal_model(model)
     known, key = _answers.setdefault(causal, {}), (*_conditions(model), device)
@@ -41,7 +52,7 @@ def shares_prompts(model: nn.Module, *, device: torch.device) -> Answer:
     # The guard must let the test pass; an error that is no answer leaves no entry behind.
     known[key] = True, "being tried"
     try:
-        known[key] = _answer(model, causal, device)
+        known[key] = _answer(model, causal, device, autocast)
     except BaseException:
         del known[key]
         raise
@@ -69,7 +80,9 @@ def _conditions(model: nn.Module) -> tuple[str | None, int, bool]:
     return attention_of(causal_model(model)), virtual_tokens(model), runs_alone(model)
 
 
-def _answer(model: nn.Module, causal: nn.Module, device: torch.device) -> Answer:
+def _answer(
+    model: nn.Module, causal: nn.Module, device: torch.device, autocast: Callable[[], AbstractContextManager[Any]]
+) -> Answer:
     if runs_alone(model):
         return False, "documents are run alone: each completion is computed with a prompt of its own"
     attention = attention_of(causal)
@@ -78,7 +91,7 @@ def _answer(model: nn.Module, causal: nn.Module, device: torch.device) -> Answer
     if virtual_tokens(model):
         return False, "virtual tokens stand before each completion: each is computed with a prompt of its own"
     what = f"{type(causal).__name__} with attention {attention!r}"
-    problem, refusal = run_test(_problem, model, device)
+    problem, refusal = run_test(with_and_without_autocast(_problem, autocast), model, device)
     if refusal is not None:
         return False, f"{what} cannot run a row with a shared prompt: {refusal}"
     if problem:

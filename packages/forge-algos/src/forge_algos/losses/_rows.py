@@ -12,11 +12,12 @@ import attrs
 import torch
 
 from forge_algos.losses._numeric import wide
+from forge_algos.losses._wide_sums import add_product, adds_wide
 
 CHUNK_ROWS = 512
 """Measured with D=576, V=49k and 512 labelled rows on a 2-core AVX2 CPU:
-64 rows 0.42 s, 128 0.31 s, 256 0.305 s, 512 0.29 s (full logits 0.38 s). 512 rows are also enough for a large accelerator's
-matrix units, and cost 2 kB × V."""
+64 rows 0.42 s, 128 0.31 s, 256 0.305 s, 512 0.29 s (full logits 0.38 s); they cost 2 kB × V. A large accelerator passes over
+the weight's gradient [V, D] less often with more rows: `heads.score_rows_at_once`."""
 
 Tensors = Sequence[torch.Tensor | None]
 Needs = Sequence[bool]
@@ -123,8 +124,12 @@ class _ProjectedPass:
         self._buffer = self._hidden_MD.new_empty(most, len(weight), dtype=source.dtype)
         self._flat: torch.Tensor | None = None
         self._grad_hidden = torch.empty_like(hidden) if need_hidden else None
-        # The first chunk overwrites; filling [V, D] with zeros first would be one more pass over memory.
-        self._grad_weight = (torch.empty_like if self.chunks else torch.zeros_like)(weight) if need_weight else None
+        # The first chunk overwrites; filling [V, D] with zeros first would be one more pass over memory. Several chunks of a
+        # weight in 16 bits are added up in float32 and rounded once.
+        kept = wide(weight.dtype) if len(self.chunks) > 1 else weight.dtype
+        empty = torch.empty_like if self.chunks else torch.zeros_like
+        self._grad_weight = empty(weight, dtype=kept) if need_weight else None
+        self._weight_dtype = weight.dtype
         self._grad_bias = torch.zeros_like(bias, dtype=source.dtype) if bias is not None and need_bias else None
 
     def logits(self, rows: slice) -> torch.Tensor:
@@ -153,6 +158,8 @@ class _ProjectedPass:
         first = rows.start == 0
         if self._grad_weight is not None and self._grad_weight.dtype == slope.dtype:
             self._grad_weight.addmm_(slope.t(), hidden_CD, beta=0 if first else 1)
+        elif self._grad_weight is not None and adds_wide(slope.device, slope.dtype, self._grad_weight.dtype):
+            add_product(self._grad_weight, slope.t(), hidden_CD, first=first)
         elif self._grad_weight is not None:
             product = slope.t() @ hidden_CD
             self._grad_weight.copy_(product) if first else self._grad_weight.add_(product)
@@ -161,7 +168,8 @@ class _ProjectedPass:
         bias = self._grad_bias
         if bias is not None and self._bias is not None:
             bias = bias.to(self._bias.dtype)
-        return self._grad_hidden, self._grad_weight, bias
+        weight = None if self._grad_weight is None else self._grad_weight.to(self._weight_dtype)
+        return self._grad_hidden, weight, bias
 
 
 class _GivenPass:

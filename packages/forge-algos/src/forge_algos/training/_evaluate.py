@@ -53,7 +53,8 @@ def evaluate(
     device = next(model.parameters()).device if device is None else device
     sums, count = Sums(objective.stats), 0
     with mode(model, training=False), guard_packed(model), torch.no_grad():
-        bound = objective.bind(model, device=device)
+        with autocast():
+            bound = objective.bind(model, device=device)
         steps: Iterable[tuple[list[Any], Columns]] = _steps(batches, objective, parallel)
         totals: list[float] = []
         if bound.needs:

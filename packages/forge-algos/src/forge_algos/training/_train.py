@@ -135,7 +135,9 @@ def train(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     device = next(model.parameters()).device if device is None else device
     with mode(model, training=True), guard_packed(model), ExitStack() as hooks:
-        bound = objective.bind(model, device=device)
+        # What a probe tries is what trains: the same kernels, in the same dtype.
+        with autocast():
+            bound = objective.bind(model, device=device)
         router_loss = make_router_loss(model, moe_aux_loss, device=device, parallel=parallel)
         hooks.enter_context(router_loss.hooked() if router_loss else nullcontext())
         remaining, step = iter(steps), first_step

@@ -1,6 +1,8 @@
 """Attention functions of callers, registered under names for `attn_implementation`."""
 
 from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 from forge_dist._errors import ModelError
@@ -49,3 +51,28 @@ def register_attention(name: str | None, function: AttentionFunction | None) -> 
     AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, _mask_for_unpacked_calls)
     _registered[name] = function
+    _skip_search_for_documents()
+
+
+def _skip_search_for_documents() -> None:
+    """Keep transformers from searching rows for documents, of which our attention needs no mask.
+
+    It looks in every forward without a mask and a cache, and to look at a result of the device the host waits for all that the
+    device still has to do, once a micro-batch.
+    """
+    from transformers import masking_utils
+
+    prepare: Any = getattr(masking_utils, "_preprocess_mask_arguments", None)
+    if prepare is None or hasattr(prepare, "__wrapped__"):
+        return
+    arguments = signature(prepare)
+
+    @wraps(prepare)
+    def without_search(*args: Any, **kwargs: Any) -> Any:
+        given = arguments.bind(*args, **kwargs).arguments
+        ours = getattr(given.get("config"), "_attn_implementation", None) in _registered
+        if ours and given.get("attention_mask") is None and given.get("past_key_values") is None:
+            given["position_ids"] = None
+        return prepare(**given)
+
+    masking_utils._preprocess_mask_arguments = without_search

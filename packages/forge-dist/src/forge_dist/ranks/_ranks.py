@@ -50,6 +50,7 @@ class Ranks:
         self._group: dist.ProcessGroup | None = None
         self._checkpoint_group: dist.ProcessGroup | None = None
         self._device: torch.device | None = None
+        self._wire: torch.device | None = None
         self._first_calls = 0
         self.rank: int = topology.rank
         """Number of this rank, from 0."""
@@ -132,6 +133,7 @@ class Ranks:
                 )
                 note_own_group(made=True)
             self._group = dist.group.WORLD
+            self._wire = device_of_host_numbers(dist.get_backend_config(self._group), device)
             present = int(self.sum([1.0])[0])
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise MeetingError(
@@ -176,8 +178,8 @@ class Ranks:
         if self._group is None:
             self._check_connected()
             return [float(value) for value in values]
-        assert self._device is not None
-        return collectives.sum_numbers(values, self.world_size, self._group, self._device)
+        assert self._wire is not None
+        return collectives.sum_numbers(values, self.world_size, self._group, self._wire)
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set on at least one rank; *collective*."""
@@ -188,8 +190,8 @@ class Ranks:
         if self._group is None:
             self._check_connected()
             return number
-        assert self._device is not None
-        return collectives.largest_number(number, self._group, self._device)
+        assert self._wire is not None
+        return collectives.largest_number(number, self._group, self._wire)
 
     def barrier(self) -> None:
         """Wait until all ranks have come here; *collective*."""
@@ -201,17 +203,17 @@ class Ranks:
         if self._group is None:
             self._check_connected()
             return [collectives.from_json(data)]
-        assert self._device is not None
-        return [collectives.from_json(part) for part in collectives.gather_bytes(data, self._group, self._device)]
+        assert self._wire is not None
+        return [collectives.from_json(part) for part in collectives.gather_bytes(data, self._group, self._wire)]
 
     def broadcast(self, value: object) -> Any:
         """Return rank 0's value (as JSON) on every rank; the others' are ignored; *collective*."""
         if self._group is None:
             self._check_connected()
             return collectives.from_json(collectives.to_json(value))
-        assert self._device is not None
+        assert self._wire is not None
         data = collectives.to_json(value) if self.is_first else b""
-        return collectives.from_json(collectives.broadcast_bytes(data, self._group, self._device))
+        return collectives.from_json(collectives.broadcast_bytes(data, self._group, self._wire))
 
     def collect(self, value: object) -> list[Any] | None:
         """Return every rank's value (as JSON), by rank, on rank 0, and None elsewhere; *collective*."""
@@ -219,8 +221,8 @@ class Ranks:
         if self._group is None:
             self._check_connected()
             return [collectives.from_json(data)]
-        assert self._device is not None
-        parts = collectives.collect_bytes(data, self._group, self._device)
+        assert self._wire is not None
+        parts = collectives.collect_bytes(data, self._group, self._wire)
         return None if parts is None else [collectives.from_json(part) for part in parts]
 
     def scatter(self, values: Sequence[object] | None) -> Any:
@@ -230,8 +232,8 @@ class Ranks:
             self._check_connected()
             assert parts is not None
             return collectives.from_json(parts[0])
-        assert self._device is not None
-        return collectives.from_json(collectives.scatter_bytes(parts, self._group, self._device))
+        assert self._wire is not None
+        return collectives.from_json(collectives.scatter_bytes(parts, self._group, self._wire))
 
     def checkpoint_group(self) -> "dist.ProcessGroup | None":
         """Return a gloo group for background saves, apart from the training's collectives.
@@ -296,6 +298,24 @@ class Ranks:
         store = self._store if self._heartbeat is None else self._heartbeat.store
         if store is not None:
             publish_failure(store, failure_report(error, rank=self.rank, host=self.host))
+
+
+def device_of_host_numbers(backends: str, device: "torch.device") -> "torch.device":
+    """Return the device on which numbers of the host are exchanged.
+
+    The host itself, where a backend serves it. On a GPU they would be copied there and back, after all that it still has to do.
+
+    >>> import torch
+    >>> (
+    ...     device_of_host_numbers("cpu:gloo,meta:fast", torch.device("meta")),
+    ...     device_of_host_numbers("meta:fast", torch.device("meta")),
+    ... )
+    (device(type='cpu'), device(type='meta'))
+    """
+    import torch
+
+    kinds = {entry.partition(":")[0] for entry in backends.split(",")}
+    return torch.device("cpu") if "cpu" in kinds else device
 
 
 def collective_timeout(topology: Topology) -> timedelta:

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 
 def make_strategy(
-    settings: StrategySettings, ranks: "Ranks", *, device: torch.device, adapter: bool, optimizer: str = "adamw"
+    settings: StrategySettings,
+    ranks: "Ranks",
+    *,
+    device: torch.device,
+    adapter: bool,
+    optimizer: str = "adamw",
+    dtype: torch.dtype = torch.float32,
 ) -> Strategy:
     """Choose how `ranks` share a model. Reads no model, so it can be called before there is one.
 
@@ -32,6 +38,7 @@ def make_strategy(
         adapter: whether only an adapter is trained.
         optimizer: name of what will move the weights (adamw, adafactor, muon, schedule_free, adamw_8bit); `wrap` looks at the
             optimizer itself.
+        dtype: of the computation. Trained weights are float32 all the same; see `Strategy.autocasts`.
 
     Raises:
         StrategyError: the number of ranks does not fit, an option has nothing to act on, a package is missing, the device is
@@ -46,7 +53,9 @@ def make_strategy(
     _refuse_idle_options(settings, spec, name, ranks.world_size)
     _check_groups(settings, ranks.world_size, adapter=adapter, optimizer=optimizer)
     kind: type[Strategy] = spec.load(name)
-    return kind(settings, ranks, device=device, name=name, reason=reason, adapter=adapter)
+    strategy = kind(settings, ranks, device=device, name=name, reason=reason, adapter=adapter)
+    strategy.compute_in(dtype)
+    return strategy
 
 
 def _choose(settings: StrategySettings, world_size: int, *, adapter: bool, optimizer: str) -> tuple[str, str]:

@@ -67,6 +67,9 @@ class Strategy(abc.ABC):
 
     divides: bool = False
     """Whether the weights themselves are divided over the ranks, so that every forward is collective."""
+    autocasts: bool = True
+    """Whether a forward with float32 weights takes autocast to compute in 16 bits. Not where weights are gathered in those:
+    autocast would keep a second copy of what has been gathered until the backward pass."""
 
     def __init__(
         self, settings: StrategySettings, ranks: "Ranks", *, device: torch.device, name: str, reason: str, adapter: bool
@@ -183,6 +186,12 @@ class Strategy(abc.ABC):
     def _context_mesh(self) -> DeviceMesh:
         sizes = (self.data_parallel_size, self.settings.cp_size, self.settings.tp_size)
         return init_device_mesh(self.device.type, sizes, mesh_dim_names=("dp", "cp", "tp"))["cp"]
+
+    def compute_in(self, dtype: torch.dtype) -> None:  # noqa: B027 - most leave it to autocast
+        """Choose what follows from the dtype of the computation.
+
+        `make_strategy` calls it, before `load`.
+        """
 
     def read(self, request: LoadRequest) -> "PreTrainedModel":
         """Read this rank's part of a model, for `load`; here the whole of it."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -99,6 +100,27 @@ def load_with_attention(
         The settings with the choices, the model, and the reasons: of the attention, and of packing.
 
     """
+    try:
+        return _load_in_some_way(task, s, path, machine, dtype, strategy, longest)
+    except forge_algos.ForgeAlgosError as error:
+        if strategy.autocasts:
+            raise
+        _without_frames(error)
+    # Some architectures multiply by numbers that stay float32 (XGLM, GPT, MiniMax), which weights gathered in 16 bits cannot.
+    strategy.autocasts = True
+    return _load_in_some_way(task, s, path, machine, dtype, strategy, longest)
+
+
+def _load_in_some_way(
+    task: Task,
+    s: Any,
+    path: str,
+    machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
+    strategy: forge_dist.Strategy,
+    longest: int,
+) -> tuple[Any, Any, tuple[str, str]]:
+    """Load the model in the first way that keeps its samples apart, with autocast or without."""
     refusals: list[Exception] = []
     for way in _ways(s, machine, dtype):
         try:
@@ -259,7 +281,8 @@ def _loaded(
     # Probed now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
     with strategy.computing(model):
         packed, why = keep_apart(model, machine, dtype, strategy, way.packing, longest)
-        task.probe_objective(s).bind(model, device=machine.device.value)
+        with computing(machine, dtype, strategy)():
+            task.probe_objective(s).bind(model, device=machine.device.value)
     strategy.settle(model)
     return model, packed, why
 
@@ -280,8 +303,33 @@ def keep_apart(
         packing=packing,
         longest=longest,
         agree=agree,
-        autocast=partial(machine.autocast, dtype.value),
+        autocast=computing(machine, dtype, strategy),
     )
+
+
+def computing(
+    machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], strategy: forge_dist.Strategy
+) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what makes the context of a forward.
+
+    Autocast, or none where weights are gathered in the dtype.
+    """
+    return partial(machine.autocast, dtype.value) if strategy.autocasts else nullcontext
+
+
+def gathered(strategy: forge_dist.Strategy) -> str:
+    """Return the dtype in which a strategy gathers weights, with the reason.
+
+    Empty where it is the weights' own.
+    """
+    if strategy.settings.gather_dtype == "auto":
+        return ""
+    why = (
+        "this model computes with numbers in float32 too, which autocast brings together"
+        if strategy.autocasts
+        else "weights travel in the dtype of the computation, so nothing is cast on the way and kept for the backward pass"
+    )
+    return f"{strategy.settings.gather_dtype}: {why}; gradients are summed in float32"
 
 
 _COUNTED_STEPS = 32

@@ -25,7 +25,9 @@ from forge.run._adaptation import adapt_model, check_projections
 from forge.run._choices import (
     absolute_paths,
     choose_machine,
+    computing,
     cost_alone,
+    gathered,
     load_frozen,
     load_with_attention,
     report_routers,
@@ -95,7 +97,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     def autocast() -> Any:
         # Called for each micro-batch, of steps and of evaluations: whoever watches this rank sees that it moves.
         forge_dist.beat()
-        return machine.autocast(dtype.value)
+        return computing(machine, dtype, strategy)()
 
     s = choose_machine(s, machine, dtype)
     device = machine.device.value
@@ -106,6 +108,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         # OSFT trains the weights themselves, which are divided like any others.
         adapter=s.adapter.adapter not in ("none", "osft"),
         optimizer=s.optimizer.optimizer,
+        dtype=dtype.value,
     )
     check_projections(s, strategy)
     s = s if s.strategy.strategy != "auto" else s.resolved("strategy", strategy.name, strategy.reason)
@@ -137,6 +140,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     with report.taking(f"loading {start.path}", f"loaded {start.path}, and tried how its samples stay apart,"):
         s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest)
     report.note(f"attention: {attention}")
+    if gathering := gathered(strategy):
+        report.note(f"gather_dtype: {gathering}")
     report.note(f"packing: {s.packing.packing}: {packing}")
     if s.packing.packing == "off":
         report.note(f"packing: {cost_alone(model, plan, train)}")

@@ -39,7 +39,7 @@ def store_references(run: Run, parts: dict[str, Items | None]) -> None:
     if not missing:
         return
     model = run.model if own.reference_path is None else run.load_frozen(own.reference_path)
-    share, _ = forge_algos.shares_prompts(model, device=run.device)
+    share, _ = forge_algos.shares_prompts(model, device=run.device, autocast=run.autocast)
     for name, (items, rows, known) in missing.items():
         run.report.note(f"reference: scoring {len(rows):,} of {len(items):,} {items.noun}, once")
         mine = [rows[part] for part in shard_of(run, items.lengths[rows])]

@@ -30,7 +30,7 @@ class RolloutSteps:
     def __init__(self, run: Run, objective: forge_algos.Objective, updates: int) -> None:
         self.objective = objective
         self._run, self._updates, self._own = run, updates, run.settings.objective
-        self._shares, why = forge_algos.shares_prompts(run.model, device=run.device)
+        self._shares, why = forge_algos.shares_prompts(run.model, device=run.device, autocast=run.autocast)
         run.report.note(f"prompts: {'computed once a group' if self._shares else 'computed once a completion'}: {why}")
         self._sampler = sampler_of(run)
         self._rewards = _rewards(run)
@@ -126,7 +126,7 @@ class RehearsedRollouts:
     def __init__(self, run: Run, objective: forge_algos.Objective) -> None:
         self.objective = objective
         self._run, self._own = run, run.settings.objective
-        self._shares = forge_algos.shares_prompts(run.model, device=run.device)[0]
+        self._shares = forge_algos.shares_prompts(run.model, device=run.device, autocast=run.autocast)[0]
         if self._own.kl_weight and why_not_off(run.settings) is not None:
             run.load_frozen(run.settings.model.model_path)
 

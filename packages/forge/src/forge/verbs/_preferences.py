@@ -61,7 +61,7 @@ class Preferences(Task):
 
 def with_prompts_and_references(run: Run) -> Run:
     """Return the run with shared prompts, where the model allows it, and stored references."""
-    share, why = forge_algos.shares_prompts(run.model, device=run.device)
+    share, why = forge_algos.shares_prompts(run.model, device=run.device, autocast=run.autocast)
     run.report.note(f"prompts: {'computed once a pair' if share else 'computed once an answer'}: {why}")
     stored = getattr(run.settings.objective, "reference", None) == "stored"
 

@@ -65,7 +65,7 @@ def with_shared_histories(run: Run, *models: Any, unless: str = "") -> Run:
         return run
     share, why = not unless, unless
     for model in models if share else ():
-        share, why = forge_algos.shares_prompts(model, device=run.device)
+        share, why = forge_algos.shares_prompts(model, device=run.device, autocast=run.autocast)
         if not share:
             break
     most = max(int(items.unshared.max()) for items in apart.values())

@@ -1,6 +1,6 @@
 """Test whether the first batches' references are those of the model that is to be trained."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import ReferenceMismatchError
-from forge_algos._modules import language_modules, mode
+from forge_algos._modules import causal_model, decoder, language_modules, mode
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.objectives.preference._dpo import DPO
@@ -35,12 +35,41 @@ def check_reference(
     empty ones where it has nothing; all ranks decide alike.
     """
     device = next(model.parameters()).device if device is None else device
-    # A vision tower in 16 bits takes no part.
+    # A vision tower in 16 bits takes no part. Weights in float32 may be gathered in 16 bits: what they compute shows it.
     computing = [p for module in language_modules(model) for p in module.parameters(recurse=False)]
     coarse = any(torch.finfo(p.dtype).eps > 1e-6 for p in computing if p.is_floating_point())
+    found_dtypes: set[torch.dtype] = set()
+    body = decoder(model)
+    body = causal_model(model) if body is None else body
+    hook = body.register_forward_hook(lambda _module, _args, output: found_dtypes.update(_dtypes(output)))
+    try:
+        return _compare(model, batches, objective, device, autocast, parallel, coarse=coarse, found_dtypes=found_dtypes)
+    finally:
+        hook.remove()
+
+
+def _dtypes(output: Any) -> Iterator[torch.dtype]:
+    """Yield the float dtypes of a forward's tensors."""
+    tensors = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else [output]
+    yield from (tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.is_floating_point())
+
+
+def _compare(
+    model: nn.Module,
+    batches: Iterable[Any],
+    objective: DPO | KTO,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    parallel: Parallel,
+    *,
+    coarse: bool,
+    found_dtypes: set[torch.dtype],
+) -> float:
+    """Compare the losses; `found_dtypes` fills with those of the forwards."""
     totals, wrong = torch.zeros(3, dtype=torch.float64), []
     with torch.no_grad(), mode(model, training=False), guard_packed(model):
-        bound: Any = objective.bind(model, device=device)
+        with autocast():
+            bound: Any = objective.bind(model, device=device)
         for number, batch in enumerate(batches):
             mine = objective.count(batch) > 0
             with autocast():
@@ -48,6 +77,7 @@ def check_reference(
                 found, expected, nats = (
                     values.double().cpu() for values in bound.at_start(batch if mine else objective.idle())
                 )
+            coarse = coarse or any(torch.finfo(dtype).eps > 1e-6 for dtype in found_dtypes)
             if not mine:
                 continue
             totals += torch.stack([found.sum(), expected.sum(), torch.tensor(float(len(found)), dtype=torch.float64)])

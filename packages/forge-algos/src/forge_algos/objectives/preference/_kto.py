@@ -11,6 +11,7 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import mode
+from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
 from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, kto
@@ -157,7 +158,7 @@ class _BoundKTO:
 
     def _terms(self, logps: torch.Tensor, reference: torch.Tensor, desirable: NDArray[np.bool_], kl: torch.Tensor) -> LossTerms:
         settings = self.settings
-        good = torch.tensor(np.asarray(desirable), dtype=torch.bool).to(logps.device, non_blocking=True)
+        good = to_device(desirable, logps.device, torch.bool)
         weights = {"desirable_weight": settings.desirable_weight, "undesirable_weight": settings.undesirable_weight}
         terms = kto(logps, reference, good, kl, beta=settings.beta, **weights)
         ratios = (logps - reference).detach()

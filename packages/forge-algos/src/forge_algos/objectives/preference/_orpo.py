@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups
 from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, orpo
@@ -63,7 +64,7 @@ class _BoundORPO:
             rejected,
             **sizes,
             beta=self.settings.beta,
-            nll_logps=chosen.index_add(0, torch.tensor(pairs).to(chosen.device, non_blocking=True), prompts),
+            nll_logps=chosen.index_add(0, to_device(pairs, chosen.device), prompts),
             nll_lengths=sizes["chosen_lengths"] + torch.tensor(np.bincount(pairs, minlength=len(chosen))),
             tokens_per_pair=self.mean.tokens_per_term(totals),
         )

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 import attrs
-import numpy as np
 import torch
 from torch import nn
 
+from forge_algos.batches._copies import to_device
 from forge_algos.heads._completions import GroupModel, to_float32
 from forge_algos.heads._scalar_head import choose_scalar_head
 from forge_algos.losses import LossTerms, reward
@@ -58,7 +58,7 @@ class _BoundReward:
     def __call__(self, batch: PreferenceBatch, totals: Sequence[float]) -> LossTerms:
         check_pairs(batch)
         device = self.rows.device
-        ends = torch.tensor(np.asarray(batch.groups.ends), dtype=torch.int64).to(device, non_blocking=True)
+        ends = to_device(batch.groups.ends, device)
         chosen, rejected = sides(self.head.scores(self.rows.inputs(batch.groups), ends))
         margins = None if batch.margins is None else to_float32(batch.margins, device)
         return self.mean(reward(chosen, rejected, margin=margins, centering=self.settings.centering), totals)

@@ -121,6 +121,14 @@ class FSDP(TorchStrategy):
                         f"(tp_size={s.tp_size}): leave it out"
                     )
 
+    def compute_in(self, dtype: torch.dtype) -> None:
+        # The frozen weights beside an adapter are read in that dtype, and the adapter's own are whole: autocast casts those.
+        if dtype != torch.bfloat16 or self.adapter or self._sharded_over == 1:
+            return
+        if self.settings.gather_dtype == "auto":
+            self.settings = attrs.evolve(self.settings, gather_dtype="bfloat16")
+        self.autocasts = self.settings.gather_dtype != "bfloat16"
+
     def read(self, request: LoadRequest) -> "PreTrainedModel":
         if request.quantization is not None:
             # `wrap` shards it, once the adapter is there.
