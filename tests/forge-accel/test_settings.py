@@ -10,7 +10,12 @@ from forge_accel import DeviceSettings
 
 def test_everything_is_automatic_by_default():
     """Nobody has to know their machine."""
-    assert attrs.asdict(DeviceSettings()) == {"device": "auto", "dtype": "auto", "attention": "auto"}
+    assert attrs.asdict(DeviceSettings()) == {
+        "device": "auto",
+        "dtype": "auto",
+        "weights": "float32",
+        "attention": "auto",
+    }
 
 
 @pytest.mark.parametrize("wrong", [{"dtype": "float16"}, {"dtype": None}, {"attention": "flash"}, {"device": ""}])
@@ -32,3 +37,16 @@ def test_settings_are_frozen_and_keyword_only():
         DeviceSettings("cpu")
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         DeviceSettings().device = "cpu"
+
+
+def test_float16_is_refused_with_the_reason():
+    """What torch could compute in, and training cannot without scaled losses, is refused with what to take."""
+    with pytest.raises(ValueError, match=r"dtype=float16: float16 ends at 65,504.*Set dtype=bfloat16 or float32"):
+        DeviceSettings(dtype="float16")
+
+
+def test_bfloat16_weights_compute_in_bfloat16():
+    """Weights of 16 bits are not computed with in float32."""
+    assert DeviceSettings(weights="bfloat16").dtype == "auto"
+    with pytest.raises(ValueError, match="weights=bfloat16 with dtype=float32"):
+        DeviceSettings(weights="bfloat16", dtype="float32")

@@ -124,7 +124,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     if found["finished"]:
         return read_result(out.path)
     s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
-    strategy.settings = s.strategy
+    recomputed = s.strategy.activation_checkpointing
+    strategy.settings = attrs.evolve(strategy.settings, activation_checkpointing=recomputed)
     start = Start(**found["start"])
     tokenizer = forge_data.load_tokenizer(start.path)
     s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
