@@ -107,6 +107,25 @@ def test_virtual_tokens_beside_a_head(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("verb", ci_keeps(["sft"], ["sft", "dpo"]))
+def test_virtual_tokens_are_planned_with_their_padding(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """No forward holds more places than max_tokens_per_gpu, and the losses are those of any other cut."""
+    settings = {**given(verb, "prefix", model_dir, folder), "max_steps": 3, "effective_batch_size": 8}
+    found = {}
+    for tokens in (160, 4096):
+        run = tmp_path / str(tokens)
+        run_verb(verb, {**settings, "max_tokens_per_gpu": tokens, "ckpt_output_dir": str(run)})
+        plan = forge.packing.BatchPlan.load(run / "plan" / "plan.npz")
+        rows = [row for step in range(3) for row in plan.micro_batches(step)]
+        assert max(plan.places(row) for row in rows) <= tokens
+        assert plan.widths is not None
+        assert (plan.widths >= 4 + plan.lengths // (1 if verb == "sft" else 2)).all()
+        found[tokens] = len(rows), [line["loss"] for line in metrics(run) if "loss" in line]
+    assert found[160][0] > found[4096][0] == 3
+    assert found[160][1] == pytest.approx(found[4096][1], rel=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "name"), ci_keeps(DIVIDED, CASES))
 def test_on_two_ranks(verb: str, name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """The same where every weight of the model is divided."""
@@ -208,9 +227,45 @@ def test_a_resume_is_invisible_to_osft(model_dir: Path, folder: Path, tmp_path: 
             assert (Path(whole["model_dir"]) / file).read_bytes() == (Path(again["model_dir"]) / file).read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    ci_keeps(
+        [{"init_lora_weights": "pissa", "weight_decay": 0.1}],
+        [
+            {"init_lora_weights": "pissa", "weight_decay": 0.1},
+            {"init_lora_weights": "olora", "loraplus_lr_ratio": 4.0},
+            {"init_lora_weights": "mica"},
+            {"init_lora_weights": "eva", "rank_pattern": {"q_proj": 2}},
+            {"lora_fa": True},
+        ],
+    ),
+)
+def test_first_values_on_any_ranks_and_after_a_resume(
+    more: dict[str, Any], model_dir: Path, folder: Path, tmp_path: Path
+) -> None:
+    """Resumed it ends with the bits of an uninterrupted run; two ranks that divide the base have its losses."""
+    settings = {**given("sft", "lora", model_dir, folder), "lr_scheduler": "constant", "max_steps": 6, **more}
+    whole = run_verb("sft", {**settings, "ckpt_output_dir": str(tmp_path / "whole")})
+    halves = {**settings, "full_state_every_steps": 3, "ckpt_output_dir": str(tmp_path / "halves")}
+    run_verb("sft", {**halves, "max_steps": 3})
+    again = run_verb("sft", halves)
+    one, other = (Path(result["model_dir"]) / "adapter_model.safetensors" for result in (whole, again))
+    assert one.read_bytes() == other.read_bytes()
+    divided = {**settings, "strategy": "fsdp2", "ckpt_output_dir": str(tmp_path / "divided")}
+    run_on_ranks(run_verb, 2, "sft", divided, joined=False)
+    losses = [[line["loss"] for line in metrics(tmp_path / name) if "loss" in line] for name in ("whole", "divided")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"loraplus_lr_ratio": 4.0}, "loraplus_lr_ratio=4 has no effect with adapter=none"),
+        ({"adapter": "lora", "init_lora_weights": "pissa", "lora_r": 999}, "directions, and its rank is 999"),
+        ({"adapter": "lora", "init_lora_weights": "loftq"}, "init_lora_weights"),
+        ({"adapter": "lora", "init_lora_weights": "eva", "cp_size": 2}, "inputs are measured on whole rows"),
+        ({"adapter": "lora", "rank_pattern": ["q_prj=2"]}, "Did you mean q_proj"),
         ({"adapter": "osft", "unfreeze_rank_ratio": 1.5}, "unfreeze_rank_ratio"),
         ({"adapter": "osft", "rank_pattern": ["q_proj=999"]}, "999"),
         ({"adapter": "osft", "target_modules": ["q_prj"]}, "q_proj"),
@@ -232,12 +287,25 @@ def test_what_projects_is_refused_under_zero(settings: dict[str, Any]) -> None:
 
     def check(**more: Any) -> None:
         adapter = forge.algos.AdapterSettings(adapter="osft", **more)
-        check_projections(SimpleNamespace(adapter=adapter), SimpleNamespace(name="zero1"))
+        check_projections(_settings(adapter, 0.0), SimpleNamespace(name="zero1"))
 
     with pytest.raises(forge.SettingsError, match="projects.*strategy=fsdp2") as caught:
         check(**settings)
     assert next(iter(settings)) in str(caught.value)
     check()
+
+
+def test_what_decays_back_is_refused_under_zero() -> None:
+    """What PiSSA subtracts could not be kept from a decay there."""
+    adapter = forge.algos.AdapterSettings(adapter="lora", init_lora_weights="pissa")
+    check_projections(_settings(adapter, 0.0), SimpleNamespace(name="zero1"))
+    check_projections(_settings(adapter, 0.1), SimpleNamespace(name="fsdp2"))
+    with pytest.raises(forge.SettingsError, match="set weight_decay=0, or strategy=fsdp2"):
+        check_projections(_settings(adapter, 0.1), SimpleNamespace(name="zero1"))
+
+
+def _settings(adapter: Any, weight_decay: float) -> Any:
+    return SimpleNamespace(adapter=adapter, optimizer=SimpleNamespace(weight_decay=weight_decay))
 
 
 def test_config_repeats_an_osft_run(model_dir: Path, folder: Path, tmp_path: Path) -> None:

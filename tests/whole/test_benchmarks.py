@@ -56,6 +56,7 @@ def test_imports():
     assert figures["budgets"] == {"import_forge_over_bare_seconds": 0.1, "help_seconds": 0.5}
 
 
+@pytest.mark.lane
 def test_loop_overhead():
     """loop_overhead.py drives two loops that train the same: their losses after five steps are equal."""
     figures = run_toy("loop_overhead.py")

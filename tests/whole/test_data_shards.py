@@ -29,7 +29,7 @@ def command(folder: Path, name: str, script: str) -> None:
     file.chmod(0o755)
 
 
-@pytest.mark.slow
+@pytest.mark.lane
 def test_the_array_file_of_the_page(chats: Path, model_dir: Path, tmp_path: Path) -> None:
     """Run once for each SLURM_ARRAY_TASK_ID, then merged as the page says, it makes the very same files."""
     (script,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)

@@ -65,7 +65,7 @@ STAGES = {
         objectives
         objectives/preference  objectives/policy
         online/sampling  online/rewards  online/rollout
-        online/updates
+        online/updates  online/environments
         online  training
         memory
     """,

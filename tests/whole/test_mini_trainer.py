@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ..lanes import ci_keeps
 from . import tiny
 from .repository import ROOT
 
@@ -73,7 +74,7 @@ def mean_loss(model: object, rows: list[dict[str, list[int]]]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapter", ["none", "lora"])
+@pytest.mark.parametrize("adapter", ci_keeps(["lora"], ["none", "lora"]))
 def test_the_loss_falls_and_the_result_loads(model: Path, tmp_path: Path, adapter: str) -> None:
     """The printed loss falls, and what is saved is loaded by plain transformers or PEFT and has learned."""
     from transformers import AutoModelForCausalLM

@@ -55,8 +55,8 @@ def test_a_recipe_runs(name: str, model_dir: Path, tmp_path: Path, monkeypatch: 
     assert (tmp_path / "run" / json.loads((tmp_path / "run" / "result.json").read_text())["model_dir"]).is_dir()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ci_keeps(["sft-lora"], list(shipped())))
+@pytest.mark.lane
+@pytest.mark.parametrize("name", shipped())
 def test_a_recipe_needs_what_it_says(name: str, model_dir: Path, tmp_path: Path) -> None:
     """Within 5 percent: the memory plan's worst phase, which `hatch run recipes` writes into its head."""
     said = NEEDS.search(shipped()[name].read_text())

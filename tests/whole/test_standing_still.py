@@ -14,7 +14,6 @@ import pytest
 
 import forge
 
-from ..lanes import ci_keeps
 from .test_launched import SETTINGS, command, ended, free_port, until, workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")]
@@ -28,9 +27,8 @@ def given(model_dir: Path, chats: Path) -> dict[str, Any]:
     return {"model_path": str(model_dir), "data_path": str(chats), **SETTINGS}
 
 
-@pytest.mark.parametrize(
-    ("how", "expected"), ci_keeps([("stopped", 1)], [("stopped", 1), ("asleep", 1), ("native", -signal.SIGKILL)])
-)
+@pytest.mark.lane
+@pytest.mark.parametrize(("how", "expected"), [("stopped", 1), ("asleep", 1), ("native", -signal.SIGKILL)])
 def test_one_process_that_stands_still(how: str, expected: int, given: Any, hanging: Any, tmp_path: Path) -> None:
     """A guard notices it: the run fails as others do, or is killed where native code lets nothing else happen."""
     variables, _ = hanging

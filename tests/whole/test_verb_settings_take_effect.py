@@ -14,6 +14,7 @@ from forge.settings._settings import groups
 from forge.verbs._registry import task_of
 from forge.verbs._sft import SFTSettings
 
+from .sampling_stub import served
 from .test_settings_take_effect import once, traces
 from .verbs import VERBS, settings_of, teacher
 
@@ -71,6 +72,16 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "reward_weights": ({}, (1.0,), (-1.0,)),
         "reward_model_path": ({}, None, "REWARD MODEL"),
         "on_reward_error": ({"reward": ("forge_test_rewards:at_times",)}, "stop", "skip"),
+        "reward_timeout": ({"reward": ("forge_test_rewards:sleepy",)}, None, 0.1),
+        "env": ({}, None, "forge_test_rewards:Echo"),
+        "max_turns": ({"env": "forge_test_rewards:Echo"}, 8, 1),
+        "env_timeout": ({"env": "forge_test_rewards:Echo"}, 60.0, 0.01),
+        "sampler": ({"sampler_url": "SERVER"}, "vllm", "sglang"),
+        "sampler_url": ({"sampler": "vllm"}, "SERVER", "OTHER SERVER"),
+        "sampler_timeout": ({"sampler": "vllm", "sampler_url": "SERVER"}, 600.0, 1e-6),
+        "tis_above": ({"sampler": "vllm", "sampler_url": "OTHER SERVER"}, 0.01, 0.1),
+        "tis_cap": ({"sampler": "vllm", "sampler_url": "OTHER SERVER"}, 2.0, 0.5),
+        "max_sampler_gap": ({"sampler": "vllm", "sampler_url": "OTHER SERVER"}, 0.2, 0.02),
         "max_new_tokens": ({}, 6, 4),
         "temperature": ({}, 1.0, 0.5),
         "top_p": ({}, 1.0, 0.2),
@@ -125,6 +136,25 @@ def same(prompts, completions, **_):
 
 def at_times(prompts, completions, **_):
     return [1 / (len(text(c)) % 3) for c in completions]
+
+
+def sleepy(prompts, completions, **_):
+    import time
+
+    time.sleep(0.5)
+    return [-len(text(c)) / 10 for c in completions]
+
+
+class Echo:
+    def reset(self, **_):
+        import time
+
+        time.sleep(0.2)
+        self.turns = 0
+
+    def step(self, turn):
+        self.turns += 1
+        return "more", float(len(turn["content"])), self.turns == 3
 """
 
 
@@ -149,9 +179,15 @@ def places(model_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
     bad.write_text((folder / "pairs.jsonl").read_text() + '{"prompt": "a", "chosen": "b", "rejected": "b"}\n')
     with (folder / "forge_test_rewards.py").open("a") as rewards:
         rewards.write(REWARDS)
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        served("vllm", model_dir) as (server, _),
+        served("vllm", model_dir, fault="off by a little") as (other_server, _),
+    ):
         patch.syspath_prepend(folder)
         yield {
+            "SERVER": server,
+            "OTHER SERVER": other_server,
             "TEACHER": str(first),
             "OTHER TEACHER": str(other),
             "REWARD MODEL": str(folder / "scored"),

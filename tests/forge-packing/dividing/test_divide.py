@@ -6,7 +6,8 @@ from hypothesis import given, settings, strategies as st
 
 from forge_packing import Cost, PackingError, divide, pack_rows
 from forge_packing.dividing._bounds import makespan_bound, micro_batch_bound
-from forge_packing.dividing._divide import cut, divide_steps, fewest_bits
+from forge_packing.dividing._divide import cut, divide_steps
+from forge_packing.dividing._padded import fewest_bits
 
 from ..naive import COSTS, best_possible, makespan, mini_trainers, steps
 

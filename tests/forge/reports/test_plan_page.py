@@ -87,7 +87,7 @@ def test_the_words_are_the_figures() -> None:
         forge_packing.plan([5], batch_size=1, max_tokens=9),
         forge_packing.plan([3] * 600, batch_size=600, max_tokens=9, world_size=300),
         pytest.param(
-            forge_packing.plan([3, 4], batch_size=2, max_tokens=9, epochs=None, max_steps=10**8), marks=pytest.mark.slow
+            forge_packing.plan([3, 4], batch_size=2, max_tokens=9, epochs=None, max_steps=10**8), marks=pytest.mark.lane
         ),
         forge_packing.plan([3, 4], batch_size=2, max_tokens=9, epochs=None),
         forge_packing.plan([1], batch_size=1, max_tokens=9, cost=forge_packing.Cost(1e-6, 0.0)),

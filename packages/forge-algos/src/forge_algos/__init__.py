@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forge_algos.adaptations import (
         Adaptation as Adaptation,
         adapt as adapt,
+        eva_directions as eva_directions,
         osft_importance as osft_importance,
         quantization_config as quantization_config,
     )
@@ -112,7 +113,7 @@ _PUBLIC = {
         "PackedBatchError ReferenceMismatchError RehearsalError RewardError RolloutError UnevenRanksError"
     ),
     "_parallel": "ALONE Parallel",
-    "adaptations": "Adaptation adapt osft_importance quantization_config",
+    "adaptations": "Adaptation adapt eva_directions osft_importance quantization_config",
     "batches._copies": "pin_batches",
     "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",
     "batches._packed": "PackedBatch",

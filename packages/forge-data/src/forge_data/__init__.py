@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from forge_data.tokenizing._add_tokens import AddedTokens as AddedTokens, add_tokens as add_tokens
     from forge_data.tokenizing._chat_template import with_template as with_template
     from forge_data.tokenizing._tokenizer import load_tokenizer as load_tokenizer
+    from forge_data.tokenizing._turn_reader import TurnReader as TurnReader
     from forge_data.viewing._show import show as show
     from forge_data.viewing._stats import Stats as Stats, stats as stats
 
@@ -64,6 +65,7 @@ _PUBLIC = {
     "tokenizing._add_tokens": "AddedTokens add_tokens",
     "tokenizing._chat_template": "with_template",
     "tokenizing._tokenizer": "load_tokenizer",
+    "tokenizing._turn_reader": "TurnReader",
     "viewing._show": "show",
     "viewing._stats": "Stats stats",
 }

@@ -2,8 +2,10 @@
 Errors name function, row and what was returned.
 """
 
+import asyncio
 import math
 import re
+import time
 
 import attrs
 import numpy as np
@@ -126,6 +128,39 @@ def test_bad_reward_names(name, message):
     """Each way in which a name can be wrong has its own message."""
     with pytest.raises(RewardError, match=message):
         load_reward(name)
+
+
+def test_async_functions_are_awaited():
+    """`async def` scores a batch, and its errors name file, line and row as any other's."""
+
+    async def later(prompts, completions, wanted, fails=()):
+        await asyncio.sleep(0.001)
+        if fails:
+            raise ValueError("not so")
+        return [float(len(c)) for c in completions]
+
+    asked = ANSWERS
+    scores = score(Reward(name="later", function=later), asked)
+    np.testing.assert_array_equal(scores, [len(c) for c in asked.completions])
+    failing = attrs.evolve(asked, columns={**asked.columns, "fails": [1] * len(asked.completions)})
+    with pytest.raises(RewardError, match=rf"ValueError: not so, at {__file__}:\d+, for row {asked.rows[0]}"):
+        score(Reward(name="later", function=later), failing)
+
+
+def test_a_function_that_takes_too_long():
+    """The error says where it stands; skipped, its completions go unscored; one that is quick has its score."""
+
+    def slow(**_):
+        time.sleep(20)
+        return [0.0]
+
+    asked = ANSWERS
+    line = slow.__code__.co_firstlineno + 1
+    with pytest.raises(RewardError, match=rf"within reward_timeout=0.1 seconds for .*{__file__}:{line}"):
+        score(Reward(name="slow", function=slow), asked, timeout=0.1)
+    assert np.isnan(score(Reward(name="slow", function=slow), asked, on_error="skip", timeout=0.1)).all()
+    quick = Reward(name="quick", function=lambda completions, **_: [1.0] * len(completions))
+    np.testing.assert_array_equal(score(quick, asked, timeout=60.0), 1.0)
 
 
 class Letters:

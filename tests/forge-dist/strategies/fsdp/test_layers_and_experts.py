@@ -69,9 +69,9 @@ def resumed(ranks, path, options, directory):
     ("name", "ranks", "options", "data"),
     [
         ("llama-tied", 2, {"tp_size": 2}, [(1, 0), (1, 0)]),
-        ("qwen3", 4, {"tp_size": 2}, [(2, 0), (2, 0), (2, 1), (2, 1)]),
+        pytest.param("qwen3", 4, {"tp_size": 2}, [(2, 0), (2, 0), (2, 1), (2, 1)], marks=pytest.mark.lane),
         ("qwen3_moe", 2, {"ep_size": 2}, [(2, 0), (2, 1)]),
-        ("mixtral", 4, {"ep_size": 2}, [(4, 0), (4, 1), (4, 2), (4, 3)]),
+        pytest.param("mixtral", 4, {"ep_size": 2}, [(4, 0), (4, 1), (4, 2), (4, 3)], marks=pytest.mark.lane),
         ("qwen3_moe", 4, {"tp_size": 2, "ep_size": 4}, [(2, 0), (2, 0), (2, 1), (2, 1)]),
     ],
 )

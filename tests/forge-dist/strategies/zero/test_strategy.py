@@ -310,7 +310,7 @@ def test_resume(base, stage):
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.lane
 @by_stage
 def test_resume_of_an_adapter(base, stage):
     """Of an adapter only what is trained is in the state, and it goes on with the same bits."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from forge_algos._errors import AdapterError
-from forge_algos.adaptations.base._adaptation import Adaptation, Context, Importance, OneRank, Ranks
+from forge_algos.adaptations.base._adaptation import Adaptation, Context, Directions, Importance, OneRank, Ranks
 from forge_algos.adaptations.peft._quantization import check_quantized
 from forge_algos.settings._adapter import AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS
@@ -20,6 +20,7 @@ def adapt(
     cache: Path | None = None,
     ranks: Ranks | None = None,
     importance: Importance | None = None,
+    directions: Directions | None = None,
     free: Mapping[str, int] | None = None,
     tokenizer_path: str | None = None,
     new_tokens: Sequence[int] = (),
@@ -36,6 +37,7 @@ def adapt(
         cache: OSFT: directory in which singular vectors are looked up and kept; None keeps none.
         ranks: the processes that share the model; this one alone by default.
         importance: OSFT with osft_rank=adaptive: measures the importance of each target (`osft_importance`).
+        directions: LoRA with init_lora_weights=eva: measures the directions of each target's inputs (`eva_directions`).
         free: OSFT: free directions of each target when the run began, to resume it; by default as `settings` have them.
         tokenizer_path: adapter=prompt with prompt_init_text: path of its tokenizer; by default the model's own path.
         new_tokens: ids whose rows the model has not been trained with: LoRA and the like train these rows of the embedding and
@@ -56,6 +58,7 @@ def adapt(
         cache=cache,
         ranks=ranks or OneRank(),
         importance=importance,
+        directions=directions,
         free=free,
         tokenizer_path=tokenizer_path,
         new_tokens=tuple(new_tokens),

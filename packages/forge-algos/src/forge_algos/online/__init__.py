@@ -7,24 +7,31 @@ from forge_algos.batches._online import OnlineBatch
 from forge_algos.heads._value_head import attach_value_head
 from forge_algos.online._make_rollout import make_rollout
 from forge_algos.online._prompts import Prompt
+from forge_algos.online.environments._environment import Environment, load_environment
+from forge_algos.online.environments._episodes import Episodes
 from forge_algos.online.rewards._reward_model import RewardModel
 from forge_algos.online.rewards._rewards import Reward, check_reward, load_reward, reward_columns
 from forge_algos.online.rollout._rollout import Rollout
 from forge_algos.online.sampling._generate import GenerateSampler
+from forge_algos.online.sampling._remote import RemoteSampler
 from forge_algos.online.sampling._sampler import Completion, Sampler
 from forge_algos.online.updates._updates import rollout_batches
 
 __all__ = [
     "Completion",
+    "Environment",
+    "Episodes",
     "GenerateSampler",
     "OnlineBatch",
     "Prompt",
+    "RemoteSampler",
     "Reward",
     "RewardModel",
     "Rollout",
     "Sampler",
     "attach_value_head",
     "check_reward",
+    "load_environment",
     "load_reward",
     "make_rollout",
     "rollout_batches",

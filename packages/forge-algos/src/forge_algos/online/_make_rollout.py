@@ -2,19 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from forge_algos._errors import RewardError, RolloutError
+from forge_algos._errors import ForgeAlgosError, RewardError, RolloutError
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.online._credit import advantages_of
 from forge_algos.online._gather import gather, scatter, share_of
 from forge_algos.online._measure import Reference, measure
 from forge_algos.online._prompts import Prompt, check_arguments, check_completions, columns_of
+from forge_algos.online._sampler_gap import gap_weights
+from forge_algos.online.environments._environment import ENVIRONMENT
+from forge_algos.online.environments._episodes import Episodes
 from forge_algos.online.rewards._rewards import Reward, RewardInputs, overlong, score, total
 from forge_algos.online.rollout._rollout import Rollout, equal_groups
 from forge_algos.online.sampling._draw import attempt_seed
@@ -42,14 +45,18 @@ def make_rollout(
     reference: Reference | None = None,
     share_prompts: bool = False,
     source: Callable[[int], str] = "row {}".format,
+    episodes: Episodes | None = None,
 ) -> Rollout:
     """Sample completions of each prompt, reward them, and compute what the updates read.
 
     Each data shard samples and rewards its share of the prompts; afterwards every rank has the whole rollout. Log-probabilities
     are those of the pass that trains: its packed rows, its head, its temperature. So the ratio of the first update is 1. They
-    are the policy's own, whatever `top_p` and `top_k` took away while sampling. `source` names a row in messages.
+    are the policy's own, whatever `top_p` and `top_k` took away while sampling. `source` names a row in messages. With
+    `episodes` a completion is an episode: turns of the model, and an environment's observations between them, which are read
+    and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a figure of the
+    rollout, and above the settings' limits it weighs the advantages, or is an error.
     """
-    check_arguments(prompts, settings, rewards, reference, seed, max_tokens)
+    check_arguments(prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None)
     device = next(model.parameters()).device if device is None else device
     numbers = list(range(len(prompts))) if rows is None else [int(row) for row in rows]
     if len(numbers) != len(prompts):
@@ -61,23 +68,38 @@ def make_rollout(
 
     def answer(chosen: Sequence[int], attempt: int) -> tuple[list[Completion], dict[str, NDArray[np.float32]]]:
         """Sample and score completions of these prompts, whose numbers are given."""
-        made = sampler.sample(
-            [prompts[i].input_ids for i in chosen],
-            num_generations=each,
-            max_new_tokens=settings.max_new_tokens,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            seed=attempt_seed(seed, attempt),
-            numbers=chosen,
-        )
-        check_completions(made, len(chosen) * each, settings.max_new_tokens)
         mine, rows = [prompts[i] for i in chosen], [numbers[i] for i in chosen]
-        return made, _score(made, mine, rows, settings, rewards, columns, decode, parallel, source)
+        drawn = attempt_seed(seed, attempt)
+        made: list[Completion] = []
+        failed: ForgeAlgosError | None = None
+        if episodes is not None:
+            made, failed = episodes.play(
+                sampler, mine, settings=settings, seed=drawn, numbers=chosen, rows=rows, parallel=parallel, source=source
+            )
+        else:
+            try:
+                made = sampler.sample(
+                    [prompt.input_ids for prompt in mine],
+                    num_generations=each,
+                    max_new_tokens=settings.max_new_tokens,
+                    temperature=settings.temperature,
+                    top_p=settings.top_p,
+                    top_k=settings.top_k,
+                    seed=drawn,
+                    numbers=chosen,
+                )
+            except RolloutError as error:
+                if getattr(sampler, "synced", False):
+                    raise  # the other ranks wait within the sampler, not here
+                failed = error
+        raise_alike(failed, parallel, RolloutError("sampling failed on another rank; its message is in that rank's log"))
+        check_completions(made, len(chosen) * each, settings.max_new_tokens)
+        scores = _score(made, mine, rows, settings, rewards, columns, decode, parallel, source, episodic=episodes is not None)
+        return made, scores
 
     def reward(scores: dict[str, NDArray[np.float32]], lengths: NDArray[Any], finished: NDArray[Any]) -> NDArray[np.float32]:
         """Add up each completion's rewards and penalties."""
-        found = total(scores, {one.name: one.weight for one in rewards})
+        found = total(scores, {ENVIRONMENT: 1.0} | {one.name: one.weight for one in rewards})
         found = found - settings.missing_eos_penalty * ~finished
         return (found - overlong(lengths, settings.max_new_tokens, settings.overlong_buffer)).astype(np.float32)
 
@@ -98,12 +120,11 @@ def make_rollout(
             scored[name][places] = values
         resampled += len(again)
     resampled = int(parallel.sum([resampled])[0])
-    lengths = gather([len(completion.ids) for completion in mine], parallel, shard).astype(np.int64)
-    ids = gather(np.concatenate([np.zeros(0), *(completion.ids for completion in mine)]), parallel, shard).astype(np.int32)
-    completion_ids = tuple(np.split(ids, lengths.cumsum()[:-1])) if len(lengths) else ()
-    finished = gather([completion.finished for completion in mine], parallel, shard) > 0
+    whole = _gathered(mine, parallel, shard)
+    sizes, lengths, completion_ids, learned = whole.sizes, whole.lengths, whole.ids, whole.learned
+    finished, sampler_logps = whole.finished, whole.sampler_logps
     scores = {name: gather(values, parallel, shard).astype(np.float32) for name, values in scored.items()}
-    reward_B = reward(scores, lengths, finished)
+    reward_B = reward(scores, sizes, finished)
     groups = np.repeat(np.arange(len(prompts)), each)
     trained, masked = _trained(settings, reward_B, groups, finished, len(prompts))
 
@@ -118,7 +139,7 @@ def make_rollout(
         for update in update_indices(
             groups,
             np.array([len(prompt) for prompt in prompt_ids], np.int64),
-            lengths,
+            sizes,
             which,
             beside,
             seed=seed,
@@ -132,7 +153,7 @@ def make_rollout(
     parts = [indices for step in steps for indices in step[shard]]
     measured = measure(
         model,
-        [packed(indices, groups, prompt_ids, completion_ids, share_prompts=share_prompts) for indices in parts],
+        [packed(indices, groups, prompt_ids, completion_ids, learned, share_prompts=share_prompts) for indices in parts],
         temperature=settings.temperature,
         device=device,
         autocast=autocast,
@@ -154,6 +175,9 @@ def make_rollout(
         ref_logps=ref_logps,
         values=values,
     )
+    weights = None if sampler_logps is None else gap_weights(settings, old_logps, sampler_logps, lengths)
+    if weights is not None:
+        advantages = advantages * weights
     return Rollout(
         seed=seed,
         prompt_rows=np.array(numbers, np.int64),
@@ -173,6 +197,8 @@ def make_rollout(
         advantages=advantages,
         returns=returns,
         resampled=resampled,
+        learned=learned,
+        sampler_logps=sampler_logps,
     )
 
 
@@ -186,6 +212,8 @@ def _score(
     decode: Callable[[list[int]], str],
     parallel: Parallel,
     source: Callable[[int], str],
+    *,
+    episodic: bool,
 ) -> dict[str, NDArray[np.float32]]:
     """Return each reward function's numbers for this rank's completions, by its name.
     An error on one rank is raised on all.
@@ -196,8 +224,8 @@ def _score(
     inputs = RewardInputs(
         prompts=[prompt.prompt for prompt in asked],
         completions=[
-            text if isinstance(prompt.prompt, str) else [{"role": "assistant", "content": text}]
-            for text, prompt in zip(texts, asked, strict=True)
+            text if isinstance(prompt.prompt, str) else list(one.messages or ({"role": "assistant", "content": text},))
+            for one, text, prompt in zip(completions, texts, asked, strict=True)
         ],
         columns={name: [prompt.columns.get(name) for prompt in asked] for name in sorted(columns)},
         rows=[row for row in rows for _ in range(each)],
@@ -205,16 +233,60 @@ def _score(
     )
     failed: RewardError | None = None
     found: dict[str, NDArray[np.float32]] = {}
+    if episodic:
+        found[ENVIRONMENT] = np.array([np.nan if one.reward is None else one.reward for one in completions], np.float32)
     try:
-        found = {reward.name: score(reward, inputs, on_error=settings.on_reward_error) for reward in rewards}
+        for reward in rewards:
+            found[reward.name] = score(reward, inputs, on_error=settings.on_reward_error, timeout=settings.reward_timeout)
     except RewardError as error:
         failed = error
+    raise_alike(failed, parallel, RewardError("a reward function failed on another rank; its message is in that rank's log"))
+    return found
+
+
+class _Completions(NamedTuple):
+    """The completions of all data shards."""
+
+    ids: tuple[NDArray[np.int32], ...]
+    sizes: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    finished: NDArray[np.bool_]
+    learned: tuple[NDArray[np.bool_], ...] | None
+    sampler_logps: NDArray[np.float32] | None
+
+
+def _gathered(mine: Sequence[Completion], parallel: Parallel, shard: int) -> _Completions:
+    """Gather the completions of all data shards, in the order of the prompts."""
+
+    def together(parts: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
+        return gather(np.concatenate([np.zeros(0), *parts]), parallel, shard)
+
+    def cut(values: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+        return tuple(np.split(values, sizes.cumsum()[:-1])) if len(sizes) else ()
+
+    sizes = gather([len(one.ids) for one in mine], parallel, shard).astype(np.int64)
+    ids = cut(together([one.ids for one in mine]).astype(np.int32))
+    finished = gather([one.finished for one in mine], parallel, shard) > 0
+    learned: tuple[NDArray[np.bool_], ...] | None = None
+    if parallel.any(any(one.learned is not None for one in mine)):
+        masks = [np.ones(len(one.ids), bool) if one.learned is None else one.learned for one in mine]
+        learned = cut(together(masks) > 0)
+    lengths = sizes if learned is None else np.array([mask.sum() for mask in learned], np.int64)
+    sampler_logps: NDArray[np.float32] | None = None
+    if parallel.any(any(one.logps is not None for one in mine)):
+        drawn = [np.full(len(one.ids), np.nan) if one.logps is None else one.logps for one in mine]
+        sampler_logps = together(drawn).astype(np.float32)
+        sampler_logps = sampler_logps if learned is None else sampler_logps[np.concatenate(learned)]
+    return _Completions(ids, sizes, lengths, finished, learned, sampler_logps)
+
+
+def raise_alike(failed: ForgeAlgosError | None, parallel: Parallel, others: ForgeAlgosError) -> None:
+    """Raise one rank's error there, and `others` on the other ranks."""
     elsewhere = parallel.any(failed is not None)
     if failed is not None:
         raise failed
     if elsewhere:
-        raise RewardError("a reward function failed on another rank; its message is in that rank's log")
-    return found
+        raise others
 
 
 def _resamples(settings: OnlineSettings) -> int:

@@ -38,10 +38,12 @@ def check_arguments(
     reference: Reference | None,
     seed: int,
     max_tokens: int,
+    *,
+    episodic: bool = False,
 ) -> None:
     """Raise RolloutError or RewardError if the arguments do not go together, alike on all ranks."""
-    if not rewards:
-        raise RewardError("nothing rewards the completions: give reward functions, a reward model, or both")
+    if not rewards and not episodic:
+        raise RewardError("nothing rewards the completions: give reward functions, a reward model, an environment, or several")
     if not prompts:
         raise RolloutError("a rollout needs a prompt at least, and there is none")
     if seed < 0:

@@ -38,17 +38,17 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def __init__(
         self,
-        matrices: Sequence[nn.Parameter],
+        matrices: Sequence[dict[str, Any]],
         stacks: Sequence[dict[str, Any]],
         others: Sequence[dict[str, Any]],
         *,
         muon: dict[str, Any],
         adamw: dict[str, Any],
     ) -> None:
-        """Take matrices [A, B] and groups of stacks for Muon, and groups of all else for AdamW."""
+        """Take groups of matrices [A, B] and of stacks for Muon, and groups of all else for AdamW."""
         parts: list[tuple[str, torch.optim.Optimizer]] = []
         if matrices:
-            parts.append(("muon", torch.optim.Muon(matrices, **muon, adjust_lr_fn="match_rms_adamw")))
+            parts.append(("muon", torch.optim.Muon(list(matrices), **muon, adjust_lr_fn="match_rms_adamw")))
         if stacks:
             parts.append(("muon_stacks", StackedMuon(list(stacks), **muon)))
         if others:

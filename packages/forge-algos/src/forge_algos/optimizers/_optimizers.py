@@ -21,6 +21,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Make the optimizer that `settings.optimizer` names, over the parameters that train.
 
+    With `loraplus_lr_ratio` LoRA's B matrices are groups of their own, whose rate is that multiple of the others'.
+
     Matrices (two dimensions or more) decay by `weight_decay`, norms, biases and ia3's factors do not; embeddings are matrices.
 
     - adamw: torch.optim.AdamW. With lr the scheduled rate: p ← p - lr · weight_decay · p, then p ← p - lr · m̂ / (√v̂ + eps).
@@ -43,9 +45,14 @@ def make_optimizer(
     Raises:
         MissingPackageError: schedulefree or bitsandbytes is not installed.
         OptimizerError: bitsandbytes does not serve the parameters' device; nothing that is trained is Muon's, or nothing is
-            left for AdamW, whose settings were given.
+            left for AdamW, whose settings were given; loraplus_lr_ratio without LoRA's matrices.
     """
     settings = settings.resolve(_adapter(model))
+    if settings.loraplus_lr_ratio != 1 and not _second_factors(model):
+        raise OptimizerError(
+            f"loraplus_lr_ratio={settings.loraplus_lr_ratio} has no effect: no matrix B of a LoRA trains here; leave it out, "
+            "or set adapter=lora"
+        )
     common: dict[str, Any] = {"lr": settings.learning_rate}
     adam: dict[str, Any] = {**common, "betas": (settings.beta1, settings.beta2), "eps": settings.eps}
     if settings.optimizer == "muon":
@@ -99,6 +106,11 @@ def _adapter(model: nn.Module) -> Adapter:
     return found[0] if found else "lora" if carried else "none"
 
 
+def _second_factors(model: nn.Module) -> set[int]:
+    """Return the ids of LoRA's B matrices that train."""
+    return {id(p) for name, p in model.named_parameters() if p.requires_grad and "lora_B" in name.split(".")}
+
+
 def _groups(model: nn.Module, parameters: list[nn.Parameter], settings: OptimizerSettings) -> list[dict[str, Any]]:
     """Group matrices apart from what does not decay, and shards apart from whole tensors.
     A fused kernel takes shards or whole tensors, not both.
@@ -106,12 +118,23 @@ def _groups(model: nn.Module, parameters: list[nn.Parameter], settings: Optimize
     kinds = dict.fromkeys(type(p.detach()) for p in parameters)
     excluded = vectors(model)
     matrices = {id(p) for p in parameters if p.dim() >= 2 and id(p) not in excluded}
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if (id(p) in matrices) == matrix and type(p.detach()) is kind], "weight_decay": decay}
         for kind in kinds
         for matrix, decay in ((True, settings.weight_decay), (False, 0.0))
     ]
-    return [group for group in groups if group["params"]]
+    return _with_ratio(model, [group for group in groups if group["params"]], settings)
+
+
+def _with_ratio(model: nn.Module, groups: list[dict[str, Any]], settings: OptimizerSettings) -> list[dict[str, Any]]:
+    """Give LoRA's B matrices groups of their own, with their rate (LoRA+); after the others."""
+    if settings.loraplus_lr_ratio == 1:
+        return groups
+    second = _second_factors(model)
+    rate = {"lr": (settings.learning_rate or 0.0) * settings.loraplus_lr_ratio}
+    others = [{**group, "params": [p for p in group["params"] if id(p) not in second]} for group in groups]
+    faster = [{**group, **rate, "params": [p for p in group["params"] if id(p) in second]} for group in groups]
+    return [group for group in (*others, *faster) if group["params"]]
 
 
 def _muon(model: nn.Module, settings: OptimizerSettings, adam: dict[str, Any], *, fused: bool) -> MuonAdamW:
@@ -127,7 +150,9 @@ def _muon(model: nn.Module, settings: OptimizerSettings, adam: dict[str, Any], *
                 "Muon's, and nothing is left for AdamW; leave it out"
             )
     muon = {"lr": settings.learning_rate, "momentum": settings.momentum, "weight_decay": settings.weight_decay}
-    return MuonAdamW(chosen, stacks, _groups(model, rest, settings), muon=muon, adamw={**adam, "fused": fused})
+    matrices = _with_ratio(model, [{"params": chosen}] if chosen else [], settings)
+    stacks = _with_ratio(model, stacks, settings)
+    return MuonAdamW(matrices, stacks, _groups(model, rest, settings), muon=muon, adamw={**adam, "fused": fused})
 
 
 def _schedule_free(groups: list[dict[str, Any]], adam: dict[str, Any]) -> torch.optim.Optimizer:

@@ -3,6 +3,7 @@
 A docstring under a field becomes its line in `--help` and in the reference page.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,6 +18,16 @@ OSFTForm = Literal["direct", "factors"]
 OSFTRank = Literal["uniform", "adaptive"]
 OSFTSvd = Literal["exact", "randomized"]
 Rest = Literal["embeddings", "head", "norms", "biases", "all"]
+InitLoraWeights = Literal["default", "gaussian", "orthogonal", "olora", "pissa", "pissa_niter_16", "mica", "eva"]
+
+# A constant, because the type checker takes a literal of more than four for any string.
+_INIT: InitLoraWeights = "default"
+
+SUBTRACTED = ("olora", "pissa", "pissa_niter_16")
+"""Initialisations whose first product B₀ A₀ is subtracted again, so that training begins at the base."""
+
+
+_POSITIVE = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 
 
 def _tuple(value: Any) -> Any:
@@ -47,8 +58,19 @@ def _check_pattern(_instance: Any, field: Any, value: Any) -> None:
         name, _, rank = entry.rpartition("=")
         if not name or not rank.isdecimal():
             raise ValueError(
-                f"{field.name} must hold NAME=RANK, a target's name or pattern and how many of its directions may move, got "
-                f"{entry!r}"
+                f"{field.name} must hold NAME=RANK, a target's name or pattern and its rank (of osft: how many of its "
+                f"directions may move), got {entry!r}"
+            )
+
+
+def _check_alphas(_instance: Any, field: Any, value: Any) -> None:
+    _check_names(_instance, field, value)
+    for entry in value:
+        name, _, alpha = entry.rpartition("=")
+        if not name or not _POSITIVE.fullmatch(alpha) or not float(alpha):
+            raise ValueError(
+                f"{field.name} must hold NAME=ALPHA, a target's name or pattern and a number above 0 in place of lora_alpha, "
+                f"got {entry!r}"
             )
 
 
@@ -94,6 +116,15 @@ class AdapterSettings:
     with rslora by lora_alpha / √lora_r."""
     lora_dropout: float = attrs.field(default=0.0, validator=number(kind=float, below=1.0))
     """Share of the adapters' inputs set to zero while training, from 0 to below 1."""
+    init_lora_weights: InitLoraWeights = attrs.field(default=_INIT, validator=one_of(InitLoraWeights))
+    """First values of A and B; with each the model begins as its base.
+    B = 0 with A uniform (default), gaussian, or the directions in which the inputs of the run's first rows vary most (eva,
+    arXiv 2410.07170); both orthogonal (orthogonal); the weight's first singular vectors (pissa, 2404.02948, or pissa_niter_16,
+    a faster approximation) or those of its QR (olora, 2406.01775), whose product is subtracted again; its last ones in a B that
+    stays (mica, 2604.01694)."""
+    lora_fa: bool = attrs.field(default=False, validator=_flag)
+    """Train B alone, by the gradient that is nearest to the whole matrix's (LoRA-FA, arXiv 2308.03303):
+    A keeps its first values and needs no gradient and no optimizer state."""
     quant_type: QuantType = attrs.field(default="nf4", validator=one_of(QuantType))
     """How qlora's base is stored in 4 bits: NormalFloat (nf4) or 4-bit floats (fp4)."""
     double_quant: bool = attrs.field(default=True, validator=_flag)
@@ -131,8 +162,14 @@ class AdapterSettings:
     rank_pattern: tuple[str, ...] | Mapping[str, int] | None = attrs.field(
         default=None, converter=_pattern, validator=attrs.validators.optional(_check_pattern), metadata={"words": tuple}
     )
-    """Number of directions that osft frees of certain targets, as NAME=RANK (`q_proj=8`,
-    `layers.0.*=0`) or a mapping; the others follow osft_rank."""
+    """Rank of certain targets, as NAME=RANK (`q_proj=8`, `layers.0.*=0`) or a mapping;
+    0 is no adapter, and the last that fits counts; the others have lora_r. With osft the number of directions that it
+    frees; the others follow osft_rank."""
+    alpha_pattern: tuple[str, ...] | Mapping[str, float] | None = attrs.field(
+        default=None, converter=_pattern, validator=attrs.validators.optional(_check_alphas), metadata={"words": tuple}
+    )
+    """Scale of certain targets in place of lora_alpha, as NAME=ALPHA or a mapping;
+    the last that fits counts."""
     osft_train_rest: tuple[Rest, ...] = attrs.field(default=(), converter=_tuple, validator=_check_rest)
     """Further weights that osft trains whole: any of embeddings, head, norms, biases, or all that the model has of them.
     By default none."""
@@ -149,6 +186,11 @@ class AdapterSettings:
             readers = [adapter for adapter, kind in ADAPTERS.items() if field.name in kind.fields]
             if readers:
                 self._refuse_unread(field.name, "adapter", readers)
+        if self.lora_fa and self.init_lora_weights in (*SUBTRACTED, "mica"):
+            raise ValueError(
+                f"init_lora_weights={self.init_lora_weights!r} with lora_fa=True: the one trains A, the other keeps it; "
+                "leave one out"
+            )
         if self.adapter != "osft":
             return
         self._refuse_unread("osft_form", "osft_rule", ["strict"])
@@ -158,6 +200,11 @@ class AdapterSettings:
                 "osft_svd='randomized' finds the protected directions alone, and osft_form='factors' trains the others: leave "
                 "one out"
             )
+
+    @property
+    def subtracts(self) -> bool:
+        """Whether the adapters' first product is subtracted, so that training begins at the base."""
+        return self.init_lora_weights in SUBTRACTED
 
     def _refuse_unread(self, name: str, setting: str, readers: Sequence[str]) -> None:
         """Raise ValueError where `name` was set and the chosen value of `setting` does not read it."""

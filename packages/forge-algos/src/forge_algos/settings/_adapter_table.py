@@ -47,6 +47,8 @@ class AdapterKind:
 
 
 _TARGETS = ("target_modules", "modules_to_save")
+_OF_DORA = (*_TARGETS, "init_lora_weights", "rank_pattern", "alpha_pattern")
+_OF_LORA = (*_OF_DORA, "lora_fa")
 _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 _OSFT = (
     "unfreeze_rank_ratio osft_rule osft_form osft_rank osft_calibration_path rank_pattern osft_train_rest osft_svd osft_cache"
@@ -54,16 +56,16 @@ _OSFT = (
 
 ADAPTERS: dict[str, AdapterKind] = {
     "none": AdapterKind(learning_rate=2e-5, attach="forge_algos.adaptations.base._adaptation:train_all"),
-    "lora": AdapterKind(learning_rate=2e-4, peft="LoraConfig", arguments=_LORA, reads=_TARGETS),
+    "lora": AdapterKind(learning_rate=2e-4, peft="LoraConfig", arguments=_LORA, reads=_OF_LORA),
     "qlora": AdapterKind(
         learning_rate=2e-4,
         peft="LoraConfig",
         arguments=_LORA,
-        reads=(*_TARGETS, "quant_type", "double_quant"),
+        reads=(*_OF_LORA, "quant_type", "double_quant"),
         in_4_bits=True,
     ),
-    "dora": AdapterKind(learning_rate=2e-4, peft="LoraConfig", arguments=_LORA, options={"use_dora": True}, reads=_TARGETS),
-    "rslora": AdapterKind(learning_rate=2e-4, peft="LoraConfig", arguments=_LORA, options={"use_rslora": True}, reads=_TARGETS),
+    "dora": AdapterKind(learning_rate=2e-4, peft="LoraConfig", arguments=_LORA, options={"use_dora": True}, reads=_OF_DORA),
+    "rslora": AdapterKind(learning_rate=2e-4, peft="LoraConfig", arguments=_LORA, options={"use_rslora": True}, reads=_OF_LORA),
     "ia3": AdapterKind(
         learning_rate=3e-3,
         peft="IA3Config",

@@ -13,6 +13,7 @@ from forge_algos.settings._validators import key_of, number, one_of
 
 OnRewardError = Literal["stop", "skip"]
 OnEqualRewards = Literal["keep", "skip", "resample"]
+SamplerKind = Literal["transformers", "vllm", "sglang"]
 KLEstimator = Literal["k3", "unbiased"]
 
 # Any: the type checker does not follow a default of one type with a validator of another.
@@ -43,6 +44,22 @@ def _check_weights(_instance: Any, field: Any, value: Any) -> None:
         raise TypeError(f"{field.name} must be a list of numbers, got {value!r}")
     for weight in value:
         number(kind=float, low=float("-inf"))(_instance, field, weight)
+
+
+def _check_class(_instance: Any, field: Any, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{field.name} must be 'package.module:Class', got {value!r}")
+    module, colon, name = value.partition(":")
+    if not module or not colon or not name:
+        raise ValueError(f"{field.name} must name a class as 'package.module:Class', got {value!r}")
+
+
+def _check_url(_instance: Any, field: Any, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{field.name} must be an address such as http://127.0.0.1:8000, got {value!r}")
+    kind, colon, rest = value.partition("://")
+    if kind not in ("http", "https") or not colon or not rest.strip("/"):
+        raise ValueError(f"{field.name} must be an address such as http://127.0.0.1:8000, got {value!r}")
 
 
 def _check_form(_instance: Any, field: Any, value: Any) -> None:
@@ -77,8 +94,35 @@ class OnlineSettings:
     on_reward_error: OnRewardError = attrs.field(default="stop", validator=one_of(OnRewardError))
     """What happens when a reward function raises or returns no number:
     the run stops, or those completions go unscored."""
+    reward_timeout: float | None = attrs.field(default=None, validator=_above_or_none)
+    """Seconds that a call of a reward function may take; null waits for ever.
+    A call beyond it is an error, which `on_reward_error` treats as any other."""
+    env: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_class))
+    """Environment that answers the model's turns, as "package.module:Class" with `reset` and
+    `step`; what it gives over an episode is a further reward."""
+    max_turns: int = attrs.field(default=8, validator=number(kind=int, low=1))
+    """Number of turns of the model in an episode, at most; read with `env` alone."""
+    env_timeout: float = attrs.field(default=60.0, validator=number(kind=float, above=True))
+    """Seconds that a call of the environment may take; beyond it is an error, which
+    `on_reward_error` treats as a reward's. Read with `env` alone."""
+    sampler: SamplerKind = attrs.field(default="transformers", validator=one_of(SamplerKind))
+    """What samples completions: the trained model itself ("transformers"), or a server of
+    vLLM or SGLang that runs in an environment of its own."""
+    sampler_url: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_url))
+    """Address of the server, such as http://127.0.0.1:8000; it must see the run directory,
+    from which it reads the weights."""
+    sampler_timeout: float = attrs.field(default=600.0, validator=number(kind=float, above=True))
+    """Seconds that one request to the server may take; beyond it the run ends."""
+    tis_above: float = attrs.field(default=0.01, validator=number(kind=float))
+    """Mean gap between the log-probabilities of server and trained model, in nats a token,
+    above which advantages are weighed by their truncated ratio (TIS)."""
+    tis_cap: float = attrs.field(default=2.0, validator=number(kind=float, above=True))
+    """What that ratio is at most."""
+    max_sampler_gap: float = attrs.field(default=0.2, validator=number(kind=float, above=True))
+    """Mean gap, in nats a token, above which the run ends: the server has other weights."""
     max_new_tokens: int = attrs.field(default=256, validator=number(kind=int, low=1))
-    """Most tokens that a completion may have; one without an end by then is cut off."""
+    """Most tokens that a completion may have; one without an end by then is cut off.
+    Of an episode they are those of all turns and observations together."""
     temperature: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
     """Divisor of the logits, where completions are sampled and where they are trained on."""
     top_p: float = attrs.field(default=1.0, validator=_above_share)
@@ -119,8 +163,37 @@ class OnlineSettings:
             raise ValueError(
                 f"overlong_buffer={self.overlong_buffer} is more than max_new_tokens={self.max_new_tokens}: set fewer tokens"
             )
-        if self.on_reward_error != "stop" and not self.reward:
+        if self.on_reward_error != "stop" and not self.reward and self.env is None:
             raise ValueError("on_reward_error='skip' has no effect without reward functions; leave it out, or set reward")
+        if self.reward_timeout is not None and not self.reward:
+            raise ValueError("reward_timeout has no effect without reward functions; leave it out, or set reward")
+        self._check_alone(self.env is None, ("max_turns", "env_timeout"), "without env")
+        self._check_alone(
+            self.sampler == "transformers",
+            ("sampler_url", "sampler_timeout", "tis_above", "tis_cap", "max_sampler_gap"),
+            "with sampler='transformers', which is the trained model itself",
+        )
+        if self.sampler == "transformers":
+            return
+        if self.sampler_url is None:
+            raise ValueError(f"sampler={self.sampler!r} needs sampler_url, the address of the running server")
+        if self.top_p < 1 or self.top_k:
+            name = f"top_p={self.top_p}" if self.top_p < 1 else f"top_k={self.top_k}"
+            raise ValueError(
+                f"{name} is refused with sampler={self.sampler!r}: the server's log-probabilities could not be compared with "
+                "the trained model's, whose distribution is the whole one; leave it out"
+            )
+        if self.tis_above > self.max_sampler_gap:
+            raise ValueError(
+                f"tis_above={self.tis_above} is above max_sampler_gap={self.max_sampler_gap}, where the run ends; lower it"
+            )
+
+    def _check_alone(self, unread: bool, names: tuple[str, ...], why: str) -> None:
+        """Refuse settings that are not read and have another value than their default."""
+        fields = attrs.fields_dict(type(self))
+        for name in names if unread else ():
+            if getattr(self, name) != fields[name].default:
+                raise ValueError(f"{name}={getattr(self, name)!r} has no effect {why}; leave it out")
 
 
 @attrs.frozen(kw_only=True)

@@ -64,6 +64,9 @@ class OptimizerSettings:
     """Highest learning rate of the schedule. By default 2e-5;
     with an adapter 2e-4 for the LoRA family, 1e-4 for osft, 3e-3 for ia3, 1e-2 for prefix and adapter_prompt, 3e-2 for
     prompt; 50 times that with optimizer=adafactor, which multiplies it by the size of each matrix."""
+    loraplus_lr_ratio: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
+    """Rate of LoRA's B matrices as a multiple of learning_rate, which A has (LoRA+, arXiv 2402.12354);
+    above 1, about 16 in the paper, with a learning_rate somewhat lower."""
     weight_decay: float = attrs.field(default=0.0, validator=number(kind=float))
     """Decoupled weight decay, on matrices only: norms and biases never decay."""
     beta1: float = attrs.field(default=0.9, validator=number(kind=float, below=1.0))

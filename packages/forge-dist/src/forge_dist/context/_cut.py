@@ -71,11 +71,13 @@ def cut_row(
         kv_rows: int64[Tk] on the CPU: positions whose keys each document sees, its last query the last of them; None: its own.
     """
     tokens = ends[-1]
-    parts = [[position for chunk in chunks(tokens, ranks, each) for position in chunk] for each in range(ranks)]
+    parts = [
+        torch.cat([torch.arange(chunk.start, chunk.stop) for chunk in chunks(tokens, ranks, each)]) for each in range(ranks)
+    ]
     longest = max(map(len, parts))
     order = torch.empty(tokens, dtype=torch.int64)
     for each, positions in enumerate(parts):
-        order[torch.tensor(positions)] = torch.arange(len(positions)) + each * longest
+        order[positions] = torch.arange(len(positions)) + each * longest
     queries, sizes, seen = [], [], []
     for chunk in chunks(tokens, ranks, rank):
         keys = []
@@ -94,7 +96,7 @@ def cut_row(
         if keys:
             seen.append(order[torch.cat(keys)])
     return Cut(
-        mine=torch.tensor(parts[rank]),
+        mine=parts[rank],
         order=order,
         longest=longest,
         queries=tuple(accumulate(queries, initial=0)),

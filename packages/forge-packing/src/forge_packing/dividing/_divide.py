@@ -9,10 +9,17 @@ from forge_packing._checks import MAX_RANKS, MAX_TOKENS, Int64Array, checked_int
 from forge_packing._errors import PackingError
 from forge_packing.dividing._compile import run
 from forge_packing.dividing._cost import DEFAULT_COST, Cost, integer_costs
+from forge_packing.dividing._padded import checked_padding, divide_padded, fewest_bits
 
 
 def divide(
-    lengths: npt.ArrayLike, *, max_tokens: int, world_size: int = 1, cost: Cost = DEFAULT_COST
+    lengths: npt.ArrayLike,
+    *,
+    max_tokens: int,
+    world_size: int = 1,
+    cost: Cost = DEFAULT_COST,
+    widths: npt.ArrayLike | None = None,
+    lines: npt.ArrayLike | None = None,
 ) -> list[list[Int64Array]]:
     """Divide the samples of one step over ranks and micro-batches: result[rank][micro-batch].
 
@@ -25,6 +32,8 @@ def divide(
         max_tokens: Tokens in one micro-batch at most.
         world_size: R, the ranks.
         cost: What is balanced between ranks.
+        widths: As of `plan`, where micro-batches are padded.
+        lines: As of `plan`.
 
     Returns:
         Ascending int64 arrays of indices into `lengths`; every index comes once.
@@ -44,7 +53,11 @@ def divide(
         raise PackingError(f"cost must be a Cost, got {cost!r} ({type(cost).__name__}). Give Cost(...) or Cost.for_model(...)")
     lengths_B = sample_lengths(lengths, max_tokens, "max_tokens")
     step_starts = np.array([0, lengths_B.size], dtype=np.int64)
-    order, starts, _ = divide_steps(lengths_B, step_starts, max_tokens, world_size, cost)
+    padded = checked_padding(widths, lines, lengths_B.size, max_tokens)
+    if padded is None:
+        order, starts, _ = divide_steps(lengths_B, step_starts, max_tokens, world_size, cost)
+    else:
+        order, starts, _ = divide_padded(*padded, step_starts, max_tokens, world_size)
     micro_batches = cut(order, starts)
     return [micro_batches[rank::world_size] for rank in range(world_size)]
 
@@ -81,14 +94,6 @@ def _longest_first(lengths: Int64Array, step_starts: Int64Array) -> Int64Array:
         return by_length
     step_of = fewest_bits(np.repeat(np.arange(step_starts.size - 1), np.diff(step_starts)))
     return by_length[np.argsort(step_of[by_length], kind="stable")]
-
-
-def fewest_bits(values: Int64Array) -> npt.NDArray[np.unsignedinteger]:
-    """Cast integers, none negative, to the fewest bits that hold them.
-
-    numpy sorts 16 bits by counting, far faster than 64.
-    """
-    return values.astype(np.min_scalar_type(values.max()))
 
 
 def cut(array: Int64Array, starts: Int64Array) -> list[Int64Array]:

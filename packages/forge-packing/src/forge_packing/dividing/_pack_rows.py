@@ -6,7 +6,8 @@ import numpy.typing as npt
 from forge_packing._checks import MAX_TOKENS, Int64Array, checked_integer, sample_lengths
 from forge_packing.dividing._bounds import row_bound
 from forge_packing.dividing._compile import run
-from forge_packing.dividing._divide import cut, fewest_bits
+from forge_packing.dividing._divide import cut
+from forge_packing.dividing._padded import fewest_bits
 
 
 def pack_rows(lengths: npt.ArrayLike, capacity: int) -> list[Int64Array]:

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from forge_packing._checks import Int64Array
 from forge_packing._errors import PackingError
@@ -39,6 +40,10 @@ class BatchPlan:
     """int64[N]: the source of each sample; None where no weights were given."""
     weights: Int64Array | None = attrs.field(repr=False)
     """int64[M]: the sources' shares, as their draws in every sum(weights); None where a sample comes once an epoch."""
+    widths: Int64Array | None = attrs.field(repr=False)
+    """int64[N]: places of each line of a sample where micro-batches are padded; None where nothing is."""
+    lines: Int64Array | None = attrs.field(repr=False)
+    """int64[N]: lines of each sample where micro-batches are padded; None where nothing is."""
     batch_size: int
     """Samples in a step; the last step of an epoch may have fewer."""
     max_tokens: int
@@ -71,7 +76,15 @@ class BatchPlan:
             sources=self.sources,
             shares=self.weights,
         )
-        return Steps(order=order, lengths=self.lengths, max_tokens=self.max_tokens, world_size=self.world_size, cost=self.cost)
+        return Steps(
+            order=order,
+            lengths=self.lengths,
+            max_tokens=self.max_tokens,
+            world_size=self.world_size,
+            cost=self.cost,
+            widths=self.widths,
+            lines=self.lines,
+        )
 
     def _inputs(self) -> dict[str, Any]:
         return attrs.asdict(self, recurse=False)
@@ -192,6 +205,14 @@ class BatchPlan:
         changed = {"world_size": world_size, "max_tokens": max_tokens}
         given = {name: value for name, value in changed.items() if value is not None}
         return type(self)(**checked({**self._inputs(), **given}))
+
+    def places(self, samples: npt.ArrayLike) -> int:
+        """Count the places of samples in one micro-batch: their tokens, padding included."""
+        at = np.asarray(samples, dtype=np.int64)
+        if self.widths is None or not at.size:
+            return int(self.lengths[at].sum())
+        widths, lines = self._steps.padded(at)
+        return int(lines.sum() * widths.max())
 
     def until(self, *, epochs: int | None, max_steps: int | None) -> Self:
         """Plan the same steps with another end, as `plan` takes it; None and None is without end."""

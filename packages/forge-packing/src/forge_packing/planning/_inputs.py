@@ -18,9 +18,10 @@ from forge_packing._checks import (
 )
 from forge_packing._errors import PackingError
 from forge_packing.dividing._cost import Cost
+from forge_packing.dividing._padded import checked_padding
 from forge_packing.ordering._mixture import whole_shares
 
-ARRAYS = ("lengths", "loss_counts", "sources", "weights")
+ARRAYS = ("lengths", "loss_counts", "sources", "weights", "widths", "lines")
 """Inputs of a plan that are int64 arrays, or None where they were not given."""
 
 NAMES = {
@@ -63,7 +64,8 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         )
     loss_counts = None if given["loss_counts"] is None else sample_loss_counts(given["loss_counts"], lengths)
     sources, weights = _mixture(given["sources"], given["weights"], lengths.size)
-    for array in (lengths, loss_counts, sources, weights):
+    widths, lines = checked_padding(given["widths"], given["lines"], lengths.size, max_tokens) or (None, None)
+    for array in (lengths, loss_counts, sources, weights, widths, lines):
         if array is not None:
             array.setflags(write=False)
     return {
@@ -71,6 +73,8 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         "loss_counts": loss_counts,
         "sources": sources,
         "weights": weights,
+        "widths": widths,
+        "lines": lines,
         "batch_size": batch_size,
         "max_tokens": max_tokens,
         "world_size": world_size,

@@ -27,6 +27,8 @@ def plan(
     sources: npt.ArrayLike | None = None,
     weights: Sequence[float] | npt.NDArray[Any] | None = None,
     cost: Cost = _DEFAULT_COST,
+    widths: npt.ArrayLike | None = None,
+    lines: npt.ArrayLike | None = None,
 ) -> BatchPlan:
     """Plan which sample is trained on in which step, on which rank and in which micro-batch.
 
@@ -51,6 +53,9 @@ def plan(
             each pass. Shares that are no coarser fractions are rounded to millionths, to one at least. Without weights, every
             sample comes once an epoch.
         cost: What is balanced between ranks.
+        widths: N integers, for a model whose micro-batches are padded: the places of each line of a sample. A micro-batch then
+            has at most max_tokens places, its lines times the widest of them.
+        lines: N integers, the lines of each sample where widths are given; by default one each.
 
     Raises:
         PackingError: no plan can be made from these arguments; nothing has been planned.
@@ -81,6 +86,8 @@ def plan(
                 "sources": sources,
                 "weights": weights,
                 "cost": cost,
+                "widths": widths,
+                "lines": lines,
             }
         )
     )

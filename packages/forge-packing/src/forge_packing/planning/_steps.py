@@ -14,6 +14,7 @@ from forge_packing._checks import Int64Array
 from forge_packing._errors import PackingError
 from forge_packing.dividing._cost import Cost
 from forge_packing.dividing._divide import divide_steps
+from forge_packing.dividing._padded import divide_padded
 from forge_packing.ordering._order import Order
 
 BLOCK = 2**14
@@ -63,6 +64,10 @@ class Steps:
     """R."""
     cost: Cost
     """What is balanced between ranks."""
+    widths: Int64Array | None = None
+    """int64[N]: places of each line of a sample, in micro-batches that are padded; None where nothing is."""
+    lines: Int64Array | None = None
+    """int64[N]: lines of each sample; None where nothing is padded."""
     _ordered: dict[int, Ordered] = attrs.field(init=False, factory=dict, repr=False)
     _divided: dict[int, Divided] = attrs.field(init=False, factory=dict, repr=False)
 
@@ -82,6 +87,12 @@ class Steps:
     def stretch(self, first: int, stop: int) -> Divided:
         """Divide the steps from first to stop, without caching them."""
         return self._divide_stretch(self._order_stretch(first, stop))
+
+    def padded(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return widths and lines of samples, of a plan that counts padding."""
+        assert self.widths is not None
+        assert self.lines is not None
+        return self.widths[samples], self.lines[samples]
 
     def sums(self, values_N: Int64Array, first: int, stop: int) -> Int64Array:
         """Sum a value of each sample over the samples of each step: int64[stop-first]."""
@@ -147,6 +158,9 @@ class Steps:
         return Ordered(first, self.order.samples(first, stop), self.order.starts(first, stop))
 
     def _divide_stretch(self, ordered: Ordered) -> Divided:
+        if self.widths is not None:
+            widths_P, lines_P = self.padded(ordered.samples)
+            return Divided(ordered, *divide_padded(widths_P, lines_P, ordered.step_starts, self.max_tokens, self.world_size))
         lengths_P = self.lengths[ordered.samples]
         return Divided(ordered, *divide_steps(lengths_P, ordered.step_starts, self.max_tokens, self.world_size, self.cost))
 

@@ -6,6 +6,7 @@ from typing import NoReturn
 import numpy as np
 
 from forge_packing._errors import PackingError
+from forge_packing.dividing._padded import padded_sizes
 from forge_packing.planning._steps import Divided, Ordered, Steps
 
 
@@ -81,7 +82,10 @@ def verify_division(steps: Steps, block: Divided) -> None:
     wrong = np.flatnonzero((np.diff(members) < 0) & (np.diff(micro_batch_of) == 0))
     if wrong.size:
         _broken("a micro-batch keeps the order of its step", f"not so in step {step_of[wrong[0]]}")
-    tokens = np.diff(np.concatenate([[0], np.cumsum(steps.lengths[samples[members]])])[starts])
+    if steps.widths is None:
+        tokens = np.diff(np.concatenate([[0], np.cumsum(steps.lengths[samples[members]])])[starts])
+    else:
+        tokens = padded_sizes(*steps.padded(samples[members]), starts)
     over = np.flatnonzero(tokens > steps.max_tokens)
     if over.size:
         step = block.ordered.first + np.searchsorted(passes * ranks, over[0], side="right") - 1

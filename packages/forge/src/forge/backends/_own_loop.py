@@ -46,6 +46,7 @@ REFUSED_BY_ALL: dict[str, str] = {
         ("loss", "label_smoothing", "z_loss", "neftune_alpha", "normalize"), "its loss is the mean over a step's tokens"
     ),
     **dict.fromkeys(("optimizer", "momentum"), "it has AdamW alone"),
+    "loraplus_lr_ratio": "it trains no LoRA",
     "max_grad_norm": "it clips at 1",
     "on_nan": "it looks at no loss",
     "packing": "it packs as it does",

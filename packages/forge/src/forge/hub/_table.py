@@ -258,7 +258,7 @@ LORA = (
             Parameter("use_dora", "adapter", "true is `adapter=dora`", take=v.elsewhere),
             Parameter("weight_decay", "weight_decay", "0.01 where it is left out"),
             Parameter("max_grad_norm", "max_grad_norm", "0.3 where it is left out"),
-            *refused("init_lora_weights", "LoRA begins as the base model", neutral=(True,)),
+            *refused("init_lora_weights", "set init_lora_weights of forge.sft", neutral=(True,)),
         )
     ),
 )

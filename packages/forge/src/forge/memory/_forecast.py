@@ -26,7 +26,7 @@ from forge.settings._settings import row_tokens
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
 from forge.tasks._task import Run, Task
-from forge.tasks.items._items import Items
+from forge.tasks.items._items import Items, padding, places
 from forge.tasks.items._prompts import Prompts
 
 ROLLOUT = "rollout"
@@ -97,7 +97,7 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
     notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
     step = bare.step(worst, several=several, first=planned.num_steps == 1)
     phases = [_divided(planned, "step", step.parts, bare.layers, on_host=target.block == 1)]
-    tokens = int(planned.train.lengths[worst].sum())
+    tokens = planned.plan.places(worst)
     if isinstance(planned.train, Prompts):
         rollout, tokens = bare.rollout()
         phases.insert(0, _divided(planned, ROLLOUT, rollout.parts, bare.layers, on_host=target.block == 1))
@@ -148,7 +148,7 @@ def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
         for rank in range(plan.world_size):
             rows = plan.micro_batches(step, rank)
             for row in rows:
-                tokens = int(plan.lengths[row].sum())
+                tokens = plan.places(row)
                 if tokens > most:
                     best, several, most = row, len(rows) > 1, tokens
     assert best is not None
@@ -158,6 +158,10 @@ def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
 def _filled(planned: Planned, items: Items, rows: list[int]) -> list[int]:
     """Add items to `rows` until a micro-batch is full."""
     left = row_tokens(planned.settings) - int(items.lengths[rows].sum())
+    if padding(planned.settings, items):
+        # As many lines of the widest as there is room for.
+        each = int(places(planned.settings, items)[rows].max())
+        return items.longest.argsort()[::-1][: max(1, row_tokens(planned.settings) // each)].tolist()
     for index in range(len(items)):
         if index not in rows and items.lengths[index] <= left:
             rows.append(index)
@@ -417,7 +421,7 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
             tried.append((f"max_tokens_per_gpu={tokens}", cost, with_it, worst))
     elif len(worst) > 1:
         half = worst[: (len(worst) + 1) // 2]
-        tokens = -(-int(planned.train.lengths[half].sum()) // s.strategy.cp_size)
+        tokens = -(-planned.plan.places(half) // s.strategy.cp_size)
         tried.append((f"max_tokens_per_gpu={tokens}", "the same steps in more, smaller micro-batches", s, half))
     for kind, cost in _CHECKPOINTING if s.strategy.activation_checkpointing == "none" else ():
         with_it = s.with_value("strategy", "activation_checkpointing", kind)

@@ -13,6 +13,7 @@ from forge.memory._forecast import ROLLOUT, Planned, Rehearsed, forecast, plan_o
 from forge.memory._memory_plan import MemoryPlan, size
 from forge.memory._target import Target
 from forge.tasks._rollouts import LOOKED_AT
+from forge.tasks.items._items import places
 
 _FILLED = 0.9
 """Part of a device's memory that a micro-batch of our choice may fill."""
@@ -40,9 +41,9 @@ def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, Me
         Tokens, None where the plan cannot say; the reason; and the memory plan with them.
 
     """
-    default, least = planned.settings.plan.max_tokens_per_gpu, int(planned.train.lengths.max())
+    default, least = planned.settings.plan.max_tokens_per_gpu, int(places(planned.settings, planned.train).max())
     if planned.held_out is not None:
-        least = max(least, int(planned.held_out.lengths.max()))
+        least = max(least, int(places(planned.settings, planned.held_out).max()))
     sharing = planned.settings.strategy.cp_size
     least = -(-least // sharing)
     if target.limit is None:

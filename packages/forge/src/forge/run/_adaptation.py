@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from forge.tasks.items._samples import Samples
 
 _CALIBRATION_TOKENS = 16_384
 """Tokens on which the importance of each target is measured; more change the second digit of none."""
+_OTHER_RANK = "set osft_calibration_path to such rows, or osft_rank=uniform"
+_OTHER_INIT = "set another init_lora_weights"
 
 
 def adapt_model(
@@ -38,7 +40,18 @@ def adapt_model(
     """Attach the adapter, log what trains, and store what OSFT protects; collective."""
     ranks = strategy.ranks
     if s.adapter.adapter != "osft":
-        adaptation = forge_algos.adapt(model, s.adapter, tokenizer_path=start.path, new_tokens=start.new_ids)
+        directions = None
+        if s.adapter.init_lora_weights == "eva":
+            batches = list(_few_batches(_imitated(task, train, "init_lora_weights=eva", _OTHER_INIT), row_tokens(s)))
+
+            def directions(names: Mapping[str, int]) -> Mapping[str, Any]:
+                found = forge_algos.eva_directions(model, batches, ranks=names, autocast=autocast)
+                strategy.settle(model)
+                return found
+
+        adaptation = forge_algos.adapt(
+            model, s.adapter, directions=directions, tokenizer_path=start.path, new_tokens=start.new_ids
+        )
     else:
         folder = root / "osft"
         cache = folder if s.adapter.osft_cache is None else Path(s.adapter.osft_cache)
@@ -67,8 +80,13 @@ def adapt_model(
 
 
 def check_projections(s: Any, strategy: forge_dist.Strategy) -> None:
-    """Raise SettingsError for OSFT settings that project gradients or weights under ZeRO."""
+    """Raise SettingsError for adapters that act around each step, under ZeRO."""
     a = s.adapter
+    if a.subtracts and s.optimizer.weight_decay and strategy.name.startswith("zero"):
+        raise SettingsError(
+            f"init_lora_weights={a.init_lora_weights} undoes the decay of what it subtracts after each step, and "
+            f"strategy={strategy.name} keeps the weights in flat partitions of its own: set weight_decay=0, or strategy=fsdp2."
+        )
     projects = a.adapter == "osft" and (a.osft_rule == "paper" or a.osft_form == "factors")
     if projects and strategy.name.startswith("zero"):
         chosen = "osft_rule=paper" if a.osft_rule == "paper" else "osft_form=factors"
@@ -124,12 +142,14 @@ def _calibration(task: Task, s: Any, tokenizer: Any, train: Items, root: Path, r
         place = root / "data" / "calibration"
         ranks.first(lambda: str(forge_data.prepare(path, tokenizer, place, progress=False).fingerprint))
         train = Samples(forge_data.TokenStore.open(place))
-    elif not isinstance(train, Samples):
-        raise SettingsError(
-            f"osft_rank=adaptive measures on rows to imitate, and forge {task.name} has none: set osft_calibration_path to "
-            "such rows, or osft_rank=uniform."
-        )
-    return list(_few_batches(train, row_tokens(s)))
+    return list(_few_batches(_imitated(task, train, "osft_rank=adaptive", _OTHER_RANK), row_tokens(s)))
+
+
+def _imitated(task: Task, train: Items, setting: str, instead: str) -> Samples:
+    """Return the rows that a setting measures on, or raise SettingsError without such."""
+    if isinstance(train, Samples):
+        return train
+    raise SettingsError(f"{setting} measures on rows to imitate, and forge {task.name} has none: {instead}.")
 
 
 def _few_batches(items: Samples, most: int) -> Sequence[Any]:

@@ -22,7 +22,7 @@ from forge.run._precision import for_low_precision, trained_dtype
 from forge.saving._directories import last_export
 from forge.tasks._answers import is_prompt_file
 from forge.tasks._task import Task
-from forge.tasks.items._items import Items
+from forge.tasks.items._items import Items, places
 
 
 def choose_sizes(s: Any, machine: forge_accel.Accelerator, parts: list[Items]) -> Any:
@@ -34,15 +34,17 @@ def choose_sizes(s: Any, machine: forge_accel.Accelerator, parts: list[Items]) -
     """
     if s.plan.num_epochs is None and s.plan.epochs is not None:
         s = s.resolved("num_epochs", s.plan.epochs, "neither num_epochs nor max_steps nor max_tokens was given")
-    longest = max(int(items.lengths.max()) for items in parts)
+    longest = max(int(places(s, items).max()) for items in parts)
     given, chosen = s.plan.max_tokens_per_gpu, s.origins["max_tokens_per_gpu"].startswith("chosen: ")
     sharing = s.strategy.cp_size
     least = -(-longest // sharing)
     if given is not None and not (chosen and least > given):
         for items in parts:
-            row = int(items.lengths.argmax())
-            if items.lengths[row] > given * sharing:
+            taken = places(s, items)
+            row = int(taken.argmax())
+            if taken[row] > given * sharing:
                 over = "" if sharing == 1 else f" on each of the {sharing} ranks that share a row (cp_size)"
+                over += f" ({taken[row]:,} with virtual tokens and padding)" if taken[row] != items.lengths[row] else ""
                 raise SettingsError(
                     f"{items.size(row)}, more than max_tokens_per_gpu={given:,}{over}, and is never cut to fit. "
                     f"Set max_tokens_per_gpu to {least:,} or more, or {items.shorter}."

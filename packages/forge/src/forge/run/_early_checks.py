@@ -15,12 +15,12 @@ import forge_dist
 from forge._errors import SettingsError
 from forge.memory._forecast import without_measurements
 from forge.run._choices import Tried, check_warmup, quantized
-from forge.run._positions import VIRTUAL
 from forge.run._rows import SETTINGS, Rows
 from forge.run._starting_model import Start
 from forge.settings._recipe import as_values
 from forge.tasks._answers import read_prompts, tokenized
 from forge.tasks._task import Task
+from forge.tasks.items._items import VIRTUAL
 from forge.trackers._table import check_trackers
 
 
@@ -33,6 +33,7 @@ def check_names(task: Task, s: Any, rows: Rows) -> None:
         except forge_dist.ModelError as error:
             raise forge_dist.ModelError(str(error).replace("model_path", name, 1)) from None
     task.check_settings(s)
+    _check_rates(s)
     _check_cut(s)
     _check_divided(task, s)
     check_trackers(s.tracking.chosen())
@@ -40,6 +41,15 @@ def check_names(task: Task, s: Any, rows: Rows) -> None:
     for setting in SETTINGS:
         if setting not in rows and getattr(s.data, setting) is not None:
             task.check_rows(s, setting)
+
+
+def _check_rates(s: Any) -> None:
+    """Refuse a rate of LoRA's B matrices where there are none."""
+    if s.optimizer.loraplus_lr_ratio != 1 and "lora_r" not in forge_algos.adaptations.ADAPTERS[s.adapter.adapter].fields:
+        raise SettingsError(
+            f"loraplus_lr_ratio={s.optimizer.loraplus_lr_ratio:g} has no effect with adapter={s.adapter.adapter}: it is the "
+            "rate of LoRA's matrices B. Leave it out, or set adapter=lora."
+        )
 
 
 def _check_cut(s: Any) -> None:
@@ -60,6 +70,7 @@ def _check_cut(s: Any) -> None:
         if s.adapter.adapter in VIRTUAL
         else "",
         "osft_rank": "importance is measured on whole rows" if s.adapter.osft_rank == "adaptive" else "",
+        "init_lora_weights": "inputs are measured on whole rows" if s.adapter.init_lora_weights == "eva" else "",
         "neftune_alpha": "its noise is drawn for whole rows" if getattr(s.objective, "neftune_alpha", 0) else "",
     }
     for name, why in reasons.items():
@@ -83,6 +94,11 @@ def _check_divided(task: Task, s: Any) -> None:
     name = next((name for name, size in sizes.items() if size > 1), None)
     if name is None:
         return
+    if s.adapter.init_lora_weights not in ("default", "gaussian", "orthogonal"):
+        raise SettingsError(
+            f"{name}={sizes[name]} divides the matrices, or their inputs, that init_lora_weights={s.adapter.init_lora_weights} "
+            f"reads: leave one of the two out; fsdp2 divides the weights under it too."
+        )
     if s.adapter.adapter == "osft":
         raise SettingsError(
             f"{name}={sizes[name]} divides the matrices whose singular vectors adapter=osft keeps: leave {name} out; fsdp2 "

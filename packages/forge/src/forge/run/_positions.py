@@ -12,12 +12,10 @@ import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.tasks._task import Task
-from forge.tasks.items._items import Items
+from forge.tasks.items._items import VIRTUAL, Items
 
 _SHORTER_TABLE = 4
 """Positions that a table may have less than the configuration says."""
-VIRTUAL = ("prefix", "prompt")
-"""Adapters whose virtual tokens take positions before a text's own."""
 
 
 def check_positions(task: Task, s: Any, path: str, parts: Sequence[Items], asked: Mapping[str, int], report: Reporter) -> None:

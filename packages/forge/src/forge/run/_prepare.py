@@ -35,7 +35,7 @@ from forge.saving._full_state import ended_for_good, finished_error
 from forge.saving._room import room_of
 from forge.settings._settings import row_tokens
 from forge.tasks._task import Task
-from forge.tasks.items._items import Items
+from forge.tasks.items._items import Items, padding
 
 
 class Prepared(NamedTuple):
@@ -253,6 +253,7 @@ def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Pa
         loss_counts=train.loss_counts,
         sources=train.sources,
         weights=train.weights,
+        **padding(s, train),
     )
     plan = endless.until(epochs=s.plan.epochs, max_steps=task.steps(s, endless))
     check_warmup(s, task.num_steps(s, plan))

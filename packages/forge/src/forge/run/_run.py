@@ -162,6 +162,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     asked = s.checkpoints.save_dtype
     export_dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
     rounds = export_dtype not in (None, forge_accel.float32, trained_dtype(s))
+    as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
 
     def frozen(path: str) -> Any:
         found = load_frozen(start.path if path == s.model.model_path else path, s, machine, dtype, strategy, longest, report)
@@ -185,6 +186,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         load_frozen=frozen,
         report=report,
         metrics=out.metrics,
+        write_model=lambda directory: forge_dist.export_model(
+            model, directory, tokenizer=tokenizer, dtype=export_dtype, strategy=strategy, **as_plain
+        ),
+        writes=adaptation.writes,
         identity=found["identity"],
     )
     task.score_reference(this)
@@ -249,7 +254,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         model_task=task.model_task,
         samples=(train if held_out is None else held_out).short_samples(),
         attach=adaptation.attach,
-        as_plain={"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain},
+        as_plain=as_plain,
         newest_only=s.checkpoints.keep_last_checkpoint_only,
         report=report,
         lack=lambda error: out_of_memory(error, s, out.path),

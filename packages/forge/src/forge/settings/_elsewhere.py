@@ -41,6 +41,8 @@ RENAMED = {
         "label_smoothing": "label_smoothing_factor dpo_label_smoothing",
         "neftune_alpha": "neftune_noise_alpha",
         "lora_r": "r lora_rank",
+        "init_lora_weights": "peft_init_lora_weights",
+        "loraplus_lr_ratio": "lora_plus_lr_ratio",
         "target_modules": "lora_target lora_target_modules target_patterns osft_target_patterns",
         "modules_to_save": "lora_modules_to_save additional_target",
         "quant_type": "bnb_4bit_quant_type quantization_type",
@@ -73,6 +75,9 @@ RENAMED = {
         "reward": "reward_funcs reward_fn",
         "reward_model_path": "reward_model",
         "num_generations": "group_size",
+        "env": "environment_factory",
+        "sampler_url": "vllm_server_base_url",
+        "tis_cap": "vllm_importance_sampling_cap",
         "max_new_tokens": "max_completion_length max_tokens_per_completion response_length",
         "kl_weight": "kl_coef",
         "clip": "epsilon cliprange",
@@ -95,6 +100,7 @@ SWITCHES = {
     "use_rslora": "adapter=rslora",
     "peft_use_rslora": "adapter=rslora",
     "use_peft": "adapter=lora",
+    "pissa_init": "init_lora_weights=pissa",
     "use_muon": "optimizer=muon",
     "use_dft_loss": "loss=dft",
     "train_on_inputs": "train_on=all",
@@ -173,8 +179,8 @@ TOLD = {
         "the ratio is a completion's with loss_type=gspo, and each token's with the others": "importance_sampling_level",
         "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token",
         "give paths in data_path": "dataset_dir",
-        "completions come from the model that trains": """use_vllm vllm_mode vllm_gpu_memory_utilization
-            gpu_memory_utilization n_gpus""",
+        "a server samples with sampler=vllm and sampler_url; it is started by itself": "use_vllm vllm_mode",
+        "completions come from the model that trains": "vllm_gpu_memory_utilization gpu_memory_utilization n_gpus",
         "rollouts/step_N.jsonl has every completion": "log_completions",
         "forge export RUN --merge, or with --format gguf": "save_pretrained_merged save_pretrained_gguf merge_lora",
         "shorten the file, or set max_steps": "max_samples max_train_samples",
@@ -187,7 +193,7 @@ TOLD = {
             gradient_checkpointing_kwargs""",
         _NO_CODE: "trust_remote_code",
         _OFF: """torch_compile activation_offloading use_unsloth use_kt plugins
-            parallelism_config loraplus_lr_ratio relora pissa_init init_lora_weights loftq_config gptq
+            parallelism_config relora loftq_config gptq
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
             disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef dataset_exact_deduplication
             min_sample_len tool_format val_loss_improvement_threshold lora_bias""",
@@ -236,7 +242,8 @@ OWN = {
         "dpo, orpo, simpo, kto and reward": "on_bad_pair",
         "ppo, grpo and rloo": """max_prompt_len num_generations reward reward_weights reward_model_path on_reward_error
             max_new_tokens top_p top_k clip clip_high updates_per_pass mask_truncated missing_eos_penalty
-            overlong_buffer kl_weight num_iterations""",
+            overlong_buffer kl_weight num_iterations reward_timeout env max_turns env_timeout sampler sampler_url
+            sampler_timeout tis_above tis_cap max_sampler_gap""",
         "sft, osft, dpo, orpo, simpo, kto and reward": "normalize",
         "sft, dpo and all others but pretrain": "chat_template chat_template_kwargs on_overflow",
         "sft, dpo and all others but pretrain, ppo, grpo and rloo": "max_seq_len train_on turns turn_end data_format",

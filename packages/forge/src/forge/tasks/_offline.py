@@ -10,7 +10,7 @@ import forge_packing
 from forge.settings._settings import row_tokens
 from forge.tasks._seeds import step_seed
 from forge.tasks._task import Evaluation, Run
-from forge.tasks.items._items import Ints
+from forge.tasks.items._items import Ints, Items, padding
 
 
 class OfflineSteps:
@@ -19,7 +19,7 @@ class OfflineSteps:
     def __init__(self, run: Run, objective: forge_algos.Objective) -> None:
         self.objective = objective
         self.run = run
-        self._eval_rows = [] if run.held_out is None else shard_of(run, run.held_out.lengths)
+        self._eval_rows = [] if run.held_out is None else shard_of(run, run.held_out)
 
     def check_start(self) -> None:
         """Check nothing: no reference is involved."""
@@ -48,7 +48,12 @@ class OfflineSteps:
         return Evaluation(loss=found.loss, count=found.loss_count, unit=self.objective.unit, figures=found.figures)
 
 
-def shard_of(run: Run, lengths: Ints) -> list[Any]:
-    """Divide items into micro-batches, equally many a shard, and return this rank's."""
-    divided = forge_packing.divide(lengths, max_tokens=row_tokens(run.settings), world_size=run.strategy.data_parallel_size)
+def shard_of(run: Run, items: Items, rows: Ints | None = None) -> list[Any]:
+    """Divide items, or those of `rows`, into micro-batches, equally many a shard; return ours."""
+    divided = forge_packing.divide(
+        items.lengths if rows is None else items.lengths[rows],
+        max_tokens=row_tokens(run.settings),
+        world_size=run.strategy.data_parallel_size,
+        **padding(run.settings, items, rows),
+    )
     return list(divided[run.strategy.data_parallel_rank])

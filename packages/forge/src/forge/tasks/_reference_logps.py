@@ -42,7 +42,7 @@ def store_references(run: Run, parts: dict[str, Items | None]) -> None:
     share, _ = forge_algos.shares_prompts(model, device=run.device, autocast=run.autocast)
     for name, (items, rows, known) in missing.items():
         run.report.note(f"reference: scoring {len(rows):,} of {len(items):,} {items.noun}, once")
-        mine = [rows[part] for part in shard_of(run, items.lengths[rows])]
+        mine = [rows[part] for part in shard_of(run, items, rows)]
         found = np.zeros((len(items), 2))
         batches = (items.groups(indices, share_prompt=share) for indices in mine)
         scored = forge_algos.reference_logps(model, batches, device=run.device, autocast=run.autocast)

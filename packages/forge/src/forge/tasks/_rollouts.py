@@ -13,6 +13,7 @@ import forge_dist
 from forge._errors import SettingsError
 from forge.settings._settings import row_tokens
 from forge.tasks._reference_model import why_not_off
+from forge.tasks._sampling_server import SamplingServer
 from forge.tasks._seeds import step_seed
 from forge.tasks._task import Evaluation, Run
 
@@ -32,7 +33,10 @@ class RolloutSteps:
         self._run, self._updates, self._own = run, updates, run.settings.objective
         self._shares, why = forge_algos.shares_prompts(run.model, device=run.device, autocast=run.autocast)
         run.report.note(f"prompts: {'computed once a group' if self._shares else 'computed once a completion'}: {why}")
-        self._sampler = sampler_of(run)
+        self._server = None if self._own.sampler == "transformers" else SamplingServer(run, end_ids(run))
+        self._sampler = sampler_of(run) if self._server is None else self._server.sampler
+        self._loaded = False
+        self._episodes = None if self._own.env is None else _episodes(run)
         self._rewards = _rewards(run)
         self._reference: Any = None
         if self._own.kl_weight:
@@ -53,6 +57,7 @@ class RolloutSteps:
             if update == 0 or not batches:
                 batches = self._batches(self._rollout(planned, begun=update > 0))
             run.machine.seed(step_seed(run.settings.plan.seed, step, run.strategy.data_parallel_rank))
+            self._loaded = False  # by the time that anything is sampled again, the step has moved the weights
             yield batches[update]
 
     def evaluate(self, model: Any) -> Evaluation | None:
@@ -86,6 +91,9 @@ class RolloutSteps:
     def _make(self, prompts: Any, rows: Any, seed: int) -> forge_algos.online.Rollout:
         """Sample completions of rows of prompts, and reward them."""
         run, tokenizer = self._run, self._run.tokenizer
+        if self._server is not None and not self._loaded:
+            self._server.load()
+            self._loaded = True
         forge_dist.doing("sampling completions and rewarding them")
         return forge_algos.online.make_rollout(
             run.model,
@@ -104,6 +112,7 @@ class RolloutSteps:
             reference=self._reference,
             share_prompts=self._shares,
             source=prompts.source,
+            episodes=self._episodes,
         )
 
     def _batches(self, rollout: forge_algos.online.Rollout) -> list[list[Any]]:
@@ -151,6 +160,8 @@ class RehearsedRollouts:
     def caches(self) -> Iterator[Any]:
         """Sample the first and the last token of the largest batches, held-out prompts included."""
         run, own = self._run, self._own
+        if own.sampler != "transformers":
+            return
         sampler = sampler_of(run)
         held_out = [] if run.held_out is None else [run.held_out.batch(range(len(run.held_out)))]
         for prompts in (self._prompts(), *held_out):
@@ -214,6 +225,13 @@ def sampler_of(run: Run) -> forge_algos.online.GenerateSampler:
         autocast=run.autocast,
         parallel=run.strategy,
     )
+
+
+def _episodes(run: Run) -> forge_algos.online.Episodes:
+    """Return what plays episodes of the run's environment."""
+    name = run.settings.objective.env
+    turns = forge_data.TurnReader(run.tokenizer, end_ids=end_ids(run))
+    return forge_algos.online.Episodes(forge_algos.online.load_environment(name), turns, name=name)
 
 
 def end_ids(run: Run) -> list[int]:

@@ -81,6 +81,10 @@ class Run:
     """Appends a line to metrics.jsonl."""
     identity: Mapping[str, str]
     """Digests of the models and the id of this run, as in run.json."""
+    write_model: Callable[[Path], Any] = attrs.field(default=None, kw_only=True)
+    """Writes the model as it is now, as an export has it, to a directory that is not there yet; collective."""
+    writes: str = "model"
+    """What that directory holds: the "model", or an "adapter"."""
     others: weakref.WeakSet[Any] = attrs.field(factory=weakref.WeakSet)
     """Models beside the trained one that are loaded now: a reference, a teacher, a reward model."""
 

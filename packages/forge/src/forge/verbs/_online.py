@@ -16,6 +16,7 @@ import forge_packing
 from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
 from forge.tasks._rollouts import RehearsedRollouts, RolloutSteps
+from forge.tasks._sampling_server import check_server_settings
 from forge.tasks._task import Run, Task
 from forge.tasks.items._prompts import Prompts
 from forge.verbs._registry import verb
@@ -33,10 +34,11 @@ class OnlineRunSettings(RunSettings):
     def check(self) -> None:
         """Refuse a run without a reward, and a trained model that differs from the sampling one."""
         super().check()
-        if not self.objective.reward and self.objective.reward_model_path is None:
+        if not self.objective.reward and self.objective.reward_model_path is None and self.objective.env is None:
             raise SettingsError(
-                "nothing rewards the completions: set reward to 'package.module:function', or reward_model_path."
+                "nothing rewards the completions: set reward to 'package.module:function', reward_model_path, or env."
             )
+        check_server_settings(self)
         if self.plan.max_tokens is not None:
             raise SettingsError(
                 f"max_tokens={self.plan.max_tokens} has no effect here: how many tokens are learned is known only once "
@@ -56,7 +58,9 @@ class OnlineTask(Task):
     items_are = "prompts"
 
     def check_settings(self, s: Any) -> None:
-        """Import the reward functions and check what they take; check that the reward model is one."""
+        """Import and check reward functions and environment; check that the reward model is one."""
+        if s.objective.env is not None:
+            forge_algos.online.load_environment(s.objective.env)
         for name in s.objective.reward:
             forge_algos.online.check_reward(name)
         for name, path in self.other_models(s).items():

@@ -46,6 +46,10 @@ Importance = Callable[[Sequence[str]], dict[str, float]]
 """Names of targets → importance of each, mean 1; see `osft_importance`."""
 
 
+Directions = Callable[[Mapping[str, int]], Mapping[str, torch.Tensor]]
+"""Targets with a rank → float32[rank, M] for each, orthonormal rows; see `eva_directions`."""
+
+
 @attrs.frozen(kw_only=True)
 class Context:
     """Arguments of `adapt` beside model and settings; each adaptation reads what it needs."""
@@ -60,6 +64,8 @@ class Context:
     """Free directions of each target, of a run that is resumed (OSFT)."""
     tokenizer_path: str | None = None
     """Tokenizer of the text that virtual tokens are initialised from (adapter=prompt)."""
+    directions: Directions | None = None
+    """Measures the directions in which the inputs of targets vary (init_lora_weights=eva)."""
     new_tokens: tuple[int, ...] = ()
     """Ids of new tokens, whose rows train beside an adapter of PEFT."""
 

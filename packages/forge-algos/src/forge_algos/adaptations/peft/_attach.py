@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -24,6 +25,7 @@ from forge_algos.adaptations.peft._experts import (
     taken_for_experts,
     target_parameters,
 )
+from forge_algos.adaptations.peft._lora_init import Halves, Lora
 from forge_algos.adaptations.peft._target_names import short_names
 from forge_algos.settings._adapter import AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS
@@ -39,11 +41,16 @@ class PeftAdaptation(Adaptation):
     writes = "adapter"
 
     def __init__(
-        self, model: "PeftModel", *notes: str, attach: "Callable[[PreTrainedModel, str, str], PeftModel] | None" = None
+        self,
+        model: "PeftModel",
+        *notes: str,
+        attach: "Callable[[PreTrainedModel, str, str], PeftModel] | None" = None,
+        halves: Halves | None = None,
     ) -> None:
         super().__init__(model)
         self._notes = notes
         self._attach = attach
+        self._halves = halves
 
     @property
     def attach(self) -> "Callable[[PreTrainedModel, str, str], PeftModel] | None":
@@ -54,15 +61,31 @@ class PeftAdaptation(Adaptation):
         """Return lines for the log: which layers PEFT put where, and how many parameters train."""
         return [*self._notes, *super().describe()]
 
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise OptimizerError where a decay of what is subtracted could not be undone."""
+        if self._halves is not None:
+            self._halves.check_optimizer(optimizer)
+
+    def before_step(self) -> None:
+        """Keep what init_lora_weights subtracts, where weights decay."""
+        if self._halves is not None:
+            self._halves.before_step()
+
+    def after_step(self) -> None:
+        """Undo the decay of what init_lora_weights subtracts."""
+        if self._halves is not None:
+            self._halves.after_step()
+
 
 def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -> Adaptation:
     """Put PEFT's layers into the linear layers and expert stacks that `target_modules` selects.
 
     Configuration and options stand in the adapter's row of `ADAPTERS`. New weights are PEFT's own draw at the same random
-    state, in float32 whatever the base's dtype.
+    state, or what `init_lora_weights` says, in float32 whatever the base's dtype.
 
     Raises:
-        AdapterError: the adapter cannot carry expert matrices, or not with these settings.
+        AdapterError: the adapter cannot carry expert matrices, or not with these settings; a pattern fits no target; the
+            initialisation does not fit one.
     """
     targets, known = resolve_targets(model, settings.target_modules), expert_stacks(model)
     stacks = {name: known[name] for name in targets if name in known}
@@ -72,6 +95,11 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -
     notes = [f"no target: {len(bypassed)} layers out_proj, which Mamba's kernels read themselves"] if bypassed else []
     taken = taken_for_experts(model, config_class(settings), linear)
     check_parameters(model, settings, config_class(settings), stacks, taken)
+    lora = None
+    if "rank_pattern" in ADAPTERS[settings.adapter].fields:
+        lora = Lora.of(model, settings, [name for name in linear if name not in taken], [*stacks, *taken], context)
+        linear = [name for name in linear if name not in lora.left_out]
+        notes += lora.notes
     arguments: dict[str, Any] = {"target_modules": short_names(model, [name for name in linear if name not in taken])}
     parameters = [stack.parameter for stack in stacks.values()] + [f"{name}.weight" for name in taken]
     if parameters:
@@ -86,6 +114,7 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -
         stacks=stacks,
         parameters=parameters,
         new_tokens=context.new_tokens,
+        lora=lora,
         **arguments,
     )
 
@@ -110,6 +139,7 @@ def attach_to_targets(
     stacks: Mapping[str, Stack] | None = None,
     parameters: Sequence[str] = (),
     new_tokens: Sequence[int] = (),
+    lora: Lora | None = None,
     **arguments: Any,
 ) -> Adaptation:
     """Put PEFT's layers into `targets` (full names of linear layers) and around `stacks`.
@@ -125,6 +155,7 @@ def attach_to_targets(
         stacks: expert matrices among the targets.
         parameters: full names of the parameters, of stacks and of layers, that PEFT wraps instead of their modules.
         new_tokens: ids whose rows train beside them.
+        lora: ranks, scales and first values, of an adapter that has them.
         arguments: of PEFT's configuration.
 
     Raises:
@@ -135,7 +166,8 @@ def attach_to_targets(
         transposed = [isinstance(model.get_submodule(name), Conv1D) for name in targets]
         arguments["fan_in_fan_out"] = bool(transposed) and all(transposed)
     beside = trained_rows.arguments_of(model, settings, targets, new_tokens)
-    config = peft_config(settings, task_type_of(model), **arguments, **beside)
+    of_lora = {} if lora is None else lora.arguments
+    config = peft_config(settings, task_type_of(model), **arguments, **beside, **of_lora)
     described = [*_described(model, settings, targets, stacks or {}), *trained_rows.describe(model, beside)]
     with (
         dora_attached(model, targets) if getattr(config, "use_dora", False) else nullcontext(),
@@ -145,14 +177,15 @@ def attach_to_targets(
     _check_attached(attached, {*parameters, *(name for name in targets if f"{name}.weight" not in parameters)})
     keep_order(attached, parameters)
     trained_rows.prepare(attached)
-    return PeftAdaptation(attached, *described, *notes, attach=trained_rows.read_onto if beside else None)
+    halves = None if lora is None else lora.initialise(attached)
+    return PeftAdaptation(attached, *described, *notes, attach=trained_rows.read_onto if beside else None, halves=halves)
 
 
 def peft_config(settings: AdapterSettings, task_type: str, **arguments: Any) -> "PeftConfig":
     """Make PEFT's configuration from the adapter's row, its settings and further arguments."""
     kind = ADAPTERS[settings.adapter]
     own = {argument: getattr(settings, field) for argument, field in kind.arguments.items()}
-    return config_class(settings)(task_type=task_type, **own, **kind.options, **arguments)
+    return config_class(settings)(task_type=task_type, **{**own, **kind.options, **arguments})
 
 
 def config_class(settings: AdapterSettings) -> Any:

@@ -5,6 +5,7 @@ import inspect
 import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import attrs
@@ -12,10 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_algos._errors import RewardError
+from forge_algos._time_limit import Call
 
 Scorer = Callable[..., Sequence[float | None]]
 """Function f(prompts=[...], completions=[...], **columns) → a number for each completion,
-None or NaN where it cannot be scored."""
+None or NaN where it cannot be scored; `async def` too."""
+
+
+class _TimeoutError(RewardError):
+    """Call that did not return in time, which no second call would mend."""
 
 
 @attrs.frozen(kw_only=True)
@@ -113,22 +119,29 @@ def reward_columns(name: str) -> set[str]:
     return {each.name for each in parameters if each.kind in named and each.default is each.empty} - {"prompts", "completions"}
 
 
-def score(reward: Reward, inputs: RewardInputs, *, on_error: Literal["stop", "skip"] = "stop") -> NDArray[np.float32]:
+def score(
+    reward: Reward, inputs: RewardInputs, *, on_error: Literal["stop", "skip"] = "stop", timeout: float | None = None
+) -> NDArray[np.float32]:
     """Call a reward function: float32[B], NaN where a completion cannot be scored.
 
     A call that fails is repeated for each completion by itself: so the one at fault can be named ("stop"), or left unscored
-    alone ("skip").
+    alone ("skip"). One that takes longer than `timeout` seconds is not repeated: with "skip" all of its completions go
+    unscored.
     """
     if not inputs.completions:
         return np.zeros(0, np.float32)
+    scores = np.full(len(inputs.completions), np.nan, np.float32)
     try:
-        return _call(reward, inputs)
+        return _call(reward, inputs, timeout)
+    except _TimeoutError:
+        if on_error == "stop":
+            raise
+        return scores
     except RewardError as error:
         failed = error
-    scores = np.full(len(inputs.completions), np.nan, np.float32)
     for i in range(len(inputs.completions)):
         try:
-            scores[i] = _call(reward, inputs.one(i))[0]
+            scores[i] = _call(reward, inputs.one(i), timeout)[0]
         except RewardError:
             if on_error == "stop":
                 raise
@@ -156,19 +169,21 @@ def overlong(lengths: NDArray[Any], most: int, buffer: int) -> NDArray[np.float6
     return np.clip((lengths - (most - buffer)) / buffer, 0.0, 1.0) if buffer else np.zeros(len(lengths))
 
 
-def _call(reward: Reward, inputs: RewardInputs) -> NDArray[np.float32]:
+def _call(reward: Reward, inputs: RewardInputs, timeout: float | None = None) -> NDArray[np.float32]:
     B = len(inputs.completions)
+    first, last = (inputs.source(each(inputs.rows)) for each in (min, max))
+    where = first + _excerpt(inputs, 0) if B == 1 else f"{B} completions of {first} to {last}"
+    asked = partial(
+        reward.function,
+        prompts=list(inputs.prompts),
+        completions=list(inputs.completions),
+        **{name: list(column) for name, column in inputs.columns.items()},
+    )
     try:
-        values = list(
-            reward.function(
-                prompts=list(inputs.prompts),
-                completions=list(inputs.completions),
-                **{name: list(column) for name, column in inputs.columns.items()},
-            )
-        )
+        values = list(_values(reward, asked, timeout, where))
+    except _TimeoutError:
+        raise
     except Exception as error:  # whatever a user's function may raise
-        first, last = (inputs.source(each(inputs.rows)) for each in (min, max))
-        where = first + _excerpt(inputs, 0) if B == 1 else f"{B} completions of {first} to {last}"
         raise RewardError(
             f"reward {reward.name!r} raised {type(error).__name__}: {error}, at {_place(reward, error)}, for {where}"
         ) from error
@@ -177,6 +192,22 @@ def _call(reward: Reward, inputs: RewardInputs) -> NDArray[np.float32]:
             f"reward {reward.name!r} ({_place(reward)}) gave {len(values)} values for {B} completions; one for each is wanted"
         )
     return np.array([_number(reward, inputs, i, value) for i, value in enumerate(values)], np.float32)
+
+
+def _values(reward: Reward, asked: Callable[[], Any], timeout: float | None, where: str) -> Any:
+    """Call the function, and wait for it where it is a coroutine or has a time limit."""
+    if timeout is None and not inspect.iscoroutinefunction(inspect.unwrap(reward.function)):
+        return asked()
+    call = Call(asked)
+    try:
+        return call.future.result(timeout)
+    except TimeoutError:
+        if call.future.done():
+            raise  # the function's own
+    raise _TimeoutError(
+        f"reward {reward.name!r} did not return within reward_timeout={timeout:g} seconds for {where}: it stands at "
+        f"{_place(reward, call)}; raise reward_timeout, or make the function faster"
+    )
 
 
 def _number(reward: Reward, inputs: RewardInputs, i: int, value: Any) -> float:
@@ -196,17 +227,22 @@ def _number(reward: Reward, inputs: RewardInputs, i: int, value: Any) -> float:
     return number
 
 
-def _place(reward: Reward, error: Exception | None = None) -> str:
-    """Return file and line at which a reward function raised, or where it is defined."""
-    code = getattr(inspect.unwrap(reward.function), "__code__", None)
+def _place(reward: Reward, at: Exception | Call | None = None) -> str:
+    return place_of(reward.function, at)
+
+
+def place_of(function: Any, at: Exception | Call | None = None) -> str:
+    """Return file and line at which a function raised or stands, or where it is defined."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
-        return f"{type(reward.function).__name__}, which is not written in Python"
-    lines = (
-        [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == code.co_filename]
-        if error
-        else []
-    )
-    return f"{code.co_filename}:{lines[-1] if lines else code.co_firstlineno}"
+        return f"{type(function).__name__}, which is not written in Python"
+    line: int | None = None
+    if isinstance(at, Call):
+        line = at.stands_at(code.co_filename)
+    elif at is not None:
+        lines = [frame.lineno for frame in traceback.extract_tb(at.__traceback__) if frame.filename == code.co_filename]
+        line = lines[-1] if lines else None
+    return f"{code.co_filename}:{line or code.co_firstlineno}"
 
 
 def _excerpt(inputs: RewardInputs, i: int) -> str:

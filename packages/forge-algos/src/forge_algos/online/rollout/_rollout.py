@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Rollout:
-    """B completions of G prompts, M tokens in all; a group's completions one after another.
+    """B completions of G prompts, M learned tokens in all; those of a group one after another.
 
     It is the same on every rank. With a seed and an update's number it determines what that update trains on: a run that was
     stopped between two updates reads it back and resumes.
@@ -32,7 +32,7 @@ class Rollout:
     groups: NDArray[np.int64]
     """int64[B]: prompt of each completion, from 0 to G - 1."""
     completion_ids: tuple[NDArray[np.int32], ...]
-    """B of int32[S], one after another M tokens."""
+    """B of int32[S]: all M tokens one after another, but for those that `learned` leaves out."""
     completion_texts: tuple[str, ...]
     """B texts."""
     finished: NDArray[np.bool_]
@@ -61,15 +61,26 @@ class Rollout:
     """float32[M]: the value head's targets; None without one."""
     resampled: int = 0
     """How many times groups were sampled anew, all groups together."""
+    learned: tuple[NDArray[np.bool_], ...] | None = None
+    """B of bool[S]: tokens that the model drew, between observations of an environment;
+    None where it drew all."""
+    sampler_logps: Floats | None = None
+    """float32[M]: log-probabilities with which a server drew the tokens, in nats; None where
+    the trained model drew them. Where they are far from `old_logps`, the advantages are weighed."""
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
-        """int64[B]: tokens of each completion."""
+    def sizes(self) -> NDArray[np.int64]:
+        """int64[B]: tokens of each completion, observations among them."""
         return np.array([len(ids) for ids in self.completion_ids], np.int64)
 
     @property
+    def lengths(self) -> NDArray[np.int64]:
+        """int64[B]: learned tokens of each completion."""
+        return self.sizes if self.learned is None else np.array([mask.sum() for mask in self.learned], np.int64)
+
+    @property
     def starts(self) -> NDArray[np.int64]:
-        """int64[B+1]: where each completion's tokens begin among the M, and M."""
+        """int64[B+1]: where each completion's learned tokens begin among the M, and M."""
         return np.append(0, self.lengths.cumsum())
 
     def figures(self) -> dict[str, float]:
@@ -92,6 +103,12 @@ class Rollout:
             "trained": int(self.trained.sum()),
         }
         found |= {f"reward/{name}": _mean(values[~np.isnan(values)]) for name, values in self.scores.items()}
+        if self.sampler_logps is not None:
+            gap = np.abs(self.old_logps - self.sampler_logps).astype(np.float64)
+            gap = gap[~np.isnan(gap)]
+            found |= {"sampler_gap": _mean(gap), "sampler_gap_max": float(gap.max(initial=0.0))}
+        if self.learned is not None:
+            found["observed"] = int(self.sizes.sum() - lengths.sum())
         if self.ref_logps is not None:
             difference = (self.old_logps - self.ref_logps).astype(np.float64)
             found["kl"] = _mean(difference[~np.isnan(difference)])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from forge_algos._errors import RolloutError
 
 VERSION = 1
-_OF_TOKENS = ("old_logps", "ref_logps", "values", "advantages", "returns")
+_OF_TOKENS = ("old_logps", "ref_logps", "values", "advantages", "returns", "sampler_logps")
 
 
 def write(fields: Mapping[str, Any], path: Path) -> None:
@@ -47,7 +47,9 @@ def _lines(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         "functions": list(fields["scores"]),
         "arrays": arrays,
     }
-    starts = np.append(0, np.cumsum([len(ids) for ids in fields["completion_ids"]], dtype=np.int64))
+    learned = fields["learned"]
+    drawn = fields["completion_ids"] if learned is None else [mask.nonzero()[0] for mask in learned]
+    starts = np.append(0, np.cumsum([len(each) for each in drawn], dtype=np.int64))
     seen = -1
     for i, group in enumerate(fields["groups"].tolist()):
         line: dict[str, Any] = {"group": group}
@@ -67,6 +69,7 @@ def _lines(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "trained": bool(fields["trained"][i]),
             "masked": bool(fields["masked"][i]),
             "completion_ids": fields["completion_ids"][i].tolist(),
+            **({} if learned is None else {"learned": learned[i].astype(int).tolist()}),
             **{name: _plain(fields[name][tokens]) for name in arrays},
         }
 
@@ -117,7 +120,8 @@ def _fields(head: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]
         "rewards": _floats([line["reward"] for line in lines]),
         "scores": {name: _floats([line["scores"][name] for line in lines]) for name in head["functions"]},
     }
-    tokens = sum(map(len, found["completion_ids"]))
+    found["learned"] = tuple(np.array(line["learned"], bool) for line in lines) if lines and "learned" in lines[0] else None
+    tokens = sum(map(len, found["completion_ids"])) if found["learned"] is None else sum(m.sum() for m in found["learned"])
     for name in _OF_TOKENS:
         values = _floats([value for line in lines for value in line[name]]) if name in head["arrays"] else None
         if values is not None and len(values) != tokens:

@@ -76,6 +76,11 @@ class GenerateSampler:
         self._autocast = autocast
         self._parallel = parallel
 
+    @property
+    def synced(self) -> bool:
+        """Whether all ranks make every call together, also one without prompts."""
+        return self._synced
+
     def sample(
         self,
         prompts: Sequence[NDArray[Any]],

@@ -18,6 +18,20 @@ class Completion:
     """int32[S], S from 1: the sampled tokens, with the one that ends the completion."""
     finished: bool
     """Whether the last token ends it; False where it was cut off at `max_new_tokens`."""
+    learned: NDArray[np.bool_] | None = None
+    """bool[S]: the tokens that the model drew; others are observations. None is all."""
+    logps: NDArray[np.float32] | None = None
+    """float32[S]: log-probabilities with which a server drew the tokens, in nats; NaN at
+    observations. None where the trained model itself drew them."""
+    reward: float | None = None
+    """What an environment gave for the episode; NaN where it could not. None without one."""
+    messages: tuple[dict[str, Any], ...] | None = None
+    """Turns of the model and of its environment, for reward functions; None without one."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that the model drew."""
+        return len(self.ids) if self.learned is None else int(self.learned.sum())
 
 
 class Sampler(Protocol):

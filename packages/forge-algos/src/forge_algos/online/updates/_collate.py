@@ -13,20 +13,23 @@ from numpy.typing import NDArray
 from forge_algos.batches._groups import PackedGroups, _Groups
 
 Group = tuple[NDArray[Any], Sequence[NDArray[Any]]]
-"""Prompt, int[S] with S from 1, and its completions, int[S] each with S from 1;
-every token of these is learned."""
+"""Prompt, int[S] with S from 1, and its completions, int[S] each with S from 1."""
 
 
-def collate(groups: Sequence[Group], *, share_prompts: bool = False) -> PackedGroups:
+def collate(
+    groups: Sequence[Group], *, share_prompts: bool = False, learned: Sequence[NDArray[np.bool_]] | None = None
+) -> PackedGroups:
     """Make one padding-free row; with `share_prompts` a group's prompt stands in it once.
 
-    `forge_algos.shares_prompts` reports where that gives the same. No groups give an empty row.
+    `forge_algos.shares_prompts` reports where that gives the same. No groups give an empty row. `learned` has bool[S] of each
+    completion, one after another: the tokens that are learned, at least one; None is all.
     """
     ids: list[NDArray[Any]] = []
     rows: list[NDArray[Any]] = []
     # Of each segment: tokens, the tokens of its prompt that stand elsewhere, and where those begin.
     segments: list[tuple[int, int, int]] = []
-    lengths: list[int] = []
+    targets: list[NDArray[Any]] = []
+    masks = None if learned is None else iter(learned)
     at = 0
     for prompt, completions in groups:
         first = at
@@ -38,9 +41,11 @@ def collate(groups: Sequence[Group], *, share_prompts: bool = False) -> PackedGr
             at += tokens
             # The prompt's last token predicts the first; each further one is predicted by the one before it.
             before = first + len(prompt) - 1 if elsewhere else at - len(completion) - 1
-            rows.append(np.append(before, np.arange(at - len(completion), at - 1)))
+            predicting = np.append(before, np.arange(at - len(completion), at - 1))
+            mask = slice(None) if masks is None else next(masks)
+            rows.append(predicting[mask])
+            targets.append(np.asarray(completion)[mask])
             segments.append((tokens, elsewhere, first))
-            lengths.append(len(completion))
     tokens_n, elsewhere_n, first_n = np.array(segments, np.int64).reshape(-1, 3).T
     starts = np.append(0, tokens_n.cumsum())
     keys = starts_k = None
@@ -57,8 +62,8 @@ def collate(groups: Sequence[Group], *, share_prompts: bool = False) -> PackedGr
         input_ids=np.concatenate([*nothing, *ids]).astype(np.int64),
         position_ids=np.arange(at) - np.repeat(starts[:-1] - elsewhere_n, tokens_n),
         rows=np.concatenate([*nothing, *rows]),
-        targets=np.concatenate([*nothing, *(c for _, completions in groups for c in completions)]).astype(np.int64),
-        lengths=np.array(lengths, np.int64),
+        targets=np.concatenate([*nothing, *targets]).astype(np.int64),
+        lengths=np.array([len(each) for each in targets], np.int64),
         ends=starts[1:] - 1,
         group_sizes=np.array([len(completions) for _, completions in groups], np.int64),
         cu_seqlens=starts.astype(np.int32),

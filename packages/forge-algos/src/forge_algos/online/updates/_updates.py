@@ -54,7 +54,7 @@ def rollout_batches(
     steps = update_indices(
         rollout.groups,
         np.array([len(ids) for ids in rollout.prompt_ids], np.int64),
-        rollout.lengths,
+        rollout.sizes,
         rollout.trained,
         rollout.masked,
         seed=rollout.seed if seed is None else seed,
@@ -81,7 +81,7 @@ def rollout_batches(
 def update_indices(
     groups: NDArray[np.int64],
     prompt_tokens: NDArray[np.int64],
-    lengths: NDArray[np.int64],
+    sizes: NDArray[np.int64],
     trained: NDArray[np.bool_],
     masked: NDArray[np.bool_],
     *,
@@ -92,7 +92,9 @@ def update_indices(
     data_parallel_size: int,
     share_prompts: bool,
 ) -> list[Update]:
-    """Divide the trained completions into updates; the masked ones count in their group's."""
+    """Divide the trained completions into updates; the masked ones count in their group's.
+    `sizes` int64[B] are the tokens of completions, observations among them.
+    """
     used = np.flatnonzero(trained | masked)
     found = []
     for number in range(passes):
@@ -101,7 +103,7 @@ def update_indices(
                 used[step][trained[used[step]]],
                 groups,
                 prompt_tokens[groups],
-                lengths,
+                sizes,
                 max_tokens=max_tokens,
                 data_parallel_size=data_parallel_size,
                 share_prompts=share_prompts,
@@ -123,6 +125,7 @@ def packed(
     groups: NDArray[np.int64],
     prompt_ids: tuple[NDArray[np.int32], ...],
     completion_ids: tuple[NDArray[np.int32], ...],
+    learned: tuple[NDArray[np.bool_], ...] | None = None,
     *,
     share_prompts: bool,
 ) -> PackedGroups:
@@ -130,13 +133,17 @@ def packed(
     cuts = np.flatnonzero(np.diff(groups[indices])) + 1
     parts = [part for part in np.split(indices, cuts) if len(part)]
     return collate(
-        [(prompt_ids[groups[part[0]]], [completion_ids[i] for i in part]) for part in parts], share_prompts=share_prompts
+        [(prompt_ids[groups[part[0]]], [completion_ids[i] for i in part]) for part in parts],
+        share_prompts=share_prompts,
+        learned=None if learned is None else [learned[i] for i in indices],
     )
 
 
 def _batch(rollout: Rollout, indices: Indices, *, share_prompts: bool, masked: int) -> OnlineBatch:
     places = token_places(rollout.starts, indices)
-    row = packed(indices, rollout.groups, rollout.prompt_ids, rollout.completion_ids, share_prompts=share_prompts)
+    row = packed(
+        indices, rollout.groups, rollout.prompt_ids, rollout.completion_ids, rollout.learned, share_prompts=share_prompts
+    )
     return OnlineBatch(
         groups=row,
         masked=masked,

@@ -39,6 +39,7 @@ class DocumentBlocks:
     """Documents cut into blocks."""
 
     shorter = "lower block_size"
+    lines: Ints | None = None
 
     def __init__(self, store: forge_data.TokenStore, *, block_size: int, cross_documents: bool) -> None:
         self.store = store

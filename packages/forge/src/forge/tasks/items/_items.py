@@ -21,6 +21,8 @@ class Items(Protocol):
     """int64[N]: tokens of each item, all that goes through the model."""
     longest: Ints
     """int64[N]: tokens of the longest sequence in each item."""
+    lines: Ints | None
+    """int64[N]: sequences of each item where each is computed in a line of its own; None: one."""
     loss_counts: Ints
     """int64[N]: tokens that are learned or scored in each item."""
     sources: Ints | None
@@ -54,3 +56,24 @@ class Items(Protocol):
     def short_samples(self) -> list[tuple[Any, Any]]:
         """Return a few short samples (input_ids, labels) on which two models are compared."""
         ...
+
+
+VIRTUAL = ("prefix", "prompt")
+"""Adapters whose virtual tokens stand before each sequence, a line of a padded batch."""
+
+
+def padding(s: Any, items: Items, rows: Ints | None = None) -> dict[str, Any]:
+    """Return `widths` and `lines` of items, or of `rows`, where micro-batches are padded, or {}."""
+    if s.adapter.adapter not in VIRTUAL:
+        return {}
+    taken: Any = slice(None) if rows is None else rows
+    lines = None if items.lines is None else items.lines[taken]
+    return {"widths": items.longest[taken] + s.adapter.num_virtual_tokens, "lines": lines}
+
+
+def places(s: Any, items: Items) -> Ints:
+    """Return the tokens that each item takes alone, with virtual ones and padding: int64[N]."""
+    padded = padding(s, items)
+    if not padded:
+        return items.lengths
+    return padded["widths"] if padded["lines"] is None else padded["widths"] * padded["lines"]

@@ -43,6 +43,7 @@ class Pairs:
         lengths, counts = store.lengths[self.rows], store.loss_counts[self.rows]
         # Planned as if no prompt were shared, so that steps and memory do not depend on what the attention can do.
         self.lengths, self.longest, self.loss_counts = lengths.sum(1), lengths.max(1), counts.sum(1)
+        self.lines: Ints | None = np.full(len(self.rows), 2, dtype=np.int64)
         self.sources = None if store.weights is None else store.sources[self.rows[:, 0]]
 
     def using(self, *, share_prompt: bool, references: References | None) -> Self:

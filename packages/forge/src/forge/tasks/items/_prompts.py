@@ -17,6 +17,7 @@ class Prompts:
     """Prompts, each with room for a completion of `max_new_tokens`."""
 
     shorter = "lower max_new_tokens or max_prompt_len"
+    lines: Ints | None = None
 
     def __init__(self, store: forge_data.PromptStore, *, max_new_tokens: int) -> None:
         self.store = store

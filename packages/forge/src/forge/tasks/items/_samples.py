@@ -24,6 +24,7 @@ class Samples:
     """Each sample of a token store as one item."""
 
     shorter = "max_seq_len to drop longer rows"
+    lines: Ints | None = None
 
     def __init__(self, store: forge_data.TokenStore) -> None:
         self.store = store
@@ -74,6 +75,7 @@ class Conversations(Samples):
         self.longest = np.maximum.reduceat(store.lengths, begins)
         self.unshared = np.add.reduceat(store.lengths, begins)
         """int64[N]: tokens of each row where every turn repeats its history."""
+        self.lines = np.diff(self._ends)
         self.loss_counts = np.add.reduceat(store.loss_counts, begins)
         self.sources = None if store.weights is None else store.sources[begins]
 

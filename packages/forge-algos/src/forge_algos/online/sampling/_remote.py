@@ -1,0 +1,90 @@
+"""Sampling by a server beside the run, which is given the weights before each rollout."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_algos._errors import RolloutError
+from forge_algos.online.sampling._sampler import Completion
+from forge_algos.online.sampling._server import SERVERS, Drawn, Draws
+
+_REQUESTS = 64
+"""Requests to a server at a time; it batches them itself."""
+_MOST_SEEDS = 2**31 - 1
+
+
+class RemoteSampler:
+    """Sampler that asks a server of vLLM or SGLang; its completions have log-probabilities.
+
+    A prompt's request has a seed of its own, so with a server that draws reproducibly its completions do not depend on the
+    ranks. Whether the server has the weights that it should is seen in the log-probabilities (`make_rollout` compares them).
+    """
+
+    synced = False
+
+    def __init__(self, kind: str, url: str, *, eos_ids: Sequence[int], timeout: float) -> None:
+        """Take the kind of server ("vllm", "sglang") and its address; nothing is asked yet."""
+        self.server = SERVERS[kind](url, timeout=timeout)
+        self._eos_ids = tuple(int(i) for i in eos_ids)
+        self._version: str | None = None
+
+    def check(self, text: str, ids: Sequence[int], tokens: int) -> str:
+        """Compare the server's version, tokenizer and length with the run's; see `Server.check`."""
+        return self.server.check(text, ids, tokens)
+
+    def load(self, directory: str, version: str, *, adapter: bool) -> None:
+        """Make the server read the weights, or the adapter, of a directory."""
+        if adapter:
+            self.server.load_adapter(directory, version, self._version)
+        else:
+            self.server.load(directory, version)
+        self.expect(version, adapter=adapter)
+
+    def expect(self, version: str, *, adapter: bool) -> None:
+        """Take note, on a rank that did not call `load`, of what the server has by now."""
+        self._version = version
+        self.server.takes(version, adapter=adapter)
+
+    def sample(
+        self,
+        prompts: Sequence[NDArray[Any]],
+        *,
+        num_generations: int,
+        max_new_tokens: int,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        seed: int,
+        numbers: Sequence[int] | None = None,
+    ) -> list[Completion]:
+        """Sample as `Sampler.sample`, from the whole distribution.
+
+        Raises:
+            RolloutError: the server failed, was late, or gave something else than was asked for.
+        """
+        if top_p < 1 or top_k:
+            raise RolloutError("a server samples from the whole distribution here: leave out top_p and top_k")
+        known = range(len(prompts)) if numbers is None else numbers
+        asked = [
+            Draws(
+                prompt=np.asarray(prompt).tolist(),
+                number=num_generations,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                seed=int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) % _MOST_SEEDS,
+                end_ids=self._eos_ids,
+            )
+            for prompt, number in zip(prompts, known, strict=True)
+        ]
+        pool = ThreadPoolExecutor(_REQUESTS)
+        try:
+            answers = list(pool.map(self._draw, asked))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        return [Completion(ids=drawn.ids, finished=drawn.finished, logps=drawn.logps) for answer in answers for drawn in answer]
+
+    def _draw(self, draws: Draws) -> list[Drawn]:
+        return self.server.draw(draws, self._version)

@@ -1,0 +1,209 @@
+"""A small sampling server: the routes of vLLM and SGLang that forge calls, a real model, and faults on demand."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
+
+
+class Stub:
+    """State of a server: its model, what was asked of it, and how it misbehaves."""
+
+    def __init__(self, kind: str, model_path: str, *, fault: str = "") -> None:
+        self.kind, self.path, self.fault = kind, model_path, fault
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(model_path).eval()
+        self.asked: list[tuple[str, str, dict[str, Any]]] = []
+        self.loaded: list[str] = []
+        self.weight_version = "default"
+        self.adapters: dict[str, Any] = {}
+        self.lock = threading.Lock()
+
+    def answer(self, method: str, route: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """Answer a request: (status, JSON)."""
+        self.asked.append((method, route, body))
+        name = route.partition("?")[0].strip("/").replace("/", "_")
+        handler = getattr(self, f"{method.lower()}_{name}", None)
+        if handler is None:
+            return 404, {"error": f"no route {method} {route}"}
+        return handler(body)
+
+    # Both
+    def get_v1_models(self, _body: Any) -> Any:
+        longest = 8 if self.fault == "short" else 512
+        return 200, {"data": [{"id": "served", "root": self.path, "max_model_len": longest}]}
+
+    def post_tokenize(self, body: Any) -> Any:
+        ids = self.tokenizer(body["prompt"], add_special_tokens=body["add_special_tokens"])["input_ids"]
+        return 200, {"tokens": [i + 1 for i in ids] if self.fault == "wrong model" else ids}
+
+    # vLLM
+    def get_version(self, _body: Any) -> Any:
+        return 200, {"version": "0.6.1" if self.fault == "old" else VERSIONS["vllm"]}
+
+    def post_pause(self, _body: Any) -> Any:
+        return 200, {"status": "paused"}
+
+    def post_resume(self, _body: Any) -> Any:
+        return 200, {"status": "resumed"}
+
+    def post_reset_prefix_cache(self, _body: Any) -> Any:
+        return 200, {"success": True}
+
+    def post_update_weight_version(self, body: Any) -> Any:
+        if self.fault != "restarted":
+            self.weight_version = body["new_version"]
+        return 200, {"success": True, "new_version": body["new_version"]}
+
+    def post_collective_rpc(self, body: Any) -> Any:
+        assert body["method"] == "reload_weights"
+        self.load(body["kwargs"]["weights_path"])
+        return 200, {"results": [None]}
+
+    def post_v1_load_lora_adapter(self, body: Any) -> Any:
+        self.load_adapter(body["lora_name"], body["lora_path"])
+        return 200, {}
+
+    def post_v1_unload_lora_adapter(self, body: Any) -> Any:
+        del self.adapters[body["lora_name"]]
+        return 200, {}
+
+    def post_v1_completions(self, body: Any) -> Any:
+        choices = []
+        model = self.adapters.get(body["model"], self.model)
+        assert body["model"] in {"served", *self.adapters}
+        for index in range(body["n"]):
+            ids, logps, stopped = self.draw(model, body["prompt"], body, body["max_tokens"], body["seed"] + index)
+            choices.append(
+                {
+                    "index": index,
+                    "token_ids": ids,
+                    "logprobs": {"token_logprobs": logps},
+                    "finish_reason": "stop" if stopped else "length",
+                    "weight_versions": [{"version": self.weight_version, "start": 0, "end": len(ids)}],
+                }
+            )
+        if self.fault == "reordered":
+            choices.reverse()
+        if self.fault == "missing":
+            choices.pop()
+        return 200, {"choices": choices}
+
+    # SGLang
+    def get_server_info(self, _body: Any) -> Any:
+        return 200, {"version": "0.4.1" if self.fault == "old" else VERSIONS["sglang"]}
+
+    def get_model_info(self, _body: Any) -> Any:
+        return 200, {"model_path": self.path, "weight_version": self.weight_version}
+
+    def post_update_weights_from_disk(self, body: Any) -> Any:
+        self.load(body["model_path"])
+        if self.fault != "restarted":
+            self.weight_version = body["weight_version"]
+        return 200, {"success": True, "message": "Succeeded"}
+
+    def post_load_lora_adapter(self, body: Any) -> Any:
+        return self.post_v1_load_lora_adapter(body)
+
+    def post_unload_lora_adapter(self, body: Any) -> Any:
+        return self.post_v1_unload_lora_adapter(body)
+
+    def post_generate(self, body: Any) -> Any:
+        own, found = body["sampling_params"], []
+        model = self.adapters[body["lora_path"]] if "lora_path" in body else self.model
+        for index in range(own["n"]):
+            ids, logps, stopped = self.draw(model, body["input_ids"], own, own["max_new_tokens"], own["sampling_seed"] ^ index)
+            reason = {"type": "stop", "matched": ids[-1]} if stopped else {"type": "length", "length": len(ids)}
+            pairs = [[logp, token, None] for token, logp in zip(ids, logps, strict=True)]
+            meta = {"output_token_logprobs": pairs, "finish_reason": reason, "weight_version": self.weight_version}
+            found.append({"output_ids": ids, "meta_info": meta})
+        return 200, found[0] if len(found) == 1 else found
+
+    def load(self, path: str) -> None:
+        """Read all weights of a directory, as a server does."""
+        self.loaded.append(path)
+        if self.fault != "wrong weights":
+            self.model = AutoModelForCausalLM.from_pretrained(path).eval()
+        elif len(self.loaded) > 1:
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    parameter.mul_(6)
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Read an adapter onto the base."""
+        from peft import PeftModel
+
+        self.loaded.append(path)
+        self.adapters[name] = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(self.path), path).eval()
+
+    def draw(
+        self, model: Any, prompt: list[int], own: dict[str, Any], most: int, seed: int
+    ) -> tuple[list[int], list[float], bool]:
+        """Draw a completion naively: a whole forward a token."""
+        assert own["top_p"] == 1.0
+        assert own["top_k"] == -1
+        if self.fault == "late":
+            time.sleep(30)
+        random = torch.Generator().manual_seed(seed)
+        ids: list[int] = []
+        logps: list[float] = []
+        with self.lock, torch.no_grad():
+            while len(ids) < most:
+                logits = model(torch.tensor([[*prompt, *ids]])).logits[0, -1].float() / own["temperature"]
+                ids.append(int(torch.multinomial(logits.softmax(-1), 1, generator=random)))
+                logps.append(float(logits.log_softmax(-1)[ids[-1]]) - (0.05 if self.fault == "off by a little" else 0.0))
+                if ids[-1] in own["stop_token_ids"]:
+                    return ids, logps, True
+        return ids, logps, False
+
+
+@contextmanager
+def served(kind: str, model_path: Path | str, *, fault: str = "") -> Iterator[tuple[str, Stub]]:
+    """Serve a model on a free port of this machine: its address and its state."""
+    stub = Stub(kind, str(model_path), fault=fault)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply("GET", {})
+
+        def do_POST(self) -> None:
+            text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.reply("POST", json.loads(text or b"{}"))
+
+        def reply(self, method: str, body: dict[str, Any]) -> None:
+            if stub.fault == "dead" and len(stub.loaded) > 1:
+                self.connection.close()
+                return
+            status, found = stub.answer(method, self.path, body)
+            text = json.dumps(found).encode() if found is not None else b""
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", stub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

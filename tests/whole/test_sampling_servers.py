@@ -1,0 +1,142 @@
+"""Servers of vLLM and SGLang as samplers: whole runs against a small server that has their routes, and one that misbehaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge
+import forge_algos
+
+from .sampling_stub import VERSIONS, Stub, served
+from .verbs import run_verb, settings_of
+
+KNOWN = json.loads((Path(__file__).parent / "interfaces" / "sampling_servers.json").read_text())
+MISBEHAVES = {
+    "old": "older than",
+    "wrong model": "whose tokenizer gives",
+    "short": "start it with a longer context",
+    "wrong weights": "max_sampler_gap",
+    "restarted": "were given to it",
+    "late": "sampler_timeout=1",
+    "dead": "the run resumes",
+    "missing": "were asked for",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows and rewards."""
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(autouse=True)
+def _rewards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def run(model_dir: Path, folder: Path, out: Path, kind: str, *, fault: str = "", **more: Any) -> tuple[list[Any], Stub]:
+    """Run two rollouts of GRPO with a server; return the lines of its metrics, and the server's state."""
+    settings = settings_of("grpo", model_dir, folder) | {"num_iterations": 1, "max_steps": 2, "validation_split": 0, **more}
+    with served(kind, model_dir, fault=fault) as (url, stub):
+        run_verb("grpo", settings | {"sampler": kind, "sampler_url": url, "ckpt_output_dir": str(out)})
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return lines, stub
+
+
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_a_server_samples_with_the_weights_of_each_step(model_dir: Path, folder: Path, tmp_path: Path, kind: str) -> None:
+    """Before each rollout the server has the trained weights: the gap is rounding alone, after updates that move it far."""
+    lines, stub = run(model_dir, folder, tmp_path / "out", kind, learning_rate=5e-2, max_steps=3)
+    rollouts = [line for line in lines if "rollout_reward" in line]
+    assert len(rollouts) == len(stub.loaded) == 3
+    assert all(line["rollout_sampler_gap_max"] < 1e-3 for line in rollouts)
+    assert not list((tmp_path / "out" / "sampler").iterdir())
+    first = json.loads((tmp_path / "out" / "rollouts" / "step_1.jsonl").read_text().splitlines()[1])
+    assert len(first["sampler_logps"]) == len(first["old_logps"]) == len(first["completion_ids"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_a_server_samples_with_the_adapter_of_each_step(model_dir: Path, folder: Path, tmp_path: Path, kind: str) -> None:
+    """LoRA is given to the server as an adapter, a new name each time, and the former one is taken away."""
+    lines, stub = run(model_dir, folder, tmp_path / "out", kind, adapter="lora", learning_rate=5e-2)
+    assert [line["rollout_sampler_gap_max"] < 1e-3 for line in lines if "rollout_reward" in line] == [True, True]
+    assert len(stub.loaded) == 2
+    assert len(stub.adapters) == 1
+
+
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_what_is_asked_is_what_the_released_servers_take(model_dir: Path, folder: Path, tmp_path: Path, kind: str) -> None:
+    """Routes and fields, of whole weights and of an adapter, are those in the sources of the released servers."""
+    _, whole = run(model_dir, folder, tmp_path / "whole", kind, max_steps=1)
+    _, adapter = run(model_dir, folder, tmp_path / "lora", kind, adapter="lora", max_steps=2)
+    known = KNOWN[kind]
+    assert known["version"] == VERSIONS[kind]
+    asked = [*whole.asked, *adapter.asked]
+    assert {f"{method} {route.partition('?')[0]}" for method, route, _ in asked} <= set(known["routes"])
+    for method, route, body in asked:
+        path, _, query = route.partition("?")
+        fields = known["routes"][f"{method} {path}"].get("fields", [])
+        assert set(body) | {part.partition("=")[0] for part in query.split("&") if part} <= set(fields), route
+        if route == "/generate":
+            assert set(body["sampling_params"]) <= set(known["sampling_params"]["fields"])
+        if route == "/collective_rpc":
+            assert set(body["kwargs"]) <= set(known["reload_weights"]["arguments"])
+    handlers = {name for name in vars(Stub) if name.startswith(("get_", "post_"))}
+    routes = [route.split() for each in VERSIONS for route in KNOWN[each]["routes"]]
+    assert handlers <= {f"{method.lower()}_{path.strip('/').replace('/', '_')}" for method, path in routes}
+
+
+@pytest.mark.parametrize("fault", MISBEHAVES)
+def test_a_server_that_misbehaves_is_one_clear_error(model_dir: Path, folder: Path, tmp_path: Path, fault: str) -> None:
+    """Another version, model or weights, none at all, too late or too few: never silently wrong."""
+    kind = "sglang" if fault == "restarted" else "vllm"
+    more = {"sampler_timeout": 1.0} if fault == "late" else {}
+    with pytest.raises((forge_algos.RolloutError, forge.ForgeError), match=MISBEHAVES[fault]):
+        run(model_dir, folder, tmp_path / "out", kind, fault=fault, **more)
+
+
+def test_choices_in_another_order_are_put_in_theirs(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """The same completions in the same order, whatever the order of the answer."""
+    runs = []
+    for fault in ("", "reordered"):
+        run(model_dir, folder, tmp_path / f"out{fault}", "vllm", fault=fault, max_steps=1)
+        file = tmp_path / f"out{fault}" / "rollouts" / "step_1.jsonl"
+        runs.append([json.loads(line)["completion_ids"] for line in file.read_text().splitlines()[1:]])
+    assert runs[0] == runs[1]
+
+
+def test_a_gap_weighs_the_advantages(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """A gap of 0.05 a token is under the limit, and above the one from which advantages are weighed by exp(0.05)."""
+    found = []
+    for name, more in (("weighed", {}), ("not", {"tis_above": 0.1}), ("capped", {"tis_cap": 0.5})):
+        run(model_dir, folder, tmp_path / name, "vllm", fault="off by a little", max_steps=1, kl_weight=0.0, **more)
+        lines = (tmp_path / name / "rollouts" / "step_1.jsonl").read_text().splitlines()[1:]
+        found.append([value for line in lines for value in json.loads(line)["advantages"]])
+    weighed, plain, capped = found
+    assert any(plain)
+    assert weighed == pytest.approx([value * 2.718281828459045**0.05 for value in plain], rel=1e-3)
+    assert capped == pytest.approx([value * 0.5 for value in plain], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"sampler": "vllm"}, "needs sampler_url"),
+        ({"sampler": "vllm", "sampler_url": "localhost:8000"}, "must be an address"),
+        ({"sampler_url": "http://localhost:8000"}, "has no effect with sampler='transformers'"),
+        ({"sampler": "sglang", "sampler_url": "http://localhost:1", "top_k": 5}, "top_k=5 is refused"),
+        ({"sampler": "vllm", "sampler_url": "http://localhost:1", "adapter": "ia3"}, "adapter=ia3 is refused"),
+        ({"tis_cap": 3.0}, "has no effect"),
+        ({"max_turns": 3}, "has no effect without env"),
+    ],
+)
+def test_what_cannot_be_is_refused(model_dir: Path, folder: Path, tmp_path: Path, given: dict[str, Any], says: str) -> None:
+    """By name, before anything is done."""
+    settings = settings_of("grpo", model_dir, folder)
+    with pytest.raises(ValueError, match=says):
+        run_verb("grpo", settings | given | {"ckpt_output_dir": str(tmp_path / "out")})
