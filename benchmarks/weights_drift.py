@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
     parser.add_argument("--rates", type=float, nargs="+", default=[2e-5, 2e-4], help="learning rates, the lowest first")
     options = parser.parse_args()
-    width, steps, length, at = (64, 12, 16, machine()) if options.toy else (256, 200, 64, machine())
+    width, steps, length, at = (64, 12, 16, machine()) if options.toy else (256, 200, 32, machine())
     start = model_of(width)
     note(f"learning the first language: {losses(start, rows(1, steps, length), 1e-3)[-1]:.3f} nats a token")
     data, found = rows(2, steps, length), {}

@@ -114,17 +114,15 @@ class TRLBackend(Backend):
             raise SettingsError("num_epochs=inf is not available with backend=trl, which needs a last step: set max_steps too.")
         if s.optimizer.optimizer == "schedule_free":
             raise SettingsError("optimizer=schedule_free is not available with backend=trl: its trainers do not switch modes.")
-<<<<<<< HEAD
         if s.strategy.activation_checkpointing in ("selective", "auto"):
             raise SettingsError(
                 f"activation_checkpointing={s.strategy.activation_checkpointing} is not available with backend=trl: set full "
                 "or none."
-=======
+            )
         if s.adapter.subtracts and s.optimizer.weight_decay:
             raise SettingsError(
                 f"init_lora_weights={s.adapter.init_lora_weights} with weight_decay is not available with backend=trl, whose "
                 "steps nothing follows that undoes the decay of what it subtracts: set weight_decay=0."
->>>>>>> main
             )
         if s.device.attention == "documents":
             raise SettingsError("attention=documents is for packed rows, and backend=trl pads them: choose sdpa or eager.")
