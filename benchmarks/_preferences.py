@@ -34,3 +34,27 @@ def write_pairs(path: Path, chats: Chats, *, pairs: int, steps: int, max_length:
             f"the chats make {len(ids) // 2} pairs, too few for {steps} steps of {pairs}: lower --steps or --pairs"
         )
     return write_samples(path, ids, labels, each=2 * pairs)
+
+
+def write_groups(path: Path, chats: Chats, *, prompts: int, each: int, steps: int, max_length: int) -> Rows:
+    """Write `steps` rows of `prompts` groups: `each` chats' answers to one chat's prompt, none longer than `max_length`."""
+    ends = np.cumsum(chats.lengths)
+    samples = [
+        (chats.input_ids[end - size : end], chats.labels[end - size : end])
+        for end, size in zip(ends, chats.lengths, strict=True)
+    ]
+    begins = [int(np.argmax(labels != -100)) for _, labels in samples]
+    ids, labels = [], []
+    for i, (own, begin) in enumerate(zip(samples, begins, strict=True)):
+        group = [
+            [np.concatenate([mine[:begin], theirs[begins[j] :]]) for mine, theirs in zip(own, samples[j], strict=True)]
+            for j in ((i + k) % len(samples) for k in range(each))
+        ]
+        if begin and all(begin < len(one) <= max_length for one, _ in group):
+            ids += [one for one, _ in group]
+            labels += [learned for _, learned in group]
+        if len(ids) == each * prompts * steps:
+            break
+    else:
+        raise SystemExit(f"the chats make {len(ids) // each} groups, too few for {steps} steps of {prompts}: lower one of them")
+    return write_samples(path, ids, labels, each=each * prompts)

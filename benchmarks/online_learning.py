@@ -1,10 +1,10 @@
 """Claim: PPO, GRPO and RLOO learn verifiable tasks: from a model that solves them sometimes to one that nearly always does.
 
 A Llama of 30,000 weights is first fine-tuned (`SFT`) on noisy examples, of which few are right. Then each method trains it on
-rewards of its own completions, for three tasks, three seeds each: copy the last digit of the prompt, answer with as many
-characters as it has digits, put any digit between brackets. The reward is 1 or 0. Before and after are shares of right
-completions to prompts that were not trained on, sampled at temperature 1. The ratio is the worst run's share after training
-over 0.9.
+rewards of its own completions, full, with LoRA and with OSFT, for three tasks, three seeds each: copy the last digit of the
+prompt, answer with as many characters as it has digits, put any digit between brackets. The reward is 1 or 0. Before and after
+are shares of right completions to prompts that were not trained on, sampled at temperature 1. The ratio is the worst run's
+share after training over 0.9.
 
     python benchmarks/online_learning.py
     python benchmarks/online_learning.py --task digit --method ppo --seeds 1

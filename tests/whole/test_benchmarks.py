@@ -101,6 +101,15 @@ def test_dpo_vs_trl():
 
 @pytest.mark.lane
 @needs_trl
+def test_grpo_vs_trl():
+    """grpo_vs_trl.py trains both sides on the same completions and rewards, to the same first loss."""
+    figures = run_toy("grpo_vs_trl.py")
+    assert abs(figures["first_loss"]["forge"]) > 1e-3
+    assert figures["first_loss"]["forge"] == pytest.approx(figures["first_loss"]["trl"], rel=1e-4)
+
+
+@pytest.mark.lane
+@needs_trl
 def test_alone_vs_trl():
     """alone_vs_trl.py trains both sides on the same chats, alone and padded, to the same first loss."""
     figures = run_toy("alone_vs_trl.py")

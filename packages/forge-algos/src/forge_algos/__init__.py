@@ -60,6 +60,8 @@ if TYPE_CHECKING:
         RLOO as RLOO,
         SFT as SFT,
         Bound as Bound,
+        Classify as Classify,
+        ClassifyBatch as ClassifyBatch,
         Distill as Distill,
         KTOBatch as KTOBatch,
         Objective as Objective,
@@ -126,8 +128,8 @@ _PUBLIC = {
     "memory._rehearsal": "Rehearsal tensors_of",
     "memory._tracker": "Peak",
     "objectives": (
-        "Bound DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SimPO "
-        "check_reference reference_logps"
+        "Bound Classify ClassifyBatch DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward "
+        "SFT SimPO check_reference reference_logps"
     ),
     "optimizers._optimizers": "adamw cast_trained make_optimizer",
     "optimizers._schedules": "lr_factor schedule",

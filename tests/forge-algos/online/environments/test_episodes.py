@@ -162,7 +162,19 @@ def test_an_episode_that_waits_holds_no_other():
     assert made.figures()["completions"] == 6
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("turns", "tokens"), [(1, 20), (2, 20), (3, 20), (3, 9)])
+def test_an_episode_ends_after_its_turns_or_tokens(turns, tokens):
+    """A turn has two tokens here and an observation three: what does not fit is not read, and the episode is cut off."""
+    settings = {"max_turns": turns, "max_new_tokens": tokens}
+    made = play(prompts=asked(2), settings=settings, draw=Scripted(), source=str)
+    for group, ids in zip(made.groups, made.completion_ids, strict=True):
+        played = min(turns, 2 + int(made.prompt_ids[group][1]) % 2, 2 if tokens == 9 else 3)
+        assert len(ids) == 2 * played + 3 * (played - 1)
+    whole = [min(turns, 2 if tokens == 9 else 3) >= 2 + int(prompt[1]) % 2 for prompt in made.prompt_ids]
+    assert made.finished.tolist() == np.repeat(whole, 3).tolist()
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.lane)])
 def test_episodes_do_not_depend_on_the_ranks(ranks):
     """The same tokens and rewards on one rank and on several, and from one seed twice."""
     whole, again = play(), play()

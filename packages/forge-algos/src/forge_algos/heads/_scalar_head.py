@@ -1,4 +1,4 @@
-"""Scores of a sequence classifier with one label, at chosen positions of a packed row.
+"""Scores of a sequence classifier, one or several numbers, at positions of a packed row.
 
 Such a model scores every position and then keeps one of them, by its own rule for where a padded sequence ends, which does not
 apply to packed rows. So the positions are scored inside the scoring layer's own call, where its weight is whole.
@@ -22,12 +22,16 @@ _PROBED_TOKENS = 3
 
 @attrs.frozen(kw_only=True, eq=False)
 class ScalarHead:
-    """Scoring of positions of a row by one number each."""
+    """Scoring of positions of a row by one number each, or by one for each label."""
 
     model: nn.Module = attrs.field(repr=False)
 
     def scores(self, inputs: dict[str, Any], rows: torch.Tensor) -> torch.Tensor:
-        """Compute scores with gradients at positions int64[M] of one row [1, T]: float32[M].
+        """Compute the scores of a model with one label: float32[M]; arguments as of `logits`."""
+        return self.logits(inputs, rows).squeeze(-1)
+
+    def logits(self, inputs: dict[str, Any], rows: torch.Tensor) -> torch.Tensor:
+        """Compute scores with gradients at positions int64[M] of one row [1, T]: float32[M, C].
 
         float64 where the model is.
         """
@@ -37,15 +41,15 @@ class ScalarHead:
         layout = lay_out(self.model, inputs)
 
         def score(hidden: torch.Tensor) -> tuple[torch.Tensor]:
-            scores = plain(layout.packed(hidden).squeeze(0).index_select(0, rows)).squeeze(-1)
+            scores = plain(layout.packed(hidden).squeeze(0).index_select(0, rows))
             return (scores.to(torch.promote_types(scores.dtype, torch.float32)),)
 
         (scores,) = compute_inside(self.model, layer, layout.inputs, score)
         return scores
 
 
-def choose_scalar_head(model: nn.Module, *, device: torch.device) -> ScalarHead:
-    """Test that the model's one logit is its layer `score` at the sequence's last token.
+def choose_scalar_head(model: nn.Module, *, device: torch.device, labels: int = 1) -> ScalarHead:
+    """Test that the model's logits are its layer `score` at the sequence's last token.
 
     Leaves the model's modes, its gradients and the random state as they were. Where a model is divided over ranks, every rank
     calls it.
@@ -54,18 +58,19 @@ def choose_scalar_head(model: nn.Module, *, device: torch.device) -> ScalarHead:
         LossError: the model is no sequence classifier, has another number of labels, or does more than that with its scores.
     """
     causal = causal_model(model)
-    labels = getattr(getattr(causal, "config", None), "num_labels", None)
-    remedy = "load it with transformers' AutoModelForSequenceClassification and num_labels=1"
+    found = getattr(getattr(causal, "config", None), "num_labels", None)
+    remedy = f"load it with transformers' AutoModelForSequenceClassification and num_labels={labels}"
     if _layer(model) is None:
-        raise LossError(f"{type(causal).__name__} has no layer `{_LAYER}` that gives a sequence one number: {remedy}")
-    if labels != 1:
-        raise LossError(f"{type(causal).__name__} gives a sequence {labels} numbers and not one: {remedy}")
+        raise LossError(f"{type(causal).__name__} has no layer `{_LAYER}` that gives a sequence {_numbers(labels)}: {remedy}")
+    if found != labels:
+        wanted = "one" if labels == 1 else labels
+        raise LossError(f"{type(causal).__name__} gives a sequence {found} numbers and not {wanted}: {remedy}")
     if virtual_tokens(model) and _pad_id(model) is None:
         raise LossError(
             f"{type(causal).__name__} has no pad_token_id, and the documents of a row are filled up to one length where "
             "virtual tokens stand before each: set pad_token_id in its config.json"
         )
-    if problem := _problem(model, device):
+    if problem := _problem(model, device, labels):
         raise LossError(f"{type(causal).__name__} gives a sequence something else than its layer `{_LAYER}` does: {problem}")
     return ScalarHead(model=model)
 
@@ -79,7 +84,11 @@ def _pad_id(model: nn.Module) -> int | None:
     return getattr(text_config(model), "pad_token_id", None)
 
 
-def _problem(model: nn.Module, device: torch.device) -> str | None:
+def _numbers(labels: int) -> str:
+    return "one number" if labels == 1 else f"{labels} numbers"
+
+
+def _problem(model: nn.Module, device: torch.device, labels: int) -> str | None:
     layer = _layer(model)
     assert layer is not None
     ids = torch.full((_PROBED_TOKENS,), 1 if _pad_id(model) == 0 else 0, device=device)
@@ -88,7 +97,8 @@ def _problem(model: nn.Module, device: torch.device) -> str | None:
 
     def answer(hidden: torch.Tensor) -> torch.Tensor:
         fed.append(tuple(hidden.shape[:-1]))
-        return torch.arange(1, hidden[..., 0].numel() + 1, device=hidden.device, dtype=hidden.dtype).view(*hidden.shape[:-1], 1)
+        places = torch.arange(1, hidden[..., 0].numel() + 1, device=hidden.device, dtype=hidden.dtype)
+        return places.view(*hidden.shape[:-1], 1).expand(*hidden.shape[:-1], labels)
 
     try:
         with mode(model, training=False), torch.no_grad(), override_forward(layer, answer):
@@ -99,6 +109,6 @@ def _problem(model: nn.Module, device: torch.device) -> str | None:
         return f"it cannot be run ({error})"
     if len(fed) != 1 or fed[0] not in {(1, _PROBED_TOKENS), (1, _PROBED_TOKENS + virtual_tokens(model))}:
         return f"the layer is fed {fed} for a row of {_PROBED_TOKENS} tokens"
-    if scores.numel() != 1 or scores.item() != fed[0][1]:
+    if scores.flatten().tolist() != [fed[0][1]] * labels:
         return f"scores 1 to {fed[0][1]} of as many tokens become {scores.flatten().tolist()}, not the last one"
     return None

@@ -3,6 +3,7 @@
 Files here import batches, settings and the package's own files. Subfolders hold the losses of one family each.
 """
 
+from forge_algos.losses._classification import classification
 from forge_algos.losses._dft import dft
 from forge_algos.losses._kl import kl
 from forge_algos.losses._nll import nll, nll_of_logits
@@ -23,6 +24,7 @@ __all__ = [
     "Advantages",
     "LossTerms",
     "PolicyKind",
+    "classification",
     "completion_logps",
     "cpo",
     "dft",

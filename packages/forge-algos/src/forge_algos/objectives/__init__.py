@@ -5,6 +5,7 @@ Files here import adaptations, heads, losses, and what stands below them. Subfol
 
 from forge_algos.heads._head import Head, choose_head
 from forge_algos.heads._scalar_head import ScalarHead, choose_scalar_head
+from forge_algos.objectives._classify import Classify, ClassifyBatch
 from forge_algos.objectives._distill import Distill
 from forge_algos.objectives._objective import Bound, Objective
 from forge_algos.objectives._pretrain import Pretrain
@@ -32,6 +33,8 @@ __all__ = [
     "RLOO",
     "SFT",
     "Bound",
+    "Classify",
+    "ClassifyBatch",
     "Distill",
     "Head",
     "KTOBatch",
