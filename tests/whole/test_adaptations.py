@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -256,6 +257,15 @@ def test_first_values_on_any_ranks_and_after_a_resume(
     run_on_ranks(run_verb, 2, "sft", divided, joined=False)
     losses = [[line["loss"] for line in metrics(tmp_path / name) if "loss" in line] for name in ("whole", "divided")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_reference_is_the_base_whatever_the_first_values(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """DPO's adapter switched off is the base under PiSSA too: the first loss is log 2, as check_reference demands."""
+    settings = {**given("dpo", "lora", model_dir, folder), "max_steps": 2, "reference": "adapter_off"}
+    run_verb("dpo", {**settings, "init_lora_weights": "pissa", "ckpt_output_dir": str(tmp_path)})
+    first = next(line for line in metrics(tmp_path) if "grad_norm" in line)
+    assert first["loss"] == pytest.approx(math.log(2), rel=1e-5)
 
 
 @pytest.mark.parametrize(

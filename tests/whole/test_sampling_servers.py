@@ -11,6 +11,7 @@ import pytest
 import forge
 import forge_algos
 
+from ..lanes import ci_keeps
 from .sampling_stub import VERSIONS, Stub, served
 from .verbs import run_verb, settings_of
 
@@ -60,7 +61,7 @@ def test_a_server_samples_with_the_weights_of_each_step(model_dir: Path, folder:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", VERSIONS)
+@pytest.mark.parametrize("kind", ci_keeps(("vllm",), tuple(VERSIONS)))
 def test_a_server_samples_with_the_adapter_of_each_step(model_dir: Path, folder: Path, tmp_path: Path, kind: str) -> None:
     """LoRA is given to the server as an adapter, a new name each time, and the former one is taken away."""
     lines, stub = run(model_dir, folder, tmp_path / "out", kind, adapter="lora", learning_rate=5e-2)
@@ -91,7 +92,7 @@ def test_what_is_asked_is_what_the_released_servers_take(model_dir: Path, folder
     assert handlers <= {f"{method.lower()}_{path.strip('/').replace('/', '_')}" for method, path in routes}
 
 
-@pytest.mark.parametrize("fault", MISBEHAVES)
+@pytest.mark.parametrize("fault", ci_keeps(("wrong model", "wrong weights", "restarted", "dead"), tuple(MISBEHAVES)))
 def test_a_server_that_misbehaves_is_one_clear_error(model_dir: Path, folder: Path, tmp_path: Path, fault: str) -> None:
     """Another version, model or weights, none at all, too late or too few: never silently wrong."""
     kind = "sglang" if fault == "restarted" else "vllm"

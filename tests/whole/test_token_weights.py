@@ -73,6 +73,40 @@ def test_a_run(model_dir: Path, tmp_path: Path, budget: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verb", "more"),
+    [
+        ("sft", {"loss": "dft"}),
+        ("osft", {}),
+        ("distill", {"teacher_path": "MODEL", "beta": 0.5}),
+        ("pretrain", {"block_size": 32}),
+    ],
+)
+def test_weights_reach_every_supervised_objective(verb: str, more: dict[str, Any], model_dir: Path, tmp_path: Path) -> None:
+    """A weight of 0.5 for every row halves the count and leaves the mean; other weights move another step."""
+    text = [{"text": row["messages"][-1]["content"] * 3} for row in conversations(12)]
+    plain = text if verb == "pretrain" else conversations(12)
+    more = {name: str(model_dir) if value == "MODEL" else value for name, value in more.items()}
+    found = {}
+    for name, weights in {"none": None, "half": [0.5] * 12, "some": [2.0, 0.1] * 6}.items():
+        rows = plain if weights is None else [{**row, "weight": weight} for row, weight in zip(plain, weights, strict=True)]
+        given = {
+            "model_path": str(model_dir),
+            "data_path": str(write_rows(tmp_path / f"{name}.jsonl", rows)),
+            **ONE_STEP,
+            **more,
+        }
+        run_verb(verb, {**given, "ckpt_output_dir": str(tmp_path / name)})
+        found[name] = next(line for line in lines_of(tmp_path / name) if "grad_norm" in line)
+    assert found["half"]["loss_tokens"] == pytest.approx(found["none"]["loss_tokens"] / 2, rel=1e-6)
+    assert found["half"]["loss"] == pytest.approx(found["none"]["loss"], rel=1e-5, abs=1e-7)
+    assert found["half"]["grad_norm"] == pytest.approx(found["none"]["grad_norm"], rel=1e-4, abs=1e-6)
+    assert found["some"]["loss_tokens"] != pytest.approx(found["none"]["loss_tokens"], rel=1e-3)
+    if verb != "distill":  # whose teacher is the model itself
+        assert found["some"]["loss"] != pytest.approx(found["none"]["loss"], rel=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
 def test_ranks_weigh_as_one_process(strategy: str, model_dir: Path, tmp_path: Path) -> None:
     """Two ranks, whose rows weigh unequally, take the steps of one process."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forge_accel import AttentionError, document_attention
-from forge_accel.attention._varlen import find_kernel
+from forge_accel.attention._varlen import find_kernel, with_grouped_heads
 
 LAYER = SimpleNamespace(is_causal=True)
 ENDS = torch.tensor([0, 5, 6, 14], dtype=torch.int32)
@@ -210,3 +210,51 @@ def test_the_installed_kernel_takes_these_arguments():
     shared = {name: x.to("meta") for name, x in SHARED.items()}
     out, _ = with_kernel(kernel)(LAYER, *inputs, None, max_length_q=5, max_length_k=7, **shared)
     assert out.shape == (1, 14, 6, 16)
+
+
+def kernel_as(takes):
+    """A kernel of torch 2.13's signature or 2.11's, which takes grouped heads or does not; and its calls with grouped heads."""
+    grouped = []
+
+    def attended(query, key, value, cu_seq_q, cu_seq_k, scale, window_size, enable_gqa):
+        if query.shape[1] != key.shape[1]:
+            grouped.append(enable_gqa)
+            if takes == "no":
+                raise RuntimeError("Number of heads in key/value must equal the number of heads in query")
+            if takes == "wrongly":
+                key, value = key.flip(0), value.flip(0)
+        return attend(query, key, value, cu_seq_q, cu_seq_k, scale, window_size)
+
+    def of_213(q, k, v, cu_q, cu_k, max_q, max_k, *, scale=None, window_size=(-1, -1), enable_gqa=False):
+        return attended(q, k, v, cu_q, cu_k, scale, window_size, enable_gqa)
+
+    def of_211(q, k, v, cu_q, cu_k, max_q, max_k, *, scale=None, window_size=(-1, -1)):
+        return attended(q, k, v, cu_q, cu_k, scale, window_size, None)
+
+    return of_213, of_211, grouped
+
+
+@pytest.mark.parametrize("takes", ["yes", "no", "wrongly"])
+@pytest.mark.parametrize("release", [213, 211])
+def test_grouped_heads_are_tried(release, takes):
+    """Whether the kernel takes fewer key heads than query heads is seen in a call, not in its signature: what it refuses, or
+    computes otherwise, is repeated before the call. The answer is that of document attention either way.
+    """
+    of_213, of_211, grouped = kernel_as(takes)
+    kernel = with_grouped_heads(of_213 if release == 213 else of_211, torch.device("cpu"))
+    assert grouped, "nothing was tried"
+    grouped.clear()
+    query, key, value = states()
+    got, _ = with_kernel(kernel)(LAYER, query, key, value, None, cu_seq_lens_q=ENDS)
+    assert len(grouped) == (1 if takes == "yes" else 0)
+    expected, _ = document_attention(LAYER, query.float(), key.float(), value.float(), None, cu_seq_lens_q=ENDS)
+    assert torch.allclose(got.float(), expected, atol=0.05)
+
+
+def test_a_kernel_that_cannot_be_tried_stays():
+    """Where no call works, as without the device, the kernel is what it was."""
+
+    def absent(*_states, **_how):
+        raise RuntimeError("no such device")
+
+    assert with_grouped_heads(absent, torch.device("cpu")) is absent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +15,13 @@ from forge_accel import AccelError, CUDAAccelerator, accelerator, device_count, 
 def gpus(monkeypatch):
     """Let torch see GPUs of a name, memory and age; returns what was set on them."""
 
-    def make(name="NVIDIA H100 80GB HBM3", gib=79.6, count=2, native=True, hip=None, capability=(9, 0), nccl=True):
+    def make(
+        name="NVIDIA H100 80GB HBM3", gib=79.6, count=2, native=True, hip=None, capability=(9, 0), nccl=True, allocator=False
+    ):
         record = {}
         monkeypatch.delenv("LOCAL_RANK", raising=False)
+        if not (set(os.environ) & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"} or allocator):
+            monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # or the accelerator would set one, which would stay
         monkeypatch.setattr(torch.version, "cuda", None if hip else "12.8")
         monkeypatch.setattr(torch.version, "hip", hip)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -207,3 +212,37 @@ def test_four_bits(gpus, monkeypatch):
         accelerator("cuda").quantization("nf4")
     gpus(name="AMD Instinct MI300X", hip="6.4")
     assert accelerator("cuda").quantization("fp4").reason.endswith("untried on ROCm")
+
+
+def test_segments_grow_unless_somebody_configured_them(gpus, monkeypatch):
+    """The allocator's variable is set before the GPU is used, and neither over another value, nor late, nor on ROCm."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+    def after(given=None, *, used=False, **machine):
+        for name in names:
+            monkeypatch.setenv(name, "")  # so that it is put back
+            monkeypatch.delenv(name)
+        if given is not None:
+            monkeypatch.setenv(given, "max_split_size_mb:64")
+        gpus(allocator=True, **machine)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+        accelerator("cuda")
+        return [os.environ.get(name) for name in names]
+
+    assert after() == [None, "expandable_segments:True", None]
+    assert after(used=True) == [None, None, None]
+    assert after(hip="6.4") == [None, None, None]
+    for number, name in enumerate(names):
+        assert after(name) == [("max_split_size_mb:64" if number == k else None) for k in range(3)]
+
+
+def test_what_a_run_asks_of_a_large_gpu(gpus, monkeypatch):
+    """Reserved memory is a figure of its own; batches are pinned; logits of 2,048 rows fit on large chips alone."""
+    gpus(gib=139.8)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda index: 456 + index)
+    assert (accelerator("cuda:1").peak_reserved_bytes(), accelerator("cuda").pins_memory) == (457, True)
+    assert accelerator("cuda").head_rows == 2048
+    gpus(name="NVIDIA T600", gib=4)
+    assert accelerator("cuda").head_rows == 512
+    host = accelerator("cpu")
+    assert (host.peak_reserved_bytes(), host.pins_memory, host.head_rows) == (None, False, 512)

@@ -232,3 +232,18 @@ def test_nothing_at_all_can_be_saved(tmp_path):
     found = make(tmp_path).newest({}, pytest.fail)
     assert (found.step, found.tensors, found.about) == (0, {}, {"only": "this"})
     assert "step=0" in repr(found)
+
+
+def test_a_state_is_streamed_where_the_host_has_no_room(tmp_path, monkeypatch):
+    """Without room for a copy the state is on the disk when `save` returns, nothing was copied, and it is said once."""
+    said, taken = [], []
+    monkeypatch.setattr("forge_dist.checkpoints._checkpoints.room_for", lambda size, *, sharing: size * sharing < 8)
+    monkeypatch.setattr("forge_dist.checkpoints._host_copy.HostCopy.take", lambda *_: taken.append(1))
+    checkpoints = make(tmp_path, note=said.append)
+    for step in (1, 2):
+        checkpoints.save(step, {"w": torch.full((5,), float(step))}, {})
+        assert checkpoints.last_good.name == f"step_{step}"
+        assert read(checkpoints.at(checkpoints.last_good, {})) == [step] * 5
+    assert taken == []
+    (line,) = said
+    assert "no room for a copy of the full state" in line

@@ -26,3 +26,13 @@ def test_memory_is_used_again():
     assert second["v"].shape == (5,)
     assert set(host._buffers) == {"w", "v"}
     assert host.take({"w": torch.ones(4, dtype=torch.int32)})["w"].dtype == torch.int32
+
+
+def test_what_a_copy_would_still_take():
+    """Only tensors without a buffer of their shape and format need memory."""
+    host = HostCopy()
+    state = {"w": torch.zeros(4), "v": torch.zeros(2, 2)}
+    assert host.missing(state) == 32
+    host.take(state)
+    assert host.missing(state) == 0
+    assert host.missing({"w": torch.zeros(5), "v": torch.zeros(2, 2)}) == 20

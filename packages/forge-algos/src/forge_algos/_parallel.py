@@ -8,7 +8,7 @@ one rank a shard, and where they also divide a tensor or a context several ranks
 report the same counts and sums, which count once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -78,6 +78,17 @@ class Parallel(Protocol):
         ...
 
 
+def norms_of(grads: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Compute the 2-norm of each tensor in float32 or wider, in one call for each dtype."""
+    alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for grad in grads:
+        alike.setdefault((grad.dtype, grad.device), []).append(grad)
+    found: list[torch.Tensor] = []
+    for (dtype, _), tensors in alike.items():
+        found += torch._foreach_norm(tensors, 2, dtype=torch.promote_types(dtype, torch.float32))
+    return found
+
+
 class Alone:
     """A single process: nothing is communicated."""
 
@@ -106,8 +117,7 @@ class Alone:
 
         Norms of bfloat16 gradients are taken in float32: bfloat16's own would keep 3 digits.
         """
-        grads = [p.grad for p in parameters if p.grad is not None]
-        norms = [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
+        norms = norms_of(p.grad for p in parameters if p.grad is not None)
         return torch.linalg.vector_norm(torch.stack(norms)).float() if norms else torch.zeros(())
 
     def scale_grads(self, parameters: Sequence[nn.Parameter], factor: float) -> None:

@@ -187,6 +187,28 @@ def test_episodes_do_not_depend_on_the_ranks(ranks):
     assert [ids.tolist() for ids in play(seed=6).completion_ids] != [ids.tolist() for ids in whole.completion_ids]
 
 
+def test_ranks_that_share_the_weights_sample_together():
+    """Where every forward is collective each rank makes as many calls as the others, whatever its episodes last."""
+    calls = {}
+
+    def on_rank(rank):
+        class Together(Scripted):
+            synced = True
+
+            def sample(self, contexts, **options):
+                calls.setdefault(rank.rank, []).append(len(contexts))
+                assert rank.sum([1.0]) == [2.0]
+                return super().sample(contexts, **options)
+
+        return play(parallel=rank, draw=Together())
+
+    whole = play(draw=Scripted())
+    for made in on_threads(on_rank, 2):
+        assert [ids.tolist() for ids in made.completion_ids] == [ids.tolist() for ids in whole.completion_ids]
+    assert len(calls[0]) == len(calls[1])
+    assert calls[0] != calls[1]
+
+
 def test_async_environments_and_their_seeds():
     """`async def` works; all episodes of a prompt have one seed, prompts have different ones."""
     seeds = {}

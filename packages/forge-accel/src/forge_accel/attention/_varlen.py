@@ -29,6 +29,53 @@ def find_kernel() -> Callable[..., Any] | None:
     return varlen_attn if {"window_size", "scale"} <= set(inspect.signature(varlen_attn).parameters) else None
 
 
+def with_grouped_heads(kernel: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """Return the kernel with an argument `enable_gqa` that works on the device.
+
+    Tried on a tiny row, forward and backward: a kernel may take fewer key heads than query heads without an argument for it
+    (torch 2.11), or have the argument and no code for this chip. Where it takes none, keys and values are repeated before the
+    call. A kernel that cannot be tried here is returned as it is.
+    """
+    named = "enable_gqa" in inspect.signature(kernel).parameters
+
+    def repeated(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, enable_gqa: bool = False, **how: Any
+    ) -> Any:
+        if enable_gqa:
+            key, value = (states.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for states in (key, value))
+        return kernel(query, key, value, *rest, **how)
+
+    def unnamed(*states: Any, enable_gqa: bool = False, **how: Any) -> Any:  # noqa: ARG001 - it sees the heads itself
+        return kernel(*states, **how)
+
+    expected = _tried(repeated, device)
+    if expected is None:
+        return kernel
+    for way in (kernel, unnamed) if named else (unnamed,):
+        found = _tried(way, device)
+        if found is not None and all(torch.allclose(a, b, atol=0.05) for a, b in zip(found, expected, strict=True)):
+            return way
+    return repeated
+
+
+def _tried(kernel: Callable[..., Any], device: torch.device) -> list[torch.Tensor] | None:
+    """Return output and gradients of a tiny row with two query heads a key head, or None."""
+    ends = torch.tensor([0, 3, 8], dtype=torch.int32)
+    shapes = ((8, 2, 64), (8, 1, 64), (8, 1, 64))
+    values = (torch.linspace(-1, 1, 8 * heads * 64).sin().view(8, heads, 64) for _, heads, _ in shapes)
+    try:
+        with torch.enable_grad(), torch.amp.autocast(device.type, enabled=False):
+            states = [value.to(device, torch.bfloat16).requires_grad_() for value in values]
+            ends = ends.to(device)
+            output = kernel(*states, ends, ends, 5, 5, scale=None, window_size=(-1, 0), enable_gqa=True)
+            return [
+                output.detach().float(),
+                *(grad.float() for grad in torch.autograd.grad(output.float().square().sum(), states)),
+            ]
+    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError):
+        return None
+
+
 def fits_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
     """Decide whether the kernel can compute a packed row: dtype, head size, at least one token."""
     head, dtype = query.shape[3], _compute_dtype(query)

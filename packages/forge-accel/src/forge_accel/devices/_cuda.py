@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from forge_accel._dtypes import bfloat16, dtype_name, dtype_named, float32
 from forge_accel._errors import AccelError
 from forge_accel.attention._attention import Attention
 from forge_accel.attention._documents import document_attention
-from forge_accel.attention._varlen import find_kernel
+from forge_accel.attention._varlen import find_kernel, with_grouped_heads
 from forge_accel.devices._accelerator import Accelerator, local_rank
 from forge_accel.devices._memory import MemoryMeter
 from forge_accel.devices._peak_flops import peak_of
@@ -54,6 +54,9 @@ def _grow_segments() -> None:
         return
     # The name that every release since 2.11 reads; workers that this process starts inherit it.
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+
+
+_grouped = lru_cache(maxsize=4)(with_grouped_heads)
 
 
 class CUDAAccelerator(Accelerator):
@@ -169,7 +172,7 @@ class CUDAAccelerator(Accelerator):
             missing = f"torch {torch.__version__} has no variable-length flash kernel"
         else:
             return Choice(
-                Attention("documents", partial(document_attention, varlen_kernel=kernel)),
+                Attention("documents", partial(document_attention, varlen_kernel=_grouped(kernel, self.device.value))),
                 "documents: torch's variable-length flash kernel, all packed samples in one call",
             )
         return Choice(

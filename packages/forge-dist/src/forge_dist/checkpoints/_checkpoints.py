@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from forge_dist._errors import CheckpointError
+from forge_dist._host_memory import room_for
 from forge_dist.checkpoints import _folder as folder
 from forge_dist.checkpoints._coordinate import SharedPlan, digest_of
 from forge_dist.checkpoints._find import find_newest, open_checkpoint
@@ -44,6 +45,7 @@ class Checkpoints:
         ranks: connected ranks.
         keep: number of full states to keep; for a moment there is one more.
         background: write in a thread; `save` returns once everything is copied to host memory, which is kept for the next copy.
+            Where a host has no room for that, `save` writes tensor by tensor, and returns when it is on the disk.
         note: called on every rank with what went wrong while saving, at the next `save` or `wait`. `newest` sets it too.
     """
 
@@ -57,6 +59,7 @@ class Checkpoints:
         self._broken: list[Path] = []
         self._tidied = False
         self._copy = HostCopy()
+        self._told_of_room = False
         self._plan = SharedPlan(ranks)
         self._serial: int | None = None
         self._thread: threading.Thread | None = None
@@ -137,6 +140,7 @@ class Checkpoints:
             self._record(Outcome(error=verdict["problem"]))
             return
         own = {name: values[name] for name in self._plan.names}
+        background = self._background and self._has_room(own)
         job = Job(
             step=step,
             serial=self._next_serial(),
@@ -145,12 +149,12 @@ class Checkpoints:
             keep=self._keep,
             broken=tuple(self._broken),
             pieces=pieces,
-            values=self._copy.take(own) if self._background else own,
+            values=self._copy.take(own) if background else own,
             tensors=self._plan.tensors,
             must_match=texts[0],
             about=texts[1],
         )
-        if not self._background:
+        if not background:
             self._record(save_job(job, self._ranks, self._ranks))
             return
         self._thread = threading.Thread(
@@ -159,6 +163,19 @@ class Checkpoints:
         self._thread.start()
         if wait:
             self.wait()
+
+    def _has_room(self, own: Mapping[str, torch.Tensor]) -> bool:
+        """Return whether every rank's host has room for a copy of its part; collective."""
+        short = not room_for(self._copy.missing(own), sharing=self._ranks.local_world_size)
+        if not self._ranks.any(short):
+            return True
+        if not self._told_of_room:
+            self._told_of_room = True
+            self._note(
+                "the host's memory has no room for a copy of the full state: it is written tensor by tensor, and the training "
+                "waits for it (async_save=true has no effect)"
+            )
+        return False
 
     def wait(self) -> None:
         """Wait until nothing is being saved; `failed` and `last_good` are up to date then."""

@@ -1,6 +1,6 @@
 """Global norm and scaling of gradients, whole or sharded, without gathering them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -20,16 +20,12 @@ def grad_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> torch
     are added up over the ranks that hold the other shards, in one sum of one number for each such group of ranks; ranks that
     hold copies compute the same, bit for bit.
     """
-    whole: list[torch.Tensor] = []
-    shards: dict[tuple[ProcessGroup, ...], list[torch.Tensor]] = {}
+    found: dict[tuple[ProcessGroup, ...], list[torch.Tensor]] = {}
     for parameter in parameters:
-        grad = parameter.grad
-        if grad is None:
-            continue
-        mine = local(grad)
-        norm = torch.linalg.vector_norm(mine, dtype=torch.promote_types(mine.dtype, torch.float32)).to(device)
-        groups = _shard_groups(grad)
-        (shards.setdefault(groups, []) if groups else whole).append(norm)
+        if parameter.grad is not None:
+            found.setdefault(_shard_groups(parameter.grad), []).append(local(parameter.grad))
+    shards = {groups: [norm.to(device) for norm in _norms(grads)] for groups, grads in found.items()}
+    whole = shards.pop((), [])
     if not shards:
         return torch.linalg.vector_norm(torch.stack(whole)).float() if whole else torch.zeros((), device=device)
     squares = [torch.stack(whole).double().square().sum()] if whole else []
@@ -45,9 +41,22 @@ def grad_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> torch
 
 def scale_grads(parameters: Iterable[nn.Parameter], factor: float) -> None:
     """Multiply every gradient by `factor` in place."""
-    for parameter in parameters:
-        if parameter.grad is not None:
-            local(parameter.grad).mul_(factor)
+    for grads in _alike(local(parameter.grad) for parameter in parameters if parameter.grad is not None):
+        torch._foreach_mul_(grads, factor)
+
+
+def _norms(grads: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Compute the norm of each tensor in float32 or wider."""
+    for tensors in _alike(grads):
+        yield from torch._foreach_norm(tensors, 2, dtype=torch.promote_types(tensors[0].dtype, torch.float32))
+
+
+def _alike(grads: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
+    """Divide tensors into those of one dtype on one device, on which one call works."""
+    alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for grad in grads:
+        alike.setdefault((grad.dtype, grad.device), []).append(grad)
+    return alike.values()
 
 
 def _shard_groups(grad: torch.Tensor) -> tuple[ProcessGroup, ...]:

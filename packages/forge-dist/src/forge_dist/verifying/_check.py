@@ -6,6 +6,7 @@ loaded is checked as one process's.
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from forge_dist.verifying._judge import EXACT, HALF, judge
 from forge_dist.verifying._loss import Sample, Score, comparable_samples, inference_mode, score
 from forge_dist.verifying._reload import copy_weights, fill_weights, reload_export
 from forge_dist.verifying._result import ExportCheck
+from forge_dist.verifying._streamed import streamed
 from forge_dist.verifying._tensors import Files, prove_model, prove_reloaded_names, prove_reloaded_tensor
 
 if TYPE_CHECKING:
@@ -71,7 +73,8 @@ def check_export(
 
     `without` and `plain` are those of `export_model`. Where the base is divided and PEFT cannot read an adapter of this kind
     onto shards, `attach` does it: a function of base, folder and adapter name, which returns the PeftModel. A second copy of
-    the model is held meanwhile. Modes, attention and random state of `model` are afterwards as before.
+    the model is held meanwhile: on the host, if the model is on another device. Modes, attention and random state of `model`
+    are afterwards as before.
 
     With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned and with the same
     samples. Tensors are gathered one at a time, each on a rank that did not write it and compares it. The second copy is loaded
@@ -112,12 +115,12 @@ def check_export(
             ours = _score(model, usable, device)
         reloaded.eval()
         with strategy.computing(reloaded):
-            theirs = same_weights = _score(reloaded, usable, device, reloaded=True)
+            theirs = same_weights = _score_there(reloaded, usable, strategy)
             if rounded:
                 # The export's configuration with the very weights in memory: a wrong configuration shows here.
                 with errors_on_all_ranks(ranks, READING_ERRORS, cannot):
                     copy_weights(inner, reloaded) if plain is None else fill_weights(reloaded, whole(), strategy)
-                same_weights = _score(reloaded, usable, device, reloaded=True)
+                same_weights = _score_there(reloaded, usable, strategy)
     arithmetic = HALF if ours.in_16_bits or _holds_16_bits(inner) else EXACT
     # On every rank: copies that have drifted apart show here.
     with errors_on_all_ranks(ranks, (), cannot):
@@ -192,6 +195,14 @@ def _prove_reloaded(
             if wanted is not None and found is not None:
                 rounded |= prove_reloaded_tensor(name, wanted, found, dtypes, path)
     return ranks.any(rounded)
+
+
+def _score_there(reloaded: torch.nn.Module, samples: Sequence[Sample], strategy: "Strategy") -> Score:
+    """Compute a reloaded model's score on the strategy's device, wherever its weights are."""
+    beside = strategy.device.type != "cpu" and not strategy.divides
+    on_host = beside and all(parameter.device.type == "cpu" for parameter in reloaded.parameters())
+    with streamed(reloaded, strategy.device) if on_host else nullcontext():
+        return _score(reloaded, samples, strategy.device, reloaded=True)
 
 
 def _score(model: torch.nn.Module, samples: Sequence[Sample], device: torch.device, *, reloaded: bool = False) -> Score:

@@ -7,6 +7,7 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from forge_dist._host_memory import room_for
 from forge_dist.adapters._adapter import AttachAdapter, active_adapter, base_path, read_adapter
 from forge_dist.adapters._base_model import adapter_base
 from forge_dist.exporting._layout import WholeTensors, first_names, owners_of
@@ -19,6 +20,7 @@ from forge_dist.ranks._errors_on_all_ranks import errors_on_all_ranks, exhausted
 from forge_dist.strategies._choose import make_strategy
 from forge_dist.strategies._grad_norm import local
 from forge_dist.strategies._replicated import unshard_copied_modules
+from forge_dist.strategies._torch import one_process
 from forge_dist.strategies._virtual_tokens import gather_before_lookup
 from forge_dist.strategies.fsdp._placeholders import WholeShapePlaceholders
 from forge_dist.strategies.zero._parameters import copy_partitioned, fill_partitioned
@@ -38,7 +40,10 @@ def reload_export(
     cannot: str,
     attach: AttachAdapter | None = None,
 ) -> "PreTrainedModel | PeftModel":
-    """Load the export at `path` on the device, in the dtype, quantized as `model`; collective.
+    """Load the export at `path`, in the dtype, quantized and divided as `model`; collective.
+
+    A device other than the host may have no room for a second copy beside the optimizer: the copy, or each rank's shards of it,
+    is on the host. So `streamed` computes with it. A quantized base can only be made on the device.
 
     In bfloat16 on a CPU the comparison would take ten times as long; values that were stored as bfloat16 are exact in float32.
     `attach` puts an adapter on a divided base, in place of PEFT.
@@ -53,9 +58,12 @@ def reload_export(
             # Comparing the base's identity reads all of it: once.
             model_path = base_path(path) if strategy.ranks.is_first else adapter_base(path).path
     with errors_on_all_ranks(strategy.ranks, errors, cannot):
-        loader = _without_adapter(strategy) if is_peft(model) else strategy
+        quantization = quantization_of(base)
+        loader = _loader(strategy, quantized=quantization is not None, adapter=is_peft(model))
+        if loader.device != strategy.device:
+            _require_room(base, strategy)
         task: Task = "reward" if is_reward(base) else "causal"
-        dtype, quantization = language_dtype(base), quantization_of(base)
+        dtype = language_dtype(base)
         below = loader.load(model_path, dtype=dtype, attention=None, task=task, quantization=quantization)
     with errors_on_all_ranks(strategy.ranks, errors, cannot):
         reloaded = _read_adapter(below, path, active_adapter(model), attach) if is_peft(model) else below
@@ -63,10 +71,33 @@ def reload_export(
     return reloaded
 
 
-def _without_adapter(strategy: "Strategy") -> "Strategy":
-    """Return a strategy that divides in the same way and expects no adapter."""
-    settings = attrs.evolve(strategy.settings, strategy=strategy.name)
+def _loader(strategy: "Strategy", *, quantized: bool, adapter: bool) -> "Strategy":
+    """Return the strategy that loads the copy.
+
+    It divides as the model is divided, on the host where the model is on another device.
+    """
+    beside = strategy.device.type != "cpu" and not quantized
+    if beside and not strategy.divides:
+        return one_process(torch.device("cpu"))
+    offloads = beside and strategy.name in _OFFLOADED and not strategy.settings.cpu_offload
+    if not adapter and not offloads:
+        return strategy
+    settings = attrs.evolve(strategy.settings, strategy=strategy.name, cpu_offload=strategy.settings.cpu_offload or offloads)
     return make_strategy(settings, strategy.ranks, device=strategy.device, adapter=False)
+
+
+_OFFLOADED = ("fsdp2", "hsdp")
+"""Strategies whose shards may lie on the host, and are computed with on the device."""
+
+
+def _require_room(base: "PreTrainedModel", strategy: "Strategy") -> None:
+    """Raise MemoryError on all ranks where a host would kill one of them for the copy."""
+    size = sum(tensor.nbytes for tensor in (*base.parameters(), *base.buffers()))
+    if strategy.ranks.any(not room_for(size, sharing=strategy.ranks.local_world_size)):
+        raise MemoryError(
+            f"the host has no room for the {size / 2**30:.1f} GiB of the model as it was read back; its files hold the bits of "
+            "the model in memory"
+        )
 
 
 def _read_adapter(base: "PreTrainedModel", path: Path, name: str, attach: AttachAdapter | None) -> "PeftModel":

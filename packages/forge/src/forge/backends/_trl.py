@@ -76,6 +76,12 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("save_samples", "checkpoint_at_epoch", "keep_last_checkpoint_only"), _EXPORTS),
     "reward_model_path": "TRL would need the reward model's own tokens: wrap it in a reward function",
     "on_reward_error": "TRL stops where a reward function raises",
+    "reward_timeout": "TRL waits for reward functions",
+    **dict.fromkeys(("env", "max_turns", "env_timeout"), "TRL's environments are other classes: choose backend=forge"),
+    **dict.fromkeys(
+        ("sampler", "sampler_url", "sampler_timeout", "tis_above", "tis_cap", "max_sampler_gap"),
+        "TRL samples with the trained model here: choose backend=forge",
+    ),
     "missing_eos_penalty": "TRL has none for GRPO; let a reward function subtract it",
     "overlong_buffer": "TRL has it as a reward function: give reward one that subtracts it",
     **dict.fromkeys(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import forge_algos
@@ -44,11 +46,17 @@ def reward_functions(s: Any) -> list[Callable[..., Any]]:
     return [_called(name, forge_algos.online.load_reward(name)) for name in s.objective.reward]
 
 
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
 def _called(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def reward(prompts: Any, completions: Any, **more: Any) -> Any:
         rows = [json.loads(text) for text in more[_COLUMNS]]
         names = sorted({name for row in rows for name in row})
-        return function(prompts=prompts, completions=completions, **{each: [row.get(each) for row in rows] for each in names})
+        given = {each: [row.get(each) for row in rows] for each in names}
+        found = function(prompts=prompts, completions=completions, **given)
+        return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
 
     reward.__name__ = name
     return reward

@@ -189,6 +189,7 @@ class Rehearsed(NamedTuple):
         s, machine = planned.settings, planned.machine
         rehearsal = forge_algos.Rehearsal(device=machine.device.value, allocated=target.allocated, autocast=planned.autocast)
         model: Any = rehearsal.model(_outline(planned, planned.model_path), planned.draft, packed=planned.packed)
+        forge_algos.score_rows_at_once(model, machine.head_rows)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
         with rehearsal.adapting():
@@ -255,7 +256,9 @@ class Rehearsed(NamedTuple):
         trained = held["gradients"]
         # Each rank writes a part of the state, and copies that.
         state = -(-(trained + held["optimizer"]) // self.planned.ranks) if self.planned.settings.checkpoints.async_save else 0
-        loaded = self.weights + (trained if self.planned.frozen else 0)
+        # A device other than the host gets one layer of the copy that is loaded back at a time.
+        beside = on_host or self.planned.strategy == "zero3" or bool(self.planned.loading)
+        loaded = self.weights + (trained if self.planned.frozen else 0) if beside else self.weights // max(1, self.layers)
         return [("saving", {**held, "copies": state if on_host else 0}), ("export", {**held, "copies": loaded})]
 
     def held(self, step: Mapping[str, int]) -> dict[str, int]:

@@ -280,6 +280,7 @@ def _loaded(
         task=task.model_task,
         **quantized(s, machine, dtype.value),
     )
+    forge_algos.score_rows_at_once(model, machine.head_rows)
     # Probed now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
     with strategy.computing(model):
         packed, why = keep_apart(model, machine, dtype, strategy, way.packing, longest)
@@ -384,6 +385,7 @@ def load_frozen(
                 model = strategy.load_frozen(
                     path, dtype=dtype.value, attention=way.attention.value.name, attention_function=way.attention.value.function
                 )
+            forge_algos.score_rows_at_once(model, machine.head_rows)
             with strategy.computing(model):
                 keep_apart(model, machine, dtype, strategy, way.packing, longest)
         except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:

@@ -101,6 +101,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     s = choose_machine(s, machine, dtype)
     device = machine.device.value
+    forge_algos.pin_batches(machine.pins_memory)
     strategy = forge_dist.make_strategy(
         s.strategy,
         ranks,
@@ -348,6 +349,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                         **({"expert_load": last.expert_load} if last.expert_load else {}),
                         "tokens_per_second": round(last.tokens / last.seconds, 1),
                         "memory": machine.peak_memory_bytes(),
+                        **({} if (reserved := machine.peak_reserved_bytes()) is None else {"memory_reserved": reserved}),
                         **({"skipped": True} if last.skipped else {}),
                     }
                 )
@@ -367,9 +369,13 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                     (every and seen // every != at.samples // every) or (s.checkpoints.checkpoint_at_epoch and epoch_ends)
                 ):
                     exports.write(f"samples_{at.samples}")
-                if ranks.any(states.due(last.step, epoch_ends=epoch_ends) or final):
+                # One exchange for both; a signal during a save is seen after it.
+                due = states.due(last.step, epoch_ends=epoch_ends) or final
+                due, asked = (number > 0 for number in ranks.sum([float(due), float(stop.received is not None)]))
+                if due:
                     save()
-                stop_if_asked()
+                if due or asked:
+                    stop_if_asked()
                 if final:
                     break
         except forge_algos.DivergedError as error:
@@ -389,7 +395,11 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         assert directory is not None
         states.files.wait()
     if rounds and after is not None and after.loss is not None:
-        # Trained in float32, exported in fewer digits: the figures to report are those of the exported model.
+        # Trained in float32, exported in fewer digits: the figures to report are those of the exported model. It takes the
+        # place of what only further steps would need.
+        strategy.zero_grad(optimizer)
+        if isinstance(strategy, forge_dist.TorchStrategy):
+            optimizer.state.clear()
         try:
             exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest)[1]
             trained, after = after, evaluate(at.step, exported, f" as exported in {export_dtype}") or after

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import forge_algos
 import forge_packing
@@ -11,6 +12,8 @@ from forge.settings._settings import row_tokens
 from forge.tasks._seeds import step_seed
 from forge.tasks._task import Evaluation, Run
 from forge.tasks.items._items import Ints, Items, padding
+
+T = TypeVar("T")
 
 
 class OfflineSteps:
@@ -27,10 +30,17 @@ class OfflineSteps:
     def steps(self, first: int) -> Iterator[list[Any]]:
         """Yield this rank's micro-batches of each step."""
         run = self.run
-        for step in run.steps_from(first):
+        batches = map(self._batches, run.steps_from(first))
+        # A device other than the host computes a step while the host puts the next one together.
+        ahead = run.device.type != "cpu"
+        for step, found in zip(run.steps_from(first), one_ahead(batches) if ahead else batches, strict=False):
             # Random numbers follow from the position, so that a resumed run draws the same ones.
             run.machine.seed(step_seed(run.settings.plan.seed, step, run.strategy.data_parallel_rank))
-            yield [run.train.batch(rows) for rows in run.plan.micro_batches(step, run.strategy.data_parallel_rank)]
+            yield found
+
+    def _batches(self, step: int) -> list[Any]:
+        run = self.run
+        return [run.train.batch(rows) for rows in run.plan.micro_batches(step, run.strategy.data_parallel_rank)]
 
     def evaluate(self, model: Any) -> Evaluation | None:
         """Compute the objective's loss and figures over the held-out rows."""
@@ -46,6 +56,18 @@ class OfflineSteps:
             parallel=run.strategy,
         )
         return Evaluation(loss=found.loss, count=found.loss_count, unit=self.objective.unit, figures=found.figures)
+
+
+def one_ahead(items: Iterator[T]) -> Iterator[T]:
+    """Yield the items of an iterator, the next of which is made in a thread meanwhile.
+
+    What making one raises is raised in its turn.
+    """
+    with ThreadPoolExecutor(1, "next-step") as pool:
+        coming = pool.submit(next, items, None)
+        while (found := coming.result()) is not None:
+            coming = pool.submit(next, items, None)
+            yield found
 
 
 def shard_of(run: Run, items: Items, rows: Ints | None = None) -> list[Any]:

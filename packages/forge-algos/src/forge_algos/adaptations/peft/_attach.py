@@ -25,6 +25,7 @@ from forge_algos.adaptations.peft._experts import (
     taken_for_experts,
     target_parameters,
 )
+from forge_algos.adaptations.peft._input_casts import follow_autocast
 from forge_algos.adaptations.peft._lora_init import Halves, Lora
 from forge_algos.adaptations.peft._target_names import short_names
 from forge_algos.settings._adapter import AdapterSettings
@@ -178,6 +179,7 @@ def attach_to_targets(
     keep_order(attached, parameters)
     trained_rows.prepare(attached)
     halves = None if lora is None else lora.initialise(attached)
+    follow_autocast(attached)
     return PeftAdaptation(attached, *described, *notes, attach=trained_rows.read_onto if beside else None, halves=halves)
 
 
