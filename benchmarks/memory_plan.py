@@ -93,13 +93,14 @@ class Case:
     optimizer: str = "adamw"
     dtype: str = "float32"
     documents: tuple[tuple[int, ...], ...] = ((300, 200, 100),)
-    checkpointing: bool = False
+    checkpointing: str = "none"
     packing: str = "on"
 
 
 CASES = (
     Case("llama"),
-    Case("llama", checkpointing=True),
+    Case("llama", checkpointing="full"),
+    Case("llama", checkpointing="selective"),
     Case("llama", documents=((1500,), (700, 800))),
     Case("llama", dtype="bfloat16"),
     Case("llama", optimizer="muon"),
@@ -111,7 +112,7 @@ CASES = (
     Case("qwen3"),
     Case("qwen3", adapter="lora", documents=((500,), (300, 200))),
     Case("gemma2"),
-    Case("gemma3", checkpointing=True, documents=((900, 100),)),
+    Case("gemma3", checkpointing="full", documents=((900, 100),)),
     Case("qwen3-moe"),
     Case("mixtral", adapter="lora"),
     Case("gpt-oss"),
@@ -237,7 +238,7 @@ def main() -> None:
             print(json.dumps(found), flush=True)
             continue
         documents = "; ".join("+".join(map(str, row)) for row in case.documents)
-        attention = found["attention"] + (", checkpointed" if case.checkpointing else "")
+        attention = found["attention"] + {"none": "", "full": ", checkpointed", "selective": ", selective"}[case.checkpointing]
         mib = [f"{found[name] / 2**20:.1f} MiB" for name in ("planned", "measured")]
         print(
             f"| {case.model} | {case.adapter} | {case.optimizer} | {case.dtype} | {documents} | {attention} | {mib[0]} | "

@@ -13,6 +13,7 @@ def test_everything_is_automatic_by_default():
     assert attrs.asdict(DeviceSettings()) == {
         "device": "auto",
         "dtype": "auto",
+        "weights": "float32",
         "attention": "auto",
         "compile": "auto",
         "kernels": "auto",
@@ -41,3 +42,16 @@ def test_settings_are_frozen_and_keyword_only():
         DeviceSettings("cpu")
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         DeviceSettings().device = "cpu"
+
+
+def test_float16_is_refused_with_the_reason():
+    """What torch could compute in, and training cannot without scaled losses, is refused with what to take."""
+    with pytest.raises(ValueError, match=r"dtype=float16: float16 ends at 65,504.*Set dtype=bfloat16 or float32"):
+        DeviceSettings(dtype="float16")
+
+
+def test_bfloat16_weights_compute_in_bfloat16():
+    """Weights of 16 bits are not computed with in float32."""
+    assert DeviceSettings(weights="bfloat16").dtype == "auto"
+    with pytest.raises(ValueError, match="weights=bfloat16 with dtype=float32"):
+        DeviceSettings(weights="bfloat16", dtype="float32")

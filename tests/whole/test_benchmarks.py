@@ -154,6 +154,16 @@ def test_head_alone():
 
 
 @pytest.mark.lane
+def test_weights_drift():
+    """weights_drift.py trains each side from the same weights on the same rows, and tells how far its losses drift."""
+    pytest.importorskip("bitsandbytes")
+    figures = run_toy("weights_drift.py")
+    for found in figures["rates"].values():
+        assert set(found["drift"]) == {"autocast", "bfloat16", "nearest"}
+        assert all(0 < drift < 0.01 for drift in found["drift"].values())
+
+
+@pytest.mark.lane
 def test_osft_cost():
     """osft_cost.py steps every installed side from the same layer, and reports what each keeps."""
     figures = run_toy("osft_cost.py")

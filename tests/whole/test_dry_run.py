@@ -72,7 +72,12 @@ def test_what_does_not_fit_says_what_to_set(given: dict[str, Any], tmp_path: Pat
     shown = " ".join(capsys.readouterr().err.split())
     assert "would not fit" in found
     assert "does NOT fit" in shown
-    for setting in ("max_tokens_per_gpu=", "activation_checkpointing=true", "adapter=lora"):
+    for setting in (
+        "max_tokens_per_gpu=",
+        "activation_checkpointing=selective",
+        "activation_checkpointing=full",
+        "adapter=lora",
+    ):
         assert setting in shown
 
 
@@ -379,7 +384,7 @@ def test_out_of_memory_says_where(
     message = str(caught.value)
     assert caught.value.exit_status == 1
     assert any(each in message for each in asked.split("|"))
-    for setting in ("max_tokens_per_gpu", "activation_checkpointing=true", "adamw_8bit"):
+    for setting in ("max_tokens_per_gpu", "activation_checkpointing=full", "adamw_8bit"):
         assert setting in message
 
 

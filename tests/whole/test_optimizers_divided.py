@@ -126,7 +126,76 @@ def test_every_pair(tmp_path: Path) -> None:
             assert (saved[key] - states[optimizer][key]).abs().max() < close, (name, optimizer, key)
 
 
-NOT_DIVIDED = ("adafactor", "adamw_8bit")
+NOT_DIVIDED = ("adafactor",)
+
+
+def wide(folder: Path) -> str:
+    """A model whose matrices have moments in 8 bits, with rows of 256 and of 300 numbers, and an odd number of rows."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 300, "intermediate_size": 256, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 30}
+    LlamaForCausalLM(LlamaConfig(vocab_size=63, num_hidden_layers=1, **sizes)).save_pretrained(folder)
+    return str(folder)
+
+
+def given_gradients(model: Any, step: int) -> None:
+    """Give every parameter a made-up gradient, the same whole one on any number of ranks."""
+    generator = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        gradient = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        held = parameter.detach()
+        if isinstance(held, DTensor):
+            gradient = torch.distributed.tensor.distribute_tensor(
+                gradient, held.device_mesh, held.placements, src_data_rank=None
+            )
+        parameter.grad = gradient
+
+
+def eight_bits(ranks: Any, strategy_name: str, path: str, states: dict[str, Kept]) -> dict[str, tuple[Kept, Kept]]:
+    """Dtype of the weights → the state after two steps from the file, and after one more from `states`."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        settings = forge_dist.StrategySettings(strategy=strategy_name)
+        strategy = forge_dist.make_strategy(settings, ranks, device=CPU, adapter=False, optimizer="adamw_8bit")
+        how = forge_algos.OptimizerSettings(optimizer="adamw_8bit", learning_rate=1e-2, weight_decay=0.1)
+
+        def started(strategy: Any = strategy, dtype: Any = dtype, how: Any = how) -> tuple[Any, Any]:
+            model = strategy.load(path, dtype=dtype)
+            return strategy.wrap(model, lambda model: forge_algos.make_optimizer(model, how, seed=5))
+
+        model, made = started()
+        for step in range(2):
+            given_gradients(model, step)
+            strategy.step(made)
+        saved = kept(strategy.state(model, made))
+        model, made = started()
+        strategy.load_state(model, made, states.get(str(dtype), saved))
+        given_gradients(model, 2)
+        strategy.step(made)
+        found[str(dtype)] = saved, kept(strategy.state(model, made))
+    return found
+
+
+def test_moments_in_8_bits_on_any_ranks(tmp_path: Path) -> None:
+    """Given the same gradients, one rank and two have the same bits: weights, codes and scales; a state goes on on either.
+
+    Weights in bfloat16 too, which are rounded at random.
+    """
+    pytest.importorskip("bitsandbytes")
+    path = wide(tmp_path / "model")
+    with forge_dist.join(forge_dist.topology(forge_dist.LaunchSettings(), environ={})) as ranks:
+        one = eight_bits(ranks, "single", path, {})
+    two = run_on_ranks(eight_bits, 2, "fsdp2", path, {dtype: saved for dtype, (saved, _) in one.items()})[0]
+    for dtype, (saved, later) in one.items():
+        name = "optimizer/model.layers.0.mlp.down_proj.weight"
+        assert saved[f"{name}/state1"].dtype == torch.uint8
+        assert saved[f"{name}/absmax1"].shape == (300, 1)
+        assert saved["optimizer/model.layers.0.mlp.up_proj.weight/absmax2"].shape == (256, 2)
+        assert saved["model/model.norm.weight"].dtype == getattr(torch, dtype.removeprefix("torch."))
+        assert same(two[dtype][0], saved), dtype
+        assert same(two[dtype][1], later), dtype
+        assert not same(saved, later), dtype
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

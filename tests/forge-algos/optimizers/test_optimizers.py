@@ -38,7 +38,7 @@ def config_of(name, **changes):
 def big():
     """Return a model with a matrix above 4,096 numbers, from where bitsandbytes uses 8 bits."""
     torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(70, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 5, bias=False))
+    return torch.nn.Sequential(torch.nn.Linear(256, 32), torch.nn.LayerNorm(32), torch.nn.Linear(32, 5, bias=False))
 
 
 def move(optimizer, model, *, steps=3, seed=0):
@@ -274,16 +274,16 @@ def test_a_device_without_8_bit_steps_is_refused(how, monkeypatch):
     Before training.
     """
 
-    class Unserved(torch.optim.SGD):
-        def step(self):
-            if how == "raises":
-                raise NotImplementedError("no kernel for this device")
+    def unserved(*_, **__):
+        if how == "raises":
+            raise NotImplementedError("no kernel for this device")
 
-    stand_in = type(sys)("bitsandbytes.optim")
-    stand_in.AdamW8bit = Unserved
-    monkeypatch.setitem(sys.modules, "bitsandbytes", type(sys)("bitsandbytes"))
-    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", stand_in)
-    with pytest.raises(OptimizerError, match="bitsandbytes does not serve cpu with weights in float32.*optimizer=adamw"):
+    stand_in = type(sys)("bitsandbytes")
+    stand_in.functional = type(sys)("bitsandbytes.functional")
+    stand_in.functional.create_dynamic_map = lambda signed: torch.zeros(256)
+    stand_in.functional.optimizer_update_8bit_blockwise = unserved
+    monkeypatch.setitem(sys.modules, "bitsandbytes", stand_in)
+    with pytest.raises(OptimizerError, match="bitsandbytes does not serve cpu.*optimizer=adamw"):
         make_optimizer(big(), OptimizerSettings(optimizer="adamw_8bit"))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge_algos import (
     SFT,
@@ -248,3 +249,49 @@ def test_it_learns():
         run(make(), [[pack(EXAMPLES)]] * 40, settings_of(lr_scheduler="constant", warmup_steps=0, max_grad_norm=1.0))
     )
     assert outputs[-1].loss < 0.3 * outputs[0].loss
+
+
+class Casts(TorchDispatchMode):
+    """Counts the casts of the layers' matrices to bfloat16."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.places = {p.data_ptr() for name, p in model.named_parameters() if "layers" in name and p.dim() > 1}
+        self.found = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and (kwargs or {}).get("dtype") == torch.bfloat16:
+            self.found += args[0].data_ptr() in self.places
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_casts_of_weights_are_made_once_a_step(checkpointed):
+    """With `keep_casts` a weight is cast once a step, not in each micro-batch and recomputation; the numbers are the same."""
+    data = [
+        [pack(part) for part in (samples((5, 9), seed=step), samples((7,), seed=9), samples((4, 6), seed=8))] for step in (0, 1)
+    ]
+    made, casts = {}, {}
+    for keep in (False, True):
+        model = make("llama-untied")
+        if checkpointed:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        config = settings_of(warmup_steps=0)
+        optimizer = adamw(model, config)
+        with Casts(model) as seen:
+            outputs = train(
+                model,
+                data,
+                objective=SFT(),
+                optimizer=optimizer,
+                scheduler=schedule(optimizer, config, 2),
+                autocast=lambda: torch.autocast("cpu", torch.bfloat16),
+                keep_casts=keep,
+            )
+            losses = [(output.loss, output.grad_norm) for output in outputs]
+        made[keep], casts[keep] = (losses, list(model.parameters())), seen.found
+    assert made[True][0] == made[False][0]
+    assert all(map(torch.equal, made[True][1], made[False][1]))
+    layers = sum("layers" in name and p.dim() > 1 for name, p in model.named_parameters())
+    # Two steps of three micro-batches, and what binds the objective asks the model once.
+    assert casts == {True: (1 + 2) * layers, False: (1 + 2 * (6 if checkpointed else 3)) * layers}

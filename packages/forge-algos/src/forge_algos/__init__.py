@@ -75,7 +75,11 @@ if TYPE_CHECKING:
         check_reference as check_reference,
         reference_logps as reference_logps,
     )
-    from forge_algos.optimizers._optimizers import adamw as adamw, make_optimizer as make_optimizer
+    from forge_algos.optimizers._optimizers import (
+        adamw as adamw,
+        cast_trained as cast_trained,
+        make_optimizer as make_optimizer,
+    )
     from forge_algos.optimizers._schedules import lr_factor as lr_factor, schedule as schedule
     from forge_algos.settings._adapter import AdapterSettings as AdapterSettings
     from forge_algos.settings._moe import MoESettings as MoESettings
@@ -134,7 +138,7 @@ _PUBLIC = {
         "BaseKL Bound Classify ClassifyBatch DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO "
         "Reward SFT SelfDistill SimPO check_reference reference_logps"
     ),
-    "optimizers._optimizers": "adamw make_optimizer",
+    "optimizers._optimizers": "adamw cast_trained make_optimizer",
     "optimizers._schedules": "lr_factor schedule",
     "settings._adapter": "AdapterSettings",
     "settings._moe": "MoESettings",

@@ -21,6 +21,7 @@ else:
 """Names of the built-in strategies, and "auto"."""
 
 SaveDtype = Literal["float32", "bfloat16", "float16"]
+ActivationCheckpointing = Literal["none", "full", "selective", "auto"]
 
 STRATEGY_OPTIONS = ("shard_size", "tp_size", "cp_size", "ep_size", "gather_dtype", "reshard_after_forward", "cpu_offload")
 """Fields of StrategySettings that have an effect under some strategies only (`StrategySpec.options`)."""
@@ -66,6 +67,11 @@ def _tokens(_instance: object, attribute: "attrs.Attribute[Any]", value: object)
             raise ValueError(f"{attribute.name} must not hold an empty string; got {value!r}")
         if value.count(token) > 1:
             raise ValueError(f"{attribute.name} names {token!r} twice: leave one out")
+
+
+def _checkpointing(value: Any) -> Any:
+    """Return the word that true or false stands for; any other value itself."""
+    return {True: "full", False: "none"}[value] if isinstance(value, bool) else value
 
 
 def _strategy(instance: object, attribute: "attrs.Attribute[str]", value: object) -> None:
@@ -224,10 +230,22 @@ class StrategySettings:
     cpu_offload: bool = attrs.field(default=False, validator=_switch)
     """With fsdp2, hsdp and ZeRO: keep the optimizer's state and (fsdp2, hsdp, zero3) the weights in the host's memory."""
 
-    activation_checkpointing: bool = attrs.field(default=False, validator=_switch)
-    """Recompute each layer's activations in the backward pass instead of keeping them: less memory, about a third more work."""
+    activation_checkpointing: ActivationCheckpointing | bool = attrs.field(
+        default="none", converter=_checkpointing, validator=_one_of(ActivationCheckpointing)
+    )
+    """Recompute activations in the backward pass instead of keeping them: of each layer all but its input (full, also true;
+    about a third more work), all but the outputs of matrix products and attention (selective), or none (also false). auto takes
+    what the memory plan needs."""
+
+    activation_offloading: bool = attrs.field(default=False, validator=_switch)
+    """With activation_checkpointing=full: keep each layer's input in the host's memory until its backward pass."""
 
     def __attrs_post_init__(self) -> None:
+        if self.activation_offloading and self.activation_checkpointing != "full":
+            raise ValueError(
+                f"activation_offloading=true has no effect with activation_checkpointing={self.activation_checkpointing}, and "
+                "moves what activation_checkpointing=full keeps: set that too, or leave it out"
+            )
         for name in STRATEGY_OPTIONS:
             value = getattr(self, name)
             if value != getattr(attrs.fields(type(self)), name).default and name not in options_of(self.strategy):

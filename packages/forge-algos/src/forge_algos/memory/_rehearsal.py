@@ -83,6 +83,7 @@ class Rehearsal:
         buckets: bool = False,
         max_grad_norm: float = 1.0,
         moe_aux_loss: MoEAuxLoss = "global",
+        keep_casts: bool = False,
     ) -> Peak:
         """Take a step on `micro_batches`, as `train` does.
 
@@ -97,6 +98,7 @@ class Rehearsal:
             buckets: whether gradients lie in buffers that stay from step to step, as those of DistributedDataParallel.
             max_grad_norm: as of `train`.
             moe_aux_loss: as of `train`.
+            keep_casts: as of `train`.
 
         Raises:
             RehearsalError: it needs values.
@@ -121,6 +123,7 @@ class Rehearsal:
                     adaptation=adaptation,
                     on_nan="skip",
                     moe_aux_loss=moe_aux_loss,
+                    keep_casts=keep_casts,
                 ):
                     pass
             for parameter in model.parameters():

@@ -1,47 +1,267 @@
-"""bitsandbytes' AdamW with its state in 8 bits, where it works on the parameters' device."""
+"""AdamW with its moments in 8 bits: bitsandbytes' kernels over rows, whole or divided over ranks.
 
+bitsandbytes' own optimizer counts blocks of 256 numbers through a tensor, and takes none that is divided. Here no block crosses
+a row: a rank that holds some rows of a matrix has their blocks whole, so that a run's numbers, and its saved state, are the
+same on any number of ranks. Where rows are a multiple of 256 wide, the steps have the bits of bitsandbytes' optimizer.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from forge_algos._errors import MissingPackageError, OptimizerError
+from forge_algos.optimizers._rounding import round_stochastically_, rounding_key
+
+BLOCK = 256
+"""Numbers of a row that share a scale."""
+LEAST = 4096
+"""Parameters of fewer numbers keep moments in 32 bits, and so do those whose rows are narrower than a block."""
+ZEROS = (127, 0)
+"""Codes that stand for 0, of the first moment and of the second."""
+_AT_ONCE = 2**22
+"""Numbers of which a float32 copy is made at a time."""
 
 
-def adamw_8bit(groups: list[dict[str, Any]], options: dict[str, Any]) -> torch.optim.Optimizer:
-    """Make bitsandbytes' AdamW8bit over `groups`, after a trial step on their devices.
+class AdamW8bit(torch.optim.Optimizer):
+    """AdamW (arXiv 1711.05101) with moments in 8 bits (2110.02861), by bitsandbytes' kernels.
 
-    Raises:
-        MissingPackageError: bitsandbytes is not installed.
-        OptimizerError: it cannot take a step on a device that holds parameters.
+    bfloat16 weights are moved in float32 and rounded stochastically: see `_rounding`. A parameter's state is `step`, and
+    `state1` and `state2`, the moments: uint8 of the parameter's shape with `absmax1` and `absmax2`, float32[rows, blocks], or
+    float32 where it is small. A DTensor's are DTensors.
     """
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float = 0.0,
+        seed: int = 0,
+        numbers: Mapping[nn.Parameter, int] | None = None,
+    ) -> None:
+        """Take groups of parameters, tried on their devices.
+
+        Args:
+            groups: as of torch's optimizers.
+            lr: learning rate.
+            betas: decay of both moments.
+            eps: added to the denominator.
+            weight_decay: of groups that name none.
+            seed: of stochastic rounding.
+            numbers: each parameter's number, that its random bits follow from; by default its place in `groups`.
+
+        Raises:
+            MissingPackageError: bitsandbytes is not installed.
+            OptimizerError: it cannot take a step on a device that holds parameters, or ranks divide the columns of a matrix.
+        """
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        _kernels()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for parameter in parameters:
+            _rows_here(parameter)
+        self._numbers = {p: number for number, p in enumerate(parameters)} if numbers is None else dict(numbers)
+        self._seed = seed
+        self._maps: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        for device in sorted({p.device for p in parameters}, key=str):
+            self._try(device)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyrefly: ignore[bad-override]
+        """Move every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, parameter.grad, group)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned, each tensor in the dtype that it had there."""
+        super().load_state_dict(state_dict)
+        # torch casts a state to its weight's dtype.
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for parameter, number in zip(group["params"], saved["params"], strict=True):
+                kept = state_dict["state"].get(number, {})
+                for key, value in kept.items():
+                    self.state[parameter][key] = value.to(parameter.device, copy=True) if hasattr(value, "to") else value
+
+    def _move(self, parameter: nn.Parameter, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state.update(_new_state(parameter))
+        state["step"] += 1
+        first, count = _rows_here(parameter)
+        if not count:
+            return  # of a matrix with fewer rows than ranks
+        weight, grad = _matrix(parameter, count), _matrix(gradient, count)
+        moments = [_matrix(state[key], count) for key in ("state1", "state2")]
+        scales = [_matrix(state[key], count) for key in ("absmax1", "absmax2") if key in state]
+        key = rounding_key(self._seed, self._numbers[parameter], state["step"])
+        at_once = max(1, _AT_ONCE // weight.shape[1]) if self._copies(weight, scales) else count
+        for start in range(0, count, at_once):
+            part = slice(start, start + at_once)
+            self._move_rows(
+                weight[part],
+                grad[part],
+                [each[part] for each in moments],
+                [each[part] for each in scales],
+                (state["step"], group),
+                (first + start, key),
+            )
+
+    def _copies(self, weight: torch.Tensor, scales: Sequence[torch.Tensor]) -> bool:
+        """Return whether kernels get copies of a matrix, and not the matrix itself."""
+        return weight.dtype != torch.float32 or bool(scales and weight.shape[1] % BLOCK) or weight.numel() >= 2**31
+
+    def _move_rows(
+        self,
+        weight: torch.Tensor,
+        grad: torch.Tensor,
+        moments: Sequence[torch.Tensor],
+        scales: Sequence[torch.Tensor],
+        how: tuple[int, dict[str, Any]],
+        place: tuple[int, int],
+    ) -> None:
+        """Move rows [M, D], with their moments [M, D] and scales [M, blocks]."""
+        width = weight.shape[1]
+        padding = -width % BLOCK if scales else 0
+        exact, grad, codes = weight.float(), grad.float(), moments
+        if padding:
+            exact, grad = (nn.functional.pad(each, (0, padding)) for each in (exact, grad))
+            codes = [nn.functional.pad(each, (0, padding), value=zero) for each, zero in zip(moments, ZEROS, strict=True)]
+        self._update(exact, grad, codes, scales, *how)
+        if padding:
+            for each, moved in zip(moments, codes, strict=True):
+                each.copy_(moved[:, :width])
+            exact = exact[:, :width].contiguous()
+        if weight.dtype == torch.bfloat16:
+            round_stochastically_(weight, exact, first_row=place[0], key=place[1])
+        elif exact is not weight:
+            weight.copy_(exact)
+
+    def _update(
+        self,
+        weight: torch.Tensor,
+        grad: torch.Tensor,
+        moments: Sequence[torch.Tensor],
+        scales: Sequence[torch.Tensor],
+        step: int,
+        group: dict[str, Any],
+    ) -> None:
+        """Call bitsandbytes' kernel, which changes all but the gradient."""
+        beta1, beta2 = group["betas"]
+        rate = {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "step": step, "lr": group["lr"]}
+        if not scales:
+            _kernels().optimizer_update_32bit(
+                "adam", grad, weight, moments[0], state2=moments[1], weight_decay=group["weight_decay"], **rate
+            )
+            return
+        values = self._quantiles(weight.device)
+        _kernels().optimizer_update_8bit_blockwise(
+            "adam",
+            grad,
+            weight,
+            *moments,
+            beta3=0.0,
+            alpha=0.0,
+            qmap1=values[0],
+            qmap2=values[1],
+            absmax1=scales[0].view(-1),
+            absmax2=scales[1].view(-1),
+            weight_decay=group["weight_decay"],
+            **rate,
+        )
+
+    def _quantiles(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the values, float32[256], that the codes of both moments stand for."""
+        if device not in self._maps:
+            maps = (_kernels().create_dynamic_map(signed=signed).to(device) for signed in (True, False))
+            self._maps[device] = tuple(maps)  # pyrefly: ignore[unsupported-operation]
+        return self._maps[device]
+
+    def _try(self, device: torch.device) -> None:
+        """Take a step on a made-up matrix."""
+        weight, grad = (torch.full((16, BLOCK), float(value), device=device) for value in (0, 1))
+        moments = [torch.zeros((16, BLOCK), dtype=torch.uint8, device=device) for _ in range(2)]
+        scales = [torch.zeros((16, 1), device=device) for _ in range(2)]
+        group = {"lr": 1.0, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+        remedy = "Use optimizer=adamw, or optimizer=adafactor where memory is short"
+        refusal = f"optimizer=adamw_8bit: bitsandbytes does not serve {device}"
+        try:
+            self._update(weight, grad, moments, scales, 1, group)
+            moved = bool((weight != 0).all())
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            raise OptimizerError(f"{refusal}: {error}. {remedy}") from error
+        if not moved:
+            raise OptimizerError(f"{refusal}: a step moves nothing. {remedy}")
+
+
+def _kernels() -> Any:
     try:
-        made = import_module("bitsandbytes.optim").AdamW8bit
+        return import_module("bitsandbytes").functional
     except ImportError as error:
         raise MissingPackageError(
             f"optimizer=adamw_8bit needs bitsandbytes ({error}): `pip install 'forge-algos[bitsandbytes]'`, or use "
             "optimizer=adamw"
         ) from error
-    kinds = {(p.device, p.dtype) for group in groups for p in group["params"]}
-    for device, dtype in sorted(kinds, key=str):
-        # Enough numbers for the state to be in 8 bits.
-        made_up = nn.Parameter(torch.zeros(64, 64, device=device, dtype=dtype))
-        made_up.grad = torch.ones_like(made_up)
-        try:
-            made([made_up], lr=1.0).step()
-            moved = bool((made_up != 0).all())
-        except torch.OutOfMemoryError:
-            raise
-        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-            raise OptimizerError(f"{_refusal(device, dtype)}: {error}. {_REMEDY}") from error
-        if not moved:
-            raise OptimizerError(f"{_refusal(device, dtype)}: a step moves nothing. {_REMEDY}")
-    return made(groups, **options)
 
 
-_REMEDY = "Use optimizer=adamw, or optimizer=adafactor where memory is short"
+def _new_state(parameter: nn.Parameter) -> dict[str, Any]:
+    """Make the state of a parameter that has not moved; every moment is 0."""
+    rows = parameter.shape[0] if parameter.dim() else 1
+    width = parameter.numel() // max(1, rows)
+    if parameter.numel() < LEAST or width < BLOCK:
+        kept = {key: torch.zeros_like(parameter, dtype=torch.float32) for key in ("state1", "state2")}
+        return {"step": 0, **kept}
+    blocks = -(-width // BLOCK)
+    kept = {key: torch.zeros_like(parameter, dtype=torch.uint8) for key in ("state1", "state2")}
+    return {"step": 0, **kept, "absmax1": _by_row(parameter, blocks), "absmax2": _by_row(parameter, blocks)}
 
 
-def _refusal(device: torch.device, dtype: torch.dtype) -> str:
-    return f"optimizer=adamw_8bit: bitsandbytes does not serve {device} with weights in {str(dtype).removeprefix('torch.')}"
+def _by_row(parameter: nn.Parameter, blocks: int) -> torch.Tensor:
+    """Return zeros, float32[rows, blocks], divided as the rows of a parameter are."""
+    shape = (parameter.shape[0], blocks)
+    held: torch.Tensor = parameter.detach()
+    if not isinstance(held, DTensor):
+        return torch.zeros(shape, device=held.device)
+    local = torch.zeros((_rows_here(parameter)[1], blocks), device=held.to_local().device)
+    return DTensor.from_local(local, held.device_mesh, held.placements, run_check=False, shape=shape, stride=(blocks, 1))
+
+
+def _rows_here(parameter: torch.Tensor) -> tuple[int, int]:
+    """Return the first row of a parameter that this process holds, and their number.
+
+    Raises:
+        OptimizerError: ranks divide its columns.
+    """
+    first, count = 0, parameter.shape[0] if parameter.dim() else 1
+    held = parameter.detach()
+    for dim, placement in enumerate(held.placements if isinstance(held, DTensor) else ()):
+        if type(placement) is Shard and placement.dim == 0:
+            size, rank = held.device_mesh.size(dim), held.device_mesh.get_local_rank(dim)
+            each = -(-count // size)
+            start = min(each * rank, count)
+            first, count = first + start, min(each, count - start)
+        elif type(placement) is not Replicate:
+            raise OptimizerError(
+                f"optimizer=adamw_8bit moves matrices that ranks divide by rows, and here they divide other parts "
+                f"({placement}): leave tp_size and ep_size out, or use optimizer=adamw"
+            )
+    return first, count
+
+
+def _matrix(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return what this process holds of a tensor as [rows, width], in the same memory."""
+    held = tensor.detach()
+    return (held.to_local() if isinstance(held, DTensor) else held).view(rows, -1)

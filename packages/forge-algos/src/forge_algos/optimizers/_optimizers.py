@@ -9,14 +9,16 @@ from torch import nn
 
 from forge_algos._errors import MissingPackageError, OptimizerError
 from forge_algos._modules import trainable, unwrap, vectors
-from forge_algos.optimizers._adamw_8bit import adamw_8bit
+from forge_algos.optimizers._adamw_8bit import AdamW8bit
 from forge_algos.optimizers._muon import MuonAdamW, muon_matrices
 from forge_algos.optimizers._muon_stacks import muon_stacks
 from forge_algos.settings._adapter_table import ADAPTERS, Adapter
 from forge_algos.settings._optimizer import OptimizerSettings
 
 
-def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, fused: bool = False) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: nn.Module, settings: OptimizerSettings, *, fused: bool = False, seed: int = 0
+) -> torch.optim.Optimizer:
     """Make the optimizer that `settings.optimizer` names, over the parameters that train.
 
     With `loraplus_lr_ratio` LoRA's B matrices are groups of their own, whose rate is that multiple of the others'.
@@ -30,13 +32,15 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, fused: bool
       to the size of AdamW's (arXiv 2502.16982), so that one rate serves both; torch.optim.AdamW on embeddings, heads, norms,
       biases and all else.
     - schedule_free: schedulefree's AdamWScheduleFree. `train` keeps it in its training mode during a step only.
-    - adamw_8bit: bitsandbytes' AdamW8bit; parameters of less than 4,096 numbers keep 32 bits.
+    - adamw_8bit: `AdamW8bit`, bitsandbytes' kernels over rows, which ranks may divide; parameters of less than 4,096 numbers,
+      or with rows of less than 256, keep 32 bits. bfloat16 weights are rounded stochastically.
 
     Args:
         model: its parameters that need a gradient are trained.
         settings: where no learning rate is set, that of the PEFT adapter that the model carries, if any, and of the optimizer.
             Whatever adapts a model, `settings.resolve(adapter)` has its rate.
         fused: torch's AdamW as one kernel a dtype instead of several passes over memory; True where the device has it.
+        seed: of the random bits of stochastic rounding, which follow from it, from the step and from a number's place.
 
     Raises:
         MissingPackageError: schedulefree or bitsandbytes is not installed.
@@ -59,7 +63,8 @@ def make_optimizer(model: nn.Module, settings: OptimizerSettings, *, fused: bool
     if settings.optimizer == "schedule_free":
         return _schedule_free(groups, adam)
     if settings.optimizer == "adamw_8bit":
-        return adamw_8bit(groups, adam)
+        # Numbered by the model, whose order is the same however it is divided.
+        return AdamW8bit(groups, **adam, seed=seed, numbers={p: number for number, p in enumerate(trainable(model))})
     return torch.optim.AdamW(groups, **adam, fused=fused)
 
 
@@ -74,6 +79,20 @@ def adamw(model: nn.Module, settings: OptimizerSettings, *, fused: bool = False)
     made = make_optimizer(model, settings, fused=fused)
     assert isinstance(made, torch.optim.AdamW)
     return made
+
+
+def cast_trained(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the floating-point parameters that train to a dtype, in place.
+
+    In bfloat16 only optimizer=adamw_8bit moves them as it should, by stochastic rounding.
+
+    Args:
+        model: with its adapter; before an optimizer is made and before it is divided over ranks, unless it was loaded so.
+        dtype: float32 or bfloat16.
+    """
+    for parameter in trainable(model):
+        if parameter.is_floating_point() and parameter.dtype != dtype:
+            parameter.data = parameter.detach().to(dtype)
 
 
 def _adapter(model: nn.Module) -> Adapter:

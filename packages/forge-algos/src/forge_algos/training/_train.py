@@ -78,6 +78,7 @@ def train(
     on_nan: Literal["stop", "skip"] = "stop",
     moe_aux_loss: MoEAuxLoss = "global",
     average: WeightAverage | None = None,
+    keep_casts: bool = False,
 ) -> Iterator[StepOutput]:
     """Take one optimizer step for each element of `steps`.
 
@@ -112,6 +113,8 @@ def train(
             without gradients where a rank has several; "trl", the mean of each micro-batch's own; or "off". An evaluation's
             loss is without it.
         average: moving average of the weights, which follows each step that moves them.
+        keep_casts: make the casts of `autocast` once a step, not for each micro-batch and recomputation. They lie beside the
+            weights until the step's last backward pass: not for weights that ranks divide.
 
     Yields:
         StepOutput: after each step.
@@ -155,7 +158,9 @@ def train(
             with optimizer_training(optimizer):
                 parallel.zero_grad(optimizer)
                 if counted.count:
-                    sums = _accumulate(micro_batches, counted, bound, objective, autocast, parallel, router_loss, device)
+                    sums = _accumulate(
+                        micro_batches, counted, bound, objective, autocast, parallel, router_loss, device, keep_casts=keep_casts
+                    )
                     adaptation.before_step()
                     norm = parallel.grad_norm(parameters)
                     loss, grad_norm, figures, problem = _read_totals(
@@ -205,6 +210,8 @@ def _accumulate(
     parallel: Parallel,
     router_loss: RouterLoss | None,
     device: torch.device,
+    *,
+    keep_casts: bool,
 ) -> Sums:
     """Add up gradients of the global mean over the active columns; returns this rank's sums.
     The host has not waited for them yet.
@@ -212,6 +219,8 @@ def _accumulate(
     totals = measure_totals(bound, [(micro_batches, counted)], objective, autocast, parallel)
     sums = Sums(objective.stats)
     active = counted.active
+    # Casts of weights are kept while an autocast is open: one that is off around the step makes one cast a step, not one a use.
+    keeping = torch.autocast(device.type, enabled=False) if keep_casts else nullcontext()
 
     def run(k: int) -> LossTerms:
         with autocast():
@@ -219,18 +228,19 @@ def _accumulate(
 
     if router_loss is not None:
         router_loss.begin([counted.mine[k] for k in active], [partial(run, k) for k in active], device)
-    for k in active:
-        mine = counted.mine[k] > 0
-        with parallel.micro_batch(last=k == active[-1]):
-            with nullcontext() if router_loss is None else router_loss.recording():
-                terms = run(k)
-            loss = terms.sum / counted.count
-            if router_loss is not None:
-                loss = loss + router_loss.term(counts=mine)
-            # Times 0 and not left out: every parameter takes part in the backward pass, as on the ranks that learn.
-            parallel.backward(loss if mine else loss * 0)
-        if mine:
-            sums.add(terms)
+    with keeping:
+        for k in active:
+            mine = counted.mine[k] > 0
+            with parallel.micro_batch(last=k == active[-1]):
+                with nullcontext() if router_loss is None else router_loss.recording():
+                    terms = run(k)
+                loss = terms.sum / counted.count
+                if router_loss is not None:
+                    loss = loss + router_loss.term(counts=mine)
+                # Times 0 and not left out: every parameter takes part in the backward pass, as on the ranks that learn.
+                parallel.backward(loss if mine else loss * 0)
+            if mine:
+                sums.add(terms)
     return sums
 
 

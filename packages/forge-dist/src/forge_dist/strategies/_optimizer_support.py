@@ -24,7 +24,7 @@ _ELEMENTWISE = (
 _WHOLE = "or a strategy that keeps weights whole (ddp)"
 _NOT_SHARDED = {
     "adafactor": "torch's Adafactor cannot take the mean of a column that is divided over ranks",
-    "adamw_8bit": "bitsandbytes takes no weights that are divided over ranks",
+    "bitsandbytes": "bitsandbytes' own optimizers take no weights that are divided over ranks",
 }
 
 
@@ -90,7 +90,7 @@ def move_one_by_one(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
-    own = "adamw_8bit" if type(optimizer).__module__.startswith("bitsandbytes") else type(optimizer).__name__.lower()
+    own = "bitsandbytes" if type(optimizer).__module__.startswith("bitsandbytes") else type(optimizer).__name__.lower()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             yield group.get("algorithm", own), parameter
@@ -100,12 +100,12 @@ def _flat(strategy: str, found: str) -> str:
     return (
         f"strategy={strategy} gives the optimizer flat pieces of many weights at once, so it must move each number by "
         f"itself, as torch.optim.AdamW does; found {found}: use optimizer=adamw, strategy=fsdp2 (for adamw, muon, "
-        f"schedule_free), {_WHOLE}"
+        f"schedule_free, adamw_8bit), {_WHOLE}"
     )
 
 
 def _sharded(strategy: str, algorithm: str, found: str) -> str:
     return (
-        f"strategy={strategy} divides the weights, and {_NOT_SHARDED[algorithm]}; found {found}: use optimizer=adamw, muon or "
-        f"schedule_free, an adapter (adapters are whole on every rank), {_WHOLE}"
+        f"strategy={strategy} divides the weights, and {_NOT_SHARDED[algorithm]}; found {found}: use optimizer=adamw, muon, "
+        f"schedule_free or adamw_8bit, an adapter (adapters are whole on every rank), {_WHOLE}"
     )

@@ -4,7 +4,9 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import torch
+import torch.distributed.tensor
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from forge_dist._errors import CheckpointError
 from forge_dist.strategies._strategy import StoredState
@@ -22,8 +24,8 @@ NUMBER = ":number"
 _GROUP_COUNTERS = ("k", "weight_sum", "lr_max", "scheduled_lr", "train_mode")
 """State that schedulefree keeps in its groups beside hyperparameters."""
 
-_IN_8_BITS = "qmap1"
-"""Key of bitsandbytes' state in 8 bits."""
+_BY_ROW = ("absmax1", "absmax2")
+"""Keys of what moments in 8 bits keep of each row, [rows, blocks]."""
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -157,9 +159,9 @@ def _optimizer_entries(
 def _kind(trained: _Trained, kept: Collection[str]) -> tuple[object, ...]:
     """Return which parameters of an optimizer keep the same keys.
 
-    Adafactor keeps rows and columns of matrices, and vectors as they are; bitsandbytes keeps small parameters in 32 bits.
+    Adafactor keeps rows and columns of matrices, and vectors as they are; small parameters have no moments in 8 bits.
     """
-    return id(trained.group), trained.parameter.dim() > 1, _IN_8_BITS in kept
+    return id(trained.group), trained.parameter.dim() > 1, _BY_ROW[0] in kept
 
 
 def _allocate(
@@ -167,6 +169,10 @@ def _allocate(
 ) -> torch.Tensor:
     if shape == tuple(parameter.shape) and shape:
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    held = parameter.detach()
+    if key in _BY_ROW and isinstance(held, DTensor):
+        made = torch.distributed.tensor.zeros(shape, dtype=dtype, device_mesh=held.device_mesh, placements=held.placements)
+        return made.to(held.device)
     # Torch's own rule for the step counter: on the parameter's device only where a kernel reads it there.
     on_device = not key.startswith("step") or bool(group.get("fused") or group.get("capturable"))
     return torch.zeros(shape, dtype=dtype, device=parameter.device if on_device else "cpu")

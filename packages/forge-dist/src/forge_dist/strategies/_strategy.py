@@ -24,6 +24,7 @@ from forge_dist.loading._model_path import Task
 from forge_dist.loading._moving import moved
 from forge_dist.loading._request import LoadRequest
 from forge_dist.strategies._parallel_dims import ParallelDims
+from forge_dist.strategies._wrappers import checkpoint_activations
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,6 +88,10 @@ class Strategy(abc.ABC):
         self.adapter: bool = adapter
         """Whether only an adapter is trained."""
         self._context: ContextParallel | None = None
+        if settings.activation_offloading and device.type == "cpu":
+            raise StrategyError(
+                "activation_offloading has no effect on the cpu, where activations are in the host's memory: leave it out"
+            )
 
     @property
     def world_size(self) -> int:
@@ -217,6 +222,15 @@ class Strategy(abc.ABC):
 
         Between this call and `wrap` no forward is made and no weight read.
         """
+
+    def checkpoint_activations(self, model: nn.Module) -> None:
+        """Switch on the activation checkpointing that the settings ask for; `wrap` calls it.
+
+        Raises:
+            StrategyError: the architecture does not support it.
+        """
+        s = self.settings
+        checkpoint_activations(model, str(s.activation_checkpointing), offload=s.activation_offloading)
 
     @abc.abstractmethod
     def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -14,15 +14,13 @@ from forge_dist.strategies._gather import whole_tensors
 from forge_dist.strategies._grad_norm import grad_norm, scale_grads
 from forge_dist.strategies._state import load_training_state, training_state
 from forge_dist.strategies._strategy import MakeOptimizer, StoredState, Strategy, Wanted
-from forge_dist.strategies._wrappers import checkpoint_activations
 
 
 class TorchStrategy(Strategy):
     """Base of strategies in plain torch: all but `wrap_model` and `micro_batch`."""
 
     def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
-        if self.settings.activation_checkpointing:
-            checkpoint_activations(model)
+        self.checkpoint_activations(model)
         wrapped = self.wrap_model(model)
         return wrapped, make_optimizer(wrapped)
 

@@ -1,10 +1,12 @@
 """FSDP's modules inside a model, and activation checkpointing."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, create_selective_checkpoint_contexts
 
 from forge_dist._errors import StrategyError
 from forge_dist.loading._unwrap import base_of, unwrapped
@@ -29,15 +31,42 @@ def fsdp_modules(model: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
-def checkpoint_activations(model: nn.Module) -> None:
+def checkpoint_activations(model: nn.Module, kind: str, *, offload: bool = False) -> None:
     """Recompute each layer's activations in the backward pass.
 
+    Args:
+        model: as `load` returned it, perhaps with an adapter.
+        kind: none, full or selective, as the setting has it.
+        offload: keep the layers' inputs in the host's memory.
+
     Raises:
-        StrategyError: the architecture does not support it.
+        StrategyError: the architecture does not support it; or the kind is still to be chosen.
     """
+    if kind == "none":
+        return
+    if kind not in ("full", "selective"):
+        raise StrategyError(
+            f"activation_checkpointing={kind} is chosen by who has a memory plan, before a model is wrapped: set none, full or "
+            "selective"
+        )
     base: PreTrainedModel = base_of(model)  # pyrefly: ignore[bad-argument-type]  it came from `load`
+    # The reentrant kind would hide the layers' gradients from DDP's and FSDP's hooks.
+    how: dict[str, Any] = {"use_reentrant": False}
+    if kind == "selective":
+        how["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     try:
-        # The reentrant kind would hide the layers' gradients from DDP's and FSDP's hooks.
-        base.activation_checkpointing_enable({"use_reentrant": False})
+        base.activation_checkpointing_enable(how, offload=offload)
     except ValueError as error:
         raise StrategyError(f"activation_checkpointing: {error}") from error
+
+
+def _policy(_context: SelectiveCheckpointContext, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """Keep the outputs of matrix products and attention, which take nearly all of a layer's time."""
+    name = str(operator).removeprefix("aten.").partition(".")[0]
+    kept = name in _PRODUCTS or name.startswith(_ATTENTION)
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_PRODUCTS = frozenset({"mm", "addmm", "_grouped_mm", "_scaled_mm"})
+"""Products of activations and weights; those of queries and keys, which are as large as a row is long squared, are none."""
+_ATTENTION = ("_scaled_dot_product_", "_flash_attention_forward", "_efficient_attention_forward")

@@ -56,6 +56,8 @@ REFUSED_BY_ALL: dict[str, str] = {
         ("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload", "activation_checkpointing"),
         "it divides the model in its own way",
     ),
+    "activation_offloading": "it divides the model in its own way",
+    "weights": "it trains the weights that it loads",
     **dict.fromkeys(("tp_size", "cp_size", "ep_size"), "it divides the model in its own way"),
     **dict.fromkeys(("nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"), _NODE),
     **dict.fromkeys(("max_restarts", "connect_seconds"), _NODE),

@@ -67,6 +67,8 @@ REFUSED: dict[str, str] = {
     "on_nan": "TRL has moved the weights when it tells the loss: such a run stops",
     **dict.fromkeys(("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload"), "each rank holds the whole model"),
     **dict.fromkeys(("tp_size", "cp_size", "ep_size"), "each rank holds the whole model"),
+    "weights": "TRL's optimizers round to the nearest, which loses small steps",
+    "activation_offloading": "it is forge's own strategies that move activations",
     **dict.fromkeys(("eval_data_path", "validation_split", "eval_every_steps", "keep_best", "metric_for_best"), _EVAL),
     **dict.fromkeys(("early_stopping_patience", "eval_prompts", "eval_max_new_tokens", "kl_base", "stop_at_kl"), _EVAL),
     **dict.fromkeys(("full_state_every_steps", "full_state_every_minutes", "accelerate_full_state_at_epoch"), _STATES),
@@ -119,6 +121,11 @@ class TRLBackend(Backend):
             raise SettingsError("num_epochs=inf is not available with backend=trl, which needs a last step: set max_steps too.")
         if s.optimizer.optimizer == "schedule_free":
             raise SettingsError("optimizer=schedule_free is not available with backend=trl: its trainers do not switch modes.")
+        if s.strategy.activation_checkpointing in ("selective", "auto"):
+            raise SettingsError(
+                f"activation_checkpointing={s.strategy.activation_checkpointing} is not available with backend=trl: set full "
+                "or none."
+            )
         if s.adapter.subtracts and s.optimizer.weight_decay:
             raise SettingsError(
                 f"init_lora_weights={s.adapter.init_lora_weights} with weight_decay is not available with backend=trl, whose "

@@ -132,7 +132,7 @@ def arguments(
         "bf16": bf16,
         "use_cpu": on_cpu,
         "ddp_backend": ddp,
-        "activation_checkpointing": s.strategy.activation_checkpointing,
+        "activation_checkpointing": s.strategy.activation_checkpointing == "full",
         # Every step is told, with its loss as it is.
         "logging_steps": 1,
         "logging_nan_inf_filter": False,

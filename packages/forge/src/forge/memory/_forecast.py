@@ -71,6 +71,11 @@ class Planned:
         return lambda: self.machine.autocast(self.dtype)
 
     @property
+    def weights(self) -> Any:
+        """Torch dtype of the weights that train."""
+        return getattr(forge_accel, self.settings.device.weights)
+
+    @property
     def frozen(self) -> bool:
         """Whether only an adapter is trained."""
         return self.settings.adapter.adapter not in ("none", "osft")
@@ -193,8 +198,13 @@ class Rehearsed(NamedTuple):
                 model, without_measurements(s.adapter), tokenizer_path=planned.model_path, new_tokens=planned.new_tokens
             )
             planned.task.add_modules(adaptation.model, s)
+            forge_algos.cast_trained(adaptation.model, planned.weights)
         single = forge_dist.make_strategy(
-            forge_dist.StrategySettings(strategy="single", activation_checkpointing=s.strategy.activation_checkpointing),
+            forge_dist.StrategySettings(
+                strategy="single",
+                activation_checkpointing=s.strategy.activation_checkpointing,
+                activation_offloading=s.strategy.activation_offloading,
+            ),
             one_rank(),
             device=machine.device.value,
             adapter=planned.frozen,
@@ -276,6 +286,7 @@ class Rehearsed(NamedTuple):
             buckets=self.planned.ranks > 1 and self.planned.strategy == "ddp",
             max_grad_norm=s.optimizer.max_grad_norm,
             moe_aux_loss=s.moe.moe_aux_loss,
+            keep_casts=keeps_casts(self.planned.strategy),
         )
 
     def _within(self, body: Callable[[Any, Items, Items | None], Any]) -> Any:
@@ -332,7 +343,7 @@ def _outline(planned: Planned, path: str, *, frozen: bool = False) -> Any:
     return forge_dist.outline_model(
         forge_dist.LoadRequest(
             model_path=path,
-            dtype=planned.dtype if planned.frozen or frozen else forge_accel.float32,
+            dtype=planned.dtype if planned.frozen or frozen else planned.weights,
             attention=planned.attention.name,
             attention_function=planned.attention.function,
             task=planned.task.model_task,
@@ -392,6 +403,18 @@ def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int,
     return Phase(name=name, planned=sum(found.values()), parts=found)
 
 
+def keeps_casts(strategy: str) -> bool:
+    """Return whether casts of weights are made once a step: where each rank holds whole weights in float32."""
+    return strategy in ("single", "ddp")
+
+
+_CHECKPOINTING = (
+    ("selective", "what lies between matrix products is computed twice"),
+    ("full", "about a third more time"),
+)
+"""Value of activation_checkpointing and its cost, the cheapest first."""
+
+
 def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> list[Change]:
     """Try the settings that lower a step's memory, the cheapest first."""
     s = planned.settings
@@ -406,12 +429,17 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
         half = worst[: (len(worst) + 1) // 2]
         tokens = -(-planned.plan.places(half) // s.strategy.cp_size)
         tried.append((f"max_tokens_per_gpu={tokens}", "the same steps in more, smaller micro-batches", s, half))
-    if not s.strategy.activation_checkpointing:
-        with_it = s.with_value("strategy", "activation_checkpointing", value=True)
-        tried.append(("activation_checkpointing=true", "about a third more time", with_it, worst))
+    for kind, cost in _CHECKPOINTING if s.strategy.activation_checkpointing == "none" else ():
+        with_it = s.with_value("strategy", "activation_checkpointing", kind)
+        tried.append((f"activation_checkpointing={kind}", cost, with_it, worst))
     if s.optimizer.optimizer == "adamw" and find_spec("bitsandbytes"):
         with_it = s.with_value("optimizer", "optimizer", "adamw_8bit")
         tried.append(("optimizer=adamw_8bit", "moments are rounded to 8 bits", with_it, worst))
+        if planned.dtype == forge_accel.bfloat16 and s.adapter.adapter == "none":
+            rounded = with_it.with_value("device", "weights", "bfloat16")
+            tried.append(
+                ("weights=bfloat16", "steps are rounded to bfloat16, at random, and moments to 8 bits", rounded, worst)
+            )
     if not planned.frozen and s.adapter.adapter == "none":
         with suppress(ValueError):
             with_it = s.with_value("adapter", "adapter", "lora")

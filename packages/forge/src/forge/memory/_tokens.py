@@ -24,6 +24,8 @@ _FIRST = 2048
 _ITEMS = 128
 """Items of average length that a micro-batch of our choice may hold: computing the plan takes as long as they are many."""
 _TRIES = 4
+KINDS = ("none", "selective", "full")
+"""Values of activation_checkpointing, the one that computes least first."""
 
 
 def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, MemoryPlan]:
@@ -71,6 +73,35 @@ def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, Me
     else:
         why = "the most that fits" if tokens > least else "the longest sample"
     return tokens, f"memory plan: {why}, {takes} on {target.name}", found
+
+
+def choose_checkpointing(planned: Planned | None, target: Target | None) -> tuple[str, str]:
+    """Find the activation checkpointing that recomputes least and fits: none, selective or full.
+
+    Args:
+        planned: the run, with the tokens that it takes; None where no plan is worth its time.
+        target: devices that it is to fit.
+
+    Returns:
+        The kind, and the reason.
+
+    """
+    if planned is None or target is None:
+        return KINDS[0], "a model this small fits"
+    if target.limit is None:
+        return KINDS[0], f"the memory of {target.name} is not known"
+    room, tokens = int(_FILLED * target.limit), planned.settings.plan.max_tokens_per_gpu
+    needed = 0
+    for kind in KINDS:
+        settings = planned.settings.with_value("strategy", "activation_checkpointing", kind)
+        other = attrs.evolve(planned, settings=settings)
+        try:
+            needed = _needed(plan_of(Rehearsed.of(other, target), target))
+        except (forge_algos.RehearsalError, forge_dist.ModelError):
+            return KINDS[-1], "no memory plan can be made"
+        if needed <= room:
+            return kind, f"memory plan: {size(needed)} of {size(target.limit)} on {target.name} with {tokens:,} tokens"
+    return KINDS[-1], f"memory plan: even so {size(needed)} of {size(target.limit)} on {target.name} with {tokens:,} tokens"
 
 
 def _largest(with_tokens: Callable[[int], MemoryPlan], least: int, most: int, room: int) -> tuple[int, MemoryPlan]:

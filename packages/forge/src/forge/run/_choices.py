@@ -18,6 +18,7 @@ import forge_dist
 import forge_packing
 from forge._errors import SettingsError
 from forge._progress import Reporter
+from forge.run._precision import for_low_precision, trained_dtype
 from forge.saving._directories import last_export
 from forge.tasks._answers import is_prompt_file
 from forge.tasks._task import Task
@@ -272,8 +273,8 @@ def _loaded(
     """Load the model in one way, and check that it supports the objective."""
     model = strategy.load(
         path,
-        # Trained weights are float32, whatever the dtype of the computation; a frozen base needs only the latter.
-        dtype=forge_accel.float32 if s.adapter.adapter in ("none", "osft") else dtype.value,
+        # Trained weights have a dtype of their own, whatever that of the computation; a frozen base needs only the latter.
+        dtype=trained_dtype(s) if s.adapter.adapter in ("none", "osft") else dtype.value,
         attention=way.attention.value.name,
         attention_function=way.attention.value.function,
         task=task.model_task,
@@ -395,7 +396,9 @@ def load_frozen(
 
 
 def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> Any:
-    """Write the chosen device, dtype, compilation and kernels into the settings."""
+    """Write the chosen device, dtype, compilation and kernels into the settings, and what bfloat16 weights need."""
+    if s.device.weights == "bfloat16":
+        s = for_low_precision(s)
     if s.device.device == "auto":
         s = s.resolved("device", machine.name, machine.device.reason)
     if s.device.dtype == "auto":

@@ -18,6 +18,7 @@ from forge.memory._target import Target
 from forge.run._choices import absolute_paths, choose_machine
 from forge.run._early_checks import check_names
 from forge.run._memory import FILE
+from forge.run._precision import choose_dtype
 from forge.run._prepare import open_prepared, prepare, with_chosen
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import RunDirectory
@@ -61,7 +62,7 @@ def rehearsed(
     machine = forge_accel.accelerator(s.device.device)
     if wanted is not None and s.device.dtype == "auto":
         s = s.resolved("dtype", "bfloat16", f"what {wanted.name} computes fastest")
-    s = choose_machine(s, machine, machine.dtype(s.device.dtype))
+    s = choose_machine(s, machine, choose_dtype(s, machine))
     ranks = _ranks(where, wanted)
     with ranks.at_exit:  # what a strategy sets in this process ends with the rehearsal
         strategy = forge_dist.make_strategy(

@@ -76,8 +76,8 @@ def _remedy(s: Any, phase: str | None) -> str:
     settings = []
     if phase in ("step", "evaluation"):
         settings.append("a lower max_tokens_per_gpu" + (f" (it is {tokens:,})" if tokens else ""))
-    if not s.strategy.activation_checkpointing and phase in ("step", None):
-        settings.append("activation_checkpointing=true")
+    if s.strategy.activation_checkpointing == "none" and phase in ("step", None):
+        settings.append("activation_checkpointing=full")
     if s.optimizer.optimizer == "adamw":
         settings.append("optimizer=adamw_8bit")
     if s.adapter.adapter in ("none", "osft"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from forge._progress import Reporter
 from forge.memory._forecast import forecast
 from forge.memory._memory_plan import MemoryPlan
 from forge.memory._target import Target
-from forge.memory._tokens import choose_tokens
+from forge.memory._tokens import choose_checkpointing, choose_tokens
 from forge.reports._plan import plan_figures
 from forge.run._choices import check_shards, check_warmup, choose_sizes, try_packing
 from forge.run._early_checks import check_before_rows, check_prompts
@@ -115,7 +116,7 @@ def prepare(
             identity = found_identity
             report.note(f"{out.path} holds this run already: resuming it")
             link_stores(task, out.path, out.staging)
-    chosen: dict[str, tuple[int, str]] = {}
+    chosen: dict[str, tuple[Any, str]] = {}
     open_tokens = s.plan.max_tokens_per_gpu is None
     if open_tokens and (former := former_tokens(s, out.path if out.resuming else None)) is not None:
         chosen["max_tokens_per_gpu"] = former
@@ -133,6 +134,8 @@ def prepare(
     task.check_data(s, report, found.train.store, None if found.held_out is None else found.held_out.store)
     parts = [found.train] if found.held_out is None else [found.train, found.held_out]
     check_positions(task, s, start.path, parts, asked, report)
+    plan_now = partial(planned_of, task, s, machine, divided, start, tokenizer, identity=identity)
+    s, found = _with_checkpointing(s, found, start.path, target, plan_now, chosen, report)
     memory = None
     if open_tokens and not chosen and target is not None and (target.elsewhere or not is_small(start.path)):
         planned = planned_of(task, s, machine, divided, start, tokenizer, found, identity)
@@ -171,6 +174,25 @@ def prepare(
         "chosen": chosen,
         "disk": _check_room(task, found, start.path, memory, out.path, report),
     }
+
+
+def _with_checkpointing(
+    s: Any,
+    found: Prepared,
+    model_path: str,
+    target: Target | None,
+    planned: Callable[..., Any],
+    chosen: dict[str, tuple[Any, str]],
+    report: Reporter,
+) -> tuple[Any, Prepared]:
+    """Choose what activation_checkpointing=auto is, into settings and `chosen`."""
+    if s.strategy.activation_checkpointing != "auto":
+        return s, found
+    small = target is None or (not target.elsewhere and is_small(model_path))
+    kind, why = choose_checkpointing(None if small else planned(prepared=found), target)
+    report.note(f"activation_checkpointing: {kind} ({why})")
+    chosen["activation_checkpointing"] = kind, why
+    return with_chosen(s, chosen), found._replace(settings=with_chosen(found.settings, chosen))
 
 
 def _check_room(

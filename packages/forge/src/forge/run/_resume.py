@@ -32,6 +32,7 @@ DIVISION = frozenset(
             "reshard_after_forward",
             "cpu_offload",
             "activation_checkpointing",
+            "activation_offloading",
         ),
         *("nproc_per_node", "nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"),
         *(

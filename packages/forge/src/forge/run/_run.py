@@ -19,6 +19,7 @@ import forge_data
 import forge_dist
 from forge._progress import Reporter
 from forge._result import BEST, RunResult, read_result, write_result
+from forge.memory._forecast import keeps_casts
 from forge.memory._target import Target
 from forge.run._adaptation import adapt_model, check_projections
 from forge.run._choices import (
@@ -37,6 +38,7 @@ from forge.run._fused import compile_blocks, fuse_layers
 from forge.run._launching import on_ranks, preempted
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
 from forge.run._out_of_memory import out_of_memory
+from forge.run._precision import choose_dtype, report_weights, trained_dtype
 from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._resume import must_match
 from forge.run._rows import Rows, with_descriptions
@@ -93,7 +95,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     # device: what this machine can do, each choice with its reason
     machine = forge_accel.accelerator(s.device.device)
     machine.check_ranks(ranks.world_size)
-    dtype = machine.dtype(s.device.dtype)
+    dtype = choose_dtype(s, machine)
 
     def autocast() -> Any:
         # Called for each micro-batch, of steps and of evaluations: whoever watches this rank sees that it moves.
@@ -118,6 +120,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     if machine.support.value != "exercised":
         report.note(f"support: {machine.support.reason}")
     report.note(f"dtype: {dtype.reason}")
+    report_weights(report, s)
     report.note(f"ranks: {ranks.world_size}, {strategy.reason}", event="machine", ranks=ranks.world_size, device=machine.name)
 
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
@@ -127,6 +130,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     if found["finished"]:
         return read_result(out.path)
     s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
+    recomputed = s.strategy.activation_checkpointing
+    strategy.settings = attrs.evolve(strategy.settings, activation_checkpointing=recomputed)
     start = Start(**found["start"])
     tokenizer = forge_data.load_tokenizer(start.path)
     s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
@@ -151,8 +156,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     adaptation = adapt_model(task, s, start, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
     model = adaptation.model
     task.add_modules(model, s)
+    forge_algos.cast_trained(model, trained_dtype(s))
     model, optimizer = strategy.wrap(
-        model, lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value)
+        model,
+        lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value, seed=s.plan.seed),
     )
     compile_blocks(s, machine, model, report)
     report_routers(report, s, model, plan, device)
@@ -162,7 +169,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task)
     asked = s.checkpoints.save_dtype
     export_dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
-    rounds = export_dtype is not None and export_dtype != forge_accel.float32
+    rounds = export_dtype not in (None, forge_accel.float32, trained_dtype(s))
     as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
 
     def frozen(path: str) -> Any:
@@ -328,6 +335,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 on_nan=s.optimizer.on_nan,
                 moe_aux_loss=s.moe.moe_aux_loss,
                 average=source.average,
+                keep_casts=keeps_casts(strategy.name),
             ):
                 seen, planned = at.samples, (last.step - 1) // updates
                 at = attrs.evolve(

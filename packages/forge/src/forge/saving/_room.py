@@ -197,7 +197,8 @@ def _sizes(s: Any, model_path: str, memory: MemoryPlan | None) -> tuple[int, int
     width = forge_dist.base_dtype(model_path).itemsize
     asked = s.checkpoints.save_dtype
     if not known and keeps and s.adapter.adapter == "none":
-        state = int(4 * (1 + _MOMENTS.get(s.optimizer.optimizer, 0.0)) * (stored // width))
+        weight = getattr(forge_accel, s.device.weights).itemsize
+        state = int((weight + 4 * _MOMENTS.get(s.optimizer.optimizer, 0.0)) * (stored // width))
     return state, stored if asked is None else stored // width * getattr(forge_accel, asked).itemsize
 
 

@@ -33,7 +33,7 @@ _REFUSED = {
     "fsdp_transformer_layer_cls_to_wrap": "every layer of the decoder is divided by itself, whatever its class",
     "fsdp_transformer_cls_to_wrap": "every layer of the decoder is divided by itself, whatever its class",
     "fsdp_ignored_modules": "all weights are divided",
-    "fsdp_activation_checkpointing_offload": "activations are recomputed and not moved; activation_checkpointing does it",
+    "fsdp_activation_checkpointing_offload": "give activation_offloading=true beside activation_checkpointing=full",
     "deepspeed_config_file": "give zero_stage, offloading and gradient_clipping by themselves",
     "deepspeed_moe_layer_cls_names": "experts are found in the model",
     **dict.fromkeys(

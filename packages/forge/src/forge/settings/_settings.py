@@ -314,6 +314,9 @@ def converted(field: attrs.Attribute[Any], value: object, origin: str) -> object
         converted = _as_kind(kind, value, from_text=origin.startswith("recipe"))
         if converted is not None:
             return converted
+    reason = field.metadata.get("refused", {}).get(value) if isinstance(value, str) else None
+    if reason is not None:
+        raise SettingsError(f"{field.name}={value} ({origin}) is not available: {reason}. Leave {field.name} out.")
     wanted = " or ".join(_spelled(kind) for kind in kinds if kind is not types.NoneType)
     close = ""
     if isinstance(value, str) and get_origin(field.type) is Literal:

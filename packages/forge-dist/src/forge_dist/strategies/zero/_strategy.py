@@ -19,7 +19,6 @@ from forge_dist.loading._request import LoadRequest
 from forge_dist.strategies._optimizer_support import check_flat
 from forge_dist.strategies._parallel_dims import ParallelDims
 from forge_dist.strategies._strategy import MakeOptimizer, StoredState, Strategy, Wanted
-from forge_dist.strategies._wrappers import checkpoint_activations
 from forge_dist.strategies.zero._engine import engine_config, import_deepspeed, prepare_import
 from forge_dist.strategies.zero._load import load_partitioned, with_whole_shapes
 from forge_dist.strategies.zero._parameters import computing, gather_on_forward
@@ -115,8 +114,7 @@ class ZeroStrategy(Strategy):
 
     def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         deepspeed = import_deepspeed()
-        if self.settings.activation_checkpointing:
-            checkpoint_activations(model)
+        self.checkpoint_activations(model)
         named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._refuse_low_precision(named)
         for parameter in named.values():

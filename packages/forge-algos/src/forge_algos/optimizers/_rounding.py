@@ -1,0 +1,77 @@
+"""float32 weights → bfloat16 weights, rounded up or down at random so that the mean is exact.
+
+A step of 1e-5 of a weight is less than half of bfloat16's spacing (2^-8): rounded to the nearest it would be lost, each time.
+Rounded up with the probability that its place between the two neighbours says (arXiv 2010.06192), it arrives on average.
+
+The random bits are a hash of a key and of an element's place in the whole tensor. So they are the same whether one rank moves
+the tensor or each of several its rows, and on every device; a resumed run draws them again.
+"""
+
+import torch
+
+_MASK = 0xFFFFFFFF
+_FACTORS = (0x7FEB352D, 0x846CA68B)
+"""Of lowbias32 (github.com/skeeto/hash-prospector), an integer hash without measurable bias."""
+
+
+def rounding_key(seed: int, parameter: int, step: int) -> int:
+    """Return the key, 32 bits, of a parameter's random bits in a step."""
+    key = 0
+    for number in (seed & _MASK, seed >> 32, parameter, step):
+        key = _mixed(key ^ (number & _MASK))
+    return key
+
+
+def random_bits(rows: torch.Tensor, columns: torch.Tensor, key: int) -> torch.Tensor:
+    """Draw 16 random bits for each element of a matrix, by its place.
+
+    Args:
+        rows: int32[M], numbers of rows of the whole matrix.
+        columns: int32[D], numbers of columns.
+        key: `rounding_key`.
+
+    Returns:
+        torch.Tensor: int32[M, D], 0 to 65,535.
+    """
+    found = _mixed_(rows ^ _signed(key))[:, None] ^ _mixed_(columns ^ _signed(_mixed(key)))[None, :]
+    found.mul_(_signed(_FACTORS[0]))
+    found.bitwise_xor_((found >> 15).bitwise_and_(0x1FFFF))
+    # The upper half of a product depends on all of its lower bits.
+    return found.mul_(_signed(_FACTORS[1])).bitwise_right_shift_(16).bitwise_and_(0xFFFF)
+
+
+def round_stochastically_(into: torch.Tensor, exact: torch.Tensor, *, first_row: int, key: int) -> None:
+    """Write float32 numbers as bfloat16, by stochastic rounding.
+
+    A number that bfloat16 has stays itself; infinities too.
+
+    Args:
+        into: bfloat16[M, D].
+        exact: float32[M, D], contiguous; overwritten.
+        first_row: number of its first row in the whole matrix.
+        key: `rounding_key`.
+    """
+    rows = torch.arange(first_row, first_row + exact.shape[0], dtype=torch.int32, device=exact.device)
+    columns = torch.arange(exact.shape[1], dtype=torch.int32, device=exact.device)
+    # A float is its sign and its magnitude: what is added to the digits that are cut off carries into those that stay.
+    bits = exact.view(torch.int32).add_(random_bits(rows, columns, key)).bitwise_and_(-0x10000)
+    into.copy_(bits.view(torch.float32))
+
+
+def _mixed(x: int) -> int:
+    """Return lowbias32 of 32 bits."""
+    for factor, shift in zip(_FACTORS, (16, 15), strict=True):
+        x = ((x ^ (x >> shift)) * factor) & _MASK
+    return x ^ (x >> 16)
+
+
+def _mixed_(x: torch.Tensor) -> torch.Tensor:
+    """Return lowbias32 of int32[N], in place; its products overflow, as they must."""
+    for factor, shift in zip(_FACTORS, (16, 15), strict=True):
+        x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1)).mul_(_signed(factor))
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
+
+
+def _signed(x: int) -> int:
+    """Return the int32 of 32 bits."""
+    return x - (1 << 32) if x >> 31 else x

@@ -1,0 +1,59 @@
+"""Number formats of a run: of its computation, and of the weights that it trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import forge_accel
+from forge._errors import SettingsError
+from forge._progress import Reporter
+
+
+def trained_dtype(s: Any) -> Any:
+    """Return the torch dtype of the weights that train."""
+    return getattr(forge_accel, s.device.weights)
+
+
+def choose_dtype(s: Any, machine: forge_accel.Accelerator) -> forge_accel.Choice[Any]:
+    """Choose the dtype of the computation: that of bfloat16 weights, the device's for others."""
+    if s.device.weights == "bfloat16" and s.device.dtype == "auto":
+        found = machine.dtype("bfloat16")
+        return forge_accel.Choice(found.value, found.reason.replace("asked for", "the dtype of the weights"))
+    return machine.dtype(s.device.dtype)
+
+
+def for_low_precision(s: Any) -> Any:
+    """Return settings for bfloat16 weights, which one optimizer rounds stochastically.
+
+    Raises:
+        SettingsError: another optimizer was given, or weights that must stay exact, or a strategy that trains float32 ones.
+
+    """
+    if s.adapter.adapter == "osft":
+        raise SettingsError(
+            "weights=bfloat16 with adapter=osft: weights that are rounded at random move in the directions that OSFT protects. "
+            "Leave weights out, or train with adapter=none."
+        )
+    if s.strategy.strategy.startswith("zero"):
+        raise SettingsError(
+            f"weights=bfloat16 with strategy={s.strategy.strategy}, which moves float32 weights by torch's AdamW: use "
+            "strategy=fsdp2."
+        )
+    name = s.optimizer.optimizer
+    if name == "adamw" and s.origins["optimizer"] == "default":
+        s = s.resolved("optimizer", "adamw_8bit", "what moves weights=bfloat16")
+    elif name != "adamw_8bit":
+        raise SettingsError(
+            f"weights=bfloat16 with optimizer={name}, which rounds to the nearest and would lose small steps: leave optimizer "
+            "out (adamw_8bit), or train with weights=float32."
+        )
+    return s
+
+
+def report_weights(report: Reporter, s: Any) -> None:
+    """Log what bfloat16 weights are."""
+    if s.device.weights == "bfloat16":
+        report.note(
+            f"weights: bfloat16, and no float32 copy of them: each step is rounded stochastically (seed {s.plan.seed}), and "
+            "moments have 8 bits. Losses are not those of float32 weights, and drift from them as docs/memory.md measures"
+        )
