@@ -122,8 +122,8 @@ def page(found: Mapping[str, Answers]) -> str:
             "Blanks behind the turn's last token, and an EOS behind its stop token, may be left out; where the template writes "
             "no stop token, one more token may be learned, and where it marks the assistant's text, blanks before it. "
             "Behind a prompt that ends with a closed empty block of reasoning the answer is learned, also where the template "
-            "writes it without one; behind one that opens a block, its end too: as the template writes it behind reasoning, or, "
-            "where it never writes any but cuts `</think>` out of answers, as DeepSeek-R1 does. "
+            "writes it without one; behind one that opens a block, its end too: as the template writes it behind reasoning, "
+            "or, where it never writes any but cuts `</think>` out of answers, as DeepSeek-R1 does. "
             "A template that several packages ship stands here once.",
             "",
             *(f"{number}. {case}" for number, case in enumerate(CASES, start=1)),

@@ -44,7 +44,9 @@ class DeviceSettings:
     """Device to compute on: auto (the best one of this machine), or a name: cpu, cuda, rocm, xpu, hpu, npu, mps, that of a
     plug-in; with a number (cuda:1) for one of several."""
 
-    dtype: DType = attrs.field(default="auto", validator=_dtype, metadata={"refused": REFUSED_DTYPES})
+    dtype: DType = attrs.field(  # pyrefly: ignore[bad-assignment]
+        default="auto", validator=_dtype, metadata={"refused": REFUSED_DTYPES}
+    )
     """Number format of the computation. By default float32 on a CPU, bfloat16 on a GPU that computes it natively."""
 
     weights: Weights = attrs.field(default="float32", validator=_one_of(Weights))

@@ -230,7 +230,7 @@ class StrategySettings:
     cpu_offload: bool = attrs.field(default=False, validator=_switch)
     """With fsdp2, hsdp and ZeRO: keep the optimizer's state and (fsdp2, hsdp, zero3) the weights in the host's memory."""
 
-    activation_checkpointing: ActivationCheckpointing | bool = attrs.field(
+    activation_checkpointing: ActivationCheckpointing | bool = attrs.field(  # pyrefly: ignore[bad-assignment]
         default="none", converter=_checkpointing, validator=_one_of(ActivationCheckpointing)
     )
     """Recompute activations in the backward pass instead of keeping them: of each layer all but its input (full, also true;

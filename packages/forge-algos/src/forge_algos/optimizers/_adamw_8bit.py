@@ -185,7 +185,7 @@ class AdamW8bit(torch.optim.Optimizer):
         """Return the values, float32[256], that the codes of both moments stand for."""
         if device not in self._maps:
             maps = (_kernels().create_dynamic_map(signed=signed).to(device) for signed in (True, False))
-            self._maps[device] = tuple(maps)  # pyrefly: ignore[unsupported-operation]
+            self._maps[device] = tuple(maps)
         return self._maps[device]
 
     def _try(self, device: torch.device) -> None:
@@ -236,7 +236,9 @@ def _by_row(parameter: nn.Parameter, blocks: int) -> torch.Tensor:
     if not isinstance(held, DTensor):
         return torch.zeros(shape, device=held.device)
     local = torch.zeros((_rows_here(parameter)[1], blocks), device=held.to_local().device)
-    return DTensor.from_local(local, held.device_mesh, held.placements, run_check=False, shape=shape, stride=(blocks, 1))
+    return DTensor.from_local(
+        local, held.device_mesh, held.placements, run_check=False, shape=torch.Size(shape), stride=(blocks, 1)
+    )
 
 
 def _rows_here(parameter: torch.Tensor) -> tuple[int, int]:
@@ -246,8 +248,10 @@ def _rows_here(parameter: torch.Tensor) -> tuple[int, int]:
         OptimizerError: ranks divide its columns.
     """
     first, count = 0, parameter.shape[0] if parameter.dim() else 1
-    held = parameter.detach()
-    for dim, placement in enumerate(held.placements if isinstance(held, DTensor) else ()):
+    held: torch.Tensor = parameter.detach()
+    if not isinstance(held, DTensor):
+        return first, count
+    for dim, placement in enumerate(held.placements):
         if type(placement) is Shard and placement.dim == 0:
             size, rank = held.device_mesh.size(dim), held.device_mesh.get_local_rank(dim)
             each = -(-count // size)
