@@ -121,7 +121,9 @@ def test_instructlab_gets_our_arguments_and_its_log_is_read(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_cpu_is_refused_by_name(backend: str, model_dir: Path, tmp_path: Path) -> None:
     """Their loops ask for a GPU: that is said before anything is written."""
-    with pytest.raises(forge.SettingsError, match=f"backend={backend} computes on cuda alone, and the device here is cpu"):
+    with pytest.raises(
+        forge.SettingsError, match=f"backend={backend} computes on cuda or rocm alone, and the device here is cpu"
+    ):
         forge.sft(**given("sft", model_dir, tmp_path, backend, max_steps=None))
     assert not (tmp_path / "run").exists()
 

@@ -110,7 +110,9 @@ def test_every_default_is_valid(name: str) -> None:
         assert refusal(owner, field, field.default) is None
 
 
-@pytest.mark.parametrize("name", [name for name, (_, field) in FIELDS.items() if field.type not in (bool, str)])
+@pytest.mark.parametrize(
+    "name", [name for name, (_, field) in FIELDS.items() if "bool" not in str(field.type) and field.type is not str]
+)
 def test_a_number_is_no_truth_value(name: str) -> None:
     """True is no count and no rate, though Python calls it an int."""
     assert refusal(*FIELDS[name], True) is not None

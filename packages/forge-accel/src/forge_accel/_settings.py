@@ -1,4 +1,4 @@
-"""Settings of the device: device, dtype, weights, attention, compilation, kernels. Needs attrs only."""
+"""Settings of the device: dtypes, attention, compilation, kernels. Needs attrs only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdamW with its moments in 8 bits: bitsandbytes' kernels over rows, whole or divided over ranks.
+"""AdamW with its moments in 8 bits: bitsandbytes' kernels over rows, whole or divided.
 
 bitsandbytes' own optimizer counts blocks of 256 numbers through a tensor, and takes none that is divided. Here no block crosses
 a row: a rank that holds some rows of a matrix has their blocks whole, so that a run's numbers, and its saved state, are the

@@ -1,4 +1,4 @@
-"""float32 weights → bfloat16 weights, rounded up or down at random so that the mean is exact.
+"""float32 weights → bfloat16 weights, rounded at random so that the mean is exact.
 
 A step of 1e-5 of a weight is less than half of bfloat16's spacing (2^-8): rounded to the nearest it would be lost, each time.
 Rounded up with the probability that its place between the two neighbours says (arXiv 2010.06192), it arrives on average.

@@ -1,4 +1,4 @@
-r"""Prompt and answer → the block of reasoning that ends the prompt, and what the model writes behind it.
+r"""Prompt and answer → the block of reasoning that ends the prompt, and what closes it.
 
 Templates prompt with such a block and write answers without it, so that nothing follows from their texts alone. A closed block
 says that the model has thought already: the answer follows it. An open one has to be closed first, as the template itself
@@ -40,7 +40,7 @@ class Block(NamedTuple):
 def block_of(
     prompt: str, answered: str, message: Message, render: Callable[[Message], str | None], source: str
 ) -> Block | None:
-    r"""Find the block between a prompt and an answer; None where the answer cannot follow the prompt through one.
+    r"""Find the block of reasoning between a prompt and its answer; None without one.
 
     Args:
         prompt: the messages before the answer, with the generation prompt.
@@ -87,13 +87,13 @@ def has_reasoning(message: Message) -> bool:
 
 
 def without_reasoning(message: Message) -> Message:
-    """Return an answer without the reasoning that it has, in fields of its own or at the beginning of its content."""
+    """Return an answer without its reasoning, in a field or at the beginning of its content."""
     plain = {name: value for name, value in message.items() if name not in REASONING}
     return plain | {"content": _apart(message)[1]} if isinstance(message.get("content"), str) else plain
 
 
 def _apart(message: Message) -> tuple[str | None, str]:
-    """Take the reasoning of an answer from its text; None where it has more than one, or one that does not begin it."""
+    """Take the reasoning of an answer from its text; None if it is not one, at the beginning."""
     content: Any = message.get("content")
     if not isinstance(content, str):
         return None, ""

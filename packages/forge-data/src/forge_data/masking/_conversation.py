@@ -343,7 +343,7 @@ class ConversationReader:
 
 
 def _behind(made: Conversation, at: int, block: Block) -> Conversation:
-    """Put the block that ends a turn's prompt, and what closes it, before what is learned, which begins at `at`."""
+    """Put the block that ends a turn's prompt, and what closes it, before the answer at `at`."""
     start, added = at - len(block.instead), block.text + block.closing
     size = len(added) - len(block.instead)
     spans = [[max(place, at) + size for place in span] for span in made.spans]

@@ -61,7 +61,7 @@ def checkpoint_activations(model: nn.Module, kind: str, *, offload: bool = False
 
 
 def _policy(_context: SelectiveCheckpointContext, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """Keep the outputs of matrix products and attention, which take nearly all of a layer's time."""
+    """Keep the outputs of matrix products and attention, nearly all of a layer's time."""
     name = str(operator).removeprefix("aten.").partition(".")[0]
     kept = name in _PRODUCTS or name.startswith(_ATTENTION)
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -124,7 +124,7 @@ class Backend(ABC):
         found = forge_accel.accelerator(asked).name
         if found not in known:
             raise SettingsError(
-                f"backend={self.name} computes on {', '.join(known)} alone, and the device here is {found}. Choose "
+                f"backend={self.name} computes on {' or '.join(known)} alone, and the device here is {found}. Choose "
                 "backend=forge, or a machine that has one."
             )
 

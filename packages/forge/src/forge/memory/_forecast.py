@@ -404,7 +404,7 @@ def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int,
 
 
 def keeps_casts(strategy: str) -> bool:
-    """Return whether casts of weights are made once a step: where each rank holds whole weights in float32."""
+    """Tell whether casts of weights are made once a step: whole float32 weights on each rank."""
     return strategy in ("single", "ddp")
 
 

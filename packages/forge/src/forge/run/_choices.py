@@ -396,7 +396,7 @@ def load_frozen(
 
 
 def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> Any:
-    """Write the chosen device, dtype, compilation and kernels into the settings, and what bfloat16 weights need."""
+    """Write what the machine chose, and what bfloat16 weights need, into the settings."""
     if s.device.weights == "bfloat16":
         s = for_low_precision(s)
     if s.device.device == "auto":
