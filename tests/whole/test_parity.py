@@ -85,9 +85,12 @@ def assert_same(output: Any, gradients: Gradients, wanted: tuple[float, int, Gra
 
 
 def test_every_attention_path_is_covered() -> None:
-    """The paths tested here are all that the device settings offer, and `auto` is one of them."""
+    """The paths tested here are all that the device settings offer but kernels of GPUs, and `auto` is one of them."""
     offered = set(get_args(get_type_hints(forge_accel.DeviceSettings)["attention"]))
-    assert offered == {"auto", *ATTENTIONS}
+    assert offered == {"auto", *ATTENTIONS, "flash3", "flash4"}
+    for kernels in ("flash3", "flash4"):
+        with pytest.raises(forge_accel.ForgeAccelError, match=kernels):
+            CPU.attention(kernels, FLOAT32)
     assert CPU.attention("auto", FLOAT32).value.name in ATTENTIONS
 
 
