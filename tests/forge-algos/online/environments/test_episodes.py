@@ -142,17 +142,17 @@ def test_observations_are_read_and_not_learned():
 
 def test_an_episode_that_waits_holds_no_other():
     """The environments of one prompt answer only once all other episodes are over."""
-    others = threading.Semaphore(0)
+    ended, all_ended = [], threading.Event()
 
     class Waiting(Count):
         def step(self, turn):
             observation, reward, done = super().step(turn)
             if self.digit == 3 and self.turns == 1:
-                for _ in range(4):
-                    assert others.acquire(timeout=60)
-                others.release(4)
+                assert all_ended.wait(timeout=60)
             elif self.digit != 3 and done:
-                others.release()
+                ended.append(self.digit)
+                if len(ended) == 4:
+                    all_ended.set()
             return observation, reward, done
 
     prompts = [
