@@ -13,7 +13,7 @@ TEMPLATE = (
     f"{PROMPT}\n\nThis is an example for a response to the question:\n{DEMONSTRATION}\n\n"
     "Now answer with a response of your own, including the thinking process:"
 )
-"""What the teacher is asked: the prompt, the demonstration, and to answer anew (after arXiv 2601.19897, in words of our own)."""
+"""What the teacher is asked: the prompt, the demonstration, and to answer anew (after arXiv 2601.19897, in our own words)."""
 
 _share: Any = attrs.validators.and_(number(kind=float), attrs.validators.le(1))
 _above_share: Any = attrs.validators.and_(number(kind=float, above=True), attrs.validators.le(1))
