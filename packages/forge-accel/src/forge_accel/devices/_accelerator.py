@@ -19,7 +19,7 @@ from forge_accel._errors import AccelError
 from forge_accel.attention._attention import BUILT_IN, FLASH, Attention, check_attention
 from forge_accel.attention._documents import document_attention
 from forge_accel.devices._memory import MemoryMeter, host_is_out_of_memory
-from forge_accel.devices._quantization import check_quantization, refuse_quantization
+from forge_accel.devices._quantization import check_quant_type, refuse_quantization
 from forge_accel.fused._choices import choose_compile, choose_kernels
 
 
@@ -180,10 +180,10 @@ class Accelerator(ABC):
             The type; the reason says what computes with it.
 
         Raises:
-            AccelError: no such type, no bitsandbytes, or no kernels for this device; the message names what has them.
+            AccelError: no such type, no kernels for this device, or (where there are kernels) no bitsandbytes.
 
         """
-        check_quantization(quant_type)
+        check_quant_type(quant_type)
         raise refuse_quantization(quant_type, self.name)
 
     def compiling(self, requested: str = "auto") -> Choice[str | None]:

@@ -57,6 +57,7 @@ class CUDAAccelerator(Accelerator):
     support = Choice(
         "declared", "declared: no GPU has run forge yet; tests put stand-ins in the places of torch.cuda's functions"
     )
+    _toolkit: str = "CUDA"
 
     def __init__(self, *, index: int | None = None, why: str = "asked for by name") -> None:
         super().__init__(why=why)
@@ -72,14 +73,18 @@ class CUDAAccelerator(Accelerator):
     @classmethod
     def available(cls) -> Choice[bool]:
         """Decide by what torch was built for and sees."""
-        if not torch.version.cuda:
-            return Choice(value=False, reason=f"torch {torch.__version__} is built without CUDA")
-        return gpus_seen(f"CUDA {torch.version.cuda}")
+        if not cls._toolkit_version():
+            return Choice(value=False, reason=f"torch {torch.__version__} is built without {cls._toolkit}")
+        return gpus_seen(f"{cls._toolkit} {cls._toolkit_version()}")
 
     @classmethod
     def possible(cls) -> bool:
-        """Return whether torch is built for CUDA."""
-        return bool(torch.version.cuda)
+        """Return whether torch is built for these GPUs."""
+        return bool(cls._toolkit_version())
+
+    @staticmethod
+    def _toolkit_version() -> str | None:
+        return torch.version.cuda
 
     @classmethod
     def count(cls) -> int:
@@ -96,13 +101,10 @@ class CUDAAccelerator(Accelerator):
         return Choice(torch.device("cuda", self._index), f"cuda:{self._index}: {self._why}")
 
     @property
-    def _built(self) -> str:
-        return f"CUDA {torch.version.cuda}"
-
-    @property
     def machine(self) -> str:
         """Chip, memory, and the version of what torch was built for."""
-        return f"{self._properties.name}, {self._properties.total_memory / 2**30:.0f} GiB, {self._built}"
+        chip, toolkit = self._properties, f"{self._toolkit} {self._toolkit_version()}"
+        return f"{chip.name}, {chip.total_memory / 2**30:.0f} GiB, {toolkit}"
 
     @property
     def collective_backend(self) -> Choice[str]:

@@ -14,6 +14,17 @@ _OLDEST = (0, 50)
 """The first bitsandbytes with kernels for CPUs that were tried."""
 
 
+def check_quant_type(quant_type: str) -> None:
+    """Check the name of a 4-bit type.
+
+    Raises:
+        AccelError: there is no such `quant_type`.
+
+    """
+    if quant_type not in QUANT_TYPES:
+        raise AccelError(f"quant_type={quant_type!r} is unknown: use {' or '.join(QUANT_TYPES)}.")
+
+
 def check_quantization(quant_type: str) -> str:
     """Check that bitsandbytes can be used; return its version.
 
@@ -21,8 +32,7 @@ def check_quantization(quant_type: str) -> str:
         AccelError: there is no such `quant_type`, or bitsandbytes is missing or too old.
 
     """
-    if quant_type not in QUANT_TYPES:
-        raise AccelError(f"quant_type={quant_type!r} is unknown: use {' or '.join(QUANT_TYPES)}.")
+    check_quant_type(quant_type)
     needed = f"bitsandbytes>={_OLDEST[0]}.{_OLDEST[1]}"
     try:
         found = version("bitsandbytes")

@@ -7,7 +7,7 @@ import torch
 from forge_accel._choice import Choice
 from forge_accel.attention._attention import Attention
 from forge_accel.attention._documents import document_attention
-from forge_accel.devices._cuda import CUDAAccelerator, gpus_seen
+from forge_accel.devices._cuda import CUDAAccelerator
 from forge_accel.devices._quantization import check_quantization
 
 
@@ -18,22 +18,11 @@ class ROCMAccelerator(CUDAAccelerator):
     support = Choice(
         "declared", "declared: no GPU of AMD has run forge yet; tests put stand-ins in the places of torch.cuda's functions"
     )
+    _toolkit = "ROCm"
 
-    @classmethod
-    def available(cls) -> Choice[bool]:
-        """Decide by what torch was built for and sees."""
-        if not torch.version.hip:
-            return Choice(value=False, reason=f"torch {torch.__version__} is built without ROCm")
-        return gpus_seen(f"ROCm {torch.version.hip}")
-
-    @classmethod
-    def possible(cls) -> bool:
-        """Return whether torch is built for ROCm."""
-        return bool(torch.version.hip)
-
-    @property
-    def _built(self) -> str:
-        return f"ROCm {torch.version.hip}"
+    @staticmethod
+    def _toolkit_version() -> str | None:
+        return torch.version.hip
 
     @property
     def collective_backend(self) -> Choice[str]:

@@ -199,7 +199,7 @@ TOLD = {
             group_by_length do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout
             gradient_checkpointing_kwargs""",
         _NO_CODE: "trust_remote_code",
-        _OFF: """activation_offloading use_unsloth use_kt plugins
+        _OFF: """use_unsloth use_kt plugins
             parallelism_config relora loftq_config gptq
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
             disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef dataset_exact_deduplication
