@@ -5,7 +5,7 @@ a row: a rank that holds some rows of a matrix has their blocks whole, so that a
 same on any number of ranks. Where rows are a multiple of 256 wide, the steps have the bits of bitsandbytes' optimizer.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from forge_algos._errors import MissingPackageError, OptimizerError
+from forge_algos.optimizers._one_by_one import OneByOne
 from forge_algos.optimizers._rounding import round_stochastically_, rounding_key
 
 BLOCK = 256
@@ -26,7 +27,7 @@ _AT_ONCE = 2**22
 """Numbers of which a float32 copy is made at a time."""
 
 
-class AdamW8bit(torch.optim.Optimizer):
+class AdamW8bit(OneByOne):
     """AdamW (arXiv 1711.05101) with moments in 8 bits (2110.02861), by bitsandbytes' kernels.
 
     bfloat16 weights are moved in float32 and rounded stochastically: see `_rounding`. A parameter's state is `step`, and
@@ -70,19 +71,6 @@ class AdamW8bit(torch.optim.Optimizer):
         self._maps: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         for device in sorted({p.device for p in parameters}, key=str):
             self._try(device)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyrefly: ignore[bad-override]
-        """Move every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._move(parameter, parameter.grad, group)
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned, each tensor in the dtype that it had there."""

@@ -1,6 +1,6 @@
 """Muon on stacks of matrices, each matrix by itself, for torch.optim.Muon takes single ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from forge_algos._errors import OptimizerError
 from forge_algos._experts import expert_stacks
+from forge_algos.optimizers._one_by_one import OneByOne
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
@@ -52,7 +53,7 @@ def _factors(model: nn.Module) -> Iterator[tuple[nn.Parameter, str, int]]:
                     yield parameter, layout, E
 
 
-class StackedMuon(torch.optim.Optimizer):
+class StackedMuon(OneByOne):
     """Muon of every matrix of a stack: momentum, weight decay and scale are torch.optim.Muon's.
 
     The iterations of Newton and Schulz run over all matrices of a stack at once.
@@ -67,19 +68,6 @@ class StackedMuon(torch.optim.Optimizer):
                         f"optimizer=muon moves stacks that are divided into whole matrices, not {parameter.placements}: use "
                         "optimizer=adamw"
                     )
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyrefly: ignore[bad-override]
-        """Move every stack that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._move(parameter, parameter.grad, group)
-        return loss
 
     def _move(self, parameter: nn.Parameter, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

@@ -17,8 +17,9 @@ from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
 from forge.tasks._rollouts import RehearsedRollouts, RolloutSteps
 from forge.tasks._sampling_server import check_server_settings
-from forge.tasks._task import Run, Task
+from forge.tasks._task import Run
 from forge.tasks.items._prompts import Prompts
+from forge.verbs._prompts import PromptTask
 from forge.verbs._registry import verb
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ class OnlineRunSettings(RunSettings):
             )
 
 
-class OnlineTask(Task):
+class OnlineTask(PromptTask):
     """Base of the online verbs; each names its objective."""
 
-    items_are = "prompts"
+    step_is = "rollout"
 
     def check_settings(self, s: Any) -> None:
         """Import and check reward functions and environment; check that the reward model is one."""
@@ -71,16 +72,6 @@ class OnlineTask(Task):
             except forge_dist.ModelError as error:
                 raise forge_dist.ModelError(str(error).replace("model_path", name)) from None
 
-    def check_rows(self, s: Any, setting: str) -> None:
-        """Look at the first row of each file of prompts."""
-        forge_data.check_first_row(
-            getattr(s.data, setting),
-            prompts=True,
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
-            preprocess=s.data.preprocess,
-        )
-
     def other_models(self, s: Any) -> dict[str, str]:
         """Return the path of the reward model, where there is one."""
         path = s.objective.reward_model_path
@@ -93,27 +84,6 @@ class OnlineTask(Task):
     def text_readers(self, s: Any) -> dict[str, str]:
         """Return the reward model, which reads prompts with their completions."""
         return self.other_models(s)
-
-    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:  # noqa: ARG002 - prompts are few
-        """Tokenize prompts."""
-        return forge_data.prepare_prompts(
-            path,
-            tokenizer,
-            directory,
-            preprocess=s.data.preprocess,
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
-            max_bad_rows=s.data.max_bad_rows,
-            max_prompt_len=s.data.max_prompt_len,
-            on_overflow=s.data.on_overflow,
-            chat_template=s.data.chat_template,
-            chat_template_kwargs=s.data.chat_template_kwargs,
-            **more,
-        )
-
-    def open_store(self, directory: Path) -> Any:
-        """Open the store of prompts."""
-        return forge_data.PromptStore.open(directory)
 
     def items(self, s: Any, store: Any) -> Prompts:
         """Plan prompts."""
@@ -136,11 +106,6 @@ class OnlineTask(Task):
     def updates(self, s: Any) -> int:
         """Return the optimizer steps on one rollout."""
         return s.objective.num_iterations * s.objective.updates_per_pass
-
-    def plan_summary(self, plan: forge_packing.BatchPlan, *, divided: bool = True) -> str:  # noqa: ARG002 - only prompts are divided
-        """Describe the rollouts; their tokens are known once they are sampled."""
-        number = "without end, rollouts" if plan.endless else f"{plan.num_steps:,} rollouts"
-        return f"{number} of at most {plan.batch_size:,} prompts"
 
     @abstractmethod
     def objective(self, settings: Any) -> forge_algos.Objective:

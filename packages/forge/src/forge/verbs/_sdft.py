@@ -8,17 +8,15 @@ import attrs
 
 import forge_algos
 import forge_data
-import forge_packing
 from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
 from forge.tasks._self_samples import RehearsedSelfSamples, SelfSampleSteps
-from forge.tasks._task import Run, Task
+from forge.tasks._task import Run
 from forge.tasks.items._demonstrations import Demonstrations
+from forge.verbs._prompts import PromptTask
 from forge.verbs._registry import verb
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from forge._progress import Reporter
 
 SPLIT = "forge.tasks.items._demonstrations:split_answer"
@@ -51,7 +49,7 @@ class SDFTSettings(RunSettings):
             )
 
 
-class SDFT(Task):
+class SDFT(PromptTask):
     """Divergence from the model itself, shown the demonstration, on its own samples."""
 
     name = "sdft"
@@ -59,38 +57,10 @@ class SDFT(Task):
     about = (
         "Self-distillation: learn from demonstrations on the model's own samples, taught by itself with them in its context."
     )
-    items_are = "prompts"
 
-    def check_rows(self, s: Any, setting: str) -> None:
-        """Look at the first row of each file."""
-        forge_data.check_first_row(
-            getattr(s.data, setting),
-            prompts=True,
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
-            preprocess=s.data.preprocess or SPLIT,
-        )
-
-    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:  # noqa: ARG002 - prompts are few
-        """Tokenize what the student is asked; the demonstration stays a column."""
-        return forge_data.prepare_prompts(
-            path,
-            tokenizer,
-            directory,
-            preprocess=s.data.preprocess or SPLIT,
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
-            max_bad_rows=s.data.max_bad_rows,
-            max_prompt_len=s.data.max_prompt_len,
-            on_overflow=s.data.on_overflow,
-            chat_template=s.data.chat_template,
-            chat_template_kwargs=s.data.chat_template_kwargs,
-            **more,
-        )
-
-    def open_store(self, directory: Path) -> Any:
-        """Open the store of prompts."""
-        return forge_data.PromptStore.open(directory)
+    def preprocess(self, s: Any) -> str:
+        """Take the demonstration out of the conversation, where the user's function does not."""
+        return s.data.preprocess or SPLIT
 
     def items(self, s: Any, store: Any) -> Demonstrations:
         """Plan prompts with their demonstrations."""
@@ -98,11 +68,6 @@ class SDFT(Task):
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Accept all rows: demonstrations are checked as they are read."""
-
-    def plan_summary(self, plan: forge_packing.BatchPlan, *, divided: bool = True) -> str:  # noqa: ARG002 - only prompts are divided
-        """Describe the steps; their tokens are known once they are sampled."""
-        number = "without end, steps" if plan.endless else f"{plan.num_steps:,} steps"
-        return f"{number} of at most {plan.batch_size:,} prompts"
 
     def rehearsal_source(self, run: Run) -> RehearsedSelfSamples:
         """Make up completions: what a model without numbers samples has none."""
