@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -199,6 +200,8 @@ def places(model_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
         served("vllm", model_dir, fault="off by a little") as (other_server, _),
     ):
         patch.syspath_prepend(folder)
+        # Another file's module of this name may be loaded.
+        patch.delitem(sys.modules, "forge_test_rewards", raising=False)
         yield {
             "SERVER": server,
             "OTHER SERVER": other_server,
