@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from forge_algos._errors import MissingPackageError, OptimizerError
-from forge_algos.optimizers._one_by_one import OneByOne
+from forge_algos.optimizers._closure import OneByOne
 from forge_algos.optimizers._rounding import round_stochastically_, rounding_key
 
 BLOCK = 256

@@ -1,12 +1,13 @@
 """torch's Muon on matrices and torch's AdamW on all else, as one optimizer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from forge_algos._modules import head, vectors
+from forge_algos.optimizers._closure import ClosureOptimizer
 from forge_algos.optimizers._muon_stacks import StackedMuon, stacked_factors
 
 
@@ -28,7 +29,7 @@ def muon_matrices(model: nn.Module) -> list[nn.Parameter]:
     ]
 
 
-class MuonAdamW(torch.optim.Optimizer):
+class MuonAdamW(ClosureOptimizer):
     """Muon (kellerjordan.github.io/posts/muon) and AdamW as one optimizer, with one state.
 
     Both steps are torch's own, to the bit; stacks of matrices, which torch's Muon does not take, are moved by `StackedMuon`. A
@@ -58,16 +59,9 @@ class MuonAdamW(torch.optim.Optimizer):
         super().__init__(groups, {"lr": muon["lr"]})
         self._parts = parts
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyrefly: ignore[bad-override]
-        """Move the matrices by Muon and the rest by AdamW."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _move_all(self) -> None:
         for name, part in self._parts:
             # Set at each step, since loading a state replaces both.
             part.param_groups = [group for group in self.param_groups if group["algorithm"] == name]
             part.state = self.state
             part.step()
-        return loss

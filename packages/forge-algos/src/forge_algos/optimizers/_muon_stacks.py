@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from forge_algos._errors import OptimizerError
 from forge_algos._experts import expert_stacks
-from forge_algos.optimizers._one_by_one import OneByOne
+from forge_algos.optimizers._closure import OneByOne
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5

@@ -1,4 +1,4 @@
-"""The step of optimizers that move one parameter after another."""
+"""The step of optimizers of our own: the closure first, then the move."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 
-class OneByOne(torch.optim.Optimizer):
-    """Optimizer that moves each parameter by itself."""
+class ClosureOptimizer(torch.optim.Optimizer):
+    """Optimizer that computes the closure's loss, then moves the parameters."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyrefly: ignore[bad-override]
@@ -18,11 +18,22 @@ class OneByOne(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._move_all()
+        return loss
+
+    @abstractmethod
+    def _move_all(self) -> None:
+        """Move every parameter that has a gradient."""
+
+
+class OneByOne(ClosureOptimizer):
+    """Optimizer that moves each parameter by itself."""
+
+    def _move_all(self) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._move(parameter, parameter.grad, group)
-        return loss
 
     @abstractmethod
     def _move(self, parameter: nn.Parameter, gradient: torch.Tensor, group: dict[str, Any]) -> None:
