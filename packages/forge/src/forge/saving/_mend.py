@@ -13,7 +13,7 @@ from forge.saving._hashes import FOLDER, Hashes, damaged_files, known_hashes
 
 
 def mend_exports(run: Path) -> tuple[list[str], list[str]]:
-    """Compare each recorded export that is there with its hashes, and take damaged files from others.
+    """Verify recorded exports by their hashes; take damaged files from others.
 
     Returns:
         A line for each file that was taken, and one for each that stays damaged.
