@@ -24,6 +24,9 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 WARMUP = 0.1
 """Share of the steps in which the rate rises; then it falls linearly to 0."""
 
+KEPT_EVERY = 100
+"""Steps of the pretraining after which its state is kept."""
+
 
 @attrs.frozen(kw_only=True)
 class Sizes:
@@ -69,12 +72,23 @@ def new_model(sizes: Sizes) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**shape, vocab_size=VOCABULARY, num_attention_heads=4, max_position_embeddings=64))
 
 
-def _take(stage: Stage, steps: int, rate: float, weight_decay: float, batches: Iterator[list[Batch]]) -> None:
-    """Train with AdamW and clipping at 1, the rate rising and falling."""
+def _take(
+    stage: Stage, steps: int, rate: float, weight_decay: float, batches: Iterator[list[Batch]], begun: Path | None = None
+) -> None:
+    """Train with AdamW and clipping at 1, the rate rising and falling; from the state in `begun`, where it is kept."""
     trained = [p for p in stage.model.parameters() if p.requires_grad]
     optimizer = stage.wrap(torch.optim.AdamW(trained, lr=rate, weight_decay=weight_decay))
     rising = max(WARMUP * steps, 1)
-    for step in range(steps):
+    first = 0
+    if begun is not None and begun.exists():
+        state = torch.load(begun, weights_only=True)
+        stage.model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"]
+        for _ in range(first):
+            # Drawn again and left: the rows that follow are those of a run that was not stopped.
+            next(batches)
+    for step in range(first, steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * min((step + 1) / rising, (steps - step) / (steps - rising + 1))
         optimizer.zero_grad()
@@ -84,6 +98,10 @@ def _take(stage: Stage, steps: int, rate: float, weight_decay: float, batches: I
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         stage.after_step()
+        if begun is not None and (step + 1) % KEPT_EVERY == 0:
+            state = {"model": stage.model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+            torch.save(state, begun.with_suffix(".new"))
+            begun.with_suffix(".new").replace(begun)
 
 
 def pretrained(data: Data, sizes: Sizes, file: Path, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -102,8 +120,10 @@ def pretrained(data: Data, sizes: Sizes, file: Path, seed: int = 0) -> dict[str,
         return [data.rule(SKILLS + TASKS, 48, random), data.text(12, random), *shown]
 
     batches = iter(drawn, None)
-    _take(Stage(model, dict), sizes.pretraining_steps, 3e-3, 0.5, batches)
+    begun = file.with_suffix(".begun")
+    _take(Stage(model, dict), sizes.pretraining_steps, 3e-3, 0.5, batches, begun)
     torch.save(model.state_dict(), file)
+    begun.unlink(missing_ok=True)
     return model.state_dict()
 
 

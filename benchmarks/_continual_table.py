@@ -49,8 +49,10 @@ def at_level(lower: Sequence[Cell], upper: Sequence[Cell], level: float) -> list
     low, high = (spread(cells, "new_task")[0] for cells in (lower, upper))
     share = 1.0 if high <= level else 0.0 if low >= level else (level - low) / (high - low)
     rate = f"{lower[0]['rate']:g} to {upper[0]['rate']:g}"
+    # Cells of former versions have no kl_base.
+    figures = (*FIGURES, *(f for f in ("kl_base",) if f in lower[0] and f in upper[0]))
     return [
-        {"method": a["method"], "rate": rate, "seed": a["seed"]} | {f: (1 - share) * a[f] + share * b[f] for f in FIGURES}
+        {"method": a["method"], "rate": rate, "seed": a["seed"]} | {f: (1 - share) * a[f] + share * b[f] for f in figures}
         for a, b in zip(lower, upper, strict=True)
     ]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import forge
 from forge.run._adaptation import check_projections
@@ -226,6 +226,25 @@ def test_a_resume_is_invisible_to_osft(model_dir: Path, folder: Path, tmp_path: 
         again = run_verb("sft", halves)
         for file in ("model.safetensors",):
             assert (Path(whole["model_dir"]) / file).read_bytes() == (Path(again["model_dir"]) / file).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_reward_model_under_osft(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """It learns which answers are better, is exported as a plain model, score and all, and resumes to the bit."""
+    settings = {**given("reward", "osft", model_dir, folder), "lr_scheduler": "constant", "max_steps": 6}
+    whole = run_verb("reward", {**settings, "ckpt_output_dir": str(tmp_path / "whole")})
+    halves = {**settings, "full_state_every_steps": 3, "ckpt_output_dir": str(tmp_path / "halves")}
+    run_verb("reward", {**halves, "max_steps": 3})
+    again = run_verb("reward", halves)
+    files = [Path(result["model_dir"]) / "model.safetensors" for result in (whole, again)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    losses = [line["loss"] for line in metrics(tmp_path / "whole") if "loss" in line]
+    assert losses[-1] < losses[0] - 0.01
+    model: Any = AutoModelForSequenceClassification.from_pretrained(files[0].parent)
+    exported, base = model.state_dict(), AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
+    assert not any(".osft" in name for name in load_file(files[0]))
+    assert torch.equal(exported["score.weight"], load_file(files[0])["score.weight"])
+    assert not torch.equal(exported["model.layers.0.self_attn.q_proj.weight"], base["model.layers.0.self_attn.q_proj.weight"])
 
 
 @pytest.mark.slow

@@ -365,3 +365,19 @@ def test_each_learns(name):
         )
     ]
     assert losses[-1] < 0.3 * losses[0]
+
+
+@pytest.mark.parametrize("adapter", [{"adapter": "lora", "lora_r": 8}, {"adapter": "osft", "unfreeze_rank_ratio": 0.5}])
+def test_adafactor_moves_what_begins_at_zero(adapter):
+    """At the default rates Adafactor moves LoRA's B and OSFT's direct form by what AdamW moves them: a step of its rate."""
+    moved = {}
+    for name in ("adamw", "adafactor"):
+        model = adapt(make(), AdapterSettings(**adapter)).model
+        zero = [p for p in model.parameters() if p.requires_grad and not p.detach().any()]
+        assert zero
+        config = OptimizerSettings(optimizer=name, weight_decay=0.0, lr_scheduler="constant")
+        optimizer, batch = make_optimizer(model, config), pack(samples((5, 9, 7)))
+        for _ in train(model, [[batch]], objective=SFT(), optimizer=optimizer, scheduler=schedule(optimizer, config, 1)):
+            pass
+        moved[name] = float(torch.cat([p.detach().flatten() for p in zero]).square().mean().sqrt())
+    assert 0.3 < moved["adafactor"] / moved["adamw"] < 3

@@ -13,7 +13,7 @@ from forge_algos.optimizers._adamw_8bit import AdamW8bit
 from forge_algos.optimizers._muon import MuonAdamW, muon_matrices
 from forge_algos.optimizers._muon_stacks import muon_stacks
 from forge_algos.settings._adapter_table import ADAPTERS, Adapter
-from forge_algos.settings._optimizer import OptimizerSettings
+from forge_algos.settings._optimizer import ADAFACTOR_SCALE, OptimizerSettings
 
 
 def make_optimizer(
@@ -27,7 +27,8 @@ def make_optimizer(
 
     - adamw: torch.optim.AdamW. With lr the scheduled rate: p ← p - lr · weight_decay · p, then p ← p - lr · m̂ / (√v̂ + eps).
     - adafactor: torch.optim.Adafactor, whose state is a row and a column of each matrix. Its step is the rate times the root
-      mean square of the matrix.
+      mean square of the matrix, at least 1/50 for one that begins at zero (LoRA's B, OSFT's direct form): there the default
+      rate makes steps of the size of AdamW's, where torch's floor of 1/1000 would leave it nearly where it is.
     - muon: `MuonAdamW`. torch.optim.Muon on the matrices of the numbered layers, each expert's by itself, with its steps scaled
       to the size of AdamW's (arXiv 2502.16982), so that one rate serves both; torch.optim.AdamW on embeddings, heads, norms,
       biases and all else.
@@ -59,7 +60,7 @@ def make_optimizer(
         return _muon(model, settings, adam, fused=fused)
     groups = _groups(model, trainable(model), settings)
     if settings.optimizer == "adafactor":
-        return torch.optim.Adafactor(groups, **common)
+        return torch.optim.Adafactor(_with_floor(model, groups), **common)
     if settings.optimizer == "schedule_free":
         return _schedule_free(groups, adam)
     if settings.optimizer == "adamw_8bit":
@@ -130,11 +131,25 @@ def _with_ratio(model: nn.Module, groups: list[dict[str, Any]], settings: Optimi
     """Give LoRA's B matrices groups of their own, with their rate (LoRA+); after the others."""
     if settings.loraplus_lr_ratio == 1:
         return groups
-    second = _second_factors(model)
-    rate = {"lr": (settings.learning_rate or 0.0) * settings.loraplus_lr_ratio}
-    others = [{**group, "params": [p for p in group["params"] if id(p) not in second]} for group in groups]
-    faster = [{**group, **rate, "params": [p for p in group["params"] if id(p) in second]} for group in groups]
-    return [group for group in (*others, *faster) if group["params"]]
+    return _apart(groups, _second_factors(model), {"lr": (settings.learning_rate or 0.0) * settings.loraplus_lr_ratio})
+
+
+def _with_floor(model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give matrices that begin at zero groups of their own, with a floor to the size by which Adafactor scales its rate.
+
+    They are known by their names and not by their values, which differ when a run is resumed or divided.
+    """
+    osft = ADAPTERS["osft"].child
+    parts = {id(p): name.split(".") for name, p in model.named_parameters() if p.requires_grad}
+    zero = {found for found, name in parts.items() if osft in name and name[-1] == "weight"}
+    return _apart(groups, zero | _second_factors(model), {"eps": (None, 1 / ADAFACTOR_SCALE)})
+
+
+def _apart(groups: list[dict[str, Any]], ids: set[int], more: dict[str, Any]) -> list[dict[str, Any]]:
+    """Give the parameters with these ids groups of their own, with other options; after the others."""
+    others = [{**group, "params": [p for p in group["params"] if id(p) not in ids]} for group in groups]
+    own = [{**group, **more, "params": [p for p in group["params"] if id(p) in ids]} for group in groups]
+    return [group for group in (*others, *own) if group["params"]]
 
 
 def _muon(model: nn.Module, settings: OptimizerSettings, adam: dict[str, Any], *, fused: bool) -> MuonAdamW:

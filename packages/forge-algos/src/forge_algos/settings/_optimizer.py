@@ -30,7 +30,7 @@ SCHEDULES_WITHOUT_LENGTH = ("constant", "inverse_sqrt")
 _OPTIMIZER: Optimizer = "adamw"
 _SCHEDULE: Schedule = "cosine"
 
-_ADAFACTOR_SCALE = 50.0
+ADAFACTOR_SCALE = 50.0
 """Factor on Adafactor's rate, which it multiplies by a matrix's root mean square,
 about 1/50 in a language model."""
 
@@ -129,5 +129,5 @@ class OptimizerSettings:
         """Return the settings with a learning rate: the adapter's and optimizer's default if unset."""
         if self.learning_rate is not None:
             return self
-        scale = _ADAFACTOR_SCALE if self.optimizer == "adafactor" else 1.0
+        scale = ADAFACTOR_SCALE if self.optimizer == "adafactor" else 1.0
         return attrs.evolve(self, learning_rate=default_learning_rate(adapter) * scale)
