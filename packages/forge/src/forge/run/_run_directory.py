@@ -202,6 +202,8 @@ class RunDirectory:
         for folder in (self.path, self.path / "data", self.path / "hf_format"):
             for left in folder.glob(".*.tmp"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
+        for half in sorted(self.path.glob("hf_format/*/**/.*.tmp")):  # of a file that was being mended
+            half.unlink()
 
     def check(self, metrics_bytes: int | None) -> None:
         """Raise RunDirectoryError where the run's files do not fit the state to resume from.
