@@ -75,7 +75,7 @@ def task_of(model: "PreTrainedModel") -> Task:
 
 def _task_of_config(config: "PreTrainedConfig") -> Task:
     """Return the task of a sequence classifier's configuration."""
-    names = config.id2label
+    names: Any = config.id2label
     if names is None or config.num_labels == 1:
         return "reward" if config.num_labels == 1 else Classifier()
     return Classifier(
@@ -198,11 +198,11 @@ def init_classifier_head(
     if report["unexpected_keys"]:
         report["unexpected_keys"] = set(report["unexpected_keys"]) - _causal_head(config)
     deviation = getattr(config.get_text_config(), "initializer_range", 0.02)
-    drawn = broadcast(torch.empty(config.num_labels, head.in_features).normal_(0.0, deviation))
+    drawn = broadcast(torch.empty(head.out_features, head.in_features).normal_(0.0, deviation))
     with torch.no_grad():
         _set_values(head.weight, drawn)
         if head.bias is not None:
-            _set_values(head.bias, torch.zeros(config.num_labels))
+            _set_values(head.bias, torch.zeros(head.out_features))
 
 
 def is_classifier(config: Any) -> bool:
