@@ -393,7 +393,7 @@ def test_out_of_memory_says_where(
 def test_an_export_that_cannot_be_checked_stays(
     here: bool, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No memory for a second copy, here or on another rank: model and result are written, and the log says what was not done."""
+    """No memory for a second copy, here or on another rank: model and result are written, and the log says so."""
 
     def full(*_: Any, **__: Any) -> None:
         if here:
