@@ -148,7 +148,9 @@ def prune(root: Path, newest: Path, keep: int, broken: Iterable[Path]) -> str | 
 
 
 def delete(path: Path) -> None:
-    """Delete a full state; a kill on the way leaves no half of it under its name. Of a link, the link alone.
+    """Delete a full state; a kill on the way leaves no half of it under its name.
+
+    Of a link the link alone.
 
     Raises:
         OSError: it cannot be renamed or deleted.

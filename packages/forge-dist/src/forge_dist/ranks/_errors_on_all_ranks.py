@@ -68,7 +68,7 @@ def exhausted(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return whether an error, or what caused it, says that a device or the host has no memory left.
+    """Return whether an error, or its cause, says that device or host have no memory left.
 
     Some devices, and the host's allocator, say so in a plain RuntimeError.
     """

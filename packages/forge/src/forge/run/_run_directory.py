@@ -358,7 +358,7 @@ class RunDirectory:
             self.resuming = (self.path / "config.yaml").exists()
 
     def _check_kinds(self, held: Iterable[str]) -> None:
-        """Raise RunDirectoryError where a file of the run is a directory, or the other way round."""
+        """Raise RunDirectoryError where a file of the run is a directory, or a directory a file."""
         for name in held:
             entry = self.path / name
             for names, right, here, there in (

@@ -51,7 +51,10 @@ def remove_empty(folders: list[Path]) -> None:
 
 
 def remove_at_once(directory: Path) -> None:
-    """Remove a directory so that a kill leaves no half of it under its name; of a link, the link alone."""
+    """Remove a directory so that a kill leaves no half of it under its name.
+
+    Of a link the link alone.
+    """
     forge_dist.check_guards(directory)
     if directory.is_symlink() or not directory.is_dir():
         directory.unlink()

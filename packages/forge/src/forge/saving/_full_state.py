@@ -60,7 +60,10 @@ def keeps_states(s: RunSettings) -> bool:
 
 
 def remove_states(path: Path) -> None:
-    """Remove the full states of a finished run; a folder that is a link to another place stays, without them."""
+    """Remove the full states of a finished run.
+
+    A folder that is a link to another place stays, without them.
+    """
     folder = path / FOLDER
     if folder.is_symlink():
         for state in folder.iterdir():
