@@ -172,7 +172,7 @@ def local_files(run: Path) -> dict[str, tuple[int, int]]:
 
 
 def links_of(run: Path) -> list[Path]:
-    """Return the links in a run directory and its folders of states and exports, which are not copied."""
+    """Return the links in a run directory and its folders; they are not copied."""
     folders = [run, *(run / name for name in ("full_state", "hf_format") if not (run / name).is_symlink())]
     return [entry for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry.is_symlink()]
 
