@@ -119,7 +119,12 @@ def events(run: Path, *kinds: str) -> Iterator[dict[str, Any]]:
 
 
 def _export_name(name: Any) -> str:
-    """Return the name of an export. Raises ValueError where it would be another place than a folder in hf_format."""
+    """Return the name of an export.
+
+    Raises:
+        ValueError: it would be another place than a folder in hf_format.
+
+    """
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError(name)
     return name
