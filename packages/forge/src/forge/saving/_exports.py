@@ -103,9 +103,11 @@ class Exports:
                 self._report.note(f"WARNING: training goes on without this export: {unwritten}")
                 return None
             check, error = self._check(place)
-        differs = self._ranks.first(lambda: isinstance(error, forge_dist.ExportError))
+        lack = None if error is None else self._lack(error)
+        # On any rank: a device or host without room for the copy says nothing of the files.
+        differs = self._ranks.first(lambda: isinstance(error, forge_dist.ExportError) and lack is None)
         if error is not None:
-            why = self._lack(error) or str(error).replace(str(place), str(directory))
+            why = lack or str(error).replace(str(place), str(directory))
             self._report.note(f"WARNING: {directory} is written, and could not be compared with the model in memory: {why}")
         if differs and final:
             self.faults.append(error or forge_dist.ExportError(f"{directory} differs from the model in memory"))
