@@ -46,9 +46,9 @@ def auto_class(task: Task, config: "PreTrainedConfig") -> Any:
     named, kind = list(config.architectures or ()), type(config)
     if task != "causal":
         if kind not in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+            lacks = "gives no rewards" if task == "reward" else "gives no labels"
             raise ModelError(
-                f"model_path {config.name_or_path}: a model of the type {config.model_type} gives no "
-                f"{'rewards' if task == 'reward' else 'labels'}: transformers "
+                f"model_path {config.name_or_path}: a model of the type {config.model_type} {lacks}: transformers "
                 f"{transformers.__version__} has no class ...ForSequenceClassification for it"
             )
         return transformers.AutoModelForSequenceClassification

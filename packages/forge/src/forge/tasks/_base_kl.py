@@ -71,6 +71,6 @@ def check_base_kl(s: Any, model_task: Any) -> None:
     """Raise SettingsError where a model predicts no tokens, so that nothing diverges."""
     if s.evaluation.kl_base and model_task != "causal":
         raise SettingsError(
-            "kl_base is the divergence between predictions of the next token, which neither a reward model nor a "
-            "classifier makes: leave it out."
+            "kl_base is the divergence between predictions of the next token, and a reward model makes none, nor does a "
+            "classifier: leave it out."
         )
