@@ -35,7 +35,7 @@ class Exports:
         strategy: that divides the model.
         tokenizer: written with the model; None for none.
         dtype: of the files; None as in memory.
-        model_task: `causal` or `reward`.
+        model_task: task that the model was loaded for.
         samples: on which the loaded export is compared with the model in memory.
         attach: loads an adapter onto a divided base.
         as_plain: further arguments of writing and of checking.
@@ -103,9 +103,11 @@ class Exports:
                 self._report.note(f"WARNING: training goes on without this export: {unwritten}")
                 return None
             check, error = self._check(place)
-        differs = self._ranks.first(lambda: isinstance(error, forge_dist.ExportError))
+        lack = None if error is None else self._lack(error)
+        # On any rank: a device or host without room for the copy says nothing of the files.
+        differs = self._ranks.first(lambda: isinstance(error, forge_dist.ExportError) and lack is None)
         if error is not None:
-            why = self._lack(error) or str(error).replace(str(place), str(directory))
+            why = lack or str(error).replace(str(place), str(directory))
             self._report.note(f"WARNING: {directory} is written, and could not be compared with the model in memory: {why}")
         if differs and final:
             self.faults.append(error or forge_dist.ExportError(f"{directory} differs from the model in memory"))
@@ -117,7 +119,7 @@ class Exports:
         # A last export that differs from the model in memory is not recorded: the run is not proved.
         self._ranks.first(lambda: take_name(self._run, place, directory, None if differs and final else files, then))
         if check is not None:
-            what = "mean reward" if self._task == "reward" else "loss"
+            what = {"reward": "mean reward", "causal": "loss"}.get(self._task, "mean logit")
             self._report.note(
                 f"exported {directory}: loaded back, on {len(self._samples)} short samples its {what} is {check.reloaded:.4f}, "
                 f"{check.in_memory:.4f} in memory",
