@@ -135,7 +135,7 @@ def _with_ratio(model: nn.Module, groups: list[dict[str, Any]], settings: Optimi
 
 
 def _with_floor(model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give matrices that begin at zero groups of their own, with a floor to the size by which Adafactor scales its rate.
+    """Group matrices that begin at zero with a higher floor of Adafactor's scale.
 
     They are known by their names and not by their values, which differ when a run is resumed or divided.
     """
@@ -146,7 +146,7 @@ def _with_floor(model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str
 
 
 def _apart(groups: list[dict[str, Any]], ids: set[int], more: dict[str, Any]) -> list[dict[str, Any]]:
-    """Give the parameters with these ids groups of their own, with other options; after the others."""
+    """Move parameters with these ids to groups of their own with other options, the last."""
     others = [{**group, "params": [p for p in group["params"] if id(p) not in ids]} for group in groups]
     own = [{**group, **more, "params": [p for p in group["params"] if id(p) in ids]} for group in groups]
     return [group for group in (*others, *own) if group["params"]]
