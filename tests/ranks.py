@@ -25,6 +25,8 @@ PRELOAD = ["tests.preload"]
 GRACE_SECONDS = 5.0
 
 _context = None
+# Starting a process reaps whichever children have ended, of all threads: two that read one status at once lose it.
+_alone = threading.Lock()
 
 
 def run_on_ranks(function, world_size, *args, timeout=120, environ=None, joined=True):
@@ -56,16 +58,17 @@ def run_on_ranks(function, world_size, *args, timeout=120, environ=None, joined=
                 **extra,
             }
             process = _forkserver().Process(target=_child, args=(there, variables, work), daemon=True)
-            process.start()
+            with _alone:
+                process.start()
             there.close()
             ours.append(here)
             processes.append(process)
         return _results(ours, processes, timeout)
     finally:
         for process in processes:
-            if process.is_alive():
+            if not _ended(process, 0):
                 process.kill()
-            process.join()
+            _status(process)
             process.close()
         for here in ours:
             here.close()
@@ -110,8 +113,7 @@ def _results(pipes, processes, timeout):
             try:
                 kind, when, payload = pickle.loads(pipe.recv_bytes())
             except EOFError:
-                processes[rank].join()
-                ended = RuntimeError(f"rank {rank} ended with status {processes[rank].exitcode} and without a result")
+                ended = RuntimeError(f"rank {rank} ended with status {_status(processes[rank])} and without a result")
                 failures.append((time.monotonic(), rank, ended))
                 kind = "ended"
             if kind == "result":
@@ -123,8 +125,21 @@ def _results(pipes, processes, timeout):
     if failures:
         raise min(failures, key=lambda failure: failure[0])[2]
     for process in processes:
-        process.join(GRACE_SECONDS)
+        _ended(process, GRACE_SECONDS)
     return [answers[rank] for rank in range(world_size)]
+
+
+def _ended(process, seconds):
+    """Whether a process ended within so many seconds."""
+    return bool(multiprocessing.connection.wait([process.sentinel], timeout=seconds))
+
+
+def _status(process):
+    """Wait for the end of a process; its exit status."""
+    _ended(process, None)
+    with _alone:
+        process.join()
+        return process.exitcode
 
 
 def _rebuilt(rank, payload):

@@ -35,11 +35,24 @@ WAYS: dict[str, tuple[str, int]] = {
     "ddp x2": ("ddp", 2),
     "fsdp2 x2": ("fsdp2", 2),
     "zero2 x2": ("zero2", 2),
+    "zero3 x2": ("zero3", 2),
     "ddp x3": ("ddp", 3),
+    "fsdp2 x3": ("fsdp2", 3),
+    "ddp x4": ("ddp", 4),
     "fsdp2 x4": ("fsdp2", 4),
 }
 """Name → strategy and ranks."""
-SHARES = {"single": 12, "ddp x2": 5, "fsdp2 x2": 5, "zero2 x2": 1, "ddp x3": 1, "fsdp2 x4": 1}
+SHARES = {
+    "single": 9,
+    "ddp x2": 4,
+    "fsdp2 x2": 4,
+    "zero2 x2": 1,
+    "zero3 x2": 1,
+    "ddp x3": 2,
+    "fsdp2 x3": 2,
+    "ddp x4": 2,
+    "fsdp2 x4": 3,
+}
 """How often each is drawn."""
 KINDS = ("kill", "kill at a file", "stop", "cut link", "full disk", "flipped byte", "clock jump")
 MOMENTS = {
@@ -112,7 +125,7 @@ def draw(seed: int, number: int) -> Fault:
     ranks = WAYS[way][1]
     # Only the first rank writes the run's own files.
     rank = 0 if on_files or moment in ("exporting", "checking") else by.randrange(ranks)
-    other = [name for name in WAYS if name != way and WAYS[name][1] <= 2 and not name.startswith("zero")]
+    other = [name for name in WAYS if name != way and not name.startswith("zero")]
     again = by.choice(other) if by.random() < 0.25 else way
     return Fault(
         way=way,

@@ -2,7 +2,8 @@
 
     python -m tests.whole.made_up_chips LIBRARY MODEL FOLDER CASE...
 
-A case is KIND:VERB, KIND:VERB:ADAPTER or KIND:fake, a step of a model with a billion parameters whose tensors hold no data.
+A case is KIND:VERB, KIND:VERB:ADAPTER, KIND:fake, a step of a model with a billion parameters whose tensors hold no data, or
+KIND:exchange, a parameter that is moved in place.
 Prints one JSON line a case: the steps on both, whether every tensor of the two exports
 and of the two last full states has the same bits, whether a run that was resumed in its middle is the same too, and what of the
 vendor's module was called.
@@ -39,6 +40,9 @@ def main(library: str, model: str, folder: str, *cases: str) -> None:
         chips = stand_ins.use_chips(loaded, kind)
         if verb == "fake":
             print(json.dumps({"case": case, **fake_step(kind)}), flush=True)
+            continue
+        if verb == "exchange":
+            print(json.dumps({"case": case, **exchanged(kind)}), flush=True)
             continue
         where = Path(folder) / case.replace(":", "_")
         where.mkdir()
@@ -115,6 +119,25 @@ def fake_step(kind: str) -> dict[str, Any]:
     except Exception as error:
         return {"peak": peak, "planted": str(error)}
     return {"peak": peak, "planted": None}
+
+
+def exchanged(kind: str) -> dict[str, Any]:
+    """Move an adapter's parameter to a device as fsdp2 with cpu_offload does, and train it there with its optimizer."""
+    import torch
+
+    from forge_dist.loading._moving import exchange
+
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    try:
+        parameter.data = parameter.detach().to(kind)
+        refused = False
+    except RuntimeError:
+        refused = True
+    exchange(parameter, parameter.detach().to(kind))
+    (parameter * 2).sum().backward()
+    optimizer.step()
+    return {"refused": refused, "device": parameter.device.type, "values": parameter.tolist()}
 
 
 def steps(run: Path) -> list[tuple[float, float]]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections import Counter
+from multiprocessing import forkserver
 
 import pytest
 
+from ..ranks import run_on_ranks
 from .chaos import KINDS, WAYS, Fault, Ground, draw, section, table
 
 
@@ -34,11 +39,13 @@ def test_the_same_command_ends_it_as_if_nothing_had_been(fault: Fault, ground: G
 
 
 def test_every_kind_is_drawn() -> None:
-    """Of 200 cases each kind strikes often, every way of ranks is there, and the same seed draws the same."""
+    """Of 200 cases each kind strikes often, every way of ranks is there on both sides, and the same seed draws the same."""
     drawn = [draw(7, number) for number in range(200)]
     assert drawn == [draw(7, number) for number in range(200)]
     assert min(Counter(fault.kind for fault in drawn)[kind] for kind in KINDS) >= 28
     assert {fault.way for fault in drawn} == set(WAYS)
+    assert {WAYS[fault.again][1] for fault in drawn if fault.way != fault.again} == {1, 2, 3, 4}
+    assert sum(WAYS[fault.way][1] > 2 for fault in drawn) > 50
     assert all(fault.rank < WAYS[fault.way][1] for fault in drawn)
     assert sum(fault.way != fault.again for fault in drawn) > 20
 
@@ -54,3 +61,29 @@ def test_the_table() -> None:
     assert "| kill | 2 | 1 | 1 | 0 | 0 |" in lines
     assert "| stop | 1 | 0 | 0 | 0 | 1 |" in lines
     assert section({"origin": "Written by.", "results": results}).endswith(table(results))
+
+
+def killed() -> None:
+    """Kill this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_cases_at_once_do_not_take_each_others_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start in another thread reaps every process that ended: whoever waits for one still gets its own status."""
+    read, others = forkserver.read_signed, []
+
+    def interrupted(descriptor: int) -> int:
+        # The first answer is the new process's number, the second the status of the one that was killed.
+        reads.append(descriptor)
+        if len(reads) == 2:
+            others.append(threading.Thread(target=run_on_ranks, args=(os.getpid, 1), kwargs={"joined": False}))
+            others[0].start()
+            others[0].join(1.0)
+        return read(descriptor)
+
+    reads: list[int] = []
+    monkeypatch.setattr(forkserver, "read_signed", interrupted)
+    with pytest.raises(RuntimeError, match="rank 0 ended with status -9 and without a result"):
+        run_on_ranks(killed, 1, joined=False)
+    others[0].join()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+import torch
 
 import forge
 import forge_algos
@@ -419,11 +420,17 @@ def test_out_of_memory_says_where(
         assert setting in message
 
 
-def test_an_export_that_cannot_be_checked_stays(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No memory for a second copy: the model is written, the result too, and the log says what was not done."""
+@pytest.mark.parametrize("here", [True, False])
+def test_an_export_that_cannot_be_checked_stays(
+    here: bool, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory for a second copy, here or on another rank: model and result are written, and the log says so."""
 
     def full(*_: Any, **__: Any) -> None:
-        raise MemoryError("no room for a second copy")
+        if here:
+            raise MemoryError("no room for a second copy")
+        # As forge_dist raises it where another rank's allocator said so.
+        raise forge.dist.ExportError("cannot be read back (rank 1)") from torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(forge.dist, "check_export", full)
     result = forge.sft(**given, ckpt_output_dir=tmp_path / "run")

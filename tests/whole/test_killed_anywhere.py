@@ -11,11 +11,12 @@ import pytest
 
 import forge
 from forge._errors import RunInterruptedError
+from forge.saving._damage import damage_of
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .chaos import Fault, struck
-from .starts import DROPOUT, RUN, final_state, sft, sft_with_signal, untimed, weights
+from .starts import DROPOUT, RUN, damaged, final_state, sft, sft_with_signal, untimed, weights
 
 pytestmark = pytest.mark.slow
 
@@ -122,15 +123,21 @@ def exporting(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_killed_between_an_export_and_the_first_state(given: dict[str, Any], exporting: Path, tmp_path: Path) -> None:
-    """The same command goes on, each time, and what was exported is made again: to the same bits."""
+    """The same command goes on, each time, and what was exported is made again, damaged or not: to the same bits."""
     run = tmp_path / "run"
     settings = {**given, **EXPORTS, "ckpt_output_dir": str(run)}
     for moment, count, when in (("exporting", 1, "after"), ("checking", 2, "after"), ("exporting", 3, "before")):
         assert killed(settings, moment, count, when)
         assert not saved_step(run)
+        if moment == "checking":
+            # Of these nothing was recorded yet.
+            for directory in run.glob("hf_format/samples_*"):
+                damaged(directory / "tokenizer.json", "bit flipped", directory)
     assert [*run.glob("hf_format/samples_*")], "what was exported stays until it is made again"
     run_on_ranks(sft, 1, settings, joined=False)
     alike(run, exporting)
+    assert len({file.read_bytes() for file in run.glob("hf_format/*/tokenizer.json")}) == 1
+    assert not damage_of(run)
 
 
 @pytest.mark.parametrize("stride", ci_keeps([31], [31, 7]))

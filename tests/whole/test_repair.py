@@ -155,6 +155,25 @@ def test_an_earlier_version_recorded_nothing(given: dict[str, Any], run: Path) -
     assert (run / LAST / "model.safetensors").read_bytes() == weights
 
 
+def test_an_earlier_export_is_verified_when_the_run_goes_on(given: dict[str, Any], run: Path) -> None:
+    """Damaged while nothing ran, it is mended by an export with the same file, or named; the end vouches for no damage."""
+    (run / "result.json").unlink()
+    early = run / "hf_format" / "samples_12"
+    before = content(run)
+    damaged(early / "tokenizer.json", "bit flipped", run)
+    damaged(early / "model.safetensors", "bit flipped", run)
+    forge.sft(**given, keep_full_state=True, ckpt_output_dir=run)
+    log = (run / "log.txt").read_text()
+    assert "hf_format/samples_12/tokenizer.json: taken from hf_format/" in log
+    assert log.count("WARNING: not as it was exported: hf_format/samples_12: model.safetensors does not have the bytes") == 2
+    assert {name for name, data in content(run).items() if before.get(name) != data} == {
+        "hf_format/samples_12/model.safetensors",
+        "result.json",
+    }
+    with pytest.raises(forge.RunDirectoryError, match=r"is damaged: hf_format/samples_12: samples_12/model\.safetensors"):
+        forge.sft(**given, keep_full_state=True, ckpt_output_dir=run)
+
+
 GARBAGE = {
     "cut": lambda text: text[: len(text) // 2],
     "no text": lambda _: b"\xff\xfe\x00 half\n\x80",

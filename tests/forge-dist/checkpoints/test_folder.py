@@ -138,6 +138,17 @@ def test_what_cannot_be_deleted_is_reported(tmp_path, monkeypatch):
     assert names(tmp_path) == ["step_1", "step_2"]
 
 
+def test_what_is_no_directory_is_deleted_too(tmp_path):
+    """A file under a full state's name, or a link to one on another disk, whose content stays."""
+    put(tmp_path, 5)
+    put(tmp_path / "disk", 3)
+    (tmp_path / "step_3").symlink_to(tmp_path / "disk" / "step_3")
+    (tmp_path / "step_4").write_text("a file")
+    assert prune(tmp_path, tmp_path / "step_5", 1, []) is None
+    assert names(tmp_path) == ["disk", "step_5"]
+    assert (tmp_path / "disk" / "step_3" / "data").is_file()
+
+
 def test_latest_is_a_line_of_text(tmp_path):
     """For `cat` and scripts; what goes wrong with it is returned."""
     assert announce(tmp_path, tmp_path / "step_5") is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forge_dist import ExportError
-from forge_dist.ranks._errors_on_all_ranks import errors_on_all_ranks, exhausted
+from forge_dist.ranks._errors_on_all_ranks import errors_on_all_ranks, exhausted, lacks_memory
 
 from ...ranks import run_on_ranks
 
@@ -14,6 +14,9 @@ RAISED = {
     "export": ExportError("out exists"),
     "known": OSError(28, "No space left on device"),
     "bug": AttributeError("no such thing"),
+    "device": torch.OutOfMemoryError("Tried to allocate 2 GiB"),
+    "host": MemoryError("no room for the copy"),
+    "allocator": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
 }
 
 
@@ -23,11 +26,12 @@ def scenarios(ranks):
     for name, error in RAISED.items():
         for rank in range(ranks.world_size):
             try:
-                with errors_on_all_ranks(ranks, (OSError,), "out cannot be written"):
+                with errors_on_all_ranks(ranks, (OSError, RuntimeError), "out cannot be written"):
                     if ranks.rank == rank:
                         raise error
             except Exception as caught:
                 reported[name, rank] = (type(caught).__name__, str(caught))
+                reported[name, rank, "memory"] = lacks_memory(caught)
     with errors_on_all_ranks(ranks, (), "nothing"):
         reported["none"] = sum(ranks.sum([1.0]))
     return reported
@@ -60,6 +64,21 @@ def test_a_mistake_stays_one(reported):
     assert reported[0]["bug", 0] == ("AttributeError", "no such thing")
     assert reported[1]["bug", 0] == ("ExportError", "AttributeError: no such thing")
     assert reported[0]["bug", 1] == ("ExportError", "AttributeError: no such thing (rank 1)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind"), [("device", "OutOfMemoryError"), ("host", "MemoryError"), ("allocator", "ExportError")]
+)
+def test_a_rank_without_memory_is_no_fault_of_a_file(name, kind, reported):
+    """Every rank can tell a lack of memory on any of them from an export that differs."""
+    for rank in (0, 1):
+        assert reported[rank][name, rank][0] == kind
+        assert reported[1 - rank][name, rank][0] == ("ExportError" if kind == "ExportError" else "OutOfMemoryError")
+        assert "(rank 1)" in reported[0][name, 1][1]
+        assert all(each[name, rank, "memory"] for each in reported)
+    assert not reported[0]["known", 1, "memory"]
+    assert not reported[1]["export", 0, "memory"]
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def elsewhere():
     return strategy
 
 
-@pytest.mark.parametrize(("divides", "name"), [(False, "single"), (True, "fsdp2"), (True, "hsdp")])
+@pytest.mark.parametrize(("divides", "name"), [(False, "single"), (True, "fsdp2"), (True, "hsdp"), (True, "zero3")])
 def test_the_copy_is_on_the_host(elsewhere, monkeypatch, divides, name):
     """A whole copy is loaded by one process on the host; of a divided one each rank's shards are offloaded there."""
     strategy, made = elsewhere, []

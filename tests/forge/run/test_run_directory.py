@@ -361,3 +361,39 @@ def test_a_record_that_is_not_text_is_looked_through(text: bytes, steps: bool, t
     with RunDirectory(run) as out:
         assert out.resuming
         assert out.has_steps is steps
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("result.json", "directory"),
+        ("metrics.jsonl", "directory"),
+        ("log.txt", "directory"),
+        ("data", "file"),
+        ("plan", "file"),
+        ("hf_format", "file"),
+        ("full_state", "link to nothing"),
+        ("events.jsonl", "link to nothing"),
+    ],
+)
+def test_what_is_of_another_kind_is_named(name: str, what: str, tmp_path: Path) -> None:
+    """A directory in the place of a run's file, a file in that of a folder: one message before any work, nothing changed."""
+    run = tmp_path / "run"
+    with RunDirectory(run) as out:
+        out.publish("seed: 1\n")
+    entry = run / name
+    entry.unlink(missing_ok=True)
+    if what == "directory":
+        entry.mkdir()
+    elif what == "file":
+        entry.write_text("mine")
+    else:
+        entry.symlink_to(tmp_path / "nothing")
+    before = sorted(each.relative_to(run) for each in run.rglob("*"))
+    with (
+        pytest.raises(RunDirectoryError, match=rf"run/{name}: is a {what}, and a run has a (file|directory)") as caught,
+        RunDirectory(run),
+    ):
+        pass
+    assert caught.value.exit_status == 2
+    assert sorted(each.relative_to(run) for each in run.rglob("*")) == before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from forge import RunDirectoryError
 from forge.saving._damage import refuse_damaged_export
 from forge.saving._exports import MARK, put_back, take_name
 from forge.saving._hashes import FILE, FOLDER, damaged_files, hash_export, hashes_in_events, read_hashes, record_hashes
+from forge.saving._mend import mend_exports
 
 
 def export(folder: Path, content: str) -> Path:
@@ -34,7 +37,7 @@ class Killed(Exception):
     """Stands for SIGKILL."""
 
 
-@pytest.mark.parametrize("operation", range(1, 12))
+@pytest.mark.parametrize("operation", range(1, 16))
 def test_a_better_best_killed_anywhere(operation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at any of its file operations, and while that is undone, best and best.json are of one step and recorded."""
     best(tmp_path, 1)
@@ -66,6 +69,70 @@ def test_a_better_best_killed_anywhere(operation: int, tmp_path: Path, monkeypat
     assert (tmp_path / FOLDER / "best" / "model.safetensors").read_text() == f"step {step}"
     assert damaged_files(tmp_path / FOLDER / "best", read_hashes(tmp_path)["best"]) == {}
     assert not [*tmp_path.rglob("*.replaced")]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_what_is_put_back_is_not_taken_for_whole(recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A former best that was damaged while it was hidden is known as damaged, before and after the new one was recorded."""
+    best(tmp_path, 1)
+    was = read_hashes(tmp_path)["best"]
+    place = export(tmp_path / FOLDER / ".best.new.tmp", "step 2")
+    hashes = hash_export(place)
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched, suppress(Killed):
+        if not recorded:
+            patched.setattr("forge.saving._exports.write_hashes", kill)
+        take_name(tmp_path, place, tmp_path / FOLDER / "best", hashes, kill)
+    former = tmp_path / FOLDER / ".best.replaced" / "deep" / "config.json"
+    former.write_text(former.read_text().replace("1", "7"))
+    put_back(tmp_path)
+    assert read_hashes(tmp_path) == {"best": was}
+    assert list(damaged_files(tmp_path / FOLDER / "best", was)) == ["deep/config.json"]
+
+
+def test_of_what_nothing_was_recorded_nothing_is_vouched_for(tmp_path: Path) -> None:
+    """An export without hashes that another one began to replace has none when it is put back."""
+    place = export(tmp_path / FOLDER / ".samples_8.new.tmp", "again")
+    export(tmp_path / FOLDER / "samples_8", "before")
+
+    def kill() -> None:
+        raise Killed
+
+    with suppress(Killed):
+        take_name(tmp_path, place, tmp_path / FOLDER / "samples_8", hash_export(place), kill)
+    put_back(tmp_path)
+    assert (tmp_path / FOLDER / "samples_8" / "model.safetensors").read_text() == "before"
+    assert read_hashes(tmp_path) == {}
+
+
+def test_exports_mend_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged file is taken from an export that has the same; what is left is named; a full disk is named, and no end."""
+    for name, weights in (("samples_8", "one"), ("samples_16", "two")):
+        directory = tmp_path / FOLDER / name
+        directory.mkdir(parents=True)
+        (directory / "model.safetensors").write_text(weights)
+        (directory / "tokenizer.json").write_text("words")
+        record_hashes(tmp_path, name, hash_export(directory))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert mend_exports(tmp_path) == ([], [])
+    (tmp_path / FOLDER / "samples_8" / "model.safetensors").write_text("onf")
+    (tmp_path / FOLDER / "samples_8" / "tokenizer.json").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.copyfile", full)
+        mended, left = mend_exports(tmp_path)
+    assert not mended
+    assert any("No space left on device" in line for line in left)
+    mended, left = mend_exports(tmp_path)
+    assert mended == ["hf_format/samples_8/tokenizer.json: taken from hf_format/samples_16, for tokenizer.json is missing"]
+    assert left == ["hf_format/samples_8: model.safetensors does not have the bytes that were written (another SHA-256)"]
+    assert (tmp_path / FOLDER / "samples_8" / "tokenizer.json").read_text() == "words"
+    assert not [*tmp_path.rglob(".*")]
 
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "gone"])

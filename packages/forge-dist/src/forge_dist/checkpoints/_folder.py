@@ -150,10 +150,15 @@ def prune(root: Path, newest: Path, keep: int, broken: Iterable[Path]) -> str | 
 def delete(path: Path) -> None:
     """Delete a full state; a kill on the way leaves no half of it under its name.
 
+    Of a link the link alone.
+
     Raises:
         OSError: it cannot be renamed or deleted.
     """
     check_guards(path)
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+        return
     hidden = path.with_name(_hidden(step_of(path) or 0, "pruned"))
     path.rename(hidden)
     shutil.rmtree(hidden)

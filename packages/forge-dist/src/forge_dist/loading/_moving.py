@@ -1,4 +1,4 @@
-"""Model on one device → the same on another, tied parameters tied."""
+"""Model or tensor on one device → the same on another, tied parameters tied."""
 
 from typing import TypeVar
 
@@ -24,3 +24,24 @@ def moved(model: M, device: torch.device | str) -> M:
         for module, name in others:
             module._parameters[name] = first._parameters[own]
     return model
+
+
+def exchange(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """Give a tensor other data, perhaps of another device, and return what it had.
+
+    The tensor, or parameter, stays the same object for modules and optimizers that hold it. Before a backward pass has seen it:
+    where a device's tensors cannot take the place of the CPU's (Ascend's NPUs, meta), torch swaps the two whole, which it
+    refuses to do with one that a graph holds.
+
+    Raises:
+        RuntimeError: torch cannot swap them.
+    """
+    before = tensor.data
+    try:
+        tensor.data = data
+    except RuntimeError:
+        if isinstance(tensor, nn.Parameter) and not isinstance(data, nn.Parameter):
+            data = nn.Parameter(data, requires_grad=tensor.requires_grad)
+        torch.utils.swap_tensors(tensor, data)
+        return data
+    return before

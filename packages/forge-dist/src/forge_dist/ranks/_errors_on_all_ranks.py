@@ -19,7 +19,8 @@ def errors_on_all_ranks(ranks: "Ranks", known: tuple[type[Exception], ...], what
     """Raise an error on every rank if the body raised on any; collective.
 
     An ExportError keeps its message, one of the `known` kinds becomes ExportError("WHAT: ..."), and any other passes unchanged
-    on its own rank. The ranks whose body ran through raise ExportError with the message of the first rank that failed.
+    on its own rank. The ranks whose body ran through raise ExportError with the message of the first rank that failed; where
+    that rank had no memory left, they raise torch.OutOfMemoryError, or have it as the cause of their ExportError, as it has.
 
     The body must make the same collective calls on every rank up to where it raises.
     """
@@ -35,13 +36,17 @@ def errors_on_all_ranks(ranks: "Ranks", known: tuple[type[Exception], ...], what
         own.__cause__ = error
     except Exception as error:  # noqa: BLE001  raised again below, once the other ranks know
         own = error
-    found = ranks.gather(None if own is None else _message(own))
+    found = ranks.gather(None if own is None else [_message(own), lacks_memory(own), isinstance(own, ExportError)])
     if own is not None:
         raise own
-    for rank, message in enumerate(found):
-        if message is not None:
+    for rank, failed in enumerate(found):
+        if failed is not None:
+            message, memory, named = failed
             # Rank 0 writes, and its message is complete; for another rank the message names it.
-            raise ExportError(message if rank == 0 else f"{message} (rank {rank})")
+            text = message if rank == 0 else f"{message} (rank {rank})"
+            if memory and not named:
+                raise torch.OutOfMemoryError(text)
+            raise ExportError(text) from (torch.OutOfMemoryError(message) if memory else None)
 
 
 @contextmanager
@@ -60,6 +65,21 @@ def exhausted(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
             raise
         for _ in items:
             pass
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error, or its cause, says that device or host have no memory left.
+
+    Some devices, and the host's allocator, say so in a plain RuntimeError.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        text = str(link).lower()
+        said = isinstance(link, RuntimeError) and ("out of memory" in text or "allocate memory" in text)
+        if said or isinstance(link, MemoryError | torch.OutOfMemoryError):
+            return True
+        link = link.__cause__
+    return False
 
 
 def _message(error: Exception) -> str:

@@ -86,7 +86,7 @@ def _loader(strategy: "Strategy", *, quantized: bool, adapter: bool) -> "Strateg
     return make_strategy(settings, strategy.ranks, device=strategy.device, adapter=False)
 
 
-_OFFLOADED = ("fsdp2", "hsdp")
+_OFFLOADED = ("fsdp2", "hsdp", "zero3")
 """Strategies whose shards may lie on the host, and are computed with on the device."""
 
 

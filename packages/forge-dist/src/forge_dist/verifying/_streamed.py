@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from forge_dist.loading._moving import exchange
+
 
 @contextmanager
 def streamed(model: nn.Module, device: torch.device) -> Iterator[None]:
@@ -44,27 +46,13 @@ class Tensors:
         """Copy tensors to the device, under the same names."""
         for tensor in tensors:
             if id(tensor) not in self._on_host:
-                self._on_host[id(tensor)] = _exchange(tensor, tensor.data.to(self._device))
+                self._on_host[id(tensor)] = exchange(tensor, tensor.data.to(self._device))
 
     def put_back(self, tensors: Iterable[torch.Tensor]) -> None:
         """Make tensors the ones on the host again; the copies are dropped."""
         for tensor in tensors:
             if (data := self._on_host.pop(id(tensor), None)) is not None:
-                _exchange(tensor, data)
-
-
-def _exchange(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """Give a tensor other data, and return what it had."""
-    before = tensor.data
-    try:
-        tensor.data = data
-    except RuntimeError:
-        # A device whose tensors cannot take the place of the CPU's (Ascend's NPUs): the two change places whole.
-        if isinstance(tensor, nn.Parameter) and not isinstance(data, nn.Parameter):
-            data = nn.Parameter(data, requires_grad=tensor.requires_grad)
-        torch.utils.swap_tensors(tensor, data)
-        return data
-    return before
+                exchange(tensor, data)
 
 
 def layers_of(model: nn.Module) -> Iterator[nn.Module]:

@@ -22,6 +22,7 @@ from forge.saving._directories import run_values
 from forge.saving._exports import put_back, samples_of
 from forge.saving._full_state import FOLDER as STATES, step_in
 from forge.saving._hashes import FILE, FOLDER, Hashes, damaged_files, hash_export, hashes_in_events, known_hashes, write_hashes
+from forge.saving._mend import put_file, take_twins
 from forge.settings._recipe import read_recipe, verb_of
 from forge.settings._settings import resolve
 from forge.settings._storage import StorageSettings
@@ -67,7 +68,9 @@ def repair(run: str | Path) -> str:
         put_back(path)
         damage, known = damage_of(path), {**hashes_in_events(path), **known_hashes(path)}
         said = _mend_result(path, damage)
-        said += [f"{FOLDER}/{name}/{file}: taken from {source}" for name, file, source in _take_twins(path, damage, known)]
+        said += [
+            f"{FOLDER}/{name}/{file}: taken from {source}" for name, file, source in take_twins(path, damage.exports, known)
+        ]
         left = damage_of(path)
     if left.exports and (state := _last_state(path)) is not None:
         said += _make_again(path, verb, state, left, known)
@@ -90,22 +93,6 @@ def _mend_result(path: Path, damage: Damage) -> list[str]:
         return []
     forge_dist.write_text_atomically(path / RESULT, sealed(values))
     return [f"{RESULT}: written again from events.jsonl, for it {damage.result}"]
-
-
-def _take_twins(path: Path, damage: Damage, known: Mapping[str, Hashes]) -> list[tuple[str, str, str]]:
-    """Take damaged files from exports that have the same; return (export, file, source)."""
-    taken = []
-    for name, files in damage.exports.items():
-        wanted = known.get(name, {})
-        for file in wanted if "" in files else files:
-            for other in sorted(known):
-                twin = path / FOLDER / other / file
-                same = other != name and known[other].get(file) == wanted[file]
-                if same and forge_dist.file_damage(twin, *wanted[file]) is None:
-                    _put(twin, path / FOLDER / name / file)
-                    taken.append((name, file, f"{FOLDER}/{other}"))
-                    break
-    return taken
 
 
 def _last_state(path: Path) -> Path | None:
@@ -145,29 +132,12 @@ def _make_again(path: Path, verb: str, state: Path, damage: Damage, known: Mappi
         for name in damaged:
             missing = [file for file in files if forge_dist.file_damage(path / FOLDER / name / file, *files[file]) is not None]
             for file in missing:
-                _put(made / file, path / FOLDER / name / file)
+                put_file(made / file, path / FOLDER / name / file)
         if wanted is None:
             write_hashes(path, {**known, last: files})
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return [f"{FOLDER}/{name}: made again from {STATES}/{state.name}" for name in damaged]
-
-
-def _put(source: Path, target: Path) -> None:
-    """Copy a file to its place; a kill on the way leaves what was there."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    half = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        shutil.copyfile(source, half)
-        with half.open("rb") as written:
-            os.fsync(written.fileno())
-        half.replace(target)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"{target}: cannot be written: {error.strerror or error}. Make room, and repair again."
-        ) from error
-    finally:
-        half.unlink(missing_ok=True)
 
 
 def _only_training(path: Path, verb: str, damage: Damage) -> str:

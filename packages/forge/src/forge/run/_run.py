@@ -270,6 +270,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         report=report,
         lack=lambda error: out_of_memory(error, s, out.path),
     )
+    if restored is not None:
+        exports.verify()
 
     def keep_if_best(at: Position, found: Evaluation) -> Position:
         at = attrs.evolve(at, measured=found, best=at.best.after(found, at.step, s.evaluation.metric_for_best))

@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -39,6 +39,8 @@ _REPLACED = (
     *("config.yaml", *sorted(_PREPARED)),
 )
 """What is removed of a run that is replaced, in this order: until config.yaml it is a run, then what a kill may leave."""
+_FILES = frozenset({"config.yaml", "result.json", "run.json", "memory.json", "answers.jsonl", "report.html", *_GROWING})
+_FOLDERS = frozenset({"base_model", "data", "plan", "osft", "full_state", "hf_format", "rollouts", "trackers"})
 _LOGS = "logs"
 """Folder of the ranks' output, which a launcher makes before the run itself."""
 
@@ -202,6 +204,8 @@ class RunDirectory:
         for folder in (self.path, self.path / "data", self.path / "hf_format"):
             for left in folder.glob(".*.tmp"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
+        for half in sorted(self.path.glob("hf_format/*/**/.*.tmp")):  # of a file that was being mended
+            half.unlink()
 
     def check(self, metrics_bytes: int | None) -> None:
         """Raise RunDirectoryError where the run's files do not fit the state to resume from.
@@ -334,6 +338,8 @@ class RunDirectory:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
             held = [name for name in held if name not in _PREPARED]
         self.resuming = "config.yaml" in held
+        if self.resuming:
+            self._check_kinds(held)
         if self.resuming and self._resume == "never":
             which = "another run" if "hf_format" in held else "another run, which made no export"
             raise RunDirectoryError(
@@ -350,6 +356,20 @@ class RunDirectory:
             self._prepare(self.path, resuming=self.resuming)
             self._fetched = sorted(entry for entry in set(self.path.iterdir()) - before if not entry.name.startswith("."))
             self.resuming = (self.path / "config.yaml").exists()
+
+    def _check_kinds(self, held: Iterable[str]) -> None:
+        """Raise RunDirectoryError where a file of the run is a directory, or a directory a file."""
+        for name in held:
+            entry = self.path / name
+            for names, right, here, there in (
+                (_FILES, entry.is_file, "directory", "file"),
+                (_FOLDERS, entry.is_dir, "file", "directory"),
+            ):
+                if name in names and not right():
+                    found = f"a {here}" if entry.exists() else "a link to nothing"
+                    raise RunDirectoryError(
+                        f"{entry}: is {found}, and a run has a {there} of that name. Put it back, or remove what is there."
+                    )
 
     def _undo(self) -> None:
         """Remove what this object made, unless the directory was lost, and release the lock."""

@@ -51,8 +51,14 @@ def remove_empty(folders: list[Path]) -> None:
 
 
 def remove_at_once(directory: Path) -> None:
-    """Remove a directory so that a kill leaves no half of it under its name."""
+    """Remove a directory so that a kill leaves no half of it under its name.
+
+    Of a link the link alone.
+    """
     forge_dist.check_guards(directory)
+    if directory.is_symlink() or not directory.is_dir():
+        directory.unlink()
+        return
     hidden = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     directory.rename(hidden)
     shutil.rmtree(hidden)

@@ -12,6 +12,7 @@ An export in the place of another one, such as a better best, is made beside it,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ import forge_dist
 from forge._progress import Reporter
 from forge._result import BEST
 from forge.saving._directories import remove_at_once
-from forge.saving._hashes import FOLDER, Hashes, damaged_files, hash_export, known_hashes, record_hashes
+from forge.saving._hashes import FOLDER, REPLACED, Hashes, damaged_files, hash_export, known_hashes, write_hashes
+from forge.saving._mend import mend_exports
 
 MARK = "best.json"
-_REPLACED = ".replaced"
 
 
 class Exports:
@@ -62,6 +63,7 @@ class Exports:
     ) -> None:
         self.faults: list[Exception] = []
         """Why the last export of the run differs from the model in memory."""
+        self._damaged: list[str] = []
         self._run, self._model, self._strategy, self._ranks = run, model, strategy, strategy.ranks
         self._tokenizer, self._dtype, self._task = tokenizer, dtype, model_task
         self._samples, self._attach, self._as_plain = list(samples), attach, dict(as_plain)
@@ -101,9 +103,11 @@ class Exports:
                 self._report.note(f"WARNING: training goes on without this export: {unwritten}")
                 return None
             check, error = self._check(place)
-        differs = self._ranks.first(lambda: isinstance(error, forge_dist.ExportError))
+        lack = None if error is None else self._lack(error)
+        # On any rank: a device or host without room for the copy says nothing of the files.
+        differs = self._ranks.first(lambda: isinstance(error, forge_dist.ExportError) and lack is None)
         if error is not None:
-            why = self._lack(error) or str(error).replace(str(place), str(directory))
+            why = lack or str(error).replace(str(place), str(directory))
             self._report.note(f"WARNING: {directory} is written, and could not be compared with the model in memory: {why}")
         if differs and final:
             self.faults.append(error or forge_dist.ExportError(f"{directory} differs from the model in memory"))
@@ -129,7 +133,21 @@ class Exports:
             )
             if name != BEST:
                 self._ranks.first(lambda: self._remove_others(directory, final=final))
+        if final and self._damaged:
+            self.verify()
         return directory
+
+    def verify(self) -> None:
+        """Compare what an earlier start exported with its record; mend or name what is damaged.
+
+        At the end of the run what was damaged is looked at once more: the last export may have the same files.
+        """
+        mended, self._damaged = self._ranks.first(lambda: mend_exports(self._run))
+        for line in mended:
+            self._report.note(line, event="mended")
+        if self._damaged:
+            what = "; ".join(self._damaged)
+            self._report.note(f"WARNING: not as it was exported: {what}. An export of steps that are made already stays so")
 
     def _state_of(self, directory: Path) -> str:
         """Return whether an export is `new`, is `kept` for it is whole, or is to be `replaced`."""
@@ -140,7 +158,8 @@ class Exports:
         if directory.name == BEST:
             return "replaced"
         files = known_hashes(self._run).get(directory.name)
-        if files is not None and damaged_files(directory, files):
+        # Killed before its hashes were recorded, nothing tells of its files (of the tokenizer, say) what they were.
+        if files is None or damaged_files(directory, files):
             return "replaced"
         try:
             same = self._dtype is None or forge_dist.base_dtype(str(directory), task=self._task) == self._dtype
@@ -188,18 +207,25 @@ def take_name(run: Path, place: Path, directory: Path, files: Hashes | None, the
 
     """
     forge_dist.check_guards(directory)
-    former, mark = directory.with_name(f".{directory.name}{_REPLACED}"), directory.with_name(MARK)
+    former, mark = directory.with_name(f".{directory.name}{REPLACED}"), directory.with_name(MARK)
+    known = known_hashes(run)
     if place != directory:
         if directory.name == BEST and mark.exists():
             mark.rename(_former_mark(mark))
         if directory.exists():
             directory.rename(former)
         place.rename(directory)
-    record_hashes(run, directory.name, files)
+    # What the former one held stays known until it is gone: `put_back` must not take damage for what was exported.
+    others = {name: of for name, of in known.items() if name != directory.name}
+    if former.exists():
+        others[former.name] = known.get(directory.name, {})
+    write_hashes(run, others if files is None else {**others, directory.name: files})
     if then is not None:
         then()
     if former.exists():
         remove_at_once(former)
+        with suppress(forge_dist.ExportError):  # what is gone may as well stay in it
+            write_hashes(run, known_hashes(run))
     _former_mark(mark).unlink(missing_ok=True)
 
 
@@ -213,17 +239,21 @@ def put_back(run: Path) -> None:
     """Undo the replacing of exports that a kill broke off; best.json has its former content."""
     folder = run / FOLDER
     mark = folder / MARK
-    for former in sorted(folder.glob(f".*{_REPLACED}")):
-        name = former.name[1 : -len(_REPLACED)]
+    for former in sorted(folder.glob(f".*{REPLACED}")):
+        name = former.name[1 : -len(REPLACED)]
         if not former.is_dir():
             continue
         # best.json first: once the folder has its name back, nothing tells whose mark it is.
         if name == BEST and _former_mark(mark).exists():
             _former_mark(mark).replace(mark)
+        known = known_hashes(run)
+        files = known.get(former.name, known.get(name))
+        known = {other: of for other, of in known.items() if other != name} | ({name: files} if files else {})
+        write_hashes(run, known)
         if (folder / name).exists():
             remove_at_once(folder / name)
         former.rename(folder / name)
-        record_hashes(run, name, hash_export(folder / name))
+        write_hashes(run, {other: of for other, of in known.items() if other != former.name})
     if _former_mark(mark).exists():
         _former_mark(mark).unlink() if mark.exists() else _former_mark(mark).rename(mark)
 
@@ -234,4 +264,4 @@ def _beside(directory: Path) -> Path:
 
 
 def _former_mark(mark: Path) -> Path:
-    return mark.with_name(f".{mark.name}{_REPLACED}")
+    return mark.with_name(f".{mark.name}{REPLACED}")

@@ -60,9 +60,17 @@ def keeps_states(s: RunSettings) -> bool:
 
 
 def remove_states(path: Path) -> None:
-    """Remove the full states of a finished run."""
-    if (path / FOLDER).exists():
-        remove_at_once(path / FOLDER)
+    """Remove the full states of a finished run.
+
+    A folder that is a link to another place stays, without them.
+    """
+    folder = path / FOLDER
+    if folder.is_symlink():
+        for state in folder.iterdir():
+            if state.name == "latest" or step_in(state) >= 0:
+                remove_at_once(state)
+    elif folder.exists():
+        remove_at_once(folder)
 
 
 def ended_for_good(path: Path) -> bool:

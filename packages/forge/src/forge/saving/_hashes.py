@@ -18,6 +18,8 @@ from forge._sealed import sealed, unsealed
 FOLDER = "hf_format"
 """Folder of the exports in a run directory."""
 FILE = "hashes.json"
+REPLACED = ".replaced"
+"""End of the hidden name of an export that another one takes the place of."""
 _THREADS = 4  # hashing releases the GIL; more than this and the disk is the limit
 
 Hashes = dict[str, tuple[int, str]]
@@ -87,7 +89,12 @@ def record_hashes(run: Path, export: str, files: Hashes | None) -> None:
 def write_hashes(run: Path, known: Mapping[str, Hashes]) -> None:
     """Write the record of the exports that are there. Raises forge_dist.ExportError."""
     (run / FOLDER).mkdir(exist_ok=True)
-    there = {name: files for name, files in sorted(known.items()) if (run / FOLDER / name).is_dir()}
+    folder = run / FOLDER
+    there = {
+        name: files
+        for name, files in sorted(known.items())
+        if (folder / name).is_dir() or (folder / f".{name}{REPLACED}").is_dir()
+    }
     forge_dist.write_text_atomically(run / FOLDER / FILE, sealed(there))
 
 

@@ -21,6 +21,7 @@ from forge_dist._settings import StrategySettings
 from forge_dist.loading._divisible import check_divisible
 from forge_dist.loading._fsdp_groups import broken_tie, misplaced, unset_buffer
 from forge_dist.loading._load import read_model
+from forge_dist.loading._moving import exchange
 from forge_dist.loading._parallel_plan import partial_parameters
 from forge_dist.loading._request import LoadRequest
 from forge_dist.loading._unwrap import base_of
@@ -224,7 +225,7 @@ class FSDP(TorchStrategy):
             self._meshes = init_device_mesh(self.device.type, sizes, mesh_dim_names=("data", "tp"))
         for parameter in self._replicated:
             # With cpu_offload an adapter was put beside its base weight, in the host's memory; it computes on the device.
-            parameter.data = parameter.detach().to(self.device)
+            exchange(parameter, parameter.detach().to(self.device))
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 # So do the buffers that an adaptation keeps beside its parameters.
