@@ -1,8 +1,9 @@
 """Ratchets by counting: a step of a 1B model without data, its kernels, the bytes that they move, what the host waits for.
 
 A figure may fall; then lower its limit here. What raises one is found by comparing the line that the first test prints
-(`pytest -s`) with that of the commit before: the operators with other counts. These are operators of torch, each of which is a launch or a few on a GPU; views cost nothing and are not
-counted. Bytes are those of tensors read and written by each, without caches.
+(`pytest -s`) with that of the commit before: the operators with other counts. Operators of torch are counted, each of which is
+a launch or a few on a GPU; views cost nothing and are not. Bytes are those of the tensors that each reads and writes, without
+caches.
 """
 
 from __future__ import annotations

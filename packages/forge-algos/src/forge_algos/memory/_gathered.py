@@ -17,7 +17,7 @@ from forge_algos.memory._tracker import Tracker
 
 
 class Gathered(Alone):
-    """A process that computes with copies of its weights in `dtype`, and keeps gradients in the weights' own.
+    """Process that computes with copies of its weights in another dtype; gradients keep theirs.
 
     Args:
         model: without data.

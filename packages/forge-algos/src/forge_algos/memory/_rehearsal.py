@@ -238,7 +238,7 @@ def _runs_as_it_is(model: nn.Module, device: torch.device) -> bool:
 
 @contextmanager
 def _beside_gradients(tracker: Tracker, model: nn.Module) -> Iterator[int]:
-    """Hold the gradients of a former step inside the block; gives the position at which it begins."""
+    """Hold the gradients of a former step inside the block; yields the position of its begin."""
     with tracker.counting("gradients"):
         held = [torch.empty_like(p) for p in trainable(model)]
     yield tracker.position

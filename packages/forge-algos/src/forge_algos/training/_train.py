@@ -281,7 +281,7 @@ def _read_totals(
 
 
 def _clip_factor(max_grad_norm: float, grad_norm: float) -> float:
-    """Compute the factor that clips gradients of this norm: torch's own to the bit, in float32, without a tensor to read."""
+    """Compute the factor that clips gradients of this norm: torch's own float32 bits, no tensor."""
     return min(1.0, float(np.float32(max_grad_norm) * (np.float32(1) / (np.float32(grad_norm) + np.float32(1e-6)))))
 
 

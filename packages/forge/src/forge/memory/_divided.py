@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import forge_accel
 from forge.memory._memory_plan import Phase
-
-if TYPE_CHECKING:
-    from forge.memory._forecast import Planned, Rehearsed
+from forge.memory._planned import SHARDED, Planned
 
 _DIVIDED = {
     "fsdp2": ("weights", "gradients", "optimizer"),
@@ -20,13 +18,22 @@ _DIVIDED = {
 }
 
 
-SHARDED = ("fsdp2", "hsdp")
-"""Strategies by PyTorch's `fully_shard`."""
 _BUCKET = 25 * 2**20
 """Bytes of gradients that torch's DistributedDataParallel exchanges at a time."""
 
 
-def divided(planned: Planned, name: str, parts: Mapping[str, int], bare: Rehearsed, *, on_host: bool) -> Phase:
+class Groups(NamedTuple):
+    """Weights of a model that ranks which divide it gather together."""
+
+    layers: int
+    """Number of its layers."""
+    block: int
+    """Weights of its largest repeated block."""
+    root: int
+    """Weights outside of the blocks, which stay gathered from the forward pass to the end of the backward pass."""
+
+
+def divided(planned: Planned, name: str, parts: Mapping[str, int], groups: Groups, *, on_host: bool) -> Phase:
     """Divide one rank's parts by the ranks that share them, and add what they exchange."""
     found, ranks = dict(parts), planned.ranks
     if "activations" in found:
@@ -41,18 +48,18 @@ def divided(planned: Planned, name: str, parts: Mapping[str, int], bare: Rehears
         for part in parted:
             found[part] = -(-found.get(part, 0) // shared)
         if planned.strategy in SHARDED and not planned.frozen and name == "step":
-            found["collectives"] = _exchanged(planned, bare, on_host=on_host)
+            found["collectives"] = _exchanged(planned, groups, on_host=on_host)
         elif "weights" in _DIVIDED[planned.strategy] and name != "saving":
             # The weights of the layer that computes and of the next, gathered, and the gradients of one before they are summed.
-            found["collectives"] = 3 * whole // max(1, bare.layers)
+            found["collectives"] = 3 * whole // max(1, groups.layers)
     elif ranks > 1 and on_host and name == "step":
         # Gradients lie in DDP's buckets. On a host a bucket is sent from a copy and received into another.
         found["collectives"] = 2 * min(_BUCKET, parts.get("gradients", 0))
     return Phase(name=name, planned=sum(found.values()), parts=found)
 
 
-def _exchanged(planned: Planned, bare: Rehearsed, *, on_host: bool) -> int:
-    """Return the bytes that a rank holds of weights and gradients that it does not keep, by PyTorch's `fully_shard`.
+def _exchanged(planned: Planned, groups: Groups, *, on_host: bool) -> int:
+    """Return the bytes of weights and gradients that a rank holds for a while, by `fully_shard`.
 
     While a block computes its gradients: its weights, those of the next on their way, its gradients, and the float32 sum of the
     block before. On a host Gloo sums copies, and the worst moment is that sum: the next weights, the gradients, and four times
@@ -60,7 +67,7 @@ def _exchanged(planned: Planned, bare: Rehearsed, *, on_host: bool) -> int:
     are there all the time.
     """
     size = 2 if forge_accel.bfloat16 in (planned.gathers, planned.weights) else 4
-    return (2 * size + 16 if on_host else 3 * size + 4) * bare.block + 2 * size * bare.root
+    return (2 * size + 16 if on_host else 3 * size + 4) * groups.block + 2 * size * groups.root
 
 
 def keeps_casts(strategy: str) -> bool:

@@ -7,7 +7,7 @@ micro-batch, with tensors that hold no data. What several ranks divide is divide
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,14 +20,15 @@ import forge_algos
 import forge_dist
 import forge_packing
 from forge._progress import Reporter
-from forge.memory._divided import SHARDED, divided, keeps_casts
+from forge.memory._divided import Groups, divided, keeps_casts
 from forge.memory._memory_plan import MEASURED, Change, MemoryPlan, Phase
+from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.settings._settings import row_tokens
 from forge.tasks._base_kl import BaseDivergence
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
-from forge.tasks._task import Run, Task
+from forge.tasks._task import Run
 from forge.tasks.items._items import Items, padding, places
 from forge.tasks.items._prompts import Prompts
 
@@ -36,59 +37,6 @@ ROLLOUT = "rollout"
 _ROLLOUTS = (
     "completions are taken for as long as they may be; reward functions and the forward pass of a reward model are not counted"
 )
-
-
-@attrs.frozen(kw_only=True)
-class Planned:
-    """Run as far as it is known before its model is loaded."""
-
-    task: Task
-    settings: Any
-    machine: forge_accel.Accelerator
-    dtype: Any
-    """torch dtype of the computation."""
-    strategy: str
-    """Name of the strategy on its ranks."""
-    ranks: int
-    attention: forge_accel.Attention
-    packed: bool
-    """Whether documents share a row, where no draft says so."""
-    draft: Any
-    """Small random model of the same configuration, probed; None where none can be made."""
-    model_path: str
-    new_tokens: tuple[int, ...]
-    loading: Mapping[str, Any]
-    """Further arguments of a load: the quantization."""
-    tokenizer: Any
-    train: Items
-    held_out: Items | None
-    plan: forge_packing.BatchPlan
-    num_steps: int | None
-    identity: Mapping[str, str]
-
-    @property
-    def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Function that makes the context of the forwards."""
-        return lambda: self.machine.autocast(self.dtype)
-
-    @property
-    def weights(self) -> Any:
-        """Torch dtype of the weights that train."""
-        return getattr(forge_accel, self.settings.device.weights)
-
-    @property
-    def frozen(self) -> bool:
-        """Whether only an adapter is trained."""
-        return self.settings.adapter.adapter not in ("none", "osft")
-
-    @property
-    def gathers(self) -> Any:
-        """Torch dtype in which ranks gather divided weights to compute with; None where it is the weights' own."""
-        s = self.settings.strategy
-        shared = (s.shard_size or self.ranks) if self.strategy == "hsdp" else self.ranks
-        if self.strategy not in SHARDED or self.frozen or self.ranks == 1 or shared == s.tp_size or s.gather_dtype == "float32":
-            return None
-        return forge_accel.bfloat16 if forge_accel.bfloat16 == self.dtype or s.gather_dtype == "bfloat16" else None
 
 
 def forecast(planned: Planned, target: Target) -> MemoryPlan:
@@ -107,18 +55,18 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
     worst, several = largest_micro_batch(planned.plan)
     notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
     step = bare.step(worst, several=several, first=planned.num_steps == 1)
-    phases = [divided(planned, "step", step.parts, bare, on_host=target.block == 1)]
+    phases = [divided(planned, "step", step.parts, bare.groups, on_host=target.block == 1)]
     tokens = planned.plan.places(worst)
     if isinstance(planned.train, Prompts):
         rollout, tokens = bare.rollout()
-        phases.insert(0, divided(planned, ROLLOUT, rollout.parts, bare, on_host=target.block == 1))
+        phases.insert(0, divided(planned, ROLLOUT, rollout.parts, bare.groups, on_host=target.block == 1))
         notes.append(_ROLLOUTS)
     elif planned.held_out is not None:
         rows = [int(planned.held_out.lengths.argmax())]
         evaluation = bare.evaluation(_filled(planned, planned.held_out, rows))
-        phases.append(divided(planned, "evaluation", evaluation.parts, bare, on_host=target.block == 1))
+        phases.append(divided(planned, "evaluation", evaluation.parts, bare.groups, on_host=target.block == 1))
     phases += [
-        divided(planned, name, parts, bare, on_host=target.block == 1)
+        divided(planned, name, parts, bare.groups, on_host=target.block == 1)
         for name, parts in bare.copies(step.parts, on_host=target.block == 1)
     ]
     if step.guesses:
@@ -191,12 +139,8 @@ class Rehearsed(NamedTuple):
     others: list[Any]
     weights: int
     """Bytes of the model itself."""
-    layers: int
-    """Number of its layers."""
-    block: int
-    """Weights of its largest repeated block, which ranks that divide it gather together."""
-    root: int
-    """Weights outside of the blocks, which stay gathered from the forward pass to the end of the backward pass."""
+    groups: Groups
+    """What ranks that divide it gather together."""
 
     @classmethod
     def of(cls, planned: Planned, target: Target) -> Rehearsed:
@@ -234,7 +178,7 @@ class Rehearsed(NamedTuple):
             rehearsal.placed(adaptation.model),
             lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value),
         )
-        return cls(planned, rehearsal, model, optimizer, adaptation, [], weights, layers, max(blocks, default=0), root)
+        return cls(planned, rehearsal, model, optimizer, adaptation, [], weights, Groups(layers, max(blocks, default=0), root))
 
     def step(self, worst: Any, *, several: bool, first: bool) -> Any:
         """Rehearse a step on the largest micro-batch, after a small one where a rank has several."""
@@ -280,7 +224,9 @@ class Rehearsed(NamedTuple):
         state = -(-(trained + held["optimizer"]) // self.planned.ranks) if self.planned.settings.checkpoints.async_save else 0
         # A device other than the host gets one layer of the copy that is loaded back at a time.
         beside = on_host or self.planned.strategy == "zero3" or bool(self.planned.loading)
-        loaded = self.weights + (trained if self.planned.frozen else 0) if beside else self.weights // max(1, self.layers)
+        loaded = (
+            self.weights + (trained if self.planned.frozen else 0) if beside else self.weights // max(1, self.groups.layers)
+        )
         return [("saving", {**held, "copies": state if on_host else 0}), ("export", {**held, "copies": loaded})]
 
     def held(self, step: Mapping[str, int]) -> dict[str, int]:
@@ -431,7 +377,7 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
             peaks = [bare.step(rows, several=several, first=False)]
             if isinstance(planned.train, Prompts):
                 peaks.append(bare.rollout()[0])
-            phases = [divided(other, "step", peak.parts, bare, on_host=target.block == 1) for peak in peaks]
+            phases = [divided(other, "step", peak.parts, bare.groups, on_host=target.block == 1) for peak in peaks]
             found.append(Change(setting=setting, cost=cost, planned=max(phase.planned for phase in phases)))
         except (forge_algos.ForgeAlgosError, forge_dist.ForgeDistError):
             continue
@@ -439,7 +385,7 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
         other = attrs.evolve(planned, strategy="fsdp2")
         bare = Rehearsed.of(other, target)
         parts = bare.step(worst, several=several, first=False).parts
-        phase = divided(other, "step", parts, bare, on_host=target.block == 1)
+        phase = divided(other, "step", parts, bare.groups, on_host=target.block == 1)
         cost = "ranks exchange weights in every forward"
         found.append(Change(setting="strategy=fsdp2", cost=cost, planned=phase.planned))
     return found
