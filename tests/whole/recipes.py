@@ -81,15 +81,18 @@ def needs_of(name: str, outline: Path, folder: Path) -> tuple[float, str]:
         "answers": {"prompt": prompt, "completion": answer, "label": True},
         "prompts": {"prompt": prompt, "fruit": "fig"},
         "documents": {"text": answer * 8},
+        "labelled": {"text": answer * 2, "label": True},
     }[KINDS[verb]]
     own = settings_of(verb, outline, folder) if KINDS[verb] == "prompts" else {}
     more = {"teacher_path": str(outline)} if verb == "distill" else {}
     given = {key: value for key, value in recipe.items() if key not in ("num_epochs", "validation_split", "max_steps")}
     given |= {"model_path": str(outline), "max_steps": 4, "max_tokens_per_gpu": TOKENS, **more}
-    given |= {} if KINDS[verb] == "prompts" else {"lint": "off"}
+    given |= {} if KINDS[verb] in ("prompts", "labelled") else {"lint": "off"}
     given |= {key: value for key, value in own.items() if key == "reward"}
-    given["data_path"] = [{**rows, **({"label": bool(at % 2)} if "label" in rows else {})} for at in range(64)]
-    given["ckpt_output_dir"] = str(folder / "run")
+    given["data_path"] = [
+        {**rows, **({"label": (at % 2) == 1 if verb == "kto" else "ab"[at % 2]} if "label" in rows else {})} for at in range(64)
+    ]
+    given["ckpt_output_dir"] = str(folder / "planned")
     sys.path.insert(0, str(folder))
     try:
         given, in_memory = take_rows(given)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import forge
+from forge.cli import _repair
 from forge.cli._app import main
 
 from ..lanes import ci_keeps
@@ -91,6 +92,22 @@ def test_all_exports_are_gone(given: dict[str, Any], run: Path, finished: Path, 
     assert "hf_format/samples_24: made again from full_state/step_4" in capfd.readouterr().out
     assert content(run)[f"{LAST}/model.safetensors"] == content(finished)[f"{LAST}/model.safetensors"]
     assert not [*run.rglob(".*")]
+
+
+def test_two_repairs_at_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused while the first makes the last export again, and takes nothing from under it."""
+    damaged(run / LAST / "model.safetensors", "bit flipped", run)
+    shutil.rmtree(run / "hf_format" / "best")
+    (run / "hf_format" / "best.json").unlink()
+    train = _repair.train
+
+    def meanwhile(*given: Any) -> Any:
+        with pytest.raises(forge.RunDirectoryError, match="another run is writing to it now"):
+            forge.repair(run)
+        return train(*given)
+
+    monkeypatch.setattr(_repair, "train", meanwhile)
+    assert forge.repair(run).endswith("is whole again.")
 
 
 def test_no_state_was_kept(given: dict[str, Any], run: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,10 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "reference_path": ({}, None, "TEACHER"),
         "normalize": ({"max_tokens_per_gpu": 200, "effective_batch_size": 5}, "global", "trl"),
     },
+    "classify": {
+        "labels": ({}, None, ("weather", "colour")),
+        "problem_type": ({}, "auto", "multi_label_classification"),
+    },
     "reward": {
         "centering": ({"learning_rate": 1e-1}, 0.0, 1.0),
         "normalize": ({"max_tokens_per_gpu": 200, "effective_batch_size": 5}, "global", "trl"),

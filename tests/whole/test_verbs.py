@@ -173,7 +173,7 @@ def _loads(verb: str, directory: Path) -> None:
     """Plain transformers, or plain PEFT, loads an export and runs it."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-    kind: Any = AutoModelForSequenceClassification if verb == "reward" else AutoModelForCausalLM
+    kind: Any = AutoModelForSequenceClassification if verb in ("reward", "classify") else AutoModelForCausalLM
     ids = torch.tensor([AutoTokenizer.from_pretrained(directory)("the pear is red").input_ids])
     if (directory / "adapter_config.json").exists():
         from peft import PeftModel

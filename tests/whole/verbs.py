@@ -29,6 +29,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "simpo": {},
     "kto": {},
     "reward": {},
+    "classify": {},
     "ppo": {**ONLINE, "num_iterations": 2},
     "grpo": {**ONLINE, "num_generations": 3, "num_iterations": 2, "kl_weight": 0.05},
     "rloo": {**ONLINE, "num_generations": 2},
@@ -41,6 +42,7 @@ KINDS = {
     **dict.fromkeys(("ppo", "grpo", "rloo"), "prompts"),
     "pretrain": "documents",
     "kto": "answers",
+    "classify": "labelled",
 }
 
 
@@ -59,6 +61,8 @@ def rows_of(kind: str, number: int = 24) -> list[dict[str, Any]]:
         elif kind == "prompts":
             asked = [{"role": "user", "content": prompt[0]["content"] + " please" * (index % 3)}]
             rows.append({"prompt": asked, "fruit": fruit})
+        elif kind == "labelled":
+            rows.append({"text": (bad if index % 2 else good)[0]["content"], "label": "weather" if index % 2 else "colour"})
         elif kind == "documents":
             rows.append({"text": f"number {index}: {good[0]['content']} " * (1 + index % 3)})
     return rows or conversations(number)

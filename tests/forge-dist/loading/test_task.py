@@ -10,7 +10,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from forge_dist import ModelError, check_model_path, load_model, load_trained
+from forge_dist import (
+    Classifier,
+    ModelError,
+    check_export,
+    check_model_path,
+    directory_task,
+    export_model,
+    load_model,
+    load_trained,
+)
 
 from ...ranks import run_on_ranks
 from ..divided import DIVIDED
@@ -160,8 +169,6 @@ def test_padding_of_the_tokenizer(base, edit_config, tokenizer, special, pad):
 
 def test_an_adapter_to_use(base, tmp_path):
     """`load_trained` with the task reads a reward model's adapter on its causal base."""
-    from forge_dist import export_model
-
     from ..rewards import with_lora
 
     model = with_lora(load(base))
@@ -194,3 +201,51 @@ def test_on_ranks(save_base, tmp_path):
             assert values == pytest.approx(rewards(whole), rel=1e-5), name
             assert second[what][2] == values, name
         assert first["new"][1] == after, name
+
+
+LABELS = Classifier(labels=("a", "b", "c"))
+
+
+def test_several_labels(base, tmp_path):
+    """From a causal directory the head has an output a label, drawn from torch's seed; the names are in the configuration
+    and in an export, from which the same model is read.
+    """
+    torch.manual_seed(5)
+    model = load_model(base, dtype=torch.float32, device="cpu", task=LABELS)
+    torch.manual_seed(5)
+    assert torch.equal(model.score.weight, torch.randn(3, 16) * model.config.initializer_range)
+    assert model.config.problem_type == "single_label_classification"
+    where = export_model(model, tmp_path / "out")
+    check = check_export(model, where, [([5, 6, 7], [5, 6, 7])])
+    assert check.loss_tokens == 3
+    plain = AutoModelForSequenceClassification.from_pretrained(where)
+    assert plain.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert directory_task(str(where)) == LABELS
+    assert directory_task(base) == "causal"
+    read = load_model(str(where), dtype=torch.float32, device="cpu", task=Classifier(multi_label=True))
+    assert torch.equal(read.score.weight, model.score.weight)
+    assert read.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert read.config.problem_type == "multi_label_classification"
+    with pytest.raises(ModelError, match=r"a classifier with 3 labels \(a, b, c\); 2 are wanted \(x, y\)"):
+        load_model(str(where), dtype=torch.float32, device="cpu", task=Classifier(labels=("x", "y")))
+
+
+def test_a_reward_model_is_no_classifier_of_several(classifier):
+    """A head of one number cannot tell two labels apart, and is refused by name."""
+    with pytest.raises(ModelError, match="a reward model, which gives one number"):
+        check_model_path(classifier(1), task=LABELS)
+
+
+def test_an_adapter_names_its_labels(base, tmp_path):
+    """Beside an adapter stands the configuration with the names, by which the base is loaded again."""
+    from ..rewards import with_lora
+
+    torch.manual_seed(5)
+    model = with_lora(load_model(base, dtype=torch.float32, device="cpu", task=LABELS))
+    where = export_model(model, tmp_path / "out")
+    assert directory_task(str(where)) == LABELS
+    assert check_export(model, where, [([5, 6, 7], [5, 6, 7])]).loss_tokens == 3
+    found = load_trained(str(where), dtype=torch.float32, device="cpu", task=directory_task(str(where)))
+    ids = torch.tensor(ROWS[:1])
+    with torch.no_grad():
+        assert torch.equal(found(input_ids=ids).logits, model.eval()(input_ids=ids).logits)

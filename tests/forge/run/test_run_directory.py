@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import re
@@ -397,3 +398,17 @@ def test_what_is_of_another_kind_is_named(name: str, what: str, tmp_path: Path) 
         pass
     assert caught.value.exit_status == 2
     assert sorted(each.relative_to(run) for each in run.rglob("*")) == before
+
+
+def test_undoing_that_fails_does_not_hide_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system that became read-only what was made stays, and the error is the first one."""
+    run = tmp_path / "run"
+
+    def readonly(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with pytest.raises(SettingsError, match="the reason"), RunDirectory(run) as out:
+        (out.root / "run.json").touch()
+        out.publish("seed: 1\n")
+        monkeypatch.setattr(Path, "unlink", readonly)
+        raise SettingsError("the reason")

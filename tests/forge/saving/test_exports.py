@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from forge import RunDirectoryError
+from forge._sealed import sealed
 from forge.saving._damage import refuse_damaged_export
 from forge.saving._exports import MARK, put_back, take_name
 from forge.saving._hashes import FILE, FOLDER, damaged_files, hash_export, hashes_in_events, read_hashes, record_hashes
@@ -163,6 +164,30 @@ def test_the_record_is_of_what_is_there(tmp_path: Path) -> None:
     event = {"event": "exported", "export": "samples_24", "files": read_files(text)}
     (tmp_path / "events.jsonl").write_bytes(b"\xff\n[]\n" + json.dumps(event).encode() + b'\n{"event": "expo')
     assert list(hashes_in_events(tmp_path)) == ["samples_24"]
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("samples_8", "../../../mine"),
+        ("../samples_8", "x"),
+        ("samples_8", "/mine"),
+        ("..", "mine"),
+        ("samples_8", "a\0b"),
+        ("", "x"),
+    ],
+)
+def test_a_record_leads_nowhere_else(name: str, file: str, tmp_path: Path) -> None:
+    """In a run directory of somebody else a record cannot make a run read or write files outside of its exports."""
+    export(tmp_path / "run" / FOLDER / "samples_8", "weights")
+    files = {name: {file: (1, "0" * 64)}}
+    (tmp_path / "run" / FOLDER / FILE).write_text(sealed(files))
+    with pytest.raises(ValueError, match="is not what a run writes"):
+        read_hashes(tmp_path / "run")
+    event = {"event": "exported", "export": name, "files": files[name]}
+    (tmp_path / "run" / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert hashes_in_events(tmp_path / "run") == {}
+    assert mend_exports(tmp_path / "run") == ([], [])
 
 
 def read_files(text: str) -> dict[str, Any]:

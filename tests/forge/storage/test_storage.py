@@ -331,14 +331,30 @@ def test_the_best_export_is_copied_with_its_mark(run, url):
     """hf_format/best without the best.json of its step is not copied yet; another best one replaces it."""
     step(run, 1)
     upload = copied(url, run)
+    mark = run / "hf_format" / "best.json"
     for number in (1, 2):
+        # As forge.saving replaces it: its mark goes first.
+        mark.unlink(missing_ok=True)
         put(run / "hf_format" / "best", **{"config.json": f"{number}"})
         assert not upload.sync()
-        (run / "hf_format" / "best.json").write_text(f'{{"step": {number}}}')
+        mark.write_text(f'{{"step": {number}}}')
+        os.utime(mark, (number, number))  # the clock was set back meanwhile
         assert upload.sync()
         remote = Remote(url)
         (found,) = snapshots(remote, remote.names())
         assert remote.read(found.files["hf_format/best/config.json"].at) == f"{number}".encode()
+
+
+def test_links_are_not_copied_and_named(run, url, tmp_path):
+    """States on another disk, by a link, would be missing from the copy without a word."""
+    step(run, 1)
+    (run / "full_state").rename(tmp_path / "disk")
+    (run / "full_state").symlink_to(tmp_path / "disk")
+    note = Note()
+    with Storage(url) as storage:
+        storage.prepare(run, resuming=True)
+        storage.begin("abc", note)
+    assert note.lines[1] == f"WARNING: checkpoint_storage {url}: links are not copied: full_state"
 
 
 def test_a_state_pruned_while_it_is_copied(run, url, monkeypatch):

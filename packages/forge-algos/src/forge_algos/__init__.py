@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     )
     from forge_algos.optimizers._schedules import lr_factor as lr_factor, schedule as schedule
     from forge_algos.settings._adapter import AdapterSettings as AdapterSettings
+    from forge_algos.settings._classify import ClassifySettings as ClassifySettings
     from forge_algos.settings._moe import MoESettings as MoESettings
     from forge_algos.settings._online import (
         GRPOSettings as GRPOSettings,
@@ -141,6 +142,7 @@ _PUBLIC = {
     "optimizers._optimizers": "adamw cast_trained make_optimizer",
     "optimizers._schedules": "lr_factor schedule",
     "settings._adapter": "AdapterSettings",
+    "settings._classify": "ClassifySettings",
     "settings._moe": "MoESettings",
     "settings._online": "GRPOSettings PPOSettings RLOOSettings",
     "settings._optimizer": "SCHEDULES_WITHOUT_LENGTH OptimizerSettings",

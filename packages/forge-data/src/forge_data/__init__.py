@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from forge_data._example import TokenizedExample as TokenizedExample
     from forge_data._settings import (
         DataSettings as DataSettings,
+        LabelledDataSettings as LabelledDataSettings,
         PreferenceDataSettings as PreferenceDataSettings,
         PretrainDataSettings as PretrainDataSettings,
         PromptDataSettings as PromptDataSettings,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from forge_data.preparing._merge import merge as merge
     from forge_data.preparing._prepare import prepare as prepare
     from forge_data.preparing._prepare_prompts import prepare_prompts as prepare_prompts
+    from forge_data.preparing._prepare_texts import prepare_labelled as prepare_labelled
     from forge_data.preparing._tokenize import tokenize as tokenize
     from forge_data.reading._memory import InMemoryRows as InMemoryRows
     from forge_data.store._prompt_store import Prompt as Prompt, PromptStore as PromptStore
@@ -49,7 +51,7 @@ _PUBLIC = {
     "_accounting": "Accounting",
     "_errors": "BadPairError DataError ForgeDataError StoreError TemplateError TokenizerError",
     "_example": "TokenizedExample",
-    "_settings": "DataSettings PreferenceDataSettings PretrainDataSettings PromptDataSettings",
+    "_settings": "DataSettings LabelledDataSettings PreferenceDataSettings PretrainDataSettings PromptDataSettings",
     "findings._finding": "Finding",
     "findings._report": "LintReport",
     "formats._format": "Format",
@@ -58,6 +60,7 @@ _PUBLIC = {
     "preparing._merge": "merge",
     "preparing._prepare": "prepare",
     "preparing._prepare_prompts": "prepare_prompts",
+    "preparing._prepare_texts": "prepare_labelled",
     "preparing._tokenize": "tokenize",
     "reading._memory": "InMemoryRows",
     "store._prompt_store": "Prompt PromptStore",

@@ -9,7 +9,7 @@ import attrs
 
 from forge_data._errors import BadPairError, DataError, ForgeDataError
 from forge_data._formats import AUTO
-from forge_data._settings import MAX_BAD_ROWS, OnBadPair, OnBadRow, OnLongPrompt, OnOverflow, TrainOn, TurnsForm
+from forge_data._settings import MAX_BAD_ROWS, OnBadPair, OnBadRow, OnLongPrompt, OnLongText, OnOverflow, TrainOn, TurnsForm
 from forge_data._values import NO_ARGUMENTS, describe, keyword_arguments
 
 TRAIN_ON: tuple[str, ...] = get_args(TrainOn)
@@ -18,6 +18,7 @@ ON_OVERFLOW: tuple[str, ...] = get_args(OnOverflow)
 ON_BAD_PAIR: tuple[str, ...] = get_args(OnBadPair)
 ON_BAD_ROW: tuple[str, ...] = get_args(OnBadRow)
 ON_LONG_PROMPT: tuple[str, ...] = get_args(OnLongPrompt)
+ON_LONG_TEXT: tuple[str, ...] = get_args(OnLongText)
 
 
 def _one_of(allowed: tuple[str, ...]) -> Any:
@@ -134,3 +135,21 @@ class PromptOptions(TemplateOptions, RowOptions):
 
     max_prompt_len: int | None = attrs.field(default=None, validator=_length)
     on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_LONG_PROMPT))
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of a prompt."""
+        return self.max_prompt_len
+
+
+@attrs.frozen(kw_only=True)
+class TextOptions(TemplateOptions, RowOptions):
+    """Checked arguments of `prepare_labelled`."""
+
+    max_seq_len: int | None = attrs.field(default=None, validator=_length)
+    on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_LONG_TEXT))
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of a text."""
+        return self.max_seq_len

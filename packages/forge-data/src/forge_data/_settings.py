@@ -5,6 +5,7 @@ The metadata `words` of a field that may be a mapping is the function that reads
 ```
 RowSettings                          where rows come from, and which are held out
 ├── PromptDataSettings               prompts to be answered while training (and ChatTemplateSettings)
+├── LabelledDataSettings             texts with labels, to be classified (and ChatTemplateSettings)
 └── PretrainDataSettings             documents, of which every token is learned
     └── DataSettings                 rows of any format, of which a part is learned (and ChatTemplateSettings)
         └── PreferenceDataSettings   answers that are better or worse than others
@@ -31,6 +32,7 @@ TrainOn = Literal["assistant", "last", "completion", "all"]
 TurnsForm = Literal["auto", "history"]
 OnOverflow = Literal["drop", "truncate", "split", "error"]
 OnLongPrompt = Literal["drop", "error"]
+OnLongText = Literal["drop", "truncate", "error"]
 OnBadPair = Literal["error", "skip"]
 OnBadRow = Literal["error", "skip"]
 Lint = Literal["on", "off"]
@@ -191,6 +193,22 @@ class PromptDataSettings(ChatTemplateSettings, RowSettings):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         _check_limited("max_prompt_len", self.max_prompt_len, self.on_overflow)
+
+
+@attrs.frozen(kw_only=True)
+class LabelledDataSettings(ChatTemplateSettings, RowSettings):
+    """Which labelled texts a classifier is trained on, and which are held out."""
+
+    max_seq_len: int | None = attrs.field(default=None, validator=_POSITIVE)
+    """Longest text in tokens; on_overflow decides what becomes of longer ones. No limit by default."""
+
+    on_overflow: OnLongText = attrs.field(default="drop", validator=_one_of(OnLongText))
+    """What becomes of a text longer than max_seq_len: it is left out and counted, cut off after its first tokens, or an
+    error."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        _check_limited("max_seq_len", self.max_seq_len, self.on_overflow)
 
 
 @attrs.frozen(kw_only=True)

@@ -53,10 +53,11 @@ if TYPE_CHECKING:
     from forge_dist.loading._hub import check_hub_name as check_hub_name
     from forge_dist.loading._identity import model_identity as model_identity
     from forge_dist.loading._load import load_model as load_model
-    from forge_dist.loading._model_path import check_model_path as check_model_path
+    from forge_dist.loading._model_path import Classifier as Classifier, check_model_path as check_model_path
     from forge_dist.loading._outline import check_model as check_model, outline_model as outline_model
     from forge_dist.loading._positions import max_positions as max_positions, position_table as position_table
     from forge_dist.loading._request import LoadRequest as LoadRequest
+    from forge_dist.loading._task import directory_task as directory_task
     from forge_dist.ranks._failure_report import worker_report as worker_report
     from forge_dist.ranks._ranks import Ranks as Ranks, join as join
     from forge_dist.strategies._choose import make_strategy as make_strategy
@@ -94,10 +95,11 @@ _PUBLIC = {
     "loading._hub": "check_hub_name",
     "loading._identity": "model_identity",
     "loading._load": "load_model",
-    "loading._model_path": "check_model_path",
+    "loading._model_path": "Classifier check_model_path",
     "loading._outline": "check_model outline_model",
     "loading._positions": "max_positions position_table",
     "loading._request": "LoadRequest",
+    "loading._task": "directory_task",
     "ranks._failure_report": "worker_report",
     "ranks._ranks": "Ranks join",
     "strategies._choose": "make_strategy",

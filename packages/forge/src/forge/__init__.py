@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from forge.talking._forgetting import forgetting as forgetting
     from forge.talking._generate import generate as generate
     from forge.talking._serve import serve as serve
+    from forge.verbs._classify import classify as classify
     from forge.verbs._distill import distill as distill
     from forge.verbs._online import grpo as grpo, ppo as ppo, rloo as rloo
     from forge.verbs._osft import osft as osft
@@ -74,6 +75,7 @@ _PUBLIC = {
     "verbs._distill": "distill",
     "verbs._sdft": "sdft",
     "verbs._preferences": "dpo orpo simpo kto reward",
+    "verbs._classify": "classify",
     "verbs._online": "ppo grpo rloo",
 }
 # `forge.data` is `forge_data`, and so on.

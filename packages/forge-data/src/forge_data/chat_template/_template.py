@@ -171,8 +171,8 @@ class ChatTemplate:
 
         return write
 
-    def prompt(self, chat: Chat) -> str:
-        """Render a conversation with the generation prompt, as a model gets it to answer.
+    def prompt(self, chat: Chat, *, opening: bool = True) -> str:
+        """Render a conversation with the generation prompt, or without (`opening`).
 
         Raises:
             DataError: the template refuses the conversation; its own message is included.
@@ -181,7 +181,7 @@ class ChatTemplate:
         program = self._program(chat.place, self.source(chat.tools))
         given = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
         try:
-            messages, written = self._text(chat.place, chat.messages, given, opening=True)
+            messages, written = self._text(chat.place, chat.messages, given, opening=opening)
             if any(given.values()) or chat.template_kwargs:
                 self._check_used(chat, given, self._native(chat.place, messages, given), program.reads)
             return written.text

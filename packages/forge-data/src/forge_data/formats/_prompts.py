@@ -53,18 +53,19 @@ def question(place: str, fields: Mapping[str, Any]) -> Question:
     value = from_json(fields[name]) if name == "messages" else fields[name]
     if name == "prompt" and not isinstance(value, list):
         text = string(place, name, value)
-        _refuse_template_fields(place, fields)
-        return Question(text, _record(place, text, columns))
+        refuse_template_fields(place, fields)
+        return Question(text, record_of(place, text, columns))
     turns = checked_messages(place, name, value)
     if turns.messages and turns.messages[-1]["role"] not in _BEFORE_ASSISTANT:
         raise DataError(
             f"{place}: field {name}[{len(turns.messages) - 1}] is of the role {turns.messages[-1]['role']!r}, and a prompt "
             "ends where the assistant is to answer; take out what follows the last turn of the user"
         )
-    return Question(chat(place, fields, turns), _record(place, turns.messages, columns))
+    return Question(chat(place, fields, turns), record_of(place, turns.messages, columns))
 
 
-def _refuse_template_fields(place: str, fields: Mapping[str, Any]) -> None:
+def refuse_template_fields(place: str, fields: Mapping[str, Any]) -> None:
+    """Refuse fields for chat templates in a row of text."""
     for name in TEMPLATE_FIELDS:
         if fields.get(name):
             raise DataError(
@@ -73,7 +74,8 @@ def _refuse_template_fields(place: str, fields: Mapping[str, Any]) -> None:
             )
 
 
-def _record(place: str, prompt: str | list[Any], columns: dict[str, Any]) -> bytes:
+def record_of(place: str, prompt: str | list[Any], columns: dict[str, Any]) -> bytes:
+    """Return prompt and columns as JSON; DataError for a value that would come back changed."""
     for name, value in columns.items():
         _check_json(place, name, value)
     # ASCII, for a field of the row may hold half of a surrogate pair, which is JSON and no UTF-8.

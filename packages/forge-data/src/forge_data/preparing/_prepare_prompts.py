@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import attrs
 import numpy as np
 
-from forge_data._accounting import EMPTY_PROMPT, LONG_PROMPT, PREPROCESS, Accounting
+from forge_data._accounting import EMPTY_PROMPT, LONG_PROMPT, PREPROCESS, TOO_LONG, TRUNCATED, Accounting
 from forge_data._bad_rows import BadRows
 from forge_data._errors import DataError, ForgeDataError, StoreError
-from forge_data._options import PromptOptions
+from forge_data._options import PromptOptions, TextOptions
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data._shard import Shard
 from forge_data.findings._rules import Where
@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _log = logging.getLogger("forge_data")
+ReadRow = Callable[[str, Mapping[str, Any]], Question]
+"""(place, fields of a row) → question."""
+_NEEDS = {
+    PromptOptions: "rows need a prompt, or messages that end with the user's",
+    TextOptions: "rows need a text, or messages, that is not empty",
+}
 _ROWS = 512
 _BYTES = 4 << 20
 
@@ -101,6 +107,21 @@ def prepare_prompts(
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,
     )
+    return prepare_questions(data_path, tokenizer, store_dir, options, question, preprocess=preprocess, seed=seed, shard=shard)
+
+
+def prepare_questions(
+    data_path: DataPath,
+    tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str]",
+    store_dir: str | os.PathLike[str],
+    options: PromptOptions | TextOptions,
+    read: ReadRow,
+    *,
+    preprocess: str | Callable[[dict[str, Any]], Any] | None,
+    seed: int,
+    shard: str | None,
+) -> PromptStore:
+    """Write what `read` makes of each row as a store in `store_dir`; see `prepare_prompts`."""
     check_whole("seed", seed)
     function = load_preprocess(preprocess)
     changes, columns = RowChanges(function, options.rename_columns), set[str]()
@@ -116,9 +137,9 @@ def prepare_prompts(
     if (existing := reusable(PromptStore, directory, inputs, part)) is not None:
         return existing
     with StoreWriter(directory) as writer:
-        prompts = _PromptWriter(sources, writer, PromptEncoder(loaded), options)
+        prompts = _PromptWriter(sources, writer, PromptEncoder(loaded, whole=isinstance(options, TextOptions)), options)
         for number, source in enumerate(sources):
-            for rows in _batches(source, changes, columns, options):
+            for rows in _batches(source, changes, columns, options, read):
                 prompts.add(number, rows)
         if part is not None:
             _add_columns(whole, changes, columns)
@@ -129,9 +150,7 @@ def prepare_prompts(
         accounting = prompts.accounting()
         if not writer.samples and part is None:
             paths = ", ".join(source.path for source in sources[:3]) + (" and more" if len(sources) > 3 else "")
-            raise DataError(
-                f"{paths}: no prompt is left: {accounting}; rows need a prompt, or messages that end with the user's"
-            )
+            raise DataError(f"{paths}: no prompt is left: {accounting}; {_NEEDS[type(options)]}")
         settings = {"tokenizer": loaded.name_or_path, **attrs.asdict(options)}
         settings |= {"preprocess": function.name if function is not None else None, "seed": seed}
         manifest = writer.finish(
@@ -160,7 +179,9 @@ class _Row(NamedTuple):
 class _PromptWriter:
     """Writes prompts, and counts what became of every row."""
 
-    def __init__(self, sources: Sequence[Source], writer: StoreWriter, encoder: PromptEncoder, options: PromptOptions) -> None:
+    def __init__(
+        self, sources: Sequence[Source], writer: StoreWriter, encoder: PromptEncoder, options: PromptOptions | TextOptions
+    ) -> None:
         self._sources, self._writer, self._encoder, self._options = sources, writer, encoder, options
         self._tokens_read = 0
         self._bad = BadRows()
@@ -200,7 +221,9 @@ class _PromptWriter:
                 continue
             self._tokens_read += len(ids)
             if reason is None:
-                kept.append((row, ids, asked.record))
+                limit = self._options.limit
+                self._lost[TRUNCATED] += max(0, len(ids) - (limit or len(ids)))
+                kept.append((row, ids[:limit], asked.record))
             else:
                 dropped.append(Dropped(row, reason, len(ids)))
                 self._lost[reason] += len(ids)
@@ -242,17 +265,20 @@ class _PromptWriter:
         return Dropped(row, reason, 0, str(error))
 
     def _reason(self, place: str, ids: "NDArray[np.int32]") -> str | None:
-        limit = self._options.max_prompt_len
+        limit, of_texts = self._options.limit, isinstance(self._options, TextOptions)
         if not len(ids):
             return EMPTY_PROMPT
         if limit is None or len(ids) <= limit:
             return None
         if self._options.on_overflow == "error":
             raise DataError(
-                f"{place}: the prompt has {len(ids)} tokens, and `max_prompt_len` is {limit}; raise it, shorten the prompt, or "
-                "leave such rows out by setting `on_overflow` to drop"
+                f"{place}: the {'text' if of_texts else 'prompt'} has {len(ids)} tokens, and "
+                f"`{'max_seq_len' if of_texts else 'max_prompt_len'}` is {limit}; raise it, shorten the row, or leave such "
+                "rows out by setting `on_overflow` to drop"
             )
-        return LONG_PROMPT
+        if self._options.on_overflow == "truncate":
+            return None
+        return TOO_LONG if of_texts else LONG_PROMPT
 
     def _write(self, source: int, kept: list[tuple[int, "NDArray[np.int32]", bytes]], dropped: list[Dropped]) -> None:
         if kept:
@@ -284,7 +310,9 @@ def _add_columns(whole: Sequence[Source], changes: RowChanges, columns: set[str]
                 changes(record.place, record.fields, columns)
 
 
-def _batches(source: Source, changes: RowChanges, columns: set[str], options: PromptOptions) -> Iterator[list[_Row]]:
+def _batches(
+    source: Source, changes: RowChanges, columns: set[str], options: PromptOptions | TextOptions, read: ReadRow
+) -> Iterator[list[_Row]]:
     """Read the rows of a source, some at a time."""
     rows: list[_Row] = []
     size = 0
@@ -296,7 +324,7 @@ def _batches(source: Source, changes: RowChanges, columns: set[str], options: Pr
     try:
         for record in source.records(leave_out if skips else None):
             try:
-                rows += _rows_of(record, changes, columns)
+                rows += _rows_of(record, changes, columns, read)
             except ForgeDataError as error:
                 if not skips:
                     raise
@@ -313,8 +341,8 @@ def _batches(source: Source, changes: RowChanges, columns: set[str], options: Pr
         yield rows
 
 
-def _rows_of(record: Record, changes: RowChanges, columns: set[str]) -> list[_Row]:
+def _rows_of(record: Record, changes: RowChanges, columns: set[str], read: ReadRow) -> list[_Row]:
     made = changes(record.place, record.fields, columns)
     if not made:
         return [_Row(record.row, record.place, None)]
-    return [_Row(record.row, record.place, question(record.place, fields)) for fields in made]
+    return [_Row(record.row, record.place, read(record.place, fields)) for fields in made]

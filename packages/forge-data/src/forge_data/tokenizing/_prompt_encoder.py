@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
 
 class PromptEncoder:
-    """Tokenises questions with one tokenizer and its chat template."""
+    """Tokenises questions with one tokenizer and its chat template.
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self._tokenizer = tokenizer
+    `whole`: they are not continued, so messages get no generation prompt, and texts keep an EOS that the tokenizer writes.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, whole: bool = False) -> None:
+        self._tokenizer, self._whole = tokenizer, whole
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -33,7 +36,9 @@ class PromptEncoder:
         Raises:
             DataError, TemplateError: by the question's place; the first one in order.
         """
-        written = [self._template.prompt(each.prompt) for each in questions if isinstance(each.prompt, Chat)]
+        written = [
+            self._template.prompt(each.prompt, opening=not self._whole) for each in questions if isinstance(each.prompt, Chat)
+        ]
         texts = [each.prompt for each in questions if isinstance(each.prompt, str)]
         # One call for text, which gets the tokenizer's own special tokens, and one for conversations, which contain theirs.
         chats, plain = iter(self._ids(written, special=False)), iter(self._ids(texts, special=True))
@@ -45,12 +50,12 @@ class PromptEncoder:
         encoded = self._tokenizer(
             texts,
             add_special_tokens=special,
-            return_offsets_mapping=special,
+            return_offsets_mapping=special and not self._whole,
             return_attention_mask=False,
             return_token_type_ids=False,
             verbose=False,
         )
-        places = encoded["offset_mapping"] if special else [None] * len(texts)
+        places = encoded["offset_mapping"] if special and not self._whole else [None] * len(texts)
         return [self._without_eos(ids, at) for ids, at in zip(encoded["input_ids"], places, strict=True)]
 
     def _without_eos(self, ids: list[int], places: Any) -> "NDArray[np.int32]":

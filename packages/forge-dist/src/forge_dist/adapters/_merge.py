@@ -55,7 +55,7 @@ def merge_adapter(directory: str | os.PathLike[str], samples: Sequence[Sequence[
     Args:
         directory: what `export_model` wrote of a PeftModel, or PEFT itself.
         samples: rows of token ids [S], each compared by itself.
-        task: task that the base is loaded for; "reward" for the adapter of a reward model.
+        task: task that the base is loaded for; "reward" for the adapter of a reward model, `directory_task` knows it.
 
     Raises:
         ModelError: no adapter, no base or another one; an adapter that changes no weights (virtual tokens); one on a tied
@@ -141,7 +141,7 @@ def _other(name: str) -> str:
 
 
 def logits_of(model: torch.nn.Module, samples: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Compute the logits of each sample by itself: float32[S, V], or a reward model's [1]."""
+    """Compute the logits of each sample by itself: float32[S, V], or a classifier's [C]."""
     with torch.no_grad():
         return [model(input_ids=torch.tensor([list(row)]), use_cache=False).logits[0].float() for row in samples]
 

@@ -11,7 +11,7 @@ import torch
 
 from forge_dist.loading._config_changes import restore_config
 from forge_dist.loading._modalities import is_multimodal, language_dtype, processor_files
-from forge_dist.loading._task import is_reward
+from forge_dist.loading._task import is_sequence_classifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -68,7 +68,7 @@ def write_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, model: "
     Raises:
         OSError: as `write_tokenizer_files`.
     """
-    pad = model.config.get_text_config().pad_token_id if is_reward(model) else None
+    pad = model.config.get_text_config().pad_token_id if is_sequence_classifier(model) else None
     if pad is not None and tokenizer.pad_token_id != pad:
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)

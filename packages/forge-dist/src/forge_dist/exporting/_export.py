@@ -25,6 +25,8 @@ from forge_dist.exporting._plain import Plain, check_without, plain_tensors
 from forge_dist.exporting._read_back import read_back
 from forge_dist.exporting._safetensors_writer import SafetensorsWriter, split_into_files
 from forge_dist.exporting._shares import Beside, by_tensor, destinations, files_of, rank_of_files
+from forge_dist.loading._model_path import Classifier
+from forge_dist.loading._task import task_of
 from forge_dist.loading._unwrap import base_of, is_peft, unwrapped
 from forge_dist.ranks._errors_on_all_ranks import errors_on_all_ranks, exhausted
 from forge_dist.strategies._torch import one_process
@@ -58,14 +60,15 @@ def export_model(
     machine keeps its files (but for an adapter's base model, which it must name), and a cache that was switched off for
     training is on again.
 
-    A reward model becomes a directory that AutoModelForSequenceClassification loads, and its `tokenizer` is written with the
-    padding token of the configuration. An adapter on a reward model holds its head; the base model that it names is loaded with
-    `num_labels=1`. Modules that the run added to the model, and that plain transformers does not know, are left out by their
-    names in `without` ("value_head"), however many and however deep ("model.layers.0.mlp.up_proj.osft"). Where a run keeps its
-    changes beside a weight, `plain(name, tensor)` is the tensor that a plain model has there, given the name in
-    `model.state_dict()` and the whole tensor of that
-    name: it is called for each tensor that is written, on the rank that writes it, tied weights once under their first name,
-    and not for adapters' files.
+    A reward model or a classifier becomes a directory that AutoModelForSequenceClassification loads, and its `tokenizer` is
+    written with the padding token of the configuration. An adapter on one holds its head; the base model that it names is
+    loaded with `num_labels=1`, or with the config.json that is written beside an adapter of several labels.
+
+    Modules that the run added to the model, and that plain transformers does not know, are left out by their names in `without`
+    ("value_head"), however many and however deep ("model.layers.0.mlp.up_proj.osft"). Where a run keeps its changes beside a
+    weight, `plain(name, tensor)` is the tensor that a plain model has there, given the name in `model.state_dict()` and the
+    whole tensor of that name: it is called for each tensor that is written, on the rank that writes it, tied weights once under
+    their first name, and not for adapters' files.
 
     With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned. The files are
     divided over the ranks, each of which writes a tensor as it is gathered, and holds no more than two at a time; for an
@@ -166,6 +169,9 @@ def _write_rest(inner: "PreTrainedModel | PeftModel", folder: Path, tokenizer: "
         write_tokenizer(tokenizer, folder, base)
     if not is_peft(inner):
         write_processor(base, folder)
+    elif isinstance(task_of(base), Classifier):
+        # PEFT's files do not say what the outputs of the head are called, nor how many there are.
+        write_configs(base, folder, None)
     set_permissions(folder, folder / ("adapter_config.json" if is_peft(inner) else "config.json"))
 
 

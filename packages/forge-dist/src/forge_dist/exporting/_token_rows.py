@@ -24,7 +24,7 @@ from forge_dist.exporting._safetensors_writer import header_of
 from forge_dist.loading._modalities import is_multimodal, processor_files
 from forge_dist.loading._model_path import Task, expand_user, is_hub_name
 from forge_dist.loading._outline import check_model, load_outline
-from forge_dist.loading._task import reward_config
+from forge_dist.loading._task import task_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -106,9 +106,7 @@ def _local(model_path: str) -> Path:
 
 
 def _read_config(source: Path, task: Task) -> "PreTrainedConfig":
-    from transformers import AutoConfig
-
-    return reward_config(str(source)) if task == "reward" else AutoConfig.from_pretrained(str(source), trust_remote_code=False)
+    return task_config(str(source), task)
 
 
 def _check_ids(config: "PreTrainedConfig", rows: int, largest: int, model_path: str) -> None:

@@ -16,7 +16,7 @@ from forge_dist.loading._load import LOADING_ERRORS, check_attention_fits
 from forge_dist.loading._model_path import Task, expand_user, is_hub_name
 from forge_dist.loading._moving import moved
 from forge_dist.loading._request import LoadRequest
-from forge_dist.loading._task import auto_class, reward_config
+from forge_dist.loading._task import auto_class, task_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -92,9 +92,7 @@ def _small(path: str, task: Task, scale: int) -> "PreTrainedConfig":
     """Return the configuration of a small model with the layers of the one at `path`.
     Its attention is `scale` times narrower.
     """
-    from transformers import AutoConfig
-
-    config = reward_config(path) if task == "reward" else AutoConfig.from_pretrained(path, trust_remote_code=False)
+    config = task_config(path, task)
     config._attn_implementation = None
     # A text model inside a larger one is what the class for text is made from.
     config = config.get_text_config()

@@ -47,7 +47,7 @@ def shardable_class(config: "PreTrainedConfig", task: Task = "causal") -> "type[
         head: Any = getattr(self, HEAD, None)
         if head is not None:
             # transformers would draw it in shards, with a warning on CPUs and one random state for all ranks elsewhere;
-            # `init_reward_head` draws it.
+            # `init_classifier_head` draws it.
             head._is_hf_initialized = True
 
     # The name stays: a saved config.json names the class by it.

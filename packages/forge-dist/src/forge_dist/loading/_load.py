@@ -17,7 +17,7 @@ from forge_dist.loading._moving import moved
 from forge_dist.loading._mxfp4 import dequantizing
 from forge_dist.loading._quantization import QuantizedLoad, disable_repacking
 from forge_dist.loading._request import LoadRequest
-from forge_dist.loading._task import Broadcast, Task, auto_class, init_reward_head, preserved_random_state, reward_config
+from forge_dist.loading._task import Broadcast, Task, auto_class, init_classifier_head, preserved_random_state, task_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -59,7 +59,7 @@ def load_model(
     directory of a causal model the head is new, drawn from torch's random state on the CPU, and the causal head's weights are
     left unread; from that of a classifier with one label it is read. `config.pad_token_id` becomes a token that ends no row
     (plain transformers reads a reward at the last token that is another), or stays None where none is known: then it takes one
-    row at a time.
+    row at a time. With a `Classifier` it has as many labels as that names, in `config.id2label`, and its problem_type.
 
     With a `quantization` of transformers' (a BitsAndBytesConfig) its linear layers but the head are quantized while they are
     read; such weights are neither trained nor exported: an adapter is put beside them.
@@ -148,8 +148,8 @@ def read_model(
                 f"(attention={attention}): use attention=eager"
             ) from error
         raise ModelError(f"model_path {model_path} cannot be loaded: {error}") from error
-    if task == "reward":
-        init_reward_head(model, reward_config(path), report, model_path, broadcast)
+    if task != "causal":
+        init_classifier_head(model, task_config(path, task), report, model_path, broadcast)
     check_report(report, model_path)
     disable_repacking(model)
     change_config(model)
@@ -172,8 +172,8 @@ def check_attention_fits(model: "PreTrainedModel", request: LoadRequest) -> None
 
 def _config(path: str, attention: str | None, task: Task) -> "PreTrainedConfig | None":
     """Return the configuration to load with, where it differs from the directory's."""
-    if task == "reward":
-        config = reward_config(path)
+    if task != "causal":
+        config = task_config(path, task)
         if attention is None:
             config._attn_implementation = None
         return config
@@ -190,7 +190,7 @@ def _divided_class(
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False) if config is None else config
     # Asked with a configuration of its own: the other may name an attention that is not installed.
-    asked = _config_without_attention(path) if task == "causal" else reward_config(path)
+    asked = task_config(path, task)
     asked._attn_implementation = None
     kind = shardable_class(asked, task)
     if kind.config_class is not None and not isinstance(config, kind.config_class):

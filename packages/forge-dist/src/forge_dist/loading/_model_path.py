@@ -6,11 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+import attrs
+
 from forge_dist._errors import ModelError
 from forge_dist._safetensors import read_directory
 
-Task = Literal["causal", "reward"]
-"""Task that a model is loaded for. causal: the next token's logits. reward: one number a row."""
+
+@attrs.frozen(kw_only=True)
+class Classifier:
+    """Task of a sequence classifier: one number for each label of a row."""
+
+    labels: tuple[str, ...] = ()
+    """Names of the labels, in the order of the head's outputs. Empty: the directory's own where it is a classifier; else two,
+    until the names are known."""
+
+    multi_label: bool = False
+    """Whether a row may have several of them, or none (transformers' problem_type multi_label_classification)."""
+
+
+Task = Literal["causal", "reward"] | Classifier
+"""Task that a model is loaded for. causal: the next token's logits. reward: one number a row. Classifier: one a label."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "BertGenerationDecoder", "ReformerModelWithLMHead")
@@ -36,8 +51,9 @@ _MERGE = (
 def check_model_path(model_path: str, *, task: Task = "causal") -> None:
     """Check that training can start from `model_path`, in milliseconds and without network.
 
-    A directory must hold a config.json of a causal language model (for task="reward": or of a classifier with one label) and
-    whole safetensors files. A name of the form org/name that is no directory here is left to `load_model`, which asks the hub.
+    A directory must hold a config.json of a causal language model (for task="reward": or of a classifier with one label; for a
+    Classifier: or of one with as many labels) and whole safetensors files. A name of the form org/name that is no directory
+    here is left to `load_model`, which asks the hub.
 
     Raises:
         ModelError: neither; a path that cannot be looked up or read; a file; an adapter; pickled, GGUF, quantized or missing
@@ -103,12 +119,8 @@ def check_config(config: Mapping[str, object], where: str, task: Task = "causal"
     if any(part.get("is_encoder_decoder") for part in (config, *inner)):
         raise ModelError(f"{where}: an encoder-decoder model ({architectures}); only causal language models are trained")
     classifier = any(str(name).endswith(_CLASSIFIER) for name in architectures)
-    if classifier and task == "reward":
-        labels = config.get("id2label")
-        # Transformers leaves two labels, its default, out of the file.
-        count = len(labels) if isinstance(labels, Mapping) else config.get("num_labels", 2)
-        if count != 1:
-            raise ModelError(f"{where}: a classifier with {count} labels; a reward model has one")
+    if classifier and task != "causal":
+        _check_labels(config, where, task)
     elif classifier:
         raise ModelError(
             f"{where}: architectures is {architectures}, which is no causal language model but a classifier or reward model"
@@ -122,6 +134,24 @@ def check_config(config: Mapping[str, object], where: str, task: Task = "causal"
         raise ModelError(f"{where}: no model_type, so transformers cannot tell what model this is")
     if (quantized := config.get("quantization_config")) and not is_mxfp4(quantized):
         raise ModelError(f"{where}: quantized weights (quantization_config) are not trained; use the unquantized model")
+
+
+def _check_labels(config: Mapping[str, object], where: str, task: "Classifier | Literal['reward']") -> None:
+    """Raise ModelError for a classifier with another number of labels than `task` has."""
+    labels = config.get("id2label")
+    # Transformers leaves two labels, its default, out of the file.
+    count = len(labels) if isinstance(labels, Mapping) else config.get("num_labels", 2)
+    if not isinstance(task, Classifier):
+        if count != 1:
+            raise ModelError(f"{where}: a classifier with {count} labels; a reward model has one")
+    elif count == 1:
+        raise ModelError(f"{where}: a reward model, which gives one number; a classifier has two labels or more")
+    elif task.labels and count != len(task.labels):
+        named = f" ({', '.join(map(str, labels.values()))})" if isinstance(labels, Mapping) else ""
+        raise ModelError(
+            f"{where}: a classifier with {count} labels{named}; {len(task.labels)} are wanted ({', '.join(task.labels)}). Name "
+            "as many, in the order of its outputs, or start from a model without such a head"
+        )
 
 
 def is_mxfp4(quantization: object) -> bool:

@@ -19,7 +19,7 @@ from forge_dist.loading._modalities import freeze_other_modalities, is_multimoda
 from forge_dist.loading._model_path import check_model_path, expand_user, is_hub_name, is_mxfp4
 from forge_dist.loading._quantization import quantize_outline
 from forge_dist.loading._request import LoadRequest
-from forge_dist.loading._task import Task, auto_class, init_reward_head, reward_config
+from forge_dist.loading._task import Task, auto_class, init_classifier_head, task_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -53,9 +53,9 @@ def check_model(model_path: str, *, task: Task = "causal") -> int:
             else:
                 shapes = {name: entry.shape for name, entry in read_directory(Path(path)).items()}
                 model, report = load_outline(config, task, shapes)
-            if task == "reward":
+            if task != "causal":
                 with torch.random.fork_rng(devices=[]):
-                    init_reward_head(model, config, report, model_path, lambda drawn: drawn)
+                    init_classifier_head(model, config, report, model_path, lambda drawn: drawn)
     except ModelError:
         raise
     except LOADING_ERRORS as error:
@@ -134,11 +134,11 @@ def load_outline(config: "PreTrainedConfig", task: Task, weights: Shapes | str) 
 
 def _config(model_path: str, path: str, task: Task) -> "PreTrainedConfig":
     """Read the configuration, if the installed transformers has the classes that it names."""
-    from transformers import AutoConfig, PreTrainedConfig
+    from transformers import PreTrainedConfig
 
     found, _ = PreTrainedConfig.get_config_dict(path)
     _check_classes(found, f"model_path {model_path}")
-    return reward_config(path) if task == "reward" else AutoConfig.from_pretrained(path, trust_remote_code=False)
+    return task_config(path, task)
 
 
 def _check_classes(config: Mapping[str, Any], where: str) -> None:

@@ -8,7 +8,7 @@ from forge_dist._errors import ModelError
 from forge_dist._third_party_logs import quiet_transformers
 from forge_dist.loading._load import LOADING_ERRORS
 from forge_dist.loading._model_path import Task, expand_user
-from forge_dist.loading._task import reward_config
+from forge_dist.loading._task import task_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,12 +23,10 @@ def max_positions(model_path: str, *, task: Task = "causal") -> int | None:
     Raises:
         ModelError: there is no configuration that transformers can read.
     """
-    from transformers import AutoConfig
-
     path = expand_user(model_path)
     try:
         with quiet_transformers(bars=False):
-            config = reward_config(path) if task == "reward" else AutoConfig.from_pretrained(path, trust_remote_code=False)
+            config = task_config(path, task)
     except LOADING_ERRORS as error:
         raise ModelError(f"model_path {model_path}: its configuration cannot be read: {error}") from error
     return _named(config)

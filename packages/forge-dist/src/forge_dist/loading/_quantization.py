@@ -42,8 +42,8 @@ class QuantizedLoad:
                 "'forge-dist[bitsandbytes]'`"
             )
         config: Any = copy.deepcopy(self.config)  # transformers writes into it
-        if task == "reward":
-            # A head of one number, new and trained: transformers spares only those that give logits.
+        if task != "causal":
+            # A head of one number, or one a label, new and trained: transformers spares only those that give logits.
             config.llm_int8_skip_modules = sorted({*(config.llm_int8_skip_modules or ()), HEAD})
         return {"quantization_config": config, "device_map": {"": self.device}}
 
@@ -54,7 +54,7 @@ def quantize_outline(model: "PreTrainedModel", config: "QuantizationConfigMixin"
     from transformers.quantizers.base import get_keys_to_not_convert
 
     own: Any = config
-    kept = {*(own.llm_int8_skip_modules or get_keys_to_not_convert(model)), *([HEAD] if task == "reward" else [])}
+    kept = {*(own.llm_int8_skip_modules or get_keys_to_not_convert(model)), *([HEAD] if task != "causal" else [])}
     replace_with_bnb_linear(model, modules_to_not_convert=sorted(kept), quantization_config=own)
     functional = sys.modules["bitsandbytes"].functional
     # It keeps its table of numbers for all later calls, and must make it where there are numbers.

@@ -22,7 +22,7 @@ from forge_dist.exporting._layout import WholeTensors, first_names, layout_of
 from forge_dist.exporting._plain import Plain, check_without, plain_tensors, without_added
 from forge_dist.exporting._shares import by_tensor, destinations, next_rank, rank_of_files
 from forge_dist.loading._modalities import other_modalities
-from forge_dist.loading._task import is_reward
+from forge_dist.loading._task import is_sequence_classifier
 from forge_dist.loading._unwrap import base_of, is_peft, unwrapped
 from forge_dist.ranks._errors_on_all_ranks import errors_on_all_ranks, exhausted
 from forge_dist.strategies._strategy import Wanted
@@ -91,7 +91,7 @@ def check_export(
     base = base_of(inner)
     usable = comparable_samples(model, samples)
     if not usable:
-        wanted = "ends with another token than the padding one" if is_reward(base) else "has a learned token"
+        wanted = "ends with another token than the padding one" if is_sequence_classifier(base) else "has a learned token"
         raise ExportError(f"{path} cannot be compared: none of the {len(samples)} samples {wanted}")
     check_without(inner, without, path)
     strategy = one_process(base.device) if strategy is None else strategy

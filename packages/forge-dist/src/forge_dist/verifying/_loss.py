@@ -1,4 +1,4 @@
-"""Loss or rewards of a model on samples, one unpadded sample at a time.
+"""Loss, rewards or labels' scores of a model on samples, one unpadded sample at a time.
 
 Without dropout and autocast.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from forge_dist.loading._task import is_reward
+from forge_dist.loading._task import is_sequence_classifier
 from forge_dist.loading._unwrap import base_of, unwrapped
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Score(NamedTuple):
     total: float  # summed negative log-likelihood in nats, or summed reward
     count: int  # learned tokens, or rewards
     in_16_bits: bool = False  # whether the logits came in 16 bits
-    rewards: tuple[float, ...] = ()  # of a reward model: a sample's
+    rewards: tuple[float, ...] = ()  # of a reward model: a sample's; of a classifier: its label's
     padded: tuple[float, ...] = ()  # the same from one batch, padded on the right, as users of the directory may call it
 
     @property
@@ -56,7 +56,7 @@ def score(
     Only learned positions go through the head where the architecture allows it, so [S, V] logits need not fit. A divided model
     is called through its strategy's wrapper, by all ranks together. For a reward model see `_rewards`.
     """
-    if is_reward(base_of(unwrapped(model))):
+    if is_sequence_classifier(base_of(unwrapped(model))):
         return _rewards(model, samples, device, reloaded=reloaded)
     selects = "logits_to_keep" in inspect.signature(base_of(unwrapped(model)).forward).parameters
     nll, count, in_16_bits = 0.0, 0, False
@@ -76,7 +76,7 @@ def score(
 
 
 def _rewards(model: torch.nn.Module, samples: Sequence[Sample], device: torch.device, *, reloaded: bool) -> Score:
-    """Compute the reward of each sample's `input_ids` at its last token, as a run trains it.
+    """Compute the reward, or the labels' scores, of each sample at its last token, as trained.
 
     A `reloaded` model finds that token by its padding token, and computes all samples in one batch too.
     """
@@ -90,7 +90,7 @@ def _rewards(model: torch.nn.Module, samples: Sequence[Sample], device: torch.de
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             for row_S in rows:
                 found = model(input_ids=row_S[None], use_cache=False).logits
-                rewards.append(found.float().item())
+                rewards += found.float().flatten().tolist()
                 in_16_bits = found.element_size() == 2
             if reloaded and pad is not None:
                 batch_BS = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
@@ -109,7 +109,7 @@ def comparable_samples(model: torch.nn.Module, samples: Sequence[Sample]) -> lis
     transformers reads the reward of a row that ends with the padding token before it, whatever the weights.
     """
     base = base_of(unwrapped(model))
-    if not is_reward(base):
+    if not is_sequence_classifier(base):
         return [sample for sample in samples if has_learned_token(sample[1])]
     pad = base.config.get_text_config().pad_token_id
     return [(ids, labels) for ids, labels in samples if len(ids) and int(ids[-1]) != pad]

@@ -12,9 +12,8 @@ from forge_dist.adapters._adapter import AttachAdapter, active_adapter, base_pat
 from forge_dist.adapters._base_model import adapter_base
 from forge_dist.exporting._layout import WholeTensors, first_names, owners_of
 from forge_dist.loading._modalities import language_dtype
-from forge_dist.loading._model_path import Task
 from forge_dist.loading._quantization import quantization_of
-from forge_dist.loading._task import is_reward
+from forge_dist.loading._task import is_sequence_classifier, task_of
 from forge_dist.loading._unwrap import base_of, is_partitioned, is_peft
 from forge_dist.ranks._errors_on_all_ranks import errors_on_all_ranks, exhausted
 from forge_dist.strategies._choose import make_strategy
@@ -62,9 +61,8 @@ def reload_export(
         loader = _loader(strategy, quantized=quantization is not None, adapter=is_peft(model))
         if loader.device != strategy.device:
             _require_room(base, strategy)
-        task: Task = "reward" if is_reward(base) else "causal"
         dtype = language_dtype(base)
-        below = loader.load(model_path, dtype=dtype, attention=None, task=task, quantization=quantization)
+        below = loader.load(model_path, dtype=dtype, attention=None, task=task_of(base), quantization=quantization)
     with errors_on_all_ranks(strategy.ranks, errors, cannot):
         reloaded = _read_adapter(below, path, active_adapter(model), attach) if is_peft(model) else below
     gather_before_lookup(reloaded)
@@ -108,7 +106,7 @@ def _read_adapter(base: "PreTrainedModel", path: Path, name: str, attach: Attach
     # DoRA's magnitudes begin as the norms of the base's rows, which PEFT cannot compute from shards.
     dora = getattr(PeftConfig.from_pretrained(str(path)), "use_dora", False)
     meshes = (parameter.device_mesh for parameter in base.parameters() if isinstance(parameter, DTensor))
-    in_two_steps = any(mesh.ndim > 1 or is_reward(base) or dora for mesh in meshes)
+    in_two_steps = any(mesh.ndim > 1 or is_sequence_classifier(base) or dora for mesh in meshes)
     return read_adapter(base, path, name, _attach_then_load if in_two_steps else None)
 
 

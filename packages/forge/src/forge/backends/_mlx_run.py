@@ -80,7 +80,7 @@ def _run(task: Task, s: Any, rows: Rows, out: RunDirectory, report: Reporter, wa
     # model: forge's loader and adapter, whose first weights mlx-lm is given
     strategy = forge_dist.make_strategy(s.strategy, ranks, device=machine.device.value, adapter=True, optimizer="adamw")
     machine.seed(s.plan.seed)
-    model = strategy.load(start.path, dtype=forge_accel.float32, attention="sdpa", task=task.model_task)
+    model = strategy.load(start.path, dtype=forge_accel.float32, attention="sdpa", task=task.model_task(s))
     adaptation = adapt_model(task, s, start, model, tokenizer, train, Path(found["root"]), strategy, nullcontext, report)
     adapted = adaptation.model.eval()
     layers = peft_layers(adapted)

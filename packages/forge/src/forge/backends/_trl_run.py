@@ -234,7 +234,7 @@ def _run(
             path,
             dtype=forge_accel.float32 if full else dtype.value,
             attention=attention,
-            task=task.model_task,
+            task=task.model_task(s),
             **quantized(s, machine, dtype.value),
         )
 
@@ -419,7 +419,7 @@ def export_trained(
     """Write the model, load it back and compare it with the one in memory."""
     directory = out.path / "hf_format" / name
     report.doing(f"exporting {name} and loading it back")
-    stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task)
+    stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task(s))
     asked = s.checkpoints.save_dtype
     dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
     as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
@@ -430,7 +430,7 @@ def export_trained(
     )
     files = hash_export(directory, strategy.ranks)
     strategy.ranks.first(lambda: record_hashes(out.path, name, files))
-    what = "mean reward" if task.model_task == "reward" else "loss"
+    what = "mean reward" if task.model_task(s) == "reward" else "loss"
     report.note(
         f"exported {directory}: loaded back, on {len(samples)} short samples its {what} is {check.reloaded:.4f}, "
         f"{check.in_memory:.4f} in memory",

@@ -58,7 +58,7 @@ def repair(run: str | Path) -> str:
     verb = verb_of(path / "config.yaml")
     if verb not in VERBS:
         raise RunDirectoryError(f"{path / 'run.json'}: cannot be read, or names no verb. A run directory has one; put it back.")
-    with RunDirectory(path):
+    with RunDirectory(path):  # to the end: another repair would remove what this one makes
         shutil.rmtree(path / _SCRATCH, ignore_errors=True)
         if not has_result(path) and finished_values(path) is None:
             raise RunDirectoryError(
@@ -72,12 +72,12 @@ def repair(run: str | Path) -> str:
             f"{FOLDER}/{name}/{file}: taken from {source}" for name, file, source in take_twins(path, damage.exports, known)
         ]
         left = damage_of(path)
-    if left.exports and (state := _last_state(path)) is not None:
-        said += _make_again(path, verb, state, left, known)
-    if damage.record is not None and known:
-        write_hashes(path, known)
-        said.append(f"{FOLDER}/{FILE}: written again from events.jsonl, for it {damage.record}")
-    left = damage_of(path)
+        if left.exports and (state := _last_state(path)) is not None:
+            said += _make_again(path, verb, state, left, known)
+        if damage.record is not None and known:
+            write_hashes(path, known)
+            said.append(f"{FOLDER}/{FILE}: written again from events.jsonl, for it {damage.record}")
+        left = damage_of(path)
     if left:
         done = f" Made whole: {'; '.join(said)}." if said else ""
         raise RunDirectoryError(f"{path}: is still damaged: {left}.{done} {_only_training(path, verb, left)}")

@@ -142,7 +142,7 @@ def _write_hf(request: ExportRequest, model: Any, tokenizer: Any, rows: Sequence
     for file in sorted(written.iterdir()):
         file.rename(folder / file.name)
     written.rmdir()
-    what = "mean reward" if request.task == "reward" else "loss"
+    what = {"reward": "mean reward", "causal": "loss"}.get(request.task, "mean logit")
     return (
         f"Read back: {check.tensors} tensors, each the one in memory, written as {request.dtype}; loaded by plain "
         f"{'PEFT' if request.adapter and not request.merge else 'transformers'}, its {what} on {check.loss_tokens} random "

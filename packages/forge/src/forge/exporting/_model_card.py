@@ -28,7 +28,7 @@ _OMITTED = DIVISION | {"model_path", "ckpt_output_dir", "data_path", "eval_data_
 _ORIGIN = re.compile(r"^(\w+): .*  # ((?:(?!  # ).)*)$", re.MULTILINE)
 _PATH_SETTING = re.compile(r"(_path|_cache|_dir)$|^preprocess$")
 """Settings whose whole value is a path, or a list of them."""
-_COUNTS = ("_tokens", "_pairs", "_answers", "_prompts")
+_COUNTS = ("_tokens", "_pairs", "_answers", "_prompts", "_samples")
 """Ends of held-out figures that count instead of measuring."""
 
 _PACKAGES = ("forge", "forge_data", "forge_packing", "forge_accel", "forge_dist", "forge_algos")
@@ -63,7 +63,7 @@ def model_card(
     steps, figures = (0, []) if run is None else _figures(run, samples)
     return render(
         "exporting/templates/model_card.md",
-        head=_head(request, verb, origin, reward=reward),
+        head=_head(request, verb, origin),
         title=f"{last_part(origin)}, " + ("exported by forge" if run is None else f"trained by forge {verb}".rstrip()),
         what=what,
         started_from="" if request.adapter or run is None else last_part(origin),
@@ -80,6 +80,7 @@ def model_card(
         peft=request.adapter and not request.merge,
         auto_class=_auto_class(architecture),
         reward=reward,
+        labels=len(labels) if (labels := getattr(request.task, "labels", ())) else 0,
         base=last_part(request.base),
         proofs=proofs,
         versions=_versions(),
@@ -94,7 +95,7 @@ def _auto_class(architecture: str) -> str:
     return "AutoModelForCausalLM"
 
 
-def _head(request: ExportRequest, verb: str, origin: str, *, reward: bool) -> str:
+def _head(request: ExportRequest, verb: str, origin: str) -> str:
     """Write the metadata that the Hub reads, as YAML."""
     from huggingface_hub import ModelCardData
 
@@ -106,7 +107,7 @@ def _head(request: ExportRequest, verb: str, origin: str, *, reward: bool) -> st
         # The Hub knows no other base than its own.
         base_model=origin if on_hub else None,
         library_name="gguf" if gguf else "peft" if peft else "transformers",
-        pipeline_tag=None if reward else "text-generation",
+        pipeline_tag={"causal": "text-generation", "reward": None}.get(request.task, "text-classification"),
         tags=["forge", *([verb] if verb else []), *(["gguf"] if gguf else [])],
     )
     return data.to_yaml().strip()

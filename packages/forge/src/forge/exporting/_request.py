@@ -36,7 +36,8 @@ class ExportRequest:
     format: Format
     base: str
     """Directory or hub name of an adapter's base; of a whole model its own directory."""
-    task: Literal["causal", "reward"]
+    task: Any
+    """Task that the model was trained for, as `forge_dist.directory_task` has it."""
 
     @classmethod
     def of(
@@ -92,7 +93,7 @@ class ExportRequest:
             dtype=chosen,
             format="gguf" if format == "gguf" else "hf",
             base=base,
-            task=_task_of(folder),
+            task=forge_dist.directory_task(str(folder)),
         )
 
     @property
@@ -135,13 +136,6 @@ def _base_of(folder: Path, run: Path | None, *, merge: bool, dtype: str | None) 
                 "changed. Put it back."
             )
     return base
-
-
-def _task_of(folder: Path) -> Literal["causal", "reward"]:
-    """Return which head a model or an adapter has."""
-    architectures = read_json(folder / "config.json").get("architectures") or []
-    of_rewards = any(str(name).endswith("ForSequenceClassification") for name in architectures)
-    return "reward" if of_rewards or read_json(folder / "adapter_config.json").get("task_type") == "SEQ_CLS" else "causal"
 
 
 def read_json(file: Path) -> dict[str, Any]:

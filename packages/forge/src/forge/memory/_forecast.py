@@ -313,7 +313,7 @@ def _outline(planned: Planned, path: str, *, frozen: bool = False) -> Any:
             dtype=planned.dtype if planned.frozen or frozen else planned.weights,
             attention=planned.attention.name,
             attention_function=planned.attention.function,
-            task=planned.task.model_task,
+            task=planned.task.model_task(planned.settings),
             **({} if frozen else planned.loading),
         )
     )

@@ -213,7 +213,7 @@ def _try_way(task: Task, s: Any, machine: forge_accel.Accelerator, way: _Way) ->
         dtype=dtype,
         attention=way.attention.value.name,
         attention_function=way.attention.value.function,
-        task=task.model_task,
+        task=task.model_task(s),
     )
     draft = forge_dist.draft_model(request, device=device)
     if draft is None:
@@ -277,7 +277,7 @@ def _loaded(
         dtype=trained_dtype(s) if s.adapter.adapter in ("none", "osft") else dtype.value,
         attention=way.attention.value.name,
         attention_function=way.attention.value.function,
-        task=task.model_task,
+        task=task.model_task(s),
         **quantized(s, machine, dtype.value),
     )
     forge_algos.score_rows_at_once(model, machine.head_rows)

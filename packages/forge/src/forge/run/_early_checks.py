@@ -27,14 +27,14 @@ from forge.trackers._table import check_trackers
 
 def check_names(task: Task, s: Any, rows: Rows) -> None:
     """Refuse models, settings, trackers, prompts and columns before anything else is done."""
-    forge_dist.check_model_path(s.model.model_path, task=task.model_task)
+    forge_dist.check_model_path(s.model.model_path, task=task.model_task(s))
     for name, path in {"model_path": s.model.model_path, **task.other_models(s)}.items():
         try:
             forge_dist.check_hub_name(path)
         except forge_dist.ModelError as error:
             raise forge_dist.ModelError(str(error).replace("model_path", name, 1)) from None
     task.check_settings(s)
-    check_base_kl(s, task.model_task)
+    check_base_kl(s, task.model_task(s))
     _check_rates(s)
     _check_cut(s)
     _check_divided(task, s)
@@ -106,7 +106,7 @@ def _check_divided(task: Task, s: Any) -> None:
             f"{name}={sizes[name]} divides the matrices whose singular vectors adapter=osft keeps: leave {name} out; fsdp2 "
             "divides the weights under osft too."
         )
-    forge_dist.check_divisible(s.model.model_path, **sizes, task=task.model_task)
+    forge_dist.check_divisible(s.model.model_path, **sizes, task=task.model_task(s))
 
 
 def check_prompts(task: Task, s: Any, tokenizer: Any) -> dict[str, int]:
@@ -153,7 +153,7 @@ def _check_adapter(
         dtype=forge_accel.float32,
         attention=tried.attention.name,
         attention_function=tried.attention.function,
-        task=task.model_task,
+        task=task.model_task(s),
         **loading,
     )
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import forge_accel
 import forge_data
@@ -36,8 +36,8 @@ def check_positions(task: Task, s: Any, path: str, parts: Sequence[Items], asked
     virtual = s.adapter.num_virtual_tokens if s.adapter.adapter in VIRTUAL else 0
     longest = max(int(items.longest.max()) for items in parts) + virtual
     answered = max(asked.values(), default=0) + s.evaluation.eval_max_new_tokens + virtual if asked else 0
-    if (limit := _exceeded(task, path, max(longest, answered))) is not None:
-        table = _table(task.model_task, path)
+    if (limit := _exceeded(task, s, path, max(longest, answered))) is not None:
+        table = _table(task.model_task(s), path)
         if table is not None:
             _refuse_rows(parts, table - virtual, f"model_path {s.model.model_path}")
             _refuse_prompts(s, asked, table - virtual)
@@ -47,20 +47,23 @@ def check_positions(task: Task, s: Any, path: str, parts: Sequence[Items], asked
                 f"(max_position_embeddings); max_seq_len={limit} would drop them."
             )
     for name, other in task.row_readers(s).items():
-        if _exceeded(task, other, longest - virtual) is not None and (table := _table(task.model_task, other)) is not None:
+        if (
+            _exceeded(task, s, other, longest - virtual) is not None
+            and (table := _table(task.model_task(s), other)) is not None
+        ):
             _refuse_rows(parts, table, f"{name} {other}")
     for name, other in task.text_readers(s).items():
         if not _is_adapter(other) and (table := _table("reward", other)) is not None:
             _refuse_texts(parts, forge_data.load_tokenizer(other), table, f"{name} {other}")
 
 
-def _exceeded(task: Task, path: str, longest: int) -> int | None:
+def _exceeded(task: Task, s: Any, path: str, longest: int) -> int | None:
     """Return the positions that a configuration names, if a text is about as long or longer."""
-    limit = forge_dist.max_positions(path, task=task.model_task)
+    limit = forge_dist.max_positions(path, task=task.model_task(s))
     return limit if limit is not None and longest > limit - _SHORTER_TABLE else None
 
 
-def _table(kind: Literal["causal", "reward"], path: str) -> int | None:
+def _table(kind: Any, path: str) -> int | None:
     request = forge_dist.LoadRequest(model_path=path, dtype=forge_accel.float32, attention="eager", task=kind)
     return forge_dist.position_table(forge_dist.outline_model(request))
 

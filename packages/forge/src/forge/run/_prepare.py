@@ -235,6 +235,7 @@ def _replacing_stepless(out: RunDirectory, report: Reporter) -> Iterator[None]:
 def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Path, shards: int) -> Prepared:
     """Open the stores under `root` and plan as `prepare` did: the same on every rank."""
     store, held_out_store = task.open_store(root / "data" / "train"), None
+    s = task.choose(s, store)
     if s.data.eval_data_path:
         held_out_store = task.open_store(root / "data" / "eval")
     elif s.data.validation_split:
@@ -264,7 +265,7 @@ def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, dire
     """Tokenize rows into a store, or take the launcher's; log how many were kept and dropped.
 
     Returns:
-        The settings, in which rows in memory are described now that all were read.
+        The settings, in which rows in memory are described now that all were read, with what the training rows decide.
 
     """
     directory.parent.mkdir(exist_ok=True)
@@ -285,4 +286,4 @@ def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, dire
         kind=store.kind,
         **account.as_dict(),
     )
-    return s
+    return task.choose(s, store) if setting == "data_path" else s

@@ -166,7 +166,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     num_steps = task.num_steps(s, plan)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=num_steps)
     # A model is exported in the dtype of its directory or in save_dtype; adapters stay in the float32 of their training.
-    stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task)
+    stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task(s))
     asked = s.checkpoints.save_dtype
     export_dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
     rounds = export_dtype not in (None, forge_accel.float32, trained_dtype(s))
@@ -262,7 +262,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         strategy=strategy,
         tokenizer=tokenizer,
         dtype=export_dtype,
-        model_task=task.model_task,
+        model_task=task.model_task(s),
         samples=(train if held_out is None else held_out).short_samples(),
         attach=adaptation.attach,
         as_plain=as_plain,

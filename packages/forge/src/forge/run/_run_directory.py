@@ -377,7 +377,9 @@ class RunDirectory:
             if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
-                entry.unlink(missing_ok=True)
+                # A file system that became read-only must not hide why the run ended.
+                with contextlib.suppress(OSError):
+                    entry.unlink(missing_ok=True)
         self._release()
         remove_empty(self._made)
         self._made.clear()

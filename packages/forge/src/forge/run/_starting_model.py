@@ -40,7 +40,7 @@ def starting_model(task: Task, s: Any, out: RunDirectory, report: Reporter) -> t
     """
     path = s.model.model_path
     tokenizer = forge_data.load_tokenizer(path)
-    rows = forge_dist.check_model(path, task=task.model_task)
+    rows = forge_dist.check_model(path, task=task.model_task(s))
     added = forge_data.add_tokens(tokenizer, s.model.add_tokens, special=s.model.add_special_tokens)
     # A token that the tokenizer has and the model has no row for is new to the model.
     new = {token: number for token, number in added.ids.items() if token in added.new or number >= rows}
@@ -54,8 +54,8 @@ def starting_model(task: Task, s: Any, out: RunDirectory, report: Reporter) -> t
     ids = tuple(sorted(new.values()))
     folder = out.place(BASE)
     if not folder.exists():
-        forge_dist.write_with_token_rows(path, folder, ids, tokenizer=tokenizer, task=task.model_task)
-    size = forge_dist.check_model(str(folder), task=task.model_task)
+        forge_dist.write_with_token_rows(path, folder, ids, tokenizer=tokenizer, task=task.model_task(s))
+    size = forge_dist.check_model(str(folder), task=task.model_task(s))
     grown = f"the embedding grows from {rows:,} to {size:,} rows" if size > rows else f"of the {rows:,} rows some were unused"
     shown = [f"{token!r} {number}" for token, number in new.items()]
     more = ["..."] if len(shown) > _SHOWN else []

@@ -35,7 +35,7 @@ class Exports:
         strategy: that divides the model.
         tokenizer: written with the model; None for none.
         dtype: of the files; None as in memory.
-        model_task: `causal` or `reward`.
+        model_task: task that the model was loaded for.
         samples: on which the loaded export is compared with the model in memory.
         attach: loads an adapter onto a divided base.
         as_plain: further arguments of writing and of checking.
@@ -119,7 +119,7 @@ class Exports:
         # A last export that differs from the model in memory is not recorded: the run is not proved.
         self._ranks.first(lambda: take_name(self._run, place, directory, None if differs and final else files, then))
         if check is not None:
-            what = "mean reward" if self._task == "reward" else "loss"
+            what = {"reward": "mean reward", "causal": "loss"}.get(self._task, "mean logit")
             self._report.note(
                 f"exported {directory}: loaded back, on {len(self._samples)} short samples its {what} is {check.reloaded:.4f}, "
                 f"{check.in_memory:.4f} in memory",

@@ -53,7 +53,7 @@ def read_hashes(run: Path) -> dict[str, Hashes]:
     """
     values, _ = unsealed(run / FOLDER / FILE)
     try:
-        return {str(name): _hashes(files) for name, files in values.items()}
+        return {_export_name(name): _hashes(files) for name, files in values.items()}
     except (TypeError, ValueError, AttributeError):
         raise ValueError("is not what a run writes") from None
 
@@ -63,7 +63,7 @@ def hashes_in_events(run: Path) -> dict[str, Hashes]:
     found = {}
     for event in events(run, "exported"):
         with suppress(TypeError, ValueError, AttributeError, KeyError):
-            found[str(event["export"])] = _hashes(event["files"])
+            found[_export_name(event["export"])] = _hashes(event["files"])
     return found
 
 
@@ -118,10 +118,31 @@ def events(run: Path, *kinds: str) -> Iterator[dict[str, Any]]:
                 yield found
 
 
+def _export_name(name: Any) -> str:
+    """Return the name of an export.
+
+    Raises:
+        ValueError: it would be another place than a folder in hf_format.
+
+    """
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError(name)
+    return name
+
+
 def _hashes(files: Any) -> Hashes:
+    """Check what was recorded of an export: a run directory may come from somebody else.
+
+    Raises:
+        TypeError, ValueError, AttributeError: it is not what a run writes, or a name leads out of the export.
+
+    """
     found = {}
     for name, (size, sha256) in files.items():
         if not isinstance(size, int) or not isinstance(sha256, str):
             raise TypeError(name)
+        parts = str(name).split("/")
+        if "\0" in name or any(part in ("", ".", "..") for part in parts):
+            raise ValueError(name)
         found[str(name)] = (size, sha256)
     return found

@@ -194,7 +194,7 @@ def _sizes(s: Any, model_path: str, memory: MemoryPlan | None) -> tuple[int, int
         return state, memory.trained if memory is not None and known else 0
     if not stored:
         return state, 0
-    width = forge_dist.base_dtype(model_path).itemsize
+    width = forge_dist.base_dtype(model_path, task=forge_dist.directory_task(model_path)).itemsize
     asked = s.checkpoints.save_dtype
     if not known and keeps and s.adapter.adapter == "none":
         weight = getattr(forge_accel, s.device.weights).itemsize

@@ -216,6 +216,7 @@ COMMANDS = {
         "sft": "train finetune fine-tune lora_sft lora-sft",
         "osft": "lora_osft",
         "reward": "rm reward_model",
+        "classify": "cls classification text-classification sequence-classification text_classification",
         "grpo": "lora_grpo",
         "generate": "inference infer predict",
         "export": "merge merge-lora merge_lora",
@@ -235,6 +236,7 @@ OWN = {
         "dpo": "loss_weights f_divergence",
         "orpo": "learn_prompt",
         "reward": "centering",
+        "classify": "labels problem_type",
         "ppo": "lam value_weight value_clip whiten",
         "grpo": "scale_rewards dual_clip kl_estimator",
         "sft and osft": "loss neftune_alpha",
@@ -255,8 +257,9 @@ OWN = {
             sampler_timeout tis_above tis_cap max_sampler_gap""",
         "sft, osft, dpo, orpo, simpo, kto and reward": "normalize",
         "sft, dpo and all others but pretrain": "chat_template chat_template_kwargs on_overflow",
-        "sft, dpo and all others but pretrain, sdft, ppo, grpo and rloo": "max_seq_len train_on turns turn_end data_format",
-        "sft, dpo and all others but sdft, ppo, grpo and rloo": "num_proc lint",
+        "sft, dpo and all others but pretrain, sdft, ppo, grpo and rloo": "max_seq_len",
+        "sft, dpo and all others but pretrain, sdft, classify, ppo, grpo and rloo": "train_on turns turn_end data_format",
+        "sft, dpo and all others but sdft, classify, ppo, grpo and rloo": "num_proc lint",
     }.items()
     for name in names.split()
 }

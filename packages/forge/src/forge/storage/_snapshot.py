@@ -171,6 +171,12 @@ def local_files(run: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
+def links_of(run: Path) -> list[Path]:
+    """Return the links in a run directory and its folders; they are not copied."""
+    folders = [run, *(run / name for name in ("full_state", "hf_format") if not (run / name).is_symlink())]
+    return [entry for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry.is_symlink()]
+
+
 def grows(path: str) -> bool:
     """Return whether a file of a run directory is appended to, line by line."""
     return path.endswith(_GROWING) and not path.startswith((*(f"{folder}/" for folder in _WHOLE), "data/"))
@@ -183,11 +189,10 @@ def group_of(path: str) -> str:
 
 
 def _settled(run: Path, path: str) -> bool:
-    """Return whether the mark of the best export is of the export that is there."""
+    """Return whether the mark of the best export is of the export that is there.
+
+    A better one takes its place only once the former mark is gone (`forge.saving`); no clock is asked, which may be set back.
+    """
     if path not in ("hf_format/best", "hf_format/best.json"):
         return True
-    best, mark = run / "hf_format" / "best", run / "hf_format" / "best.json"
-    try:
-        return mark.stat().st_mtime_ns >= best.stat().st_mtime_ns
-    except FileNotFoundError:
-        return False
+    return (run / "hf_format" / "best").is_dir() and (run / "hf_format" / "best.json").is_file()

@@ -14,7 +14,7 @@ from typing import Self
 from forge._errors import RunDirectoryError, SettingsError, StorageError
 from forge.storage._remote import Remote
 from forge.storage._restore import restore
-from forge.storage._snapshot import HOLDER, Snapshot, local_files, newest_step, snapshots
+from forge.storage._snapshot import HOLDER, Snapshot, links_of, local_files, newest_step, snapshots
 from forge.storage._upload import Upload
 
 _LOOK_SECONDS = 1.0
@@ -125,6 +125,9 @@ class Storage:
         self._upload = Upload(self._remote, self._path, identity, self._progress)
         self._upload.take()
         self._lines.append(f"checkpoint_storage {self._url}: each full state and export is copied there in the background")
+        links = sorted(entry.relative_to(self._path).as_posix() for entry in links_of(self._path))
+        if links:
+            self._lines.append(f"WARNING: checkpoint_storage {self._url}: links are not copied: {', '.join(links)}")
         self.tell()
         self._thread = threading.Thread(target=self._work, args=(self._upload,), name="storage", daemon=True)
         self._thread.start()

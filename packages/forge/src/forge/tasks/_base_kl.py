@@ -67,9 +67,10 @@ def ended_by(s: Any, *, waited: int, measured: Evaluation | None) -> tuple[str, 
     return None
 
 
-def check_base_kl(s: Any, model_task: str) -> None:
+def check_base_kl(s: Any, model_task: Any) -> None:
     """Raise SettingsError where a model predicts no tokens, so that nothing diverges."""
     if s.evaluation.kl_base and model_task != "causal":
         raise SettingsError(
-            "kl_base is the divergence between predictions of the next token, and a reward model makes none: leave it out."
+            "kl_base is the divergence between predictions of the next token, and a reward model makes none, nor does a "
+            "classifier: leave it out."
         )

@@ -64,7 +64,7 @@ class OfflineSteps:
         held_out: Any = self.run.held_out
         for rows in self._eval_rows:
             batch: Any = held_out.batch(rows)
-            yield getattr(batch, "groups", getattr(batch, "completions", batch))
+            yield getattr(batch, "groups", getattr(batch, "completions", getattr(batch, "row", batch)))
 
 
 def one_ahead(items: Iterator[T]) -> Iterator[T]:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import attrs
 
@@ -129,8 +129,6 @@ class Task(ABC):
     settings: ClassVar[type[RunSettings]]
     about: ClassVar[str]
     """One sentence for `--help`, the function's docstring and docs/settings.md."""
-    model_task: ClassVar[Literal["causal", "reward"]] = "causal"
-    """Which head the model is loaded with."""
     items_are: ClassVar[str] = "samples"
     """What the batch plan numbers, in the log; metrics.jsonl and exports say samples for every verb."""
     extra_modules: ClassVar[tuple[str, ...]] = ()
@@ -165,6 +163,17 @@ class Task(ABC):
     def text_readers(self, s: Any) -> dict[str, str]:  # noqa: ARG002 - most have none
         """Return those of the further models that read texts with a tokenizer of their own."""
         return {}
+
+    def model_task(self, s: Any) -> Any:  # noqa: ARG002 - the settings may decide
+        """Return the head that is loaded: "causal", "reward" or a `forge_dist.Classifier`."""
+        return "causal"
+
+    def choose(self, s: Any, store: Any) -> Any:  # noqa: ARG002 - most choose nothing
+        """Return settings with what the training rows decide, the same on every rank.
+
+        `store` has all of them, those too that `validation_split` holds out.
+        """
+        return s
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:
         """Tokenize rows into a store in `directory`; `more` is passed to `forge_data.prepare`."""

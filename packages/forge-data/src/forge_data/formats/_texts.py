@@ -1,0 +1,68 @@
+"""Row of a whole text (or messages) and its label or labels → `Question`, for classifiers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from forge_data._errors import DataError
+from forge_data._values import checked_text, describe, from_json, string
+from forge_data.formats._chat import chat
+from forge_data.formats._messages import checked_messages
+from forge_data.formats._prompts import Question, record_of, refuse_template_fields
+
+
+def labelled(place: str, fields: Mapping[str, Any]) -> Question:
+    """Read a row with `text` or `messages`, and `label` (one) or `labels` (any number of them).
+
+    Raises:
+        DataError: neither or both of two fields, or a label that is neither text nor a whole number.
+    """
+    label, labels = fields.get("label"), from_json(fields.get("labels"))
+    if label is not None and labels is not None:
+        raise DataError(
+            f"{place} has label beside labels; keep label where a row is one of several, labels where it may be more"
+        )
+    if label is None and labels is None:
+        has = ", ".join(map(repr, fields)) or "(none)"
+        raise DataError(
+            f"{place} has the fields {has}, and no label; give label (one of several) or labels (a list, of any number); a "
+            "column of another name is read with `rename_columns`, such as category=label"
+        )
+    if label is not None:
+        columns: dict[str, Any] = {"label": _checked(place, "label", label)}
+    elif not isinstance(labels, list):
+        raise DataError(f"{place}: field labels is {describe(labels)}; it must be a list of labels (label holds a single one)")
+    else:
+        columns = {"labels": [_checked(place, f"labels[{at}]", each) for at, each in enumerate(labels)]}
+        if twice := next((each for at, each in enumerate(columns["labels"]) if each in columns["labels"][:at]), None):
+            raise DataError(f"{place}: field labels has {describe(twice)} twice; name each label once")
+    return _read(place, fields, columns)
+
+
+def _read(place: str, fields: Mapping[str, Any], columns: dict[str, Any]) -> Question:
+    """Read the text or the messages of a row, with these columns."""
+    names = [name for name in ("text", "messages") if fields.get(name) is not None]
+    if len(names) != 1:
+        has = ", ".join(map(repr, fields)) or "(none)"
+        what = "which are two; keep one of them" if names else "and none of them is a text; give text, or messages"
+        raise DataError(
+            f"{place} has the fields {has}, {what}; a column of another name is read with `rename_columns`, such as "
+            "sentence=text"
+        )
+    if names == ["text"]:
+        text = string(place, "text", fields["text"])
+        refuse_template_fields(place, fields)
+        return Question(text, record_of(place, text, columns))
+    turns = checked_messages(place, "messages", from_json(fields["messages"]))
+    return Question(chat(place, fields, turns), record_of(place, turns.messages, columns))
+
+
+def _checked(place: str, field: str, label: object) -> str | int:
+    """Return a label as it is: a text, or a whole number."""
+    if isinstance(label, bool) or not isinstance(label, (int, str)):
+        remedy = "write it as a text" if isinstance(label, (bool, float)) else "it must be a text or a whole number"
+        raise DataError(f"{place}: field {field} is {describe(label)}, which is no label: {remedy}")
+    if isinstance(label, int):
+        return label
+    if not label.strip():
+        raise DataError(f"{place}: field {field} is an empty text; name the label, or take the row out")
+    return checked_text(place, field, label)
