@@ -6,6 +6,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -48,14 +49,14 @@ def check(group: str) -> Callable[[Callable[["Here"], Any]], Callable[["Here"], 
 
 
 class Here:
-    """The device, and what `--tiny` changes: toy shapes, on which nothing is claimed."""
+    """The device, and what `--toy` changes: toy shapes, on which nothing is claimed."""
 
-    def __init__(self, device: str, *, tiny: bool) -> None:
+    def __init__(self, device: str, *, toy: bool) -> None:
         import torch
 
         from forge_accel import accelerator
 
-        self.torch, self.tiny = torch, tiny
+        self.torch, self.toy = torch, toy
         self.machine = accelerator(device)
         self.device = self.machine.device.value
         self.gpu = self.device.type != "cpu"
@@ -63,17 +64,26 @@ class Here:
         self.autocast = partial(self.machine.autocast, torch.bfloat16)
 
     def shape(self, name: str) -> dict[str, Any]:
-        """Return the sizes of a model; those of a toy with `--tiny`."""
-        return SHAPES["toy" if self.tiny else name]
+        """Return the sizes of a model; those of a toy with `--toy`."""
+        return SHAPES["toy" if self.toy else name]
 
-    def model(self, shape: str, *, dtype: Any, attention: str = "documents", layers: int | None = None, seed: int = 0) -> Any:
-        """Make a Llama of a shape with seeded random weights on the device."""
+    def model(
+        self,
+        shape: str,
+        *,
+        dtype: Any,
+        attention: str = "documents",
+        layers: int | None = None,
+        seed: int = 0,
+        function: Any = None,
+    ) -> Any:
+        """Make a Llama of a shape with seeded random weights on the device; `function` is another attention."""
         from transformers import AutoModelForCausalLM, LlamaConfig
 
         from forge_dist.loading._attention import register_attention
 
         if attention == "documents":
-            register_attention(attention, self.machine.attention("auto", self.dtype).value.function)
+            register_attention(attention, function or self.machine.attention("auto", self.dtype).value.function)
         fields = dict(self.shape(shape))
         if layers:
             fields["num_hidden_layers"] = min(layers, fields["num_hidden_layers"])
@@ -81,6 +91,24 @@ class Here:
         self.torch.manual_seed(seed)
         with self.torch.device(self.device):
             return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+
+    def quantized(self, shape: str) -> tuple[Any, Any]:
+        """Load a model of a shape in 4 bits; return it and the settings of its adapter.
+
+        Raises:
+            AccelError: the device has no 4-bit kernels.
+            MissingPackageError: bitsandbytes is not installed.
+        """
+        from forge_algos import AdapterSettings, quantization_config
+        from forge_dist import load_model
+
+        settings = AdapterSettings(adapter="qlora", lora_r=16, lora_alpha=32.0)
+        self.machine.quantization(settings.quant_type)
+        how = {"quantization": quantization_config(settings, self.dtype), "dtype": self.dtype, "attention": "documents"}
+        with TemporaryDirectory() as folder:
+            self.model(shape, dtype=self.dtype).save_pretrained(folder)
+            function = self.machine.attention("auto", self.dtype).value.function
+            return load_model(folder, device=self.device, attention_function=function, **how), settings
 
     def rows(self, shape: str, lengths: Iterable[int], seed: int = 0) -> list[Sample]:
         """Draw samples of random tokens, 60 % of each learned."""
@@ -98,7 +126,7 @@ class Here:
         """Draw lengths like those of chats, which fill a row exactly."""
         import numpy as np
 
-        tokens, mean = (128, 40) if self.tiny else (tokens, 900)
+        tokens, mean = (128, 40) if self.toy else (tokens, 900)
         rng, found = np.random.default_rng(seed), []
         while (left := tokens - sum(found)) > 0:
             found.append(min(left, int(np.clip(rng.lognormal(math.log(mean), 0.8), 16, 4096))))

@@ -15,9 +15,9 @@ def ceilings(here: Here) -> tuple[None, dict[str, Any]]:
     """Report the device's own rates of bf16 products and copies, and every choice with its reason."""
     from forge_accel import DeviceSettings, describe
 
-    n = 256 if here.tiny else 8192
+    n = 256 if here.toy else 8192
     a, b = (here.torch.randn(n, n, device=here.device, dtype=here.dtype) for _ in range(2))
-    x = here.torch.empty(1 << (20 if here.tiny else 30), device=here.device, dtype=here.torch.int16)
+    x = here.torch.empty(1 << (20 if here.toy else 30), device=here.device, dtype=here.torch.int16)
     y = here.torch.empty_like(x)
     choices = {row.what: row.reason for row in describe(here.machine, DeviceSettings())}
     product, copy = _seconds(here, lambda: a @ b), _seconds(here, lambda: y.copy_(x))
@@ -30,7 +30,7 @@ def kernel(here: Here) -> tuple[bool, dict[str, Any]]:
     from forge_accel import document_attention
 
     fast = here.machine.attention("auto", here.dtype).value.function
-    lengths, worst = [5, 33, 17] if here.tiny else [1, 2, 129, 700, 64, 1000], {}
+    lengths, worst = [5, 33, 17] if here.toy else [1, 2, 129, 700, 64, 1000], {}
     ends = here.torch.tensor([0, *lengths], device=here.device).cumsum(0).to(here.torch.int32)
     for heads, groups, size in ((4, 4, 64), (8, 2, 64), (32, 8, 128), (6, 2, 96), (2, 1, 256)):
         for window in (None, 16):
@@ -52,7 +52,7 @@ def kernel(here: Here) -> tuple[bool, dict[str, Any]]:
 def isolation(here: Here) -> tuple[bool, dict[str, Any]]:
     """Change one document of a row: no bit of another's hidden states changes, and no gradient leaks into its tokens."""
     torch, model = here.torch, here.model("small", dtype=here.torch.float32).eval()
-    first, second = (20, 30) if here.tiny else (300, 500)
+    first, second = (20, 30) if here.toy else (300, 500)
     vocabulary = model.config.vocab_size
     ids = torch.arange(first + second, device=here.device) % (vocabulary // 2)
     ids[:first] += vocabulary // 2  # no token in common
@@ -82,7 +82,7 @@ def compiled(here: Here) -> tuple[bool, dict[str, Any]]:
     for compiling in (False, True):
         model = here.model("small", dtype=here.torch.float32)
         if compiling:
-            backend = "aot_eager" if here.tiny else "inductor"
+            backend = "aot_eager" if here.toy else "inductor"
             blocks = CompiledBlocks(repeated_blocks(model), backend=backend, note=notes.append)
         losses.append([out.loss for out in here.train(model, rows)])
         problem = blocks.problem if compiling else None

@@ -13,7 +13,7 @@ from _here import Here, check, packed, relative
 def packed_alone(here: Here) -> tuple[bool, dict[str, Any]]:
     """Compare a packed row in bf16 with samples alone in float32; what bf16 does to samples alone is the yardstick."""
     torch = here.torch
-    lengths = [7, 40, 23] if here.tiny else [37, 400, 3, 812, 129]
+    lengths = [7, 40, 23] if here.toy else [37, 400, 3, 812, 129]
     samples = here.rows("small", lengths)
     count = sum(int((sample.labels[1:] != -100).sum()) for sample in samples)
 
@@ -104,30 +104,37 @@ def adapters(here: Here) -> tuple[bool, dict[str, Any]]:
     return good, facts
 
 
-@check("right")
-def whole_run(here: Here) -> tuple[bool, dict[str, Any]]:
-    """Run `forge.sft` from rows to a proven export, once at a stretch and once stopped at half and resumed."""
+def prepared_run(here: Here, base: Path, shape: str, *, length: int) -> dict[str, Any]:
+    """Write a model of a shape and 64 rows of about `length` tokens below `base`; return settings of `forge.sft` for them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+    vocabulary = {word: i for i, word in enumerate(["<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    here.torch.manual_seed(0)
+    config = LlamaConfig(**{**here.shape(shape), "vocab_size": len(tokenizer)}, max_position_embeddings=4096)
+    with here.torch.device(here.device):
+        LlamaForCausalLM(config).save_pretrained(base / "model")
+    tokenizer.save_pretrained(base / "model")
+    rows = [[1 + k % 250 for k in range(length + i % 7)] for i in range(64)]
+    lines = [json.dumps({"input_ids": row, "labels": [-100, *row[1:]]}) + "\n" for row in rows]
+    (base / "data.jsonl").write_text("".join(lines), encoding="utf-8")
+    return {
+        "model_path": str(base / "model"), "data_path": str(base / "data.jsonl"), "effective_batch_size": 16, "seed": 1,
+        "learning_rate": 1e-3, "lr_scheduler": "constant", "device": here.machine.name,
+    }  # fmt: skip
+
+
+@check("right")
+def whole_run(here: Here) -> tuple[bool, dict[str, Any]]:
+    """Run `forge.sft` from rows to a proven export, once at a stretch and once stopped at half and resumed."""
     import forge
 
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
-        vocabulary = {word: i for i, word in enumerate(["<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-        inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-        inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
-        here.torch.manual_seed(0)
-        config = LlamaConfig(**{**here.shape("small"), "vocab_size": len(tokenizer)}, max_position_embeddings=4096)
-        LlamaForCausalLM(config).save_pretrained(base / "model")
-        tokenizer.save_pretrained(base / "model")
-        rows = [{"input_ids": list(range(1, 9 + i % 7)), "labels": [-100, *range(2, 9 + i % 7)]} for i in range(64)]
-        (base / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        how: dict[str, Any] = {
-            "model_path": str(base / "model"), "data_path": str(base / "data.jsonl"), "effective_batch_size": 16, "seed": 1,
-            "learning_rate": 1e-3, "lr_scheduler": "constant", "device": here.machine.name, "keep_full_state": True,
-        }  # fmt: skip
+        how = prepared_run(here, base, "small", length=9) | {"keep_full_state": True}
         forge.sft(**how, max_steps=6, ckpt_output_dir=str(base / "one"))
         forge.sft(**how, max_steps=3, ckpt_output_dir=str(base / "two"))
         forge.sft(**how, max_steps=6, ckpt_output_dir=str(base / "two"))

@@ -3,7 +3,7 @@
     python benchmarks/gpu/run.py --group right                # correctness
     python benchmarks/gpu/run.py --group speed                # tokens a second, MFU, the tax of exactness
     python benchmarks/gpu/run.py --only kernel,waits          # single checks
-    python benchmarks/gpu/run.py --device cpu --tiny          # dry run: toy shapes, no claim
+    python benchmarks/gpu/run.py --device cpu --toy          # dry run: toy shapes, no claim
 
 Needs no network and no model files. Each check runs in a process of its own: a fresh allocator, so that peaks are its own, and
 running out of memory is that check's result alone. Line: {"check", "group", "ok": true|false|null, "seconds", ...facts,
@@ -28,7 +28,7 @@ from _here import CHECKS, Here
 from _report import versions
 
 SECONDS = 600.0
-for module in ("_right", "_right_training", "_speed"):
+for module in ("_right", "_right_training", "_right_state", "_speed", "_speed_trl", "_tax"):
     importlib.import_module(module)
 
 
@@ -43,12 +43,12 @@ def one(name: str, here: Here) -> dict[str, Any]:
         places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-6:]]
         good, facts = False, {"error": f"{type(error).__name__}: {str(error)[:600]}", "at": places}
     seconds = round(time.perf_counter() - started, 1)
-    return {"check": name, "group": CHECKS[name].group, "ok": good, "seconds": seconds, "tiny": here.tiny, **facts}
+    return {"check": name, "group": CHECKS[name].group, "ok": good, "seconds": seconds, "toy": here.toy, **facts}
 
 
 def apart(name: str, options: argparse.Namespace, left: float) -> dict[str, Any]:
     """Run one check in a process of its own."""
-    words = [sys.executable, __file__, "--inside", name, "--device", options.device, *(["--tiny"] if options.tiny else [])]
+    words = [sys.executable, __file__, "--inside", name, "--device", options.device, *(["--toy"] if options.toy else [])]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=left, check=False)
     except subprocess.TimeoutExpired:
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--group", choices=["right", "speed"])
     parser.add_argument("--only", help="names of checks, with commas between them")
     parser.add_argument("--device", default="auto", help="a name that forge_accel knows")
-    parser.add_argument("--tiny", action="store_true", help="toy shapes that run in seconds on a CPU and prove no speed")
+    parser.add_argument("--toy", action="store_true", help="toy shapes that run in seconds on a CPU and prove no speed")
     parser.add_argument("--in-process", action="store_true", help="all in this process, one after the other")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each check at most")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
@@ -73,13 +73,13 @@ def main() -> None:
     if options.inside:
         channel = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-        channel.write(json.dumps(one(options.inside, Here(options.device, tiny=options.tiny)), default=str) + "\n")
+        channel.write(json.dumps(one(options.inside, Here(options.device, toy=options.toy)), default=str) + "\n")
         return
     asked = None if options.only is None else options.only.split(",")
     if asked and (unknown := sorted(set(asked) - set(CHECKS))):
         parser.error(f"no such check: {', '.join(unknown)}; there are {', '.join(CHECKS)}")
     names = [name for name, each in CHECKS.items() if options.group in (None, each.group) and (asked is None or name in asked)]
-    here = Here(options.device, tiny=options.tiny)
+    here = Here(options.device, toy=options.toy)
     found = []
     for name in names:
         line = one(name, here) if options.in_process else apart(name, options, options.seconds)

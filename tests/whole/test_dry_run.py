@@ -9,12 +9,15 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 import torch
 
 import forge
 import forge_algos
 from forge.cli._app import main
+from forge.memory import _tokens
+from forge.memory._forecast import Rehearsed, plan_of
 from forge.run import _memory, _prepare
 
 from .conftest import write_rows
@@ -107,6 +110,34 @@ def test_a_micro_batch_left_open_is_the_largest_that_fits(
     for tokens, said in ((small, "it fits"), (3 * small, "it does NOT fit")):
         forge.dry_run(forge.sft, **roomy, max_tokens_per_gpu=tokens, ckpt_output_dir=tmp_path / "run", machine="0.504GB")
         assert said in capsys.readouterr().err
+
+
+def test_what_is_recomputed_follows_from_the_memory(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """activation_checkpointing=auto is none, selective and full as memory falls: the first of them that fits nine tenths."""
+    asked: list[Any] = []
+
+    def choose(*planned_and_target: Any) -> tuple[str, str]:
+        asked.extend(planned_and_target)
+        return _tokens.choose_checkpointing(*planned_and_target)
+
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    monkeypatch.setattr(_prepare, "is_small", lambda _: False)
+    monkeypatch.setattr(_prepare, "choose_checkpointing", choose)
+    forge.dry_run(forge.sft, **given, activation_checkpointing="auto", ckpt_output_dir=tmp_path / "run", machine="80GB")
+    planned, target = asked
+    needs = {}
+    for kind in _tokens.KINDS:
+        settings = planned.settings.with_value("strategy", "activation_checkpointing", kind)
+        needs[kind] = _tokens._needed(plan_of(Rehearsed.of(attrs.evolve(planned, settings=settings), target), target))
+    assert needs["none"] > needs["selective"] > needs["full"]
+    for kind, needed in needs.items():
+        enough = math.ceil(needed / 0.9) + 1
+        assert _tokens.choose_checkpointing(planned, attrs.evolve(target, limit=enough))[0] == kind
+    found, why = _tokens.choose_checkpointing(planned, attrs.evolve(target, limit=2**18))
+    assert found == "full", why
+    assert "even so" in why
 
 
 def test_the_longest_sample_is_the_least_that_is_chosen(roomy: dict[str, Any], tmp_path: Path) -> None:

@@ -171,6 +171,35 @@ def test_each_way_to_save_memory_is_planned(kind: str, tmp_path: Path) -> None:
 _PLANNED: dict[str, Any] = {}
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_weights_that_are_gathered_in_bfloat16_compute_in_it(alone: bool) -> None:
+    """Activations are those of bfloat16 weights without autocast; weights, gradients and moments are float32's.
+
+    Where a small model cannot compute so (here, for what a layer multiplies by a number in float32) all compute under autocast.
+    """
+    draft = AutoModelForCausalLM.from_config(CONFIGS["llama"](), dtype=torch.bfloat16)
+    autocast, found = partial(torch.autocast, "cpu", torch.bfloat16), []
+    for dtype, gathered in ((torch.float32, torch.bfloat16), (torch.bfloat16, None), (torch.float32, None)):
+        rehearsal, adaptation, model, moved = made("llama", forge_algos.AdapterSettings(), "adamw", outline=True, dtype=dtype)
+        if not alone:
+            for each in (draft, model):
+                each.model.layers[1].mlp.register_forward_pre_hook(lambda _, args: args[0].float())
+        loaded = rehearsal._loaded
+        rehearsal = attrs.evolve(
+            rehearsal, gather_dtype=gathered, autocast=nullcontext if alone and gathered is None else autocast
+        )
+        rehearsal._loaded.update(loaded)
+        rehearsal._drafts.append(draft)
+        how = {"objective": forge_algos.SFT, "adaptation": adaptation}
+        found.append(rehearsal.step(model, moved, [Row(9, 20), Row(170, 141)], **how).parts)
+        assert all(p.dtype == dtype for p in model.parameters())
+    mixed, narrow, wide = found
+    assert mixed["weights"] == wide["weights"] == pytest.approx(2 * narrow["weights"], rel=1e-3), "buffers stay float32"
+    assert mixed["optimizer"] == wide["optimizer"]
+    assert mixed["activations"] + mixed["head"] == pytest.approx(narrow["activations"] + narrow["head"], rel=0.02)
+    assert mixed["activations"] + mixed["head"] < wide["activations"] + wide["head"]
+
+
 def test_an_evaluation_is_less_than_a_step() -> None:
     """No gradients are computed, and nothing is kept for a backward pass."""
     rehearsal, adaptation, model, moved = made("llama", forge_algos.AdapterSettings(), "adamw", outline=True)

@@ -1,8 +1,8 @@
 """Training step, or an evaluation, of a model without data → the worst moment of its memory."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import attrs
@@ -11,9 +11,11 @@ from torch import nn
 
 from forge_algos._errors import RehearsalError
 from forge_algos._modules import head, trainable
+from forge_algos._parallel import ALONE, Alone
 from forge_algos.adaptations.base._adaptation import Adaptation
 from forge_algos.memory._fake import fake_mode, without_data
 from forge_algos.memory._findings import adopt_findings, pass_for_probed
+from forge_algos.memory._gathered import Gathered
 from forge_algos.memory._tracker import Peak, Tracker
 from forge_algos.objectives import Objective
 from forge_algos.optimizers._schedules import schedule
@@ -39,8 +41,13 @@ class Rehearsal:
     allocated: Callable[[int], int] = int
     """Bytes of a tensor → bytes that its allocator takes for them."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Makes the context of the forwards."""
+    """Makes the context of the forwards; with `gather_dtype` of those that cannot do without."""
+    gather_dtype: torch.dtype | None = None
+    """Dtype in which ranks gather float32 weights to compute with; None where each computes with its own. What is gathered at a
+    time is not counted."""
     _mode: Any = attrs.field(factory=fake_mode, init=False)
+    _loaded: set[nn.Module] = attrs.field(factory=set, init=False)
+    _drafts: list[nn.Module] = attrs.field(factory=list, init=False)
 
     def model(self, outline: nn.Module, draft: nn.Module | None, *, packed: bool = True) -> nn.Module:
         """Let an outline on the meta device pass for a loaded and probed model; returns it.
@@ -52,6 +59,8 @@ class Rehearsal:
         """
         with _explained(), torch.random.fork_rng(devices=[]):
             adopt_findings(outline, draft, device=self.device, packing="on" if packed else "off")
+        self._loaded.update(outline.modules())
+        self._drafts.extend([] if draft is None else [draft])
         return outline
 
     @contextmanager
@@ -103,11 +112,9 @@ class Rehearsal:
         Raises:
             RehearsalError: it needs values.
         """
-        with _explained(), ExitStack() as stack:
-            tracker = Tracker(self.allocated)
-            self._hold(tracker, model, optimizer, others)
-            stack.enter_context(_counted(tracker, model, optimizer))
-            with torch.random.fork_rng(devices=[]), tracker:
+
+        def work(tracker: Tracker, parallel: Alone, autocast: Callable[[], AbstractContextManager[Any]]) -> int:
+            with _counted(tracker, model, optimizer):
                 if not first and not optimizer.state:
                     _make_state(model, optimizer)
                 began = tracker.position
@@ -119,7 +126,8 @@ class Rehearsal:
                     scheduler=schedule(optimizer, OptimizerSettings(), num_steps=4),
                     max_grad_norm=max_grad_norm,
                     device=self.device,
-                    autocast=self.autocast,
+                    autocast=autocast,
+                    parallel=parallel,
                     adaptation=adaptation,
                     on_nan="skip",
                     moe_aux_loss=moe_aux_loss,
@@ -128,8 +136,10 @@ class Rehearsal:
                     pass
             for parameter in model.parameters():
                 parameter.grad = None
-            held = sum(self.allocated(p.numel() * p.element_size()) for p in trainable(model))
-            return tracker.peak(began, always={"gradients": held} if buckets else None)
+            return began
+
+        held = sum(self.allocated(p.numel() * p.element_size()) for p in trainable(model))
+        return self._peak(work, model, optimizer, others, always={"gradients": held} if buckets else None)
 
     def evaluation(
         self,
@@ -144,17 +154,14 @@ class Rehearsal:
 
         The gradients of the step before are still there.
         """
-        with _explained(), ExitStack() as stack:
-            tracker = Tracker(self.allocated)
-            self._hold(tracker, model, optimizer, others)
-            stack.enter_context(_counted(tracker, model, optimizer))
-            with torch.random.fork_rng(devices=[]), tracker:
-                with tracker.counting("gradients"):
-                    held = [torch.empty_like(p) for p in trainable(model)]
-                began = tracker.position
-                evaluate(model, [batch], objective=objective(), device=self.device, autocast=self.autocast)
-            del held
-            return tracker.peak(began)
+
+        def work(tracker: Tracker, parallel: Alone, autocast: Callable[[], AbstractContextManager[Any]]) -> int:
+            with _counted(tracker, model, optimizer), _beside_gradients(tracker, model) as began:
+                with parallel.micro_batch(last=True):
+                    evaluate(model, [batch], objective=objective(), device=self.device, autocast=autocast)
+                return began
+
+        return self._peak(work, model, optimizer, others)
 
     def sampling(
         self,
@@ -175,25 +182,67 @@ class Rehearsal:
         Raises:
             RehearsalError: it needs values.
         """
-        with _explained():
-            tracker = Tracker(self.allocated)
-            self._hold(tracker, model, optimizer, others)
-            with torch.random.fork_rng(devices=[]), tracker:
-                with tracker.counting("gradients"):
-                    held = [torch.empty_like(p) for p in trainable(model)]
-                began = tracker.position
+
+        def work(tracker: Tracker, parallel: Alone, _: Callable[[], AbstractContextManager[Any]]) -> int:
+            with _beside_gradients(tracker, model) as began, parallel.micro_batch(last=True):
                 for cache in caches():
                     for layer in getattr(cache, "layers", ()):
                         for tensor in (getattr(layer, name, None) for name in ("keys", "values")):
                             if isinstance(tensor, torch.Tensor):
                                 tracker.mark(tensor, "cache")
-            del held
-            return tracker.peak(began)
+                return began
 
-    def _hold(self, tracker: Tracker, model: nn.Module, optimizer: torch.optim.Optimizer, others: Iterable[nn.Module]) -> None:
-        for each in (model, *others):
-            tracker.hold(tensors_of(each), "weights")
-        tracker.hold(_state(optimizer), "optimizer")
+        return self._peak(work, model, optimizer, others)
+
+    def _peak(
+        self,
+        work: Callable[[Tracker, Alone, Callable[[], AbstractContextManager[Any]]], int],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        others: Iterable[nn.Module],
+        always: Mapping[str, int] | None = None,
+    ) -> Peak:
+        """Do work and return its peak; `work` returns the position from which on it counts.
+
+        Weights that are gathered in 16 bits compute without autocast, and under it where a small model does not run so: tensors
+        without data are multiplied whatever their dtypes.
+        """
+        others = list(others)
+
+        def tried(autocast: Callable[[], AbstractContextManager[Any]]) -> Peak:
+            tracker = Tracker(self.allocated)
+            for each in (model, *others):
+                tracker.hold(tensors_of(each), "weights")
+            tracker.hold(_state(optimizer), "optimizer")
+            dtype = self.gather_dtype
+            with _explained(), torch.random.fork_rng(devices=[]):
+                parallel = ALONE if dtype is None else Gathered(model, dtype, self._loaded, tracker)
+                with tracker:
+                    began = work(tracker, parallel, autocast)
+                return tracker.peak(began, always=always)
+
+        alone = self.gather_dtype is not None and all(_runs_as_it_is(each, self.device) for each in self._drafts)
+        return tried(nullcontext if alone else self.autocast)
+
+
+def _runs_as_it_is(model: nn.Module, device: torch.device) -> bool:
+    """Return whether a model whose weights are in 16 bits computes without autocast."""
+    known = torch.amp.is_autocast_available(device.type)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False) if known else nullcontext():
+        try:
+            model(input_ids=torch.ones(1, 2, dtype=torch.int64, device=device), use_cache=False)
+        except RuntimeError:
+            return False
+    return True
+
+
+@contextmanager
+def _beside_gradients(tracker: Tracker, model: nn.Module) -> Iterator[int]:
+    """Hold the gradients of a former step inside the block; yields the position of its begin."""
+    with tracker.counting("gradients"):
+        held = [torch.empty_like(p) for p in trainable(model)]
+    yield tracker.position
+    del held
 
 
 @contextmanager

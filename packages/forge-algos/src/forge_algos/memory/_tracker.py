@@ -83,6 +83,13 @@ class Tracker(TorchDispatchMode):
             if part == "weights" and tensor.dim() > 1:
                 self._weights.add(tensor.shape)
 
+    def hold_elsewhere(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Let tensors be known that take no bytes of their own."""
+        for tensor in tensors:
+            number = len(self._part_of)
+            self._known[tensor.untyped_storage()] = number
+            self._part_of[number] = "weights"
+
     def mark(self, tensor: torch.Tensor, part: str) -> None:
         """Say what a tensor is for, from its allocation on."""
         self._see(tensor, part)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 import attrs
+import numpy as np
 import torch
 from torch import nn
 
@@ -280,8 +281,8 @@ def _read_totals(
 
 
 def _clip_factor(max_grad_norm: float, grad_norm: float) -> float:
-    """Compute the factor that clips gradients of this norm: torch's own to the bit, in float32."""
-    return min(1.0, float(max_grad_norm / (torch.tensor(grad_norm, dtype=torch.float32) + 1e-6)))
+    """Compute the factor that clips gradients of this norm: torch's own float32 bits, no tensor."""
+    return min(1.0, float(np.float32(max_grad_norm) * (np.float32(1) / (np.float32(grad_norm) + np.float32(1e-6)))))
 
 
 def _advance(scheduler: torch.optim.lr_scheduler.LRScheduler, *, moved: bool) -> None:

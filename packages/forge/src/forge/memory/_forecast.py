@@ -7,7 +7,7 @@ micro-batch, with tensors that hold no data. What several ranks divide is divide
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,13 +20,15 @@ import forge_algos
 import forge_dist
 import forge_packing
 from forge._progress import Reporter
+from forge.memory._divided import Groups, divided, keeps_casts
 from forge.memory._memory_plan import MEASURED, Change, MemoryPlan, Phase
+from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.settings._settings import row_tokens
 from forge.tasks._base_kl import BaseDivergence
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
-from forge.tasks._task import Run, Task
+from forge.tasks._task import Run
 from forge.tasks.items._items import Items, padding, places
 from forge.tasks.items._prompts import Prompts
 
@@ -35,50 +37,6 @@ ROLLOUT = "rollout"
 _ROLLOUTS = (
     "completions are taken for as long as they may be; reward functions and the forward pass of a reward model are not counted"
 )
-
-
-@attrs.frozen(kw_only=True)
-class Planned:
-    """Run as far as it is known before its model is loaded."""
-
-    task: Task
-    settings: Any
-    machine: forge_accel.Accelerator
-    dtype: Any
-    """torch dtype of the computation."""
-    strategy: str
-    """Name of the strategy on its ranks."""
-    ranks: int
-    attention: forge_accel.Attention
-    packed: bool
-    """Whether documents share a row, where no draft says so."""
-    draft: Any
-    """Small random model of the same configuration, probed; None where none can be made."""
-    model_path: str
-    new_tokens: tuple[int, ...]
-    loading: Mapping[str, Any]
-    """Further arguments of a load: the quantization."""
-    tokenizer: Any
-    train: Items
-    held_out: Items | None
-    plan: forge_packing.BatchPlan
-    num_steps: int | None
-    identity: Mapping[str, str]
-
-    @property
-    def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Function that makes the context of the forwards."""
-        return lambda: self.machine.autocast(self.dtype)
-
-    @property
-    def weights(self) -> Any:
-        """Torch dtype of the weights that train."""
-        return getattr(forge_accel, self.settings.device.weights)
-
-    @property
-    def frozen(self) -> bool:
-        """Whether only an adapter is trained."""
-        return self.settings.adapter.adapter not in ("none", "osft")
 
 
 def forecast(planned: Planned, target: Target) -> MemoryPlan:
@@ -97,18 +55,18 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
     worst, several = largest_micro_batch(planned.plan)
     notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
     step = bare.step(worst, several=several, first=planned.num_steps == 1)
-    phases = [_divided(planned, "step", step.parts, bare.layers, on_host=target.block == 1)]
+    phases = [divided(planned, "step", step.parts, bare.groups, on_host=target.block == 1)]
     tokens = planned.plan.places(worst)
     if isinstance(planned.train, Prompts):
         rollout, tokens = bare.rollout()
-        phases.insert(0, _divided(planned, ROLLOUT, rollout.parts, bare.layers, on_host=target.block == 1))
+        phases.insert(0, divided(planned, ROLLOUT, rollout.parts, bare.groups, on_host=target.block == 1))
         notes.append(_ROLLOUTS)
     elif planned.held_out is not None:
         rows = [int(planned.held_out.lengths.argmax())]
         evaluation = bare.evaluation(_filled(planned, planned.held_out, rows))
-        phases.append(_divided(planned, "evaluation", evaluation.parts, bare.layers, on_host=target.block == 1))
+        phases.append(divided(planned, "evaluation", evaluation.parts, bare.groups, on_host=target.block == 1))
     phases += [
-        _divided(planned, name, parts, bare.layers, on_host=target.block == 1)
+        divided(planned, name, parts, bare.groups, on_host=target.block == 1)
         for name, parts in bare.copies(step.parts, on_host=target.block == 1)
     ]
     if step.guesses:
@@ -181,18 +139,25 @@ class Rehearsed(NamedTuple):
     others: list[Any]
     weights: int
     """Bytes of the model itself."""
-    layers: int
-    """Number of its layers."""
+    groups: Groups
+    """What ranks that divide it gather together."""
 
     @classmethod
     def of(cls, planned: Planned, target: Target) -> Rehearsed:
         """Make it."""
         s, machine = planned.settings, planned.machine
-        rehearsal = forge_algos.Rehearsal(device=machine.device.value, allocated=target.allocated, autocast=planned.autocast)
+        rehearsal = forge_algos.Rehearsal(
+            device=machine.device.value,
+            allocated=target.allocated,
+            autocast=planned.autocast,
+            gather_dtype=planned.gathers,
+        )
         model: Any = rehearsal.model(_outline(planned, planned.model_path), planned.draft, packed=planned.packed)
         forge_algos.score_rows_at_once(model, machine.head_rows)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
+        blocks = [sum(p.numel() for p in each.parameters()) for each in forge_algos.repeated_blocks(model)]
+        root = sum(p.numel() for p in model.parameters()) - sum(blocks)
         with rehearsal.adapting():
             adaptation = forge_algos.adapt(
                 model, without_measurements(s.adapter), tokenizer_path=planned.model_path, new_tokens=planned.new_tokens
@@ -213,7 +178,7 @@ class Rehearsed(NamedTuple):
             rehearsal.placed(adaptation.model),
             lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value),
         )
-        return cls(planned, rehearsal, model, optimizer, adaptation, [], weights, layers)
+        return cls(planned, rehearsal, model, optimizer, adaptation, [], weights, Groups(layers, max(blocks, default=0), root))
 
     def step(self, worst: Any, *, several: bool, first: bool) -> Any:
         """Rehearse a step on the largest micro-batch, after a small one where a rank has several."""
@@ -259,7 +224,9 @@ class Rehearsed(NamedTuple):
         state = -(-(trained + held["optimizer"]) // self.planned.ranks) if self.planned.settings.checkpoints.async_save else 0
         # A device other than the host gets one layer of the copy that is loaded back at a time.
         beside = on_host or self.planned.strategy == "zero3" or bool(self.planned.loading)
-        loaded = self.weights + (trained if self.planned.frozen else 0) if beside else self.weights // max(1, self.layers)
+        loaded = (
+            self.weights + (trained if self.planned.frozen else 0) if beside else self.weights // max(1, self.groups.layers)
+        )
         return [("saving", {**held, "copies": state if on_host else 0}), ("export", {**held, "copies": loaded})]
 
     def held(self, step: Mapping[str, int]) -> dict[str, int]:
@@ -366,48 +333,6 @@ def without_measurements(adapter: Any) -> Any:
     return adapter
 
 
-_DIVIDED = {
-    "fsdp2": ("weights", "gradients", "optimizer"),
-    "hsdp": ("weights", "gradients", "optimizer"),
-    "zero1": ("optimizer",),
-    "zero2": ("gradients", "optimizer"),
-    "zero3": ("weights", "gradients", "optimizer"),
-}
-
-
-_SHARDED = ("fsdp2", "hsdp")
-_BUCKET = 25 * 2**20
-"""Bytes of gradients that torch's DistributedDataParallel exchanges at a time."""
-
-
-def _divided(planned: Planned, name: str, parts: Mapping[str, int], layers: int, *, on_host: bool) -> Phase:
-    """Divide one rank's parts by the ranks that share them, and add what they exchange."""
-    found, ranks = dict(parts), planned.ranks
-    if "activations" in found:
-        found["activations"] = -(-found["activations"] // planned.settings.strategy.cp_size)
-    if ranks > 1 and planned.strategy in _DIVIDED:
-        shared = planned.settings.strategy.shard_size or ranks if planned.strategy == "hsdp" else ranks
-        whole = parts.get("weights", 0)
-        divided = set(_DIVIDED[planned.strategy])
-        if planned.strategy in _SHARDED:
-            # An adapter is whole on each rank.
-            divided -= {"gradients", "optimizer"} if planned.frozen else set()
-        for part in divided:
-            found[part] = -(-found.get(part, 0) // shared)
-        if "weights" in _DIVIDED[planned.strategy] and name != "saving":
-            # The weights of the layer that computes and of the next, gathered, and the gradients of one before they are summed.
-            found["collectives"] = 3 * whole // max(1, layers)
-    elif ranks > 1 and on_host and name == "step":
-        # Gradients lie in DDP's buckets. On a host a bucket is sent from a copy and received into another.
-        found["collectives"] = 2 * min(_BUCKET, parts.get("gradients", 0))
-    return Phase(name=name, planned=sum(found.values()), parts=found)
-
-
-def keeps_casts(strategy: str) -> bool:
-    """Tell whether casts of weights are made once a step: whole float32 weights on each rank."""
-    return strategy in ("single", "ddp")
-
-
 _CHECKPOINTING = (
     ("selective", "what lies between matrix products is computed twice"),
     ("full", "about a third more time"),
@@ -452,14 +377,15 @@ def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> lis
             peaks = [bare.step(rows, several=several, first=False)]
             if isinstance(planned.train, Prompts):
                 peaks.append(bare.rollout()[0])
-            phases = [_divided(other, "step", peak.parts, bare.layers, on_host=target.block == 1) for peak in peaks]
+            phases = [divided(other, "step", peak.parts, bare.groups, on_host=target.block == 1) for peak in peaks]
             found.append(Change(setting=setting, cost=cost, planned=max(phase.planned for phase in phases)))
         except (forge_algos.ForgeAlgosError, forge_dist.ForgeDistError):
             continue
     if planned.ranks > 1 and planned.strategy == "ddp" and not planned.frozen:
-        bare = Rehearsed.of(planned, target)
+        other = attrs.evolve(planned, strategy="fsdp2")
+        bare = Rehearsed.of(other, target)
         parts = bare.step(worst, several=several, first=False).parts
-        phase = _divided(attrs.evolve(planned, strategy="fsdp2"), "step", parts, bare.layers, on_host=target.block == 1)
+        phase = divided(other, "step", parts, bare.groups, on_host=target.block == 1)
         cost = "ranks exchange weights in every forward"
         found.append(Change(setting="strategy=fsdp2", cost=cost, planned=phase.planned))
     return found

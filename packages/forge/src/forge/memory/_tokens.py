@@ -9,8 +9,9 @@ import attrs
 import forge_algos
 import forge_dist
 import forge_packing
-from forge.memory._forecast import ROLLOUT, Planned, Rehearsed, forecast, plan_of
+from forge.memory._forecast import ROLLOUT, Rehearsed, forecast, plan_of
 from forge.memory._memory_plan import MemoryPlan, size
+from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.tasks._rollouts import LOOKED_AT
 from forge.tasks.items._items import places

@@ -14,8 +14,9 @@ import forge_accel
 import forge_algos
 import forge_dist
 from forge._progress import Reporter
-from forge.memory._forecast import Planned, forecast_steps
+from forge.memory._forecast import forecast_steps
 from forge.memory._memory_plan import MEASURED, MemoryPlan, Phase, size
+from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.run._choices import quantized, try_ways
 from forge.run._starting_model import Start

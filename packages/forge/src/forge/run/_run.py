@@ -19,7 +19,7 @@ import forge_data
 import forge_dist
 from forge._progress import Reporter
 from forge._result import BEST, RunResult, read_result, write_result
-from forge.memory._forecast import keeps_casts
+from forge.memory._divided import keeps_casts
 from forge.memory._target import Target
 from forge.run._adaptation import adapt_model, check_projections
 from forge.run._choices import (
