@@ -20,6 +20,7 @@ from forge_algos import (
     schedule,
     train,
 )
+from forge_algos.training._train import _clip_factor
 
 from ..oracle import distance, gradients, make, naive, pack, samples
 
@@ -295,3 +296,13 @@ def test_casts_of_weights_are_made_once_a_step(checkpointed):
     layers = sum("layers" in name and p.dim() > 1 for name, p in model.named_parameters())
     # Two steps of three micro-batches, and what binds the objective asks the model once.
     assert casts == {True: (1 + 2) * layers, False: (1 + 2 * (6 if checkpointed else 3)) * layers}
+
+
+@settings(deadline=None)
+@given(
+    st.floats(1e-3, 1e3), st.one_of(st.floats(0, 1e38), st.floats(1e-8, 10), st.sampled_from([0.0, math.inf, math.nan, 1e39]))
+)
+def test_the_clip_factor_is_torchs(limit, norm):
+    """Its bits are those of `clip_grad_norm_` in float32, norms beyond float32's range included."""
+    expected = min(1.0, float(limit / (torch.tensor(norm, dtype=torch.float32) + 1e-6)))
+    assert _clip_factor(limit, norm) == expected

@@ -282,7 +282,8 @@ def _read_totals(
 
 def _clip_factor(max_grad_norm: float, grad_norm: float) -> float:
     """Compute the factor that clips gradients of this norm: torch's own float32 bits, no tensor."""
-    return min(1.0, float(np.float32(max_grad_norm) * (np.float32(1) / (np.float32(grad_norm) + np.float32(1e-6)))))
+    with np.errstate(over="ignore"):
+        return min(1.0, float(np.float32(max_grad_norm) * (np.float32(1) / (np.float32(grad_norm) + np.float32(1e-6)))))
 
 
 def _advance(scheduler: torch.optim.lr_scheduler.LRScheduler, *, moved: bool) -> None:
