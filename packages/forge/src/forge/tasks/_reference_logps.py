@@ -103,7 +103,8 @@ def _write(file: Path, logps: np.ndarray, key: dict[str, str]) -> None:
         temporary.replace(file)
     except (OSError, SafetensorError) as error:
         raise RunWriteError(
-            f"{file}: the reference's log-probabilities cannot be written: {error}. Start again after that: {write_remedy(error)}."
+            f"{file}: the reference's log-probabilities cannot be written: {error}. "
+            f"Start again after that: {write_remedy(error)}."
         ) from error
 
 
