@@ -38,7 +38,8 @@ def claim(place: Path, path: Path) -> None:
 def adopt(place: Path, path: Path) -> bool:
     """Return whether the run directory has a folder in emergency_dir.
 
-    One of before the directory was moved becomes it. A directory that is still there with the same run is another copy, whose folder stays its own.
+    One of before the directory was moved becomes it. A directory that is still there with the same run is another copy,
+    whose folder stays its own.
     """
     if place.is_dir():
         return True

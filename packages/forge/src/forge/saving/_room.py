@@ -138,7 +138,8 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
 def no_room(error: Exception, path: Path) -> RunWriteError | None:
     """Return the error of a run whose files cannot be written; None where an error is another.
 
-    Its errno says what to do. Beside OSError, whatever names one in its text counts (safetensors has an error of its own). Missing rights count in the run
+    Its errno says what to do. Beside OSError, whatever names one in its text counts (safetensors has an error of its own).
+    Missing rights count in the run
     directory alone: elsewhere they are those of what is read.
 
     Args:
