@@ -76,6 +76,61 @@ def test_a_second_signal_ends_what_hangs(launcher: str, given: Any, hanging: Any
         assert "a second SIGINT did not end the run within 5 s; its process did not answer and was killed" in err
 
 
+@pytest.fixture
+def waiting(tmp_path: Path) -> tuple[dict[str, Any], str, Path, Path]:
+    """Two ranks that wait while they prepare their rows: settings, PYTHONPATH, what says that they do, what lets them go on."""
+    begun, go_on = tmp_path / "begun", tmp_path / "go"
+    (tmp_path / "waits.py").write_text(
+        "import pathlib\nimport time\n\n\ndef wait(row):\n"
+        f"    pathlib.Path({str(begun)!r}).touch()\n    while not pathlib.Path({str(go_on)!r}).exists():\n"
+        "        time.sleep(0.05)\n    return row\n"
+    )
+    settings = {"ckpt_output_dir": tmp_path / "run", "nproc_per_node": 2, "preprocess": "waits:wait"}
+    return settings, os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]), begun, go_on
+
+
+@pytest.mark.lane
+def test_of_two_launchers_the_second_is_refused(given: Any, waiting: Any) -> None:
+    """It ends with one message and leaves no logs; the first goes on and finishes."""
+    settings, path, begun, go_on = waiting
+    settings = {**given, **settings}
+    first = command(settings, PYTHONPATH=path)
+    until(begun.exists)
+    logs = sorted(settings["ckpt_output_dir"].glob("logs/*"))
+    status, _, err = ended(command(settings, PYTHONPATH=path))
+    assert status == 2, err
+    assert len(re.findall(r"^forge: ", err, re.MULTILINE)) == 1, err
+    assert "another run is writing" in err
+    assert "Traceback" not in err
+    assert sorted(settings["ckpt_output_dir"].glob("logs/*")) == logs
+    go_on.touch()
+    status, _, err = ended(first)
+    assert status == 0, err
+    assert (settings["ckpt_output_dir"] / "result.json").exists()
+
+
+@pytest.mark.lane
+def test_a_second_interrupt_while_preparing_leaves_nothing(given: Any, waiting: Any) -> None:
+    """Two ranks that prepare are ended by a second Ctrl-C within seconds: status 130, and the same command begins anew."""
+    settings, path, begun, go_on = waiting
+    settings = {**given, **settings}
+    process = command(settings, PYTHONPATH=path)
+    until(begun.exists)
+    os.kill(process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGINT)
+    until(lambda: process.poll() is not None, 15)
+    status, _, err = ended(process)
+    assert status == 130, err
+    assert "Traceback" not in err
+    assert not workers(settings["ckpt_output_dir"])
+    assert not [*settings["ckpt_output_dir"].glob("[!.l]*")], "nothing but what the next start takes over"
+    go_on.touch()
+    status, _, err = ended(command(settings, PYTHONPATH=path))
+    assert status == 0, err
+
+
 def test_the_log_of_an_early_death_is_there(given: Any, tmp_path: Path) -> None:
     """A rank that dies while it prepares is named with a log that exists, whose last lines are printed."""
     (tmp_path / "dies.py").write_text(

@@ -49,6 +49,10 @@ def main(module: str, verb: str, settings: str) -> None:
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     os.kill(os.getpid(), signal.SIGTERM)
                 raise
+    except KeyboardInterrupt:
+        # Python still ends as the signal does, without a stack that is no answer to the user.
+        sys.excepthook = lambda *_: None
+        raise
     except Exception as error:
         status = getattr(error, "exit_status", None)
         if status is None:
