@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 import forge
+from forge.run._run_directory import RunDirectory
 from forge_dist.checkpoints import _save
 from forge_dist.exporting import _export
 
+from ..lanes import ci_keeps
 from .starts import metrics, untimed, weights
 
 pytestmark = pytest.mark.slow
@@ -168,6 +170,31 @@ def test_emergency_dir_is_written_where_a_signal_finds_no_room(given: dict[str, 
     assert caught.value.exit_status == 75
     forge.sft(**settings)
     assert "resuming after step 2" in (run / "log.txt").read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("name", ci_keeps(["metrics.jsonl", "events.jsonl"], ["metrics.jsonl", "events.jsonl", "log.txt"]))
+def test_a_record_finds_no_room(
+    name: str, given: dict[str, Any], undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the third step no line of it can be written: the run ends with its name, and goes on from its state bit-equal."""
+    run, append = tmp_path / "run", RunDirectory._append
+
+    def full_disk(out: RunDirectory, file: str, text: str) -> None:
+        if file == name and out.step >= 3:
+            out._files[file].close()
+            out._files[file] = Path("/dev/full").open("w")  # noqa: SIM115 - closed by the run directory
+        append(out, file, text)
+
+    monkeypatch.setattr(RunDirectory, "_append", full_disk)
+    with pytest.raises(forge.RunWriteError, match=rf"{name}: cannot be written: No space left.*its disk is full: make room"):
+        forge.sft(**given, ckpt_output_dir=run)
+    states = [state.name for state in (run / "full_state").glob("step_*")]
+    assert "step_2" in states
+    monkeypatch.undo()
+    forge.sft(**given, ckpt_output_dir=run)
+    assert f"resuming after step {max(int(state[5:]) for state in states)}" in (run / "log.txt").read_text()
+    alike(run, undisturbed)
 
 
 @pytest.mark.lane
