@@ -69,6 +69,9 @@ def test_a_run_is_said_as_such_and_resumed_to_the_bit(given: dict[str, Any], tmp
     (whole / "result.json").unlink()
     with pytest.raises(forge.SettingsError, match="weights=bfloat16, and now weights is float32.*Give weights=bfloat16"):
         forge.sft(**{**given, "weights": "float32", "dtype": "bfloat16", "optimizer": "adamw_8bit"}, ckpt_output_dir=whole)
+    # Without a word on what followed from the weights, they are what is named.
+    with pytest.raises(forge.SettingsError, match="weights=bfloat16, and now weights is float32.*Give weights=bfloat16"):
+        forge.sft(**{name: value for name, value in given.items() if name != "weights"}, ckpt_output_dir=whole)
 
 
 TWO_RANKS = [("none", "fsdp2"), ("none", "ddp"), ("lora", "ddp"), ("lora", "fsdp2")]

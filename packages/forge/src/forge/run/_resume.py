@@ -121,7 +121,8 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
     """
     before, now = run_values(path), as_json(as_values(s))
     changed = {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
-    for name, (was, is_now) in changed.items():
+    # What others were chosen for comes first: its word is the one that lets the run go on.
+    for name, (was, is_now) in sorted(changed.items(), key=lambda item: item[0] != "weights"):
         if name in _FREE or (open_left and is_now in (None, "auto")):
             continue
         if name in _LENGTH:
