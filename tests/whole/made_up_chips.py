@@ -46,8 +46,11 @@ def main(library: str, model: str, folder: str, *cases: str) -> None:
             continue
         where = Path(folder) / case.replace(":", "_")
         where.mkdir()
-        given = {**settings_of(verb, Path(model), where), "adapter": adapter, "keep_full_state": True, "dtype": "float32"}
+        given = {**settings_of(verb, Path(model), where), "keep_full_state": True, "dtype": "float32"}
+        if adapter != "none":  # a verb such as osft has one of its own
+            given["adapter"] = adapter
         given |= {"full_state_every_steps": 2, "keep_last_n": 2}
+        sys.path.append(str(where))  # its rewards
         chip = forge_accel.accelerator(kind)
         # The CPU's own fused AdamW adds in another order than the unfused one that some chips take.
         forge_accel.CPUAccelerator.fused_optimizer = property(lambda _, chip=chip: chip.fused_optimizer)  # type: ignore[assignment]

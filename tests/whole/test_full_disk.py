@@ -106,7 +106,7 @@ def test_without_emergency_dir_the_end_is_clear(given: dict[str, Any], undisturb
     settings = {**given, "ckpt_output_dir": tmp_path / "run", "max_failed_saves": 5}
     with (
         full(tmp_path / "run", states=lambda _: True, exports=lambda _: False),
-        pytest.raises(forge.RunWriteError, match=r"5 full states .* the same command begins anew.*With emergency_dir"),
+        pytest.raises(forge.RunWriteError, match=r"5 full states .* The same command begins anew.*With emergency_dir"),
     ):
         forge.sft(**settings)
     assert (tmp_path / "run" / "hf_format" / "samples_24").is_dir()

@@ -94,6 +94,23 @@ def test_all_exports_are_gone(given: dict[str, Any], run: Path, finished: Path, 
     assert not [*run.rglob(".*")]
 
 
+@pytest.mark.parametrize("what", ["file", "link"])
+@pytest.mark.parametrize("name", ["samples_12", "samples_24"])
+def test_something_else_in_the_place_of_an_export(name: str, what: str, given: dict[str, Any], run: Path) -> None:
+    """Any export, not the last alone: it is named, nothing is written over what is there, and moved away it is made whole."""
+    place = run / "hf_format" / name
+    shutil.rmtree(place)
+    place.write_text("mine") if what == "file" else place.symlink_to(run / "nothing")
+    named = rf"{name} is a (file|link to nothing), and a directory was exported there; move it away first"
+    with pytest.raises(forge.RunDirectoryError, match=named):
+        forge.sft(**given, keep_full_state=True, ckpt_output_dir=run)
+    with pytest.raises(forge.RunDirectoryError, match=rf"is still damaged: .*{named}"):
+        forge.repair(run)
+    assert place.is_symlink() or place.read_text() == "mine"
+    place.unlink()
+    assert "whole" in forge.repair(run)
+
+
 def test_two_repairs_at_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is refused while the first makes the last export again, and takes nothing from under it."""
     damaged(run / LAST / "model.safetensors", "bit flipped", run)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 import forge_algos
+from forge_algos.memory._rehearsal import _runs_as_it_is
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,7 +192,7 @@ def test_weights_that_are_gathered_in_bfloat16_compute_in_it(alone: bool) -> Non
             rehearsal, gather_dtype=gathered, autocast=nullcontext if alone and gathered is None else autocast
         )
         rehearsal._loaded.update(loaded)
-        rehearsal._drafts.append(draft)
+        rehearsal._runs.append(_runs_as_it_is(draft, CPU))
         how = {"objective": forge_algos.SFT, "adaptation": adaptation}
         found.append(rehearsal.step(model, moved, [Row(9, 20), Row(170, 141)], **how).parts)
         assert all(p.dtype == dtype for p in model.parameters())
@@ -198,6 +201,27 @@ def test_weights_that_are_gathered_in_bfloat16_compute_in_it(alone: bool) -> Non
     assert mixed["optimizer"] == wide["optimizer"]
     assert mixed["activations"] + mixed["head"] == pytest.approx(narrow["activations"] + narrow["head"], rel=0.02)
     assert mixed["activations"] + mixed["head"] < wide["activations"] + wide["head"]
+
+
+def test_a_draft_that_fails_otherwise_is_no_reason_for_autocast() -> None:
+    """A failure that names no dtypes is a RehearsalError, so that the plan says that it has none; no draft is kept."""
+    config = CONFIGS["llama"]()
+    draft = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    hook = draft.model.layers[1].register_forward_pre_hook(lambda _, args: (args[0][..., :-1],))
+    rehearsal = forge_algos.Rehearsal(device=CPU, gather_dtype=torch.bfloat16)
+    with torch.device("meta"):
+        outline = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(RuntimeError, match="size"):
+        _runs_as_it_is(draft, CPU)
+    with pytest.raises(forge_algos.RehearsalError, match="size"):
+        rehearsal.model(outline, draft)
+    hook.remove()
+    rehearsal.model(outline, draft)
+    assert rehearsal._runs == [True]
+    dropped = weakref.ref(draft)
+    del draft, hook
+    gc.collect()
+    assert dropped() is None
 
 
 def test_an_evaluation_is_less_than_a_step() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from forge import RunDirectoryError
+from forge._disk import write_remedy
 from forge.saving._room import Disk, Need, Room, exports_at_once, exports_kept, no_room, states_at_once
 
 MIB = 2**20
@@ -77,6 +79,9 @@ def test_exports_at_once(given: dict[str, Any], exports: tuple[int, int]) -> Non
         ),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "/runs/a: cannot be written: Disk quota exceeded"),
         (OSError(errno.EACCES, "Permission denied"), None),
+        (OSError(errno.EACCES, "Permission denied", "/data/train.jsonl"), None),
+        (OSError(errno.EACCES, "Permission denied", "/runs/a/data/x"), "/runs/a/data/x: cannot be read or written: Permission"),
+        (RuntimeError("I/O error: No space left (os error 28)"), "/runs/a: cannot be written: I/O error: No space left"),
         (RunDirectoryError(errno.ENOSPC, "said already"), None),
         (ValueError("no"), None),
     ],
@@ -86,6 +91,26 @@ def test_a_full_disk_is_an_answer(error: Exception, named: str | None) -> None:
     found = no_room(error, Path("/runs/a"))
     assert (found is None) == (named is None)
     assert named is None or str(found).startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "its disk is full: make room"),
+        (errno.EDQUOT, "the quota there is used up: remove files of this user"),
+        (errno.EROFS, "its file system is read-only"),
+        (errno.EFBIG, "larger than one may be there"),
+        (errno.EACCES, "this user may not write there any more"),
+        (errno.EIO, "its disk, or the server behind it, fails"),
+    ],
+)
+def test_each_error_has_its_own_remedy(number: int, remedy: str) -> None:
+    """Only a full disk is told to make room; what ranks report as text says the same as the error itself."""
+    error = OSError(number, os.strerror(number), "/runs/a/x")
+    found = str(no_room(error, Path("/runs/a")))
+    assert remedy in found
+    assert ("make room" in found) == (number == errno.ENOSPC)
+    assert write_remedy(f"step_6 cannot be written: {error}") == write_remedy(error)
 
 
 def test_a_run_without_end() -> None:

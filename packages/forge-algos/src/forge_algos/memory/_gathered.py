@@ -5,7 +5,7 @@ is done, and adds up gradients in the dtype of its own shards. Here one process 
 no bytes, since what ranks gather at a time is counted by who knows how they divide it.
 """
 
-from collections.abc import Iterator, Set as AbstractSet
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ class Gathered(Alone):
         tracker: counts the gradients.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, modules: AbstractSet[nn.Module], tracker: Tracker) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype, modules: Container[nn.Module], tracker: Tracker) -> None:
         self._tracker = tracker
         self._copies: dict[nn.Parameter, nn.Parameter] = {}
         self._places: list[tuple[dict[str, Any], str, nn.Parameter]] = []

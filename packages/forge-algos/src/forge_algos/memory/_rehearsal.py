@@ -1,9 +1,11 @@
 """Training step, or an evaluation, of a model without data → the worst moment of its memory."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import attrs
 import torch
@@ -23,6 +25,9 @@ from forge_algos.settings._moe import MoEAuxLoss
 from forge_algos.settings._optimizer import OptimizerSettings
 from forge_algos.training._evaluate import evaluate
 from forge_algos.training._train import train
+
+_OF_DTYPES = re.compile(r"\bd?types?\b|scalar ?type|not implemented for '(Half|BFloat16)'", re.IGNORECASE)
+"""What torch says where tensors of two dtypes meet: `mat1 and mat2 must have the same dtype`, `expected scalar type`, ..."""
 
 
 @attrs.frozen(kw_only=True)
@@ -46,8 +51,10 @@ class Rehearsal:
     """Dtype in which ranks gather float32 weights to compute with; None where each computes with its own. What is gathered at a
     time is not counted."""
     _mode: Any = attrs.field(factory=fake_mode, init=False)
-    _loaded: set[nn.Module] = attrs.field(factory=set, init=False)
-    _drafts: list[nn.Module] = attrs.field(factory=list, init=False)
+    _loaded: WeakSet[nn.Module] = attrs.field(factory=WeakSet, init=False)
+    """Modules of the outlines; no longer than somebody else holds them."""
+    _runs: list[bool] = attrs.field(factory=list, init=False)
+    """Of each draft, whether it computes without autocast."""
 
     def model(self, outline: nn.Module, draft: nn.Module | None, *, packed: bool = True) -> nn.Module:
         """Let an outline on the meta device pass for a loaded and probed model; returns it.
@@ -59,8 +66,9 @@ class Rehearsal:
         """
         with _explained(), torch.random.fork_rng(devices=[]):
             adopt_findings(outline, draft, device=self.device, packing="on" if packed else "off")
+            if draft is not None and self.gather_dtype is not None:
+                self._runs.append(_runs_as_it_is(draft, self.device))
         self._loaded.update(outline.modules())
-        self._drafts.extend([] if draft is None else [draft])
         return outline
 
     @contextmanager
@@ -221,17 +229,23 @@ class Rehearsal:
                     began = work(tracker, parallel, autocast)
                 return tracker.peak(began, always=always)
 
-        alone = self.gather_dtype is not None and all(_runs_as_it_is(each, self.device) for each in self._drafts)
+        alone = self.gather_dtype is not None and all(self._runs)
         return tried(nullcontext if alone else self.autocast)
 
 
 def _runs_as_it_is(model: nn.Module, device: torch.device) -> bool:
-    """Return whether a model whose weights are in 16 bits computes without autocast."""
+    """Return whether a model whose weights are in 16 bits computes without autocast.
+
+    Raises:
+        RuntimeError: it does not compute, and not for the dtypes that meet in it.
+    """
     known = torch.amp.is_autocast_available(device.type)
     with torch.no_grad(), torch.autocast(device.type, enabled=False) if known else nullcontext():
         try:
             model(input_ids=torch.ones(1, 2, dtype=torch.int64, device=device), use_cache=False)
-        except RuntimeError:
+        except RuntimeError as error:
+            if not _OF_DTYPES.search(str(error)):
+                raise
             return False
     return True
 

@@ -21,7 +21,17 @@ from forge.saving._damage import Damage, again, damage_of, finished_values, has_
 from forge.saving._directories import run_values
 from forge.saving._exports import put_back, samples_of
 from forge.saving._full_state import FOLDER as STATES, step_in
-from forge.saving._hashes import FILE, FOLDER, Hashes, damaged_files, hash_export, hashes_in_events, known_hashes, write_hashes
+from forge.saving._hashes import (
+    FILE,
+    FOLDER,
+    Hashes,
+    damaged_files,
+    hash_export,
+    hashes_in_events,
+    known_hashes,
+    not_a_directory,
+    write_hashes,
+)
 from forge.saving._mend import put_file, take_twins
 from forge.settings._recipe import read_recipe, verb_of
 from forge.settings._settings import resolve
@@ -108,7 +118,12 @@ def _make_again(path: Path, verb: str, state: Path, damage: Damage, known: Mappi
     """Make the last export again from a full state; take what is damaged from there."""
     last = read_result(path).model_dir.name
     wanted = known.get(last)
-    damaged = [name for name in damage.exports if name == last or (wanted is not None and known.get(name) == wanted)]
+    damaged = [
+        name
+        for name in damage.exports
+        if (name == last or (wanted is not None and known.get(name) == wanted))
+        and not_a_directory(path / FOLDER / name) is None
+    ]
     if not damaged:
         return []
     task, scratch = task_of(verb), path / _SCRATCH

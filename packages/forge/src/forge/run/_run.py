@@ -396,7 +396,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         try:
             directory = exports.write(f"samples_{at.samples}", final=True)
         except forge_dist.ExportError as error:
-            _, remedy = states.rescue(strategy, model, optimizer, scheduler, position())
+            _, remedy = states.rescue(strategy, model, optimizer, scheduler, position(), unwritten=error)
             raise type(error)(f"{error}. {remedy}") from error
         assert directory is not None
         states.files.wait()

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 import forge_dist
+from forge._disk import write_remedy
 from forge._errors import ForgeError, RunDirectoryError, RunTakenOverError, RunWriteError
 from forge._printable import printable
 from forge.locking._run_lock import RunLock, is_record, unwritable
@@ -317,8 +318,8 @@ class RunDirectory:
 
     def _unwritable(self, name: str, error: OSError) -> RunWriteError:
         return RunWriteError(
-            f"{self.root / name}: cannot be written: {error.strerror or error}. What was saved before is whole: make room, "
-            "and the same command resumes from there."
+            f"{self.root / name}: cannot be written: {error.strerror or error}. What was saved before is whole, and the same "
+            f"command resumes from there: {write_remedy(error)}."
         )
 
     def _make(self) -> None:

@@ -15,7 +15,7 @@ from forge._result import BEST, RESULT
 from forge._sealed import unsealed
 from forge.saving._exports import MARK, samples_of
 from forge.saving._full_state import FOLDER as STATES
-from forge.saving._hashes import FILE, FOLDER, damaged_files, events, hashes_in_events, read_hashes
+from forge.saving._hashes import FILE, FOLDER, damaged_files, events, hashes_in_events, not_a_directory, read_hashes
 
 _MOST = 5
 """Damaged files that a message names."""
@@ -75,7 +75,9 @@ def damage_of(run: Path) -> Damage:
     exports: dict[str, dict[str, str]] = {}
     for name in sorted({*known, *wanted} - {""}):
         directory = run / FOLDER / name
-        if not directory.is_dir():
+        if (other := not_a_directory(directory)) is not None:
+            exports[name] = {"": other}
+        elif not directory.is_dir():
             if name in wanted:
                 exports[name] = {"": f"{name} is missing"}
         elif name in known:

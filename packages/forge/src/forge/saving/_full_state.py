@@ -14,9 +14,11 @@ import attrs
 import forge_algos
 import forge_dist
 import forge_packing
+from forge._disk import write_remedy
 from forge._errors import RunDirectoryError, RunWriteError, SettingsError
 from forge.saving._best import Best
 from forge.saving._directories import remove_at_once
+from forge.saving._emergency import adopt, claim, emergency_place
 from forge.settings._settings import RunSettings
 from forge.tasks._task import Evaluation
 from forge.tasks.items._items import Items
@@ -94,12 +96,13 @@ class FullStates:
         self, s: RunSettings, path: Path, ranks: forge_dist.Ranks, must_match: Mapping[str, Any], note: Callable[..., None]
     ) -> None:
         self._s = s.checkpoints
+        self._path = path
         self._ranks = ranks
         self._must_match = must_match
         self._note = note
         keep = 1 if s.checkpoints.keep_last_checkpoint_only else s.checkpoints.keep_last_n
         self.files = forge_dist.Checkpoints(path / FOLDER, ranks, keep=keep, background=s.checkpoints.async_save, note=note)
-        self._emergency = emergency_place(s, str(must_match.get("run", "")))
+        self._emergency = emergency_place(s.checkpoints.emergency_dir, path, str(must_match.get("run", "")))
         self._rescued: int | None = None
         """Step of the full state in emergency_dir that the run was resumed from."""
         self._saved = -1
@@ -184,29 +187,48 @@ class FullStates:
             self.forget_rescued()
 
     def rescue(
-        self, strategy: forge_dist.Strategy, model: Any, optimizer: Any, scheduler: Any, at: Position
+        self,
+        strategy: forge_dist.Strategy,
+        model: Any,
+        optimizer: Any,
+        scheduler: Any,
+        at: Position,
+        unwritten: Exception | None = None,
     ) -> tuple[Path | None, str]:
         """Save the state to emergency_dir where ckpt_output_dir did not take it.
+
+        Args:
+            strategy: that divides the model.
+            model: what its `wrap` returned.
+            optimizer: of the run.
+            scheduler: of the run.
+            at: position that the state is of.
+            unwritten: why an export, and not a state, could not be written.
 
         Returns:
             The full state of this position, if one is on a disk, and a sentence on what the same command does.
 
         """
         self.files.wait()
-        good = self.files.last_good
+        good, why = self.files.last_good, unwritten or self.files.failed
         if good is not None and step_in(good) == at.step and not self.files.failed:
-            return good, f"{good} holds the state: make room, and the same command goes on from there."
+            return good, f"{good} holds the state, and the same command goes on from there: {write_remedy(why)}."
         goes_on = f"goes on from {good}" if good is not None else "begins anew, for no state was saved"
         if self._emergency is None:
             return None, (
-                f"Make room, and the same command {goes_on}. With emergency_dir, a directory on another disk, the state would "
-                "have been saved there."
+                f"The same command {goes_on}: {write_remedy(why)}. With emergency_dir, a directory on another disk, the state "
+                "would have been saved there."
             )
-        files = forge_dist.Checkpoints(self._emergency, self._ranks, keep=1, background=False)
+        place = self._emergency
+        self._ranks.first(lambda: claim(place, self._path))
+        files = forge_dist.Checkpoints(place, self._ranks, keep=1, background=False)
         about = {"position": attrs.asdict(at), "schedule": scheduler.state_dict()}
         files.save(at.step, strategy.state(model, optimizer), about, must_match=self._must_match)
         if files.failed is not None:
-            return None, f"Nor could it be saved to emergency_dir: {files.failed}. Make room, and the same command {goes_on}."
+            remedy = write_remedy(why)
+            if (there := write_remedy(files.failed)) != remedy:
+                remedy = f"{remedy}; and in emergency_dir {there}"
+            return None, f"Nor could it be saved to emergency_dir: {files.failed}. The same command {goes_on}: {remedy}."
         return files.last_good, f"Its state is in {files.last_good} (emergency_dir): the same command goes on from there."
 
     def forget_rescued(self) -> None:
@@ -218,9 +240,10 @@ class FullStates:
     def _newest(self) -> forge_dist.Checkpoint | None:
         """Return the newest whole full state of the run, there or in emergency_dir."""
         found = self.files.newest(self._must_match, self._note)
-        if self._emergency is None or not self._ranks.first(self._emergency.is_dir):
+        place = self._emergency
+        if place is None or not self._ranks.first(lambda: adopt(place, self._path)):
             return found
-        files = forge_dist.Checkpoints(self._emergency, self._ranks, keep=1, background=False)
+        files = forge_dist.Checkpoints(place, self._ranks, keep=1, background=False)
         try:
             rescued = files.newest(self._must_match, self._note)
         except forge_dist.CheckpointError as error:
@@ -236,12 +259,6 @@ def step_in(state: Path) -> int:
     """Return the step in the name of a full state; -1 for another name."""
     number = state.name.removeprefix("step_")
     return int(number) if number.isdigit() else -1
-
-
-def emergency_place(s: RunSettings, run: str) -> Path | None:
-    """Return the folder of the run's full states in emergency_dir; None where that is not set."""
-    folder = s.checkpoints.emergency_dir
-    return None if folder is None else Path(folder) / f"forge-{run}"
 
 
 def _for_groups(schedule: dict[str, Any], groups: int) -> dict[str, Any]:

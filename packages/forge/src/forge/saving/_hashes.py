@@ -6,6 +6,7 @@ They stand in hf_format/hashes.json, and once more in the event of each export, 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -93,7 +94,8 @@ def write_hashes(run: Path, known: Mapping[str, Hashes]) -> None:
     there = {
         name: files
         for name, files in sorted(known.items())
-        if (folder / name).is_dir() or (folder / f".{name}{REPLACED}").is_dir()
+        # What somebody put in the place of an export does not take it out: it is damage.
+        if os.path.lexists(folder / name) or (folder / f".{name}{REPLACED}").is_dir()
     }
     forge_dist.write_text_atomically(run / FOLDER / FILE, sealed(there))
 
@@ -103,6 +105,14 @@ def damaged_files(directory: Path, files: Hashes) -> dict[str, str]:
     with ThreadPoolExecutor(_THREADS) as threads:
         faults = threads.map(lambda name: forge_dist.file_damage(directory / name, *files[name]), files)
     return {name: fault for name, fault in zip(files, faults, strict=True) if fault is not None}
+
+
+def not_a_directory(directory: Path) -> str | None:
+    """Return what is wrong with something else in the place of an export, or None."""
+    if directory.is_dir() or not os.path.lexists(directory):
+        return None
+    what = "a file" if directory.exists() else "a link to nothing"
+    return f"{directory.name} is {what}, and a directory was exported there; move it away first"
 
 
 def events(run: Path, *kinds: str) -> Iterator[dict[str, Any]]:

@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import forge_dist
+from forge._disk import write_remedy
 from forge._errors import RunDirectoryError
-from forge.saving._hashes import FOLDER, Hashes, damaged_files, known_hashes
+from forge.saving._hashes import FOLDER, Hashes, damaged_files, known_hashes, not_a_directory
 
 
 def mend_exports(run: Path) -> tuple[list[str], list[str]]:
@@ -21,7 +22,9 @@ def mend_exports(run: Path) -> tuple[list[str], list[str]]:
     """
     known, damaged = known_hashes(run), {}
     for name, files in known.items():
-        if (run / FOLDER / name).is_dir():
+        if (other := not_a_directory(run / FOLDER / name)) is not None:
+            damaged[name] = {"": other}
+        elif (run / FOLDER / name).is_dir():
             forge_dist.doing(f"verifying {FOLDER}/{name}")
             if found := damaged_files(run / FOLDER / name, files):
                 damaged[name] = found
@@ -47,6 +50,8 @@ def take_twins(run: Path, damaged: Mapping[str, Mapping[str, str]], known: Mappi
     """
     taken = []
     for name, files in damaged.items():
+        if not_a_directory(run / FOLDER / name) is not None:
+            continue
         wanted = known.get(name, {})
         for file in wanted if "" in files else files:
             for other in sorted(known):
@@ -75,7 +80,7 @@ def put_file(source: Path, target: Path) -> None:
         half.replace(target)
     except OSError as error:
         raise RunDirectoryError(
-            f"{target}: cannot be written: {error.strerror or error}. Make room, and repair again."
+            f"{target}: cannot be written: {error.strerror or error}. Repair again after that: {write_remedy(error)}."
         ) from error
     finally:
         half.unlink(missing_ok=True)

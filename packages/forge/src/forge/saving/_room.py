@@ -13,6 +13,7 @@ import attrs
 
 import forge_accel
 import forge_dist
+from forge._disk import error_number, write_remedy
 from forge._errors import RunDirectoryError, RunWriteError
 from forge.memory._memory_plan import MemoryPlan, size
 from forge.saving._full_state import FOLDER as STATES
@@ -20,7 +21,10 @@ from forge.saving._hashes import FOLDER
 from forge.settings._backends import FORGE
 from forge.storage._remote import Remote
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
+_WRITING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
+"""Errors that only writing meets."""
+_OF_A_DISK = frozenset({errno.EIO, errno.ESTALE})
+_OF_RIGHTS = frozenset({errno.EACCES, errno.EPERM})
 _MOMENTS = {"adamw": 2.0, "schedule_free": 2.0, "muon": 1.0, "adamw_8bit": 0.5}
 """Optimizer → numbers of four bytes that it keeps beside each weight, at least."""
 
@@ -132,18 +136,29 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
 
 
 def no_room(error: Exception, path: Path) -> RunWriteError | None:
-    """Return the error of a run whose disk is full, or fails; None where an error is another.
+    """Return the error of a run whose files cannot be written; None where an error is another.
+
+    Its errno says what to do. Beside OSError, whatever names one in its text counts (safetensors has an error of its own).
+    Missing rights count in the run
+    directory alone: elsewhere they are those of what is read.
 
     Args:
         error: what ended the run.
         path: its directory.
 
     """
-    if not isinstance(error, OSError) or error.errno not in _NO_ROOM or hasattr(error, "exit_status"):
+    number = error_number(error)
+    if number is None or hasattr(error, "exit_status"):
         return None
+    named = getattr(error, "filename", None)
+    within = isinstance(named, str) and Path(named).is_relative_to(path)
+    if number not in _WRITING | _OF_A_DISK and not (number in _OF_RIGHTS and within):
+        return None
+    what = "written" if number in _WRITING else "read or written"
+    why = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
     return RunWriteError(
-        f"{error.filename or path}: cannot be written: {error.strerror}. What was saved before is whole: make room, and the "
-        "same command goes on from there."
+        f"{named or path}: cannot be {what}: {why}. What was saved before is whole, and the same command goes on from there: "
+        f"{write_remedy(error)}."
     )
 
 

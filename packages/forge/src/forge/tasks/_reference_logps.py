@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 import forge_algos
 import forge_dist
+from forge._disk import write_remedy
 from forge._errors import RunWriteError
 from forge.tasks._offline import shard_of
 from forge.tasks._task import Run
@@ -102,7 +103,8 @@ def _write(file: Path, logps: np.ndarray, key: dict[str, str]) -> None:
         temporary.replace(file)
     except (OSError, SafetensorError) as error:
         raise RunWriteError(
-            f"{file}: the reference's log-probabilities cannot be written: {error}. Make room there."
+            f"{file}: the reference's log-probabilities cannot be written: {error}. "
+            f"Start again after that: {write_remedy(error)}."
         ) from error
 
 

@@ -1,0 +1,70 @@
+"""Run directory → its own folder in emergency_dir, which copies of the run do not share.
+
+`emergency_dir/forge-RUN-PLACE/` holds a full state (`step_90/`, `latest`) and owner.json, which names the run directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import forge_dist
+
+_OWNER = "owner.json"
+
+
+def emergency_place(folder: str | None, path: Path, run: str) -> Path | None:
+    """Return the folder of a run directory in emergency_dir; None where that is not set.
+
+    Copies of a run directory share the run's identity, so the directory's own path is part of the name.
+    """
+    place = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:8]
+    return None if folder is None else Path(folder) / f"forge-{run}-{place}"
+
+
+def claim(place: Path, path: Path) -> None:
+    """Record the run directory of a folder in emergency_dir.
+
+    Where that cannot be written, nor can the state that follows, which is reported.
+    """
+    with suppress(OSError, forge_dist.ExportError):
+        place.mkdir(parents=True, exist_ok=True)
+        forge_dist.write_text_atomically(place / _OWNER, json.dumps({"ckpt_output_dir": os.path.realpath(path)}))
+
+
+def adopt(place: Path, path: Path) -> bool:
+    """Return whether the run directory has a folder in emergency_dir.
+
+    One of before the directory was moved becomes it. A directory that is still there with the same run is another copy,
+    whose folder stays its own.
+    """
+    if place.is_dir():
+        return True
+    run = place.name.rpartition("-")[0]
+    for other in sorted(place.parent.glob(f"{run}*")):
+        if run not in (other.name, other.name.rpartition("-")[0]):
+            continue
+        try:
+            owner = json.loads((other / _OWNER).read_text(encoding="utf-8"))["ckpt_output_dir"]
+        except FileNotFoundError:
+            owner = None  # an earlier version recorded none
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if owner is not None and (known := _run_in(Path(str(owner)))) is not None and known == _run_in(path):
+            continue
+        with suppress(OSError):  # of two at once, one
+            other.rename(place)
+            claim(place, path)
+            return True
+    return False
+
+
+def _run_in(path: Path) -> str | None:
+    """Return the identity of the run in a directory; None where it has none."""
+    try:
+        return str(json.loads((path / "run.json").read_text(encoding="utf-8"))["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
