@@ -17,11 +17,11 @@ import forge_algos
 import forge_data
 import forge_dist
 from forge._progress import Reporter
-from forge._result import RunResult, read_result, write_result
+from forge._result import RunResult, read_result
+from forge.backends._end import export_trained, write_finished
 from forge.backends._mlx_model import attach, bring_back, check_logits, load_base, peft_layers
 from forge.backends._trl_arguments import spread
 from forge.backends._trl_rows import rows_of
-from forge.backends._trl_run import export_trained
 from forge.backends._trl_steps import Steps
 from forge.run._adaptation import adapt_model
 from forge.run._choices import absolute_paths
@@ -113,17 +113,9 @@ def _run(task: Task, s: Any, rows: Rows, out: RunDirectory, report: Reporter, wa
     directory = export_trained(
         task, s, out, adaptation, tokenizer, strategy, prepared.train, f"samples_{steps.samples}", report
     )
-    result = RunResult(
-        output_dir=out.path,
-        model_dir=directory,
-        steps=steps.step,
-        samples=steps.samples,
-        loss=steps.loss,
-        seconds=time.perf_counter() - began,
+    return write_finished(
+        out, directory, report, steps=steps.step, samples=steps.samples, loss=steps.loss, began=began, unit=task.items_are
     )
-    report.finished(result, task.items_are)
-    write_result(result)
-    return result
 
 
 def _train(s: Any, prepared: Prepared, planned: list[Any], model: Any, steps: Steps, folder: Path) -> None:

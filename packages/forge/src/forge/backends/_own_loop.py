@@ -20,8 +20,9 @@ import forge_data
 import forge_dist
 from forge._errors import BackendError, SettingsError
 from forge._progress import Reporter
-from forge._result import RunResult, read_result, write_result
+from forge._result import RunResult, read_result
 from forge.backends._backend import Backend
+from forge.backends._end import write_finished
 from forge.backends._request import Request, read_request
 from forge.run._choices import absolute_paths
 from forge.run._early_checks import check_names
@@ -213,18 +214,8 @@ class OwnLoopBackend(Backend):
         if last is None:
             raise BackendError(f"backend={self.name} ended without a step in {self.logs(folder)}: its own log lies beside it.")
         directory = self._take_over(prepared, folder, out, int(last["samples"]), report)
-        seconds = time.perf_counter() - began
-        result = RunResult(
-            output_dir=out.path,
-            model_dir=directory,
-            steps=int(last["step"]),
-            samples=int(last["samples"]),
-            loss=float(last["loss"]),
-            seconds=seconds,
-        )
-        report.finished(result, "samples")
-        write_result(result)
-        return result
+        steps, samples, loss = int(last["step"]), int(last["samples"]), float(last["loss"])
+        return write_finished(out, directory, report, steps=steps, samples=samples, loss=loss, began=began, unit="samples")
 
     def _take_over(self, prepared: Prepared, folder: Path, out: RunDirectory, samples: int, report: Reporter) -> Path:
         """Move the library's exports to hf_format/, and load the last one back."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import forge_accel
 import forge_algos
@@ -17,20 +17,22 @@ import forge_data
 import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
-from forge._result import RunResult, read_result, write_result
-from forge.backends._trl_arguments import CLASSES, Cut, arguments, cut_step, short_steps
+from forge._result import RunResult, read_result
+from forge.backends._end import export_trained, write_finished
+from forge.backends._trl_arguments import CLASSES, arguments
+from forge.backends._trl_plan import Plan, check_rows, plan_steps
 from forge.backends._trl_rows import Rows as PlannedRows, planned_batches, rows_of
 from forge.backends._trl_steps import Steps
 from forge.run._adaptation import adapt_model
-from forge.run._choices import absolute_paths, choose_machine, quantized
+from forge.run._choices import absolute_paths, choose_machine
 from forge.run._early_checks import check_names
 from forge.run._launching import on_ranks
+from forge.run._loading import quantized
 from forge.run._out_of_memory import out_of_memory
 from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import Start
-from forge.saving._hashes import hash_export, record_hashes
 from forge.saving._room import no_room
 from forge.settings._recipe import as_recipe, as_values
 from forge.tasks._task import Task
@@ -62,9 +64,9 @@ def rehearse(task: Task, s: Any, rows: Rows) -> str:
             return f"{out.path} holds this very run, finished: the same command would return its result and train nothing."
         s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
         prepared = open_prepared(task, s, machine, Path(found["root"]), shards)
-        plan = _plan(task, prepared, shards)
+        plan = plan_steps(task, prepared, shards)
         given = _arguments(task, prepared.settings, plan, machine, out.path, shards)
-        _check_rows(task, prepared, plan)
+        check_rows(task, prepared, plan)
     lines = [f"  {name}={value!r}" for name, value in given.items()]
     config, trainer = CLASSES[task.name]
     return "\n".join(
@@ -79,24 +81,6 @@ def rehearse(task: Task, s: Any, rows: Rows) -> str:
     )
 
 
-class _Plan(NamedTuple):
-    """Steps of a run, as TRL makes them."""
-
-    steps: list[Any]
-    """Indices of the items of each step of the batch plan."""
-    cut: Cut
-    optimizer_steps: int
-    updates: int
-    """Optimizer steps with one step of the batch plan."""
-    left_out: int
-    """Items of short steps, which GRPO cannot take."""
-
-    @property
-    def cut_in_words(self) -> str:
-        """How TRL divides a step."""
-        return f"{self.cut.micro_batches} micro-batches a rank, of at most {self.cut.rows} rows"
-
-
 def _chosen(task: Task, s: Any, rows: Rows) -> Any:
     """Make the choices that TRL's trainers leave no other."""
     s = absolute_paths(task, s)
@@ -104,53 +88,7 @@ def _chosen(task: Task, s: Any, rows: Rows) -> Any:
     return s.resolved("packing", "off", "TRL pads the rows of a micro-batch")
 
 
-def _plan(task: Task, prepared: Prepared, shards: int) -> _Plan:
-    """Cut the steps of the batch plan. Raises SettingsError where TRL could not make them."""
-    s, items, plan = prepared.settings, prepared.train, prepared.plan
-    size, updates = s.plan.effective_batch_size, task.updates(s)
-    steps = [plan.samples(step) for step in range(plan.num_steps)]
-    asked = s.passed_on.gradient_accumulation_steps
-    if task.name == "grpo":
-        own = s.objective
-        completions = size * own.num_generations
-        if completions % own.updates_per_pass:
-            raise SettingsError(
-                f"updates_per_pass={own.updates_per_pass} does not divide the {completions} completions of a rollout: choose a "
-                "divisor."
-            )
-        longest = int(items.lengths.max())
-        cut = cut_step(s, completions // own.updates_per_pass, shards, longest, asked=asked)
-        whole = [step for step in steps if len(step) == size]
-        if not whole:
-            raise SettingsError(
-                f"effective_batch_size={size} is more than the {len(items)} prompts, and TRL makes whole rollouts alone: lower "
-                "it."
-            )
-        left = sum(map(len, steps)) - size * len(whole)
-        total = len(whole) * updates
-        return _Plan(whole, cut, min(total, s.plan.max_steps or total), updates, left)
-    rows_a_item = 2 if task.name in ("dpo", "reward") else 1
-    cut = cut_step(s, size, shards, int(items.longest.max()) * rows_a_item, least=2 if task.name == "kto" else 1, asked=asked)
-    short = short_steps(list(map(len, steps)), shards, cut)
-    if short is not None:
-        raise SettingsError(
-            f"step {short + 1} has the {len(steps[short])} rows that are left of an epoch, and {shards} ranks with "
-            f"{cut.micro_batches} micro-batches each cannot share them, as TRL does: choose an effective_batch_size that "
-            f"divides {len(items)}, or a max_steps below {short + 1}."
-        )
-    return _Plan(steps, cut, len(steps), 1, 0)
-
-
-def _check_rows(task: Task, prepared: Prepared, plan: _Plan) -> None:
-    """Make every row once, so that one that TRL cannot take is refused before training."""
-    if task.name == "grpo":
-        return
-    rows = rows_of(task.name, prepared.train)
-    for index in sorted({int(index) for step in plan.steps for index in step}):
-        rows(index)
-
-
-def _arguments(task: Task, s: Any, plan: _Plan, machine: forge_accel.Accelerator, path: Path, shards: int) -> dict[str, Any]:
+def _arguments(task: Task, s: Any, plan: Plan, machine: forge_accel.Accelerator, path: Path, shards: int) -> dict[str, Any]:
     return arguments(
         task.name,
         s,
@@ -214,9 +152,9 @@ def _run(
             f"model_path {s.model.model_path}: its tokenizer names neither pad_token nor eos_token, and TRL pads with one of "
             "them: set one in tokenizer_config.json."
         )
-    plan = _plan(task, prepared, shards)
+    plan = plan_steps(task, prepared, shards)
     given = _arguments(task, s, plan, machine, out.path, shards)
-    ranks.first(lambda: _check_rows(task, prepared, plan))
+    ranks.first(lambda: check_rows(task, prepared, plan))
     ranks.connect(machine.collective_backend.value, device)
     ranks.agree({"settings": s.digest(), "data": train.store.fingerprint, "plan": prepared.plan.fingerprint})
 
@@ -271,19 +209,17 @@ def _run(
     _restore(adaptation.model, pads)
 
     directory = export_trained(task, s, out, adaptation, tokenizer, strategy, train, f"samples_{steps.samples}", report)
-    seconds = time.perf_counter() - began
-    result = RunResult(
-        output_dir=out.path,
-        model_dir=directory,
+    return write_finished(
+        out,
+        directory,
+        report,
         steps=steps.step,
         samples=steps.samples,
         loss=steps.loss,
-        seconds=seconds,
+        began=began,
+        unit=task.items_are,
+        first=ranks.is_first,
     )
-    report.finished(result, task.items_are)
-    if ranks.is_first:
-        write_result(result)
-    return result
 
 
 @contextmanager
@@ -309,7 +245,7 @@ def _train(
     task: Task,
     s: Any,
     prepared: Prepared,
-    plan: _Plan,
+    plan: Plan,
     given: dict[str, Any],
     tokenizer: Any,
     model: Any,
@@ -403,46 +339,6 @@ def _reference(task: Task, s: Any, start: Start, model: Any, load: Any) -> Any:
     if path is None and hasattr(model, "peft_config"):
         return None
     return load(start.path if path is None else path).eval().requires_grad_(requires_grad=False)
-
-
-def export_trained(
-    task: Task,
-    s: Any,
-    out: RunDirectory | NoDirectory,
-    adaptation: forge_algos.Adaptation,
-    tokenizer: Any,
-    strategy: forge_dist.Strategy,
-    train: Any,
-    name: str,
-    report: Reporter,
-) -> Path:
-    """Write the model, load it back and compare it with the one in memory."""
-    directory = out.path / "hf_format" / name
-    report.doing(f"exporting {name} and loading it back")
-    stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task(s))
-    asked = s.checkpoints.save_dtype
-    dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
-    as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
-    forge_dist.export_model(adaptation.model, directory, tokenizer=tokenizer, dtype=dtype, strategy=strategy, **as_plain)
-    samples = train.short_samples()
-    check = forge_dist.check_export(
-        adaptation.model, directory, samples, strategy=strategy, attach=adaptation.attach, **as_plain
-    )
-    files = hash_export(directory, strategy.ranks)
-    strategy.ranks.first(lambda: record_hashes(out.path, name, files))
-    what = "mean reward" if task.model_task(s) == "reward" else "loss"
-    report.note(
-        f"exported {directory}: loaded back, on {len(samples)} short samples its {what} is {check.reloaded:.4f}, "
-        f"{check.in_memory:.4f} in memory",
-        event="exported",
-        export=name,
-        measure=what,
-        on=len(samples),
-        reloaded=check.reloaded,
-        in_memory=check.in_memory,
-        files=files,
-    )
-    return directory
 
 
 def _check_routers(task: Task, s: Any, model: Any, device: Any) -> None:

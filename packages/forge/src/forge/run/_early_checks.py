@@ -14,7 +14,8 @@ import forge_data
 import forge_dist
 from forge._errors import SettingsError
 from forge.memory._forecast import without_measurements
-from forge.run._choices import Tried, check_warmup, quantized
+from forge.run._choices import check_warmup
+from forge.run._loading import Tried, quantized
 from forge.run._rows import SETTINGS, Rows
 from forge.run._starting_model import Start
 from forge.settings._recipe import as_values

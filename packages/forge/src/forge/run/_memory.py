@@ -18,7 +18,7 @@ from forge.memory._forecast import forecast_steps
 from forge.memory._memory_plan import MEASURED, MemoryPlan, Phase, size
 from forge.memory._planned import Planned
 from forge.memory._target import Target
-from forge.run._choices import quantized, try_ways
+from forge.run._loading import quantized, try_ways
 from forge.run._starting_model import Start
 from forge.tasks._task import Task
 from forge.tasks.items._prompts import Prompts

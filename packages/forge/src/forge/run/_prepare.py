@@ -21,8 +21,9 @@ from forge.memory._memory_plan import MemoryPlan
 from forge.memory._target import Target
 from forge.memory._tokens import choose_checkpointing, choose_tokens
 from forge.reports._plan import plan_figures
-from forge.run._choices import check_shards, check_warmup, choose_sizes, try_packing
+from forge.run._choices import check_shards, check_warmup, choose_sizes
 from forge.run._early_checks import check_before_rows, check_prompts
+from forge.run._loading import try_packing
 from forge.run._memory import is_small, planned_of, write_plan
 from forge.run._positions import check_positions
 from forge.run._resume import ORDER, compare_model, compare_order, compare_settings, former_tokens, same_request

@@ -22,20 +22,11 @@ from forge._result import BEST, RunResult, read_result, write_result
 from forge.memory._divided import keeps_casts
 from forge.memory._target import Target
 from forge.run._adaptation import adapt_model, check_projections
-from forge.run._choices import (
-    absolute_paths,
-    choose_machine,
-    computing,
-    cost_alone,
-    gathered,
-    load_frozen,
-    load_with_attention,
-    report_routers,
-    warn_of_rounding,
-)
+from forge.run._choices import absolute_paths, choose_machine, cost_alone, report_routers, warn_of_rounding
 from forge.run._early_checks import check_names
 from forge.run._fused import compile_blocks, fuse_layers
 from forge.run._launching import on_ranks, preempted
+from forge.run._loading import computing, gathered, load_frozen, load_with_attention
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
 from forge.run._out_of_memory import out_of_memory
 from forge.run._precision import choose_dtype, report_weights, trained_dtype

@@ -1,0 +1,319 @@
+"""Loading a model in the first way, of attention and packing, that keeps its samples apart."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import forge_accel
+import forge_algos
+import forge_dist
+from forge._progress import Reporter
+from forge.run._precision import trained_dtype
+from forge.tasks._task import Task
+
+
+class _Way(NamedTuple):
+    """A way to run the model: its attention, and whether rows are packed."""
+
+    attention: forge_accel.Choice[forge_accel.Attention]
+    packing: Literal["on", "off"]
+
+
+def load_with_attention(
+    task: Task,
+    s: Any,
+    path: str,
+    machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
+    strategy: forge_dist.Strategy,
+    longest: int,
+) -> tuple[Any, Any, tuple[str, str]]:
+    """Load the model of `path` so that its samples are kept apart: packed, or alone.
+
+    Not every attention computes every architecture (soft-capped scores, for example), so the loaded model is probed; with
+    `attention="auto"` eager is tried next. Where rows cannot be packed at all, `packing="auto"` runs samples alone.
+
+    Returns:
+        The settings with the choices, the model, and the reasons: of the attention, and of packing.
+
+    """
+    load = partial(_load_in_some_way, task, s, path, machine, dtype, strategy, longest)
+    try:
+        return load()
+    except forge_algos.ForgeAlgosError as error:
+        if strategy.autocasts:
+            raise
+        _without_frames(error)
+    # Some architectures multiply by numbers that stay float32 (XGLM, GPT, MiniMax), which weights gathered in 16 bits cannot.
+    strategy.autocasts = True
+    return load()
+
+
+def _load_in_some_way(
+    task: Task,
+    s: Any,
+    path: str,
+    machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
+    strategy: forge_dist.Strategy,
+    longest: int,
+) -> tuple[Any, Any, tuple[str, str]]:
+    """Load the model in the first way that keeps its samples apart, with autocast or without."""
+    refusals: list[Exception] = []
+    for way in _ways(s, machine, dtype):
+        try:
+            model, packed, why = _loaded(task, s, path, machine, dtype, way, strategy, longest)
+        except Exception as error:
+            refused = getattr(error, "exit_status", None) == forge_algos.ForgeAlgosError.exit_status
+            # Whatever comes later, the first refusal is the answer to what was asked for.
+            if not refused and not refusals:
+                raise
+            refusals.append(_without_frames(error))
+            continue
+        name, reason = way.attention.value.name, way.attention.reason
+        if refusals:
+            # Without what to do about it, which was done.
+            refusal = str(refusals[0]).partition(". ")[0]
+            reason = f"{name}: the first choice does not fit this model ({refusal})"
+            why = why if packed else f"{refusal}; {why}"
+        if s.device.attention == "auto":
+            s = s.resolved("attention", name, reason)
+        if s.packing.packing == "auto":
+            s = s.resolved("packing", "on" if packed else "off", why)
+        return s, model, (reason, why)
+    leaks = [error for error in refusals if isinstance(error, forge_algos.PackedBatchError)]
+    if (s.packing.packing == "on" or s.strategy.cp_size > 1) and leaks:
+        raise _no_packing(s, leaks[0]) from leaks[0]
+    if leaks and leaks[-1] is refusals[-1] and len(refusals) > 1:
+        first = str(refusals[0]).partition(". ")[0]
+        raise forge_algos.PackedBatchError(f"{first}. Its samples cannot run alone either: {leaks[-1]}") from leaks[-1]
+    raise refusals[0]
+
+
+def try_packing(task: Task, s: Any, machine: forge_accel.Accelerator, report: Reporter) -> Tried:
+    """Try on a small random model whether samples can share a row, before they are tokenized.
+
+    The loaded model is tried again. What cannot be tried so is left to that.
+
+    Raises:
+        PackedBatchError: `packing=on`, and no attention keeps the samples of a row apart.
+
+    """
+    tried = try_ways(task, s, machine)
+    if tried.model is None and s.packing.packing == "on" and tried.leak is None:
+        report.note("packing=on is tried once the model is loaded: no small model of its configuration can be made")
+    elif tried.model is not None and not tried.packed:
+        report.note(f"packing: samples will run alone, as a small random model of this configuration shows ({tried.why})")
+    if (s.packing.packing == "on" or s.strategy.cp_size > 1) and tried.model is None and tried.leak is not None:
+        raise _no_packing(s, tried.leak) from tried.leak
+    if s.strategy.cp_size > 1 and tried.model is not None and (layers := forge_algos.layers_apart(tried.model)):
+        raise _no_packing(s, forge_algos.PackedBatchError(f"{layers[0]} carries a state from token to token"))
+    return tried
+
+
+class Tried(NamedTuple):
+    """First way in which a small random model of the configuration keeps samples apart."""
+
+    attention: forge_accel.Attention
+    packed: bool
+    model: Any
+    """The small model; None where none can be made, or none keeps samples apart."""
+    why: str
+    leak: Exception | None
+    """Why samples cannot share a row, where no way was found."""
+
+
+def try_ways(task: Task, s: Any, machine: forge_accel.Accelerator) -> Tried:
+    """Try the ways to run the model on a small random one, the first choice first."""
+    refusals: list[Exception] = []
+    ways = _ways(s, machine, machine.dtype(s.device.dtype))
+    for way in ways:
+        try:
+            found = _try_way(task, s, machine, way)
+        except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
+            refusals.append(_without_frames(error))
+            continue
+        if found is None:
+            break
+        draft, packed, why = found
+        return Tried(way.attention.value, packed, draft, why, None)
+    leaks = [error for error in refusals if s.strategy.cp_size > 1 or isinstance(error, forge_algos.PackedBatchError)]
+    return Tried(ways[0].attention.value, ways[0].packing == "on", None, "", leaks[0] if leaks else None)
+
+
+def _try_way(task: Task, s: Any, machine: forge_accel.Accelerator, way: _Way) -> tuple[Any, bool, str] | None:
+    """Try one way on a small random model, which is returned; None where none can be made."""
+    dtype, device = machine.dtype(s.device.dtype).value, machine.device.value
+    request = forge_dist.LoadRequest(
+        model_path=s.model.model_path,
+        dtype=dtype,
+        attention=way.attention.value.name,
+        attention_function=way.attention.value.function,
+        task=task.model_task(s),
+    )
+    draft = forge_dist.draft_model(request, device=device)
+    if draft is None:
+        return None
+    packed, why = forge_algos.keep_documents_apart(
+        draft, device=device, packing=way.packing, longest=1, autocast=partial(machine.autocast, dtype)
+    )
+    return draft, packed, why
+
+
+def _no_packing(s: Any, leak: Exception) -> Exception:
+    if (sharing := s.strategy.cp_size) > 1:
+        why = str(leak).partition(". ")[0].partition(": use ")[0]
+        return forge_algos.PackedBatchError(
+            f"cp_size={sharing} cuts packed rows over ranks, which this model does not allow: {why}. "
+            "Leave cp_size out; tp_size and activation_checkpointing=true make room in other ways."
+        )
+    return forge_algos.PackedBatchError(f"packing=on: {leak}. With packing=auto its samples run alone.")
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Clear the frames that an error and its causes hold: the refused model is in them."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+    # The modules of a model refer to each other.
+    gc.collect()
+    return error
+
+
+def _ways(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> list[_Way]:
+    """List the ways to run the model, the first choice first."""
+    auto, packing = s.device.attention == "auto", s.packing.packing
+    chosen = machine.attention(s.device.attention, dtype.value)
+    if s.strategy.cp_size > 1:
+        # Ranks can share no other row than a packed one, and only this attention gathers its keys.
+        return [_Way(chosen, "on")]
+    packed = [chosen, *([machine.attention("eager", dtype.value)] if auto and chosen.value.name != "eager" else [])]
+    # A forward of whole lines needs no attention that knows documents.
+    alone = [machine.attention(name, dtype.value) for name in ("sdpa", "eager")] if auto else [chosen]
+    return [_Way(attention, "on") for attention in packed if packing != "off"] + [
+        _Way(attention, "off") for attention in alone if packing != "on"
+    ]
+
+
+def _loaded(
+    task: Task,
+    s: Any,
+    path: str,
+    machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
+    way: _Way,
+    strategy: forge_dist.Strategy,
+    longest: int,
+) -> tuple[Any, bool, str]:
+    """Load the model in one way, and check that it supports the objective."""
+    model = strategy.load(
+        path,
+        # Trained weights have a dtype of their own, whatever that of the computation; a frozen base needs only the latter.
+        dtype=trained_dtype(s) if s.adapter.adapter in ("none", "osft") else dtype.value,
+        attention=way.attention.value.name,
+        attention_function=way.attention.value.function,
+        task=task.model_task(s),
+        **quantized(s, machine, dtype.value),
+    )
+    forge_algos.score_rows_at_once(model, machine.head_rows)
+    # Probed now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
+    with strategy.computing(model):
+        packed, why = keep_apart(model, machine, dtype, strategy, way.packing, longest)
+        with computing(machine, dtype, strategy)():
+            task.probe_objective(s).bind(model, device=machine.device.value)
+    strategy.settle(model)
+    return model, packed, why
+
+
+def keep_apart(
+    model: Any,
+    machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
+    strategy: forge_dist.Strategy,
+    packing: Literal["auto", "on", "off"],
+    longest: int,
+) -> tuple[bool, str]:
+    """Have a loaded model keep samples apart: in a row, or alone where `packing` allows it."""
+    agree = strategy.ranks.largest if strategy.divides else int
+    return forge_algos.keep_documents_apart(
+        model,
+        device=machine.device.value,
+        packing=packing,
+        longest=longest,
+        agree=agree,
+        autocast=computing(machine, dtype, strategy),
+    )
+
+
+def computing(
+    machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], strategy: forge_dist.Strategy
+) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what makes the context of a forward.
+
+    Autocast, or none where weights are gathered in the dtype.
+    """
+    return partial(machine.autocast, dtype.value) if strategy.autocasts else nullcontext
+
+
+def gathered(strategy: forge_dist.Strategy) -> str:
+    """Return the dtype in which a strategy gathers weights, with the reason.
+
+    Empty where it is the weights' own.
+    """
+    if strategy.settings.gather_dtype == "auto":
+        return ""
+    why = (
+        "this model computes with numbers in float32 too, which autocast brings together"
+        if strategy.autocasts
+        else "weights travel in the dtype of the computation, so nothing is cast on the way and kept for the backward pass"
+    )
+    return f"{strategy.settings.gather_dtype}: {why}; gradients are summed in float32"
+
+
+def quantized(s: Any, machine: forge_accel.Accelerator, dtype: Any) -> dict[str, Any]:
+    """Return the loading options of adapter=qlora, none for another adapter.
+
+    Raises:
+        forge_accel.AccelError: this machine cannot compute with a base in 4 bits.
+
+    """
+    if s.adapter.adapter != "qlora":
+        return {}
+    machine.quantization(s.adapter.quant_type)
+    return {"quantization": forge_algos.quantization_config(s.adapter, compute_dtype=dtype)}
+
+
+def load_frozen(
+    path: str,
+    s: Any,
+    machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
+    strategy: forge_dist.Strategy,
+    longest: int,
+    report: Reporter,
+) -> Any:
+    """Load a frozen model for the same ranks, with the attention of the first where it fits."""
+    refusals: list[Exception] = []
+    same = machine.attention(s.device.attention, dtype.value)
+    ways = [_Way(same, "on")] if s.packing.packing == "on" else []
+    ways += [_Way(same, "off"), *(_Way(machine.attention(name, dtype.value), "off") for name in ("sdpa", "eager"))]
+    for way in ways:
+        try:
+            with report.taking(f"loading {path}", f"loaded {path}"):
+                model = strategy.load_frozen(
+                    path, dtype=dtype.value, attention=way.attention.value.name, attention_function=way.attention.value.function
+                )
+            forge_algos.score_rows_at_once(model, machine.head_rows)
+            with strategy.computing(model):
+                keep_apart(model, machine, dtype, strategy, way.packing, longest)
+        except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
+            refusals.append(_without_frames(error))
+        else:
+            return model
+    raise refusals[0]
