@@ -127,7 +127,9 @@ def figures(path: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("several", [False, True], ids=["one class", "several labels"])
+@pytest.mark.parametrize(
+    "several", [pytest.param(False, id="one class"), pytest.param(True, id="several labels", marks=pytest.mark.lane)]
+)
 def test_any_division_gives_the_same_losses(model_dir: Path, tmp_path: Path, several: bool) -> None:
     """Packed, one text at a time, and on two ranks: the same losses and figures in every step, within 1e-5."""
     data = write_rows(tmp_path / "rows.jsonl", rows(several=several))

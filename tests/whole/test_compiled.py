@@ -74,6 +74,7 @@ def test_a_run_compiles_one_graph_and_is_resumed_without(given: dict[str, Any], 
     assert "compile: blocks → off" in log(half)
 
 
+@pytest.mark.lane
 def test_two_ranks_compile_one_graph_each(given: dict[str, Any], tmp_path: Path) -> None:
     """Under fsdp2, whose hooks gather and free each block's weights around its graph."""
     plain, divided = tmp_path / "plain", tmp_path / "divided"

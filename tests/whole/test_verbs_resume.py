@@ -17,7 +17,7 @@ from .verbs import VERBS, run_verb, run_verb_killed, settings_of
 pytestmark = pytest.mark.slow
 
 # One of each kind of rows, and those that keep more than weights: a teacher, a reference, a baseline, rollouts, a value head.
-IN_CI = ["pretrain", "distill", "dpo", "kto", "reward", "classify", "ppo", "grpo"]
+IN_CI = ["pretrain", "distill", "dpo", "kto", "reward", "ppo", "grpo"]
 OTHERS_THAN_SFT = [verb for verb in VERBS if verb != "sft"]
 
 
