@@ -5,10 +5,12 @@ from jinja2 import Environment
 from jinja2.exceptions import SecurityError
 
 from forge_data import DataError, TemplateError, tokenize
-from forge_data.chat_template import _limits
+from forge_data.chat_template import _limits, _template
 from forge_data.chat_template._limits import CHARACTERS, LimitedEnvironment, LimitError
+from forge_data.chat_template._template import ChatTemplate
 from forge_data.chat_template._trace import render
 from forge_data.chat_template._traced_jinja import compile_template
+from forge_data.formats._samples import Chat
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -172,3 +174,18 @@ def test_filters_keep_what_jinja_passes_them():
     """A filter that asks for the context or the environment gets it still."""
     environment = LimitedEnvironment()
     assert environment.from_string("{{ [3, 1] | sort | first }}{{ ['a', 'b'] | map('upper') | join('-') }}").render() == "1A-B"
+
+
+def test_many_rows_wait_for_the_error_of_the_first(with_template, chat, monkeypatch):
+    """A batch is not rendered to its end for a template that never does: each row would take as long as the limit."""
+    monkeypatch.setattr(_limits, "STEPS", 20_000)
+    rendered = []
+    monkeypatch.setattr(_template, "render", lambda *given: rendered.append(given) or render(*given))
+    tokenizer = with_template(
+        "{% for m in messages %}{% if m.content == 'on' %}" + ENDLESS["loops in loops"] + "{% endif %}.{% endfor %}"
+    )
+    turns = [chat(("user", text), ("assistant", "ho")) for text in ("hi", "on", "on", "on", "hi")]
+    chats = [Chat(f"f:{number}", row["messages"]) for number, row in enumerate(turns)]
+    found = ChatTemplate(tokenizer).render_batch(chats)
+    assert [written is not None for written in found] == [True, False, False, False, False]
+    assert len(rendered) == 2

@@ -86,10 +86,15 @@ class ChatTemplate:
         traces: dict[int, Trace] = {}
         for index, chat in enumerate(chats):
             if self.batches and not (chat.tools or chat.documents or chat.template_kwargs):
-                # What a template refuses, or what goes beyond its limits, is an error of its row.
-                with contextlib.suppress(RefusedError, TemplateError):
+                try:
                     self._program(chat.place, self.source(chat.tools))
                     traces[index] = self._trace(chat.place, self._in_form(chat.messages), {})
+                except RefusedError:
+                    # What a template refuses is an error of its row.
+                    continue
+                except TemplateError:
+                    # A row that goes beyond the limits took a second: those behind it wait for its error.
+                    break
         if traces:
             try:
                 batch = [self._in_form(chats[index].messages) for index in traces]
