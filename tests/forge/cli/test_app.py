@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -127,3 +128,16 @@ def test_an_exception_makes_no_exit_status_of_success(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(_run, "run", fail)
     assert _cli.main(["sft", "--model-path", "m", "--data-path", "d", "--ckpt-output-dir", "o"]) == 1
+
+
+@pytest.mark.parametrize(("rank", "printed"), [(None, "forge: terminated.\n"), ("0", "forge: terminated.\n"), ("1", "")])
+def test_a_rank_that_torchrun_ends_says_nothing(
+    rank: str | None, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGTERM while a command works is one line with status 143; of other ranks than the first it is the launcher's doing."""
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(_cli, "check_words", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert _cli.main(["sft", "--model-path", "m"]) == 143
+    assert capsys.readouterr().err == printed

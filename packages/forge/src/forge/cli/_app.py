@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
     except cyclopts.CycloptsError as error:
         return _print_error(str(error), 2, debug=debug)
     except Terminated:
-        return _print_error("terminated.", 143, debug=debug)
+        # Where torchrun ends the other ranks after the first one's error, that error is the message.
+        return _print_error("terminated.", 143, debug=debug) if _is_first() else 143
     except KeyboardInterrupt:
         return _print_error("interrupted.", 130, debug=debug)
     except Exception as error:  # noqa: BLE001 - the last place that can turn an exception into a message
@@ -98,6 +99,11 @@ def _output_closed() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in watched.poll(0))
 
 
+def _is_first() -> bool:
+    """Return whether this is the first of torchrun's processes, or none of them."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _in_one_line(message: str, words: Sequence[str]) -> str:
     """Escape ends of lines that a word of the command line holds: a name is no message."""
     for word in words:
@@ -108,7 +114,7 @@ def _in_one_line(message: str, words: Sequence[str]) -> str:
 
 
 def _print_error(message: str, status: int, *, debug: bool) -> int:
-    if os.environ.get("RANK", "0") != "0":
+    if not _is_first():
         # torchrun ends the other ranks soon after the first one: then they say nothing, and the message is there once.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(_ANSWER_SECONDS)
