@@ -2,7 +2,7 @@
 
 What a stranger does first, then what a maintainer must: every test but the lanes' once, a leaf's where the leaf is alone and
 all others where everything is; lint, format, types, the site, and the six packages as wheels. The tests run one step after
-another, each over four processes, for a test often waits for those that it started; beside them a second lane makes the
+another, each over three processes, for a test often waits for those that it started; beside them a second lane makes the
 environments, in the order in which the tests want them, and does everything else. A step that fails stops no other one.
 Everything that it makes lies in .ci-env (git ignores it) and goes when it ends; CI_KEEP=1 leaves it there.
 """
@@ -28,8 +28,8 @@ TOGETHER = "together and not lane"
 """Tests of leaves that are skipped where the leaf is alone."""
 MINUTES = 20
 """What this may take on two cores. It is reported, not enforced: no machine is as fast as another."""
-PROCESSES = ("-n", "4", *suite.TWO_PROCESSES[2:])
-"""pytest-xdist's arguments: with three, four tenths of the time of two processors are left over."""
+PROCESSES = ("-n", "3", *suite.TWO_PROCESSES[2:])
+"""pytest-xdist's arguments: with two, a third of the processors' time is left over."""
 LAST_LINES = 40
 """How much of a failed step's output is printed again at the end."""
 
