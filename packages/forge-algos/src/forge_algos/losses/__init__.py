@@ -4,6 +4,7 @@ Files here import batches, settings and the package's own files. Subfolders hold
 """
 
 from forge_algos.losses._classification import classification
+from forge_algos.losses._contrastive import contrastive
 from forge_algos.losses._dft import dft
 from forge_algos.losses._kl import kl
 from forge_algos.losses._nll import nll, nll_of_logits
@@ -26,6 +27,7 @@ __all__ = [
     "PolicyKind",
     "classification",
     "completion_logps",
+    "contrastive",
     "cpo",
     "dft",
     "distillation",
