@@ -1,4 +1,4 @@
-"""Loss of text embeddings: each query's own text among the other texts of the batch (InfoNCE)."""
+"""Loss of text embeddings (InfoNCE): each query's own text among the others of the batch."""
 
 import torch
 from torch.nn.functional import cross_entropy, normalize
@@ -12,12 +12,12 @@ from forge_algos.losses._terms import LossTerms
 def contrastive(
     queries_BD: torch.Tensor, candidates_ND: torch.Tensor, positives: torch.Tensor, *, temperature: float = 0.05
 ) -> LossTerms:
-    """Sum InfoNCE of B queries over N candidates: -log softmax(cos(q, c) / temperature) at the positive.
+    """Sum InfoNCE of B queries over N candidates of which one is each query's positive.
 
-    All candidates but a query's own are its negatives: the other queries' positives and any hard negatives, in any order.
-    Divided by the count it is MultipleNegativesRankingLoss of sentence-transformers, whose `scale` is 1 / temperature. As
-    there, a candidate with the same text as the positive is a negative all the same. Source: van den Oord et al.,
-    arXiv 1807.03748.
+    A query's term is -log softmax(cos(q, c) / temperature) at its positive. All candidates but its own are its negatives: the
+    other queries' positives and any hard negatives, in any order. Divided by the count it is MultipleNegativesRankingLoss of
+    sentence-transformers, whose `scale` is 1 / temperature. As there, a candidate with the same text as the positive is a
+    negative all the same. Source: van den Oord et al., arXiv 1807.03748.
 
     No query's term depends on another query, so the sum over any division of the queries is that of all of them, as long as
     each part is given all candidates. Gradients run through queries and candidates.
