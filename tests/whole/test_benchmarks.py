@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ..lanes import ci_keeps
+from .conftest import write_model
 
 pytestmark = pytest.mark.slow
 
@@ -161,6 +162,14 @@ def test_weights_drift():
     for found in figures["rates"].values():
         assert set(found["drift"]) == {"autocast", "bfloat16", "nearest"}
         assert all(0 < drift < 0.01 for drift in found["drift"].values())
+
+
+@pytest.mark.lane
+def test_online_arithmetic(tmp_path):
+    """online_arithmetic.py trains a model twice and reports each rollout's rewards."""
+    figures = run_toy("online_arithmetic.py", "--model", str(write_model(tmp_path / "model")))
+    assert len(figures["rewards"]) == 2
+    assert 0 <= figures["before"] <= 1
 
 
 @pytest.mark.lane
