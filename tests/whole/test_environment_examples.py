@@ -81,6 +81,7 @@ def test_games_are_played_and_their_hints_masked(play: Any, tmp_path: Path) -> N
     lines = completions(tmp_path / "played")
     assert won == pytest.approx(np.mean([line["reward"] for line in lines]))
     assert len(lines[0]["prompt_ids"]) > 0
+    assert f"finished: 2 steps, {2 * len(lines)} completions" in (tmp_path / "played" / "log.txt").read_text()
     assert {turns(line) for line in lines} == {1, 2, 3}
     words = AutoTokenizer.from_pretrained(tmp_path / "model")
     hints = set(words.convert_tokens_to_ids(["higher", "lower"]))

@@ -429,7 +429,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         stopped_by=None if (end := ended()) is None or at.step == num_steps else end[0],
         seconds=seconds,
     )
-    report.finished(result, task.items_are)
+    report.finished(result, task.samples_are or task.items_are)
     if ranks.is_first:
         write_result(result)
         if not keeps_states(s) and not exports.faults:

@@ -131,6 +131,8 @@ class Task(ABC):
     """One sentence for `--help`, the function's docstring and docs/settings.md."""
     items_are: ClassVar[str] = "samples"
     """What the batch plan numbers, in the log; metrics.jsonl and exports say samples for every verb."""
+    samples_are: ClassVar[str | None] = None
+    """What `samples` of a result counts; None: the same as `items_are`."""
     extra_modules: ClassVar[tuple[str, ...]] = ()
     """Modules that are trained on the model and left out of its export."""
 

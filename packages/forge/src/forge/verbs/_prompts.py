@@ -18,6 +18,7 @@ class PromptTask(Task):
     """Task that samples completions of prompts."""
 
     items_are = "prompts"
+    samples_are = "completions"
     step_is: ClassVar[str] = "step"
     """What prompts are sampled for: an optimizer step, or a rollout."""
 
