@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from forge_dist._errors import StrategyError
 from forge_dist._settings import StrategySettings
 from forge_dist.loading._divisible import check_divisible
-from forge_dist.loading._fsdp_groups import broken_tie, misplaced, unset_buffer
+from forge_dist.loading._fsdp_groups import broken_tie, misplaced, set_buffers
 from forge_dist.loading._load import read_model
 from forge_dist.loading._moving import exchange
 from forge_dist.loading._parallel_plan import partial_parameters
@@ -155,6 +155,7 @@ class FSDP(TorchStrategy):
         )
         model = read_model(request, self.device, broadcast=self.broadcast, divided=divided)
         self._check_shards(model, request.model_path)
+        set_buffers(model)
         own_shards(model)
         self._configure_groups(model)
         return model
@@ -175,10 +176,6 @@ class FSDP(TorchStrategy):
             raise StrategyError(
                 f"model_path {model_path}: its files have {name} in several tensors or in one with others, and transformers "
                 "would put its shards together in another order: use strategy=ddp"
-            )
-        if name := unset_buffer(model):
-            raise StrategyError(
-                f"model_path {model_path}: transformers leaves {name} unset where it reads a model in shards: use strategy=ddp"
             )
         if name := broken_tie(model):
             raise StrategyError(
