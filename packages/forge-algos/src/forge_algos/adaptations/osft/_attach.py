@@ -317,7 +317,7 @@ def _targets(model: nn.Module, settings: AdapterSettings) -> dict[str, Target]:
 
 
 def _join(found: dict[str, Target], name: str, names: Sequence[str], selected: set[str]) -> None:
-    """Let the target `name`, whose weight has several `names`, be one with the first that has it."""
+    """Join the target `name`, whose weight has several `names`, to the first that has it."""
     if not selected.issuperset(names) or found[name].experts is not None:
         raise AdapterError(
             f"osft: {' and '.join(names)} are one weight, and ΔW would move only one of them: leave {name} out of "
