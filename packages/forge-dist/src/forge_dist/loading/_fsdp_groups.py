@@ -6,13 +6,11 @@ computes with old weights. An architecture whose layers are not called `layers` 
 all the time. And layers that share a block (Zamba's) become groups that share its weights, which FSDP2 refuses.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import Shard
 
 from forge_dist.loading._parallel_plan import keep_plan, wildcard
 from forge_dist.loading._task import HEAD, Task, auto_class
@@ -124,24 +122,6 @@ def broken_tie(model: "PreTrainedModel") -> str | None:
     return next(
         (target for target, source in _declared_ties(model).items() if parameters[target] is not parameters[source]), None
     )
-
-
-def misplaced(model: "PreTrainedModel") -> str | None:
-    """Return the name of a weight that transformers put together from wrong shards, or None.
-
-    Where a weight is several tensors of the files one after another (Kimi-Linear's convolutions), or several weights are one
-    (HRM's queries, keys and values), each rank reads its shard of each tensor of the files, and what becomes of them is no
-    shard of a weight that is divided along the same dimension (5.23).
-    """
-    from transformers.core_model_loading import Chunk, Concatenate
-
-    for conversion in getattr(model, "_weight_conversions", None) or ():
-        dims = {step.dim for step in getattr(conversion, "operations", ()) if isinstance(step, Chunk | Concatenate)}
-        for name, parameter in model.named_parameters():
-            along = {place.dim for place in getattr(parameter, "placements", ()) if isinstance(place, Shard)}
-            if dims & along and any(re.search(pattern, name) for pattern in conversion.target_patterns):
-                return name
-    return None
 
 
 def set_buffers(model: "PreTrainedModel") -> None:
