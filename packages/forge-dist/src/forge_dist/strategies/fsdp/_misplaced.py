@@ -1,4 +1,4 @@
-"""Weights that transformers puts together from wrong shards → the shards of what one process would have.
+"""Weights that transformers puts together from wrong shards → the right shards.
 
 Where a weight is several tensors of the files one after another (Kimi-Linear's convolutions), or several weights are one (HRM's
 queries, keys and values), each rank reads its shard of each tensor of the files (transformers 5.23). Put together, they are no
