@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import lane
 from family_configs import model_types
@@ -121,20 +121,83 @@ def _cell(answer: Mapping[str, Any] | None) -> str:
     return str(answer.get("cell", "yes"))
 
 
-def page(found: Mapping[str, Answers]) -> str:
-    """Return the page: totals, the table, and the reasons."""
+PLAIN, BUILT = "What plain transformers cannot train", "What could not be built tiny"
+TITLES = ("What fails or is refused", "What fsdp2 cannot divide", PLAIN, BUILT, "Why documents run alone")
+"""Sections of the page below its table."""
+
+
+class Parts(NamedTuple):
+    """What the page is made of."""
+
+    rows: dict[str, list[str]]
+    """Model type → its row of the table."""
+    reasons: dict[str, dict[str, list[str]]]
+    """Title of a section → model type → reasons, as Markdown."""
+
+
+def parts(found: Mapping[str, Answers]) -> Parts:
+    """Return the parts of the page of these answers."""
     states = {name: state(answers) for name, answers in found.items()}
-    counts = {which: [name for name in found if states[name] == which] for which in sorted(set(states.values()))}
-    built = [name for name in found if states[name] != "not built"]
-    right = [name for name in built if states[name].startswith("right")]
-    alone = [name for name in right if not found[name]["numbers"]["packed"]]
-    share = f"{100 * len(right) / max(len(built), 1):.1f} %"
+    right = {name: answers for name, answers in found.items() if states[name].startswith("right")}
+    reasons = (
+        {name: _failures(answers) for name, answers in found.items() if states[name] not in ("not plain", "not built")},
+        {name: [why] for name, answers in right.items() if (why := answers.get("ranks", {}).get("reason"))},
+        {name: [answers["numbers"]["says"]] for name, answers in found.items() if states[name] == "not plain"},
+        {name: [answers["built"]["says"]] for name, answers in found.items() if states[name] == "not built"},
+        {name: [answers["numbers"]["why"]] for name, answers in right.items() if not answers["numbers"]["packed"]},
+    )
+    shown = {name: row(name, found[name]) for name in found if states[name] not in ("not plain", "not built")}
+    return Parts(
+        shown,
+        {
+            title: {name: list(map(_plain, map(_same, each))) for name, each in of.items() if each}
+            for title, of in zip(TITLES, reasons, strict=True)
+        },
+    )
+
+
+def read_parts(text: str) -> Parts:
+    """Return the parts of a page that `page` made."""
+    top, *sections = text.split("\n## ")
+    cells = [line[2:-2].split(" | ") for line in top.splitlines() if line.startswith("| `")]
+    reasons: dict[str, dict[str, list[str]]] = {title: {} for title in TITLES}
+    for section in sections:
+        title, _, body = section.partition("\n")
+        for line in body.splitlines():
+            if match := re.fullmatch(r"- ((?:`[^`]+`, )*`[^`]+`): (.*)", line):
+                for name in re.findall(r"`([^`]+)`", match[1]):
+                    reasons[title].setdefault(name, []).append(match[2])
+    return Parts({line[0].strip("`"): line for line in cells}, reasons)
+
+
+def replaced(old: Parts, new: Parts, order: Sequence[str]) -> Parts:
+    """Return the old parts with what is new of the model types that the new ones tell of."""
+    again = {*new.rows, *(name for of in new.reasons.values() for name in of)}
+
+    def joined(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        both = {**{name: value for name, value in before.items() if name not in again}, **after}
+        return {name: both[name] for name in order if name in both}
+
+    return Parts(joined(old.rows, new.rows), {title: joined(old.reasons[title], new.reasons[title]) for title in TITLES})
+
+
+def page(of: Parts) -> str:
+    """Return the page: totals, the table, and the reasons."""
+    ways = {name: cells[2] for name, cells in of.rows.items()}
+    right = [name for name, way in ways.items() if not way.startswith("**")]
+    alone = [name for name in right if ways[name].startswith("alone")]
+    whole = [name for name in right if not any(cell.startswith("**") for cell in of.rows[name])]
+    wrong, failed, refused = (
+        sum(way.startswith(sign) for way in ways.values()) for sign in ("**wrong", "**failed", "**refused")
+    )
+    unbuilt, unplain = len(of.reasons[BUILT]), len(of.reasons[PLAIN])
+    built = len(of.rows) + unplain
+    share = f"{100 * len(right) / max(built, 1):.1f} %"
     lines = [
-        f"Of the {len(found)} model types that transformers registers for causal language modelling, {len(built)} could be "
+        f"Of the {built + unbuilt} model types that transformers registers for causal language modelling, {built} could be "
         f"built tiny. **{len(right)} of these ({share}) train right**: {len(right) - len(alone)} packed, {len(alone)} with "
-        f"each document alone. {len(counts.get('wrong', []))} are wrong, {len(counts.get('failed', []))} fail, "
-        f"{len(counts.get('refused', []))} are refused, and {len(counts.get('not plain', []))} cannot be trained by plain "
-        f"transformers. {len(counts.get('right', []))} pass every check.",
+        f"each document alone. {wrong} are wrong, {failed} fail, {refused} are refused, and {unplain} cannot be trained by "
+        f"plain transformers. {len(whole)} pass every check.",
         "",
         "Right is: the loss of a step within 1e-5 of plain transformers on one unpadded document at a time, and each "
         "parameter's gradient within 1e-4 of the norm of all (both columns are relative errors). *export*: the trained model "
@@ -142,24 +205,10 @@ def page(found: Mapping[str, Answers]) -> str:
         "and started again, its next loss is that of the whole run. *2 ranks*: so are its losses under fsdp2. *LoRA*, *OSFT*: "
         "targets by default, of models of two to four layers. *GGUF*: written and read back.",
         "",
-        lane.table(
-            ["model type", "class", "rows", "loss", "gradients", *SHORT.values()],
-            [row(name, found[name]) for name in built if states[name] != "not plain"],
-        ),
+        lane.table(["model type", "class", "rows", "loss", "gradients", *SHORT.values()], list(of.rows.values())),
     ]
-    lines += _reasons("What fails or is refused", {name: _failures(found[name]) for name in built})
-    lines += _reasons(
-        "What fsdp2 cannot divide",
-        {name: [why] for name in right if (why := found[name].get("ranks", {}).get("reason"))},
-    )
-    lines += _reasons(
-        "What plain transformers cannot train",
-        {name: [found[name]["numbers"]["says"]] for name in counts.get("not plain", [])},
-    )
-    lines += _reasons(
-        "What could not be built tiny", {name: [found[name]["built"]["says"]] for name in counts.get("not built", [])}
-    )
-    lines += _reasons("Why documents run alone", {name: [found[name]["numbers"]["why"]] for name in alone})
+    for title in TITLES:
+        lines += _section(title, of.reasons[title])
     return "\n".join(lines)
 
 
@@ -167,17 +216,20 @@ def _failures(answers: Answers) -> list[str]:
     return [f"{SHORT.get(name, name)}: {answer['says']}" for name, answer in answers.items() if answer["ok"] is False]
 
 
-def _reasons(title: str, reasons: Mapping[str, Sequence[str]]) -> list[str]:
+def _section(title: str, reasons: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a section with a line for each reason, and the families that share it."""
     families: dict[str, list[str]] = {}
     for name, found in reasons.items():
         for reason in found:
-            # What differs from family to family would keep equal reasons apart: its folder, and the name of its class.
-            same = re.sub(r"^\w+ with attention", "with attention", re.sub(r"/\S*/tmp\w+/", "", reason))
-            families.setdefault(same, []).append(f"`{name}`")
+            families.setdefault(reason, []).append(f"`{name}`")
     if not families:
         return []
-    return [f"\n## {title}\n", *(f"- {', '.join(names)}: {_plain(reason)}" for reason, names in families.items())]
+    return [f"\n## {title}\n", *(f"- {', '.join(names)}: {reason}" for reason, names in families.items())]
+
+
+def _same(reason: str) -> str:
+    """Return a reason without what differs from family to family: its folder, and the name of its class."""
+    return re.sub(r"^\w+ with attention", "with attention", re.sub(r"/\S*/tmp\w+/", "", reason))
 
 
 def _plain(reason: str) -> str:
@@ -190,8 +242,19 @@ def _plain(reason: str) -> str:
 def write(found: Mapping[str, Answers]) -> None:
     """Write docs/models.md."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch", "peft"))
-    head = f"# Models\n\n{lane.origin('hatch run families')} With {versions}.\n\n"
-    PAGE.write_text(head + page(found).rstrip() + "\n", encoding="utf-8")
+    _write(f"# Models\n\n{lane.origin('hatch run families')} With {versions}.", parts(found))
+
+
+def update(found: Mapping[str, Answers], order: Sequence[str]) -> None:
+    """Put these answers into docs/models.md, in the place of what it says of their model types."""
+    old = PAGE.read_text(encoding="utf-8")
+    head = old.partition("\n\nOf the ")[0]
+    named = ", ".join(f"`{name}`" for name in found)
+    _write(f"{head}\n\n{named}: {lane.origin('hatch run families --update')}", replaced(read_parts(old), parts(found), order))
+
+
+def _write(head: str, of: Parts) -> None:
+    PAGE.write_text(f"{head}\n\n{page(of).rstrip()}\n", encoding="utf-8")
     print(f"\n{PAGE}")
 
 
@@ -199,18 +262,23 @@ def main(arguments: Sequence[str]) -> int:
     """Check what is not done yet, write the page, return whether a family is wrong or fails."""
     parser = argparse.ArgumentParser(prog="hatch run families", description=__doc__.splitlines()[0])
     parser.add_argument("--fresh", action="store_true", help="repeat what an interrupted lane had done")
-    parser.add_argument("--only", nargs="+", metavar="TYPE", help="these model types alone; prints answers and writes no page")
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--only", nargs="+", metavar="TYPE", help="these model types alone; prints answers and writes no page")
+    some.add_argument("--update", nargs="+", metavar="TYPE", help="these model types alone; puts their answers into the page")
     options = parser.parse_args(arguments)
     known = model_types()
-    if unknown := [name for name in options.only or () if name not in known]:
+    chosen = options.only or options.update
+    if unknown := [name for name in chosen or () if name not in known]:
         parser.error(f"no causal language model of transformers has the type {unknown[0]!r}: {', '.join(known)}")
-    types = options.only or list(known)
+    types = chosen or list(known)
     # What is asked for by name is checked again.
-    state_file = lane.Lane("families-only" if options.only else "families", fresh=options.fresh or bool(options.only))
+    state_file = lane.Lane("families-only" if chosen else "families", fresh=options.fresh or bool(chosen))
     state_file.run({name: partial(one, name) for name in types}, workers=os.cpu_count() or 1)
     found = {name: state_file.done[name]["answers"] for name in types}
     if options.only:
         print(json.dumps(found, indent=1))
+    elif options.update:
+        update(found, list(known))
     else:
         write(found)
     return int(any(_broken(answers) for answers in found.values()))

@@ -72,6 +72,7 @@ _GEMMA4 = {
     "num_kv_shared_layers": 2,
     "num_global_key_value_heads": 2,
 }
+_GEMMA3N = {"num_hidden_layers": 4, "layer_types": _GEMMA4["layer_types"], "num_kv_shared_layers": 2}
 _ALL_SHARED = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 4}
 _BLT = {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 48, "num_hidden_layers": 1}
 _QSA = {
@@ -135,10 +136,8 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma4_unified": {"text_config": _GEMMA4},
     "gemma4_unified_assistant": {"text_config": _GEMMA4 | _ALL_SHARED | {"model_type": "gemma4_unified_text"}},
     "gemma4_unified_text": _GEMMA4,
-    "gemma3n_text": {
-        "num_kv_shared_layers": 2,
-        **{k: v for k, v in _GEMMA4.items() if k in ("num_hidden_layers", "layer_types")},
-    },
+    "gemma3n": {"text_config": _GEMMA3N},
+    "gemma3n_text": _GEMMA3N,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "nemotron": {"num_key_value_heads": 2},

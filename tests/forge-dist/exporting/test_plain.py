@@ -166,13 +166,14 @@ def test_on_two_ranks(one, names, tmp_path):
 
 
 def test_an_addition_without_a_state(base, tmp_path):
-    """What keeps only constants, which no state holds, is named like the others; a module that is not
-    there is still refused.
+    """What keeps only constants, which no state holds, is named like the others, and so is one in two places; a module that is
+    not there is still refused.
     """
     model = load_model(base, dtype=torch.float32, device="cpu")
     model.model.layers[0].mlp.up_proj.bases = nn.Module()
     model.model.layers[0].mlp.up_proj.bases.register_buffer("left", torch.ones(3), persistent=False)
-    without = ["model.layers.0.mlp.up_proj.bases"]
+    model.model.layers[0].mlp.gate_proj.bases = model.model.layers[0].mlp.up_proj.bases
+    without = ["model.layers.0.mlp.up_proj.bases", "model.layers.0.mlp.gate_proj.bases"]
     check_export(model, export_model(model, tmp_path / "out", without=without), SAMPLES, without=without)
     with pytest.raises(ExportError, match=r"without names 'model\.layers\.1\.mlp\.up_proj\.bases'"):
         export_model(model, tmp_path / "no", without=["model.layers.1.mlp.up_proj.bases"])

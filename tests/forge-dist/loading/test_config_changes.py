@@ -41,3 +41,43 @@ def test_an_export_has_the_weights_and_the_configuration_that_were_read(rwkv, tm
         stored = [json.loads((folder / "config.json").read_text()).get(name) for folder in (rwkv, directory)]
         assert stored[0] == stored[1]
     assert transformers.AutoConfig.from_pretrained(directory).rescale_every == 2
+
+
+@pytest.fixture
+def youtu(tmp_path):
+    """A directory of a Youtu with a padding token and a tied head."""
+    sizes = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ranks = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+    config = transformers.YoutuConfig(
+        **sizes, **ranks, num_key_value_heads=2, pad_token_id=3, bos_token_id=1, eos_token_id=2, tie_word_embeddings=True
+    )
+    torch.manual_seed(0)
+    transformers.YoutuForCausalLM(config).save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def test_a_row_that_transformers_sets_to_zero_is_exported_all_the_same(youtu, tmp_path):
+    """Youtu's trained row of the padding token is read back by plain transformers, as the class does not do by itself."""
+    model = load_model(str(youtu), dtype=torch.float32, device="cpu")
+    assert not model.get_input_embeddings().weight[3].any()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[3] = 0.5
+    # What it guards against: plain transformers writes the row and reads zeros.
+    plain = transformers.AutoModelForCausalLM.from_pretrained(youtu)
+    with torch.no_grad():
+        plain.get_input_embeddings().weight[3] = 0.5
+    plain.save_pretrained(tmp_path / "plain")
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    assert not read.get_input_embeddings().weight[3].any()
+    directory = export_model(model, tmp_path / "out")
+    check_export(model, directory, [(list(range(9)), list(range(9)))])
+    read = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    assert (read.get_input_embeddings().weight[3] == 0.5).all()
+
+
+def test_the_padding_token_stays_where_its_row_is_read(save_base, edit_config):
+    """The configurations of all other classes keep their padding token."""
+    path = save_base("llama-tied")
+    edit_config(path, pad_token_id=3)
+    model = load_model(path, dtype=torch.float32, device="cpu")
+    assert model.get_input_embeddings().padding_idx == model.config.pad_token_id == 3

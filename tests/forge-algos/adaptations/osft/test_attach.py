@@ -269,6 +269,48 @@ def test_a_reward_models_score_trains_whole():
     assert "score" in adaptation.describe()[1].split("frozen")[0]
 
 
+def shared_block():
+    """Return a Llama both of whose layers project queries and values by one weight, as Zamba's shared block does."""
+    model = make("llama-untied")
+    first, second = (layer.self_attn for layer in model.model.layers)
+    second.q_proj.weight = first.q_proj.weight
+    second.v_proj = first.v_proj
+    return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"osft_form": "factors"}, {"osft_rule": "paper"}], ids=str)
+def test_layers_that_share_a_weight_move_together(settings):
+    """They are one target: both compute with the same W + ΔW, which is what an export has, and its gradient is of both."""
+    model, plain = shared_block(), shared_block()
+    adaptation = osft(model, **settings)
+    assert len(adaptation.plan) == 2 * 7 - 2
+    ids = torch.arange(3, 14)[None]
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        adaptation.before_step()
+        optimizer.step()
+        adaptation.after_step()
+    with torch.no_grad():
+        for name, weight in plain.named_parameters():
+            weight.copy_(adaptation.plain(name, model.get_parameter(name)))
+        assert not torch.equal(plain.model.layers[1].self_attn.q_proj.weight, shared_block().get_parameter(Q))
+        torch.testing.assert_close(model(input_ids=ids).logits, plain(input_ids=ids).logits, rtol=1e-4, atol=1e-5)
+    own = tuple(f"{name}." for name in adaptation.additions)
+    assert {name for name in model.state_dict() if not name.startswith(own)} == set(plain.state_dict())
+
+
+def test_a_layer_that_shares_its_weight_is_no_target_alone():
+    """The others that have the weight would not move with it."""
+    with pytest.raises(AdapterError, match="q_proj.weight are one weight.*or name the layers of all of them"):
+        osft(shared_block(), target_modules=("layers.0.self_attn.q_proj",))
+    assert len(osft(shared_block(), target_modules=("layers.0.self_attn.v_proj",)).plan) == 1
+
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
 def test_unsupported_models_are_refused_by_name():
     """A tied head, embeddings and a model under OSFT are refused by name."""
     with pytest.raises(AdapterError, match="embed_tokens.weight and lm_head.weight are one weight.*leave lm_head out"):

@@ -207,12 +207,32 @@ def test_layers_that_peft_takes_for_experts_are_refused_where_it_cannot_adapt_th
     adapt(make(), AdapterSettings(**settings))
 
 
-def test_ia3_and_a_single_expert_are_refused():
-    """ia3 has no form for expert matrices; a single one is ambiguous to PEFT."""
+def test_ia3_and_a_single_transposed_expert_are_refused():
+    """ia3 has no form for expert matrices; PEFT's ΔW of a single one is [outputs, inputs]."""
     with pytest.raises(AdapterError, match="which adapter=ia3 of PEFT cannot adapt"):
         adapt(mixture(), AdapterSettings(adapter="ia3", target_modules=("experts",), feedforward_modules=("experts",)))
     with pytest.raises(AdapterError, match="is a single expert, whose layout PEFT mistakes"):
-        adapt(mixture(num_experts=1, num_experts_per_tok=1), LORA)
+        adapt(mixture("gpt_oss", num_local_experts=1, num_experts_per_tok=1), LORA)
+
+
+def test_a_single_expert_is_adapted_like_several(tmp_path):
+    """The logits are those of W + ΔW, ΔW = scale · B A; plain PEFT loads the directory, and merges it to the same."""
+    changes = {"num_experts": 1, "num_experts_per_tok": 1}
+    plain = mixture(**changes)
+    adapted = shaken(adapt(mixture(**changes), LORA))
+    found = logits(adapted)
+    adapted.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(mixture(**changes), tmp_path)
+    torch.testing.assert_close(logits(loaded), found)
+    torch.testing.assert_close(logits(loaded.merge_and_unload(safe_merge=True)), found, rtol=1e-4, atol=1e-5)
+    state = adapted.state_dict()
+    with torch.no_grad():
+        for name, weight in plain.named_parameters():
+            home, _, key = f"base_model.model.{name.removesuffix('.weight')}".rpartition(".")
+            inner = {"gate_up_proj": f"{home}.base_layer", "down_proj": home}.get(key, f"{home}.{key}")
+            if (A := state.get(f"{inner}.lora_A.default.weight")) is not None:
+                weight += SCALE * state[f"{inner}.lora_B.default.weight"] @ A
+    torch.testing.assert_close(logits(plain), found, rtol=1e-4, atol=1e-5)
 
 
 def test_what_trains_of_experts_is_described():

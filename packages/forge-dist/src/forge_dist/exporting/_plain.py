@@ -33,7 +33,8 @@ def check_without(model: nn.Module, without: Collection[str], where: object) -> 
     if isinstance(without, str):
         raise ExportError(f"{where}: without is {without!r}; it must be a sequence of names, such as ({without!r},)")
     # By module, not by tensor: a module's tensors may be part of no state.
-    present = {name for name, _ in model.named_modules()} if without else set()
+    # Under each of its names: layers that share a weight share what is beside it.
+    present = {name for name, _ in model.named_modules(remove_duplicate=False)} if without else set()
     for module in without:
         if present.isdisjoint(prefix + module for prefix in _PEFT_PREFIXES):
             raise ExportError(f"{where}: without names {module!r}, and the model has no such module: leave it out")

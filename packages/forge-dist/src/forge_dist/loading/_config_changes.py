@@ -2,6 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+import torch
+from torch import nn
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -22,6 +25,27 @@ def change_config(model: "PreTrainedModel") -> None:
     setattr(model, _AS_READ, changed)
     for name in changed:
         setattr(config, name, _NEEDED[name])
+    if _zeroes_padding_row(model):
+        config.get_text_config().pad_token_id = None
+
+
+def _zeroes_padding_row(model: "PreTrainedModel") -> bool:
+    """Return whether reading the model sets the padding token's row of its embeddings to zero.
+
+    Youtu's `_init_weights` takes a row of a weight that was read for one that was not (5.23). Where the head is tied to the
+    embeddings that row is trained, and plain transformers would read another than was written, unless the configuration names
+    no padding token, which the tokenizer names too.
+    """
+    from transformers import initialization
+
+    if getattr(model.get_input_embeddings(), "padding_idx", None) is None:
+        return False
+    read = nn.Embedding(1, 1, padding_idx=0, device="cpu", dtype=torch.float32)
+    read.weight._is_hf_initialized = True  # pyrefly: ignore[missing-attribute]  transformers' mark of what it has read
+    with torch.no_grad(), initialization.guard_torch_init_functions():
+        read.weight.fill_(1.0)
+        model._init_weights(read)
+    return read.weight.item() == 0.0
 
 
 def restore_config(config: "PreTrainedConfig", model: "PreTrainedModel") -> None:

@@ -1,17 +1,16 @@
 """FSDP2 groups of a model: which modules' weights are gathered together.
 
-Two things are wrong with transformers' own groups (5.23, torch 2.13). A tied embedding and head land in two groups, and where
+Three things are wrong with transformers' own groups (5.23, torch 2.13). A tied embedding and head land in two groups, and where
 its rows do not divide evenly each group pads a copy of its own: after the first step of the optimizer one of them silently
-computes with old weights. And an architecture whose layers are not called `layers` becomes one group, whose weights are
-gathered all the time.
+computes with old weights. An architecture whose layers are not called `layers` becomes one group, whose weights are gathered
+all the time. And layers that share a block (Zamba's) become groups that share its weights, which FSDP2 refuses.
 """
 
-import re
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import Shard
 
 from forge_dist.loading._parallel_plan import keep_plan, wildcard
 from forge_dist.loading._task import HEAD, Task, auto_class
@@ -21,10 +20,14 @@ if TYPE_CHECKING:
 
 RESHARDED = "free_full_weight"
 """transformers' style of a group whose gathered weights are freed between its forward and its backward."""
+_GROUPS = (RESHARDED, "keep_full_weight")
+"""transformers' styles of groups."""
 
 
 _UNSET = frozenset({"mup_vector"})
-"""Buffers that are in no file, and that Falcon-H1 computes only where a whole model is made (transformers 5.23)."""
+"""Buffers that are in no file, and that the class sets for all of its layers where it initialises the module that holds them
+(Falcon-H1, transformers 5.23).
+"""
 
 
 def shardable_class(config: "PreTrainedConfig", task: Task = "causal") -> "type[PreTrainedModel]":
@@ -50,8 +53,12 @@ def shardable_class(config: "PreTrainedConfig", task: Task = "causal") -> "type[
             # `init_classifier_head` draws it.
             head._is_hf_initialized = True
 
+    def expand_parallel_plan(self: Any, plan: dict[str, str]) -> dict[str, str]:
+        return without_shared(self, kind._expand_parallel_plan(self, plan))
+
     # The name stays: a saved config.json names the class by it.
-    divided: type[PreTrainedModel] = type(kind.__name__, (kind,), {"post_init": post_init, "__module__": kind.__module__})
+    own = {"post_init": post_init, "_expand_parallel_plan": expand_parallel_plan, "__module__": kind.__module__}
+    divided: type[PreTrainedModel] = type(kind.__name__, (kind,), own)
     return divided
 
 
@@ -80,6 +87,35 @@ def fsdp_groups(model: "PreTrainedModel") -> dict[str, str]:
     return plan
 
 
+def without_shared(model: "PreTrainedModel", groups: Mapping[str, str]) -> dict[str, str]:
+    """Return module → style, without modules that hold a weight which others hold too.
+
+    In the place of such a module stand the largest ones in it that share nothing; the root's group has the rest. Entries of
+    other styles than those of groups stay.
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    shared = [same for same in names.values() if len(same) > 1]
+    found: dict[str, str] = {}
+    for name, style in groups.items():
+        inner = _sharing_nothing(name, model.get_submodule(name), shared) if style in _GROUPS else iter([name])
+        found |= dict.fromkeys(inner, style)
+    return found
+
+
+def _sharing_nothing(name: str, module: nn.Module, shared: list[list[str]]) -> Iterator[str]:
+    inside = [[one.startswith(f"{name}.") for one in same] for same in shared]
+    shares = any(any(each) and not all(each) for each in inside)
+    # A list of modules computes nothing, so that no forward of it could gather its weights.
+    if not shares and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+        yield name
+        return
+    for key, child in module.named_children():
+        if next(child.parameters(), None) is not None:
+            yield from _sharing_nothing(f"{name}.{key}", child, shared)
+
+
 def broken_tie(model: "PreTrainedModel") -> str | None:
     """Return the name of a weight that the configuration ties and the files do not, or None."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -88,27 +124,11 @@ def broken_tie(model: "PreTrainedModel") -> str | None:
     )
 
 
-def misplaced(model: "PreTrainedModel") -> str | None:
-    """Return the name of a weight that transformers put together from wrong shards, or None.
-
-    Where a weight is several tensors of the files one after another (Kimi-Linear's convolutions), or several weights are one
-    (HRM's queries, keys and values), each rank reads its shard of each tensor of the files, and what becomes of them is no
-    shard of a weight that is divided along the same dimension (5.23).
-    """
-    from transformers.core_model_loading import Chunk, Concatenate
-
-    for conversion in getattr(model, "_weight_conversions", None) or ():
-        dims = {step.dim for step in getattr(conversion, "operations", ()) if isinstance(step, Chunk | Concatenate)}
-        for name, parameter in model.named_parameters():
-            along = {place.dim for place in getattr(parameter, "placements", ()) if isinstance(place, Shard)}
-            if dims & along and any(re.search(pattern, name) for pattern in conversion.target_patterns):
-                return name
-    return None
-
-
-def unset_buffer(model: "PreTrainedModel") -> str | None:
-    """Return the name of a buffer that transformers leaves unset where it reads shards, or None."""
-    return next((name for name, _ in model.named_buffers() if name.rpartition(".")[2] in _UNSET), None)
+def set_buffers(model: "PreTrainedModel") -> None:
+    """Compute the buffers that transformers leaves unset where it reads shards (`_UNSET`)."""
+    if any(name.rpartition(".")[2] in _UNSET for name, _ in model.named_buffers()):
+        with torch.no_grad():
+            model._init_weights(model.base_model)
 
 
 def _declared_ties(model: "PreTrainedModel") -> dict[str, str]:

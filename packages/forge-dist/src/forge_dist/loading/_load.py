@@ -1,5 +1,6 @@
 """Loading of a model on one device, every weight from its files; no pickles, no remote code."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,6 +95,7 @@ def read_model(
     *,
     broadcast: Broadcast = _unchanged,
     divided: "DistributedConfig | None" = None,
+    repair: "Callable[[PreTrainedModel, str, dict[str, Any]], None] | None" = None,
 ) -> "PreTrainedModel":
     """Read a model to the device that transformers reads it to; see `load_model`.
 
@@ -104,6 +106,7 @@ def read_model(
         device: where a quantized base is quantized.
         broadcast: replaces what each rank draws for a new head by what rank 0 drew.
         divided: transformers' configuration of FSDP, to read this rank's shards alone.
+        repair: function of the model, its path and transformers' report, called before the report is checked.
     """
     quiet_imports()
     from transformers import AutoConfig
@@ -150,6 +153,8 @@ def read_model(
         raise ModelError(f"model_path {model_path} cannot be loaded: {error}") from error
     if task != "causal":
         init_classifier_head(model, task_config(path, task), report, model_path, broadcast)
+    if repair is not None:
+        repair(model, path, report)
     check_report(report, model_path)
     disable_repacking(model)
     change_config(model)

@@ -55,6 +55,8 @@ class Target:
     """Bound on what the singular vectors leave out, relative to ‖W‖."""
     note: str = ""
     """Remark for the log on how the singular vectors came to be."""
+    others: tuple[nn.Module, ...] = ()
+    """Further linear layers with the same weight (a shared block), which compute with the same ΔW."""
     child: Delta | Protected | None = None
     """Module that adds ΔW, or keeps the weight's own moves off the protected directions;
     None where W trains or stays as it is."""
@@ -81,8 +83,13 @@ class OSFT(Adaptation):
     @property
     def additions(self) -> Sequence[str]:
         """Names of the modules `osft` beside the targets that have one."""
-        children = [target for target in self._targets.values() if target.child is not None]
-        return list(dict.fromkeys(f"{target.parameter.rpartition('.')[0]}.{CHILD}" for target in children))
+        children = {target.child for target in self._targets.values() if target.child is not None}
+        return [
+            f"{name}.{CHILD}"
+            for name, module in self.model.named_modules(remove_duplicate=False)
+            if (child := getattr(module, CHILD, None)) is not None
+            and (child in children or not children.isdisjoint(child.children()))
+        ]
 
     @property
     def plan(self) -> dict[str, dict[str, Any]]:
@@ -266,8 +273,8 @@ def _attached(target: Target, found: Sequence[Bases], settings: AdapterSettings)
     elif isinstance(child, Protected):
         target.module.add_module(CHILD, child)
     else:
-        linear: Any = target.module
-        attach(linear, child)
+        for linear in (target.module, *target.others):
+            attach(linear, child)
     prints = [bases.fingerprint for bases in found]
     whole = prints[0] if target.experts is None else stack_fingerprint(prints)
     notes = dict.fromkeys(bases.note for bases in found if bases.note)
@@ -281,7 +288,13 @@ def _targets(model: nn.Module, settings: AdapterSettings) -> dict[str, Target]:
         shared.setdefault(id(parameter), []).append(name)
     stacks = expert_stacks(model)
     found: dict[str, Target] = {}
-    for name in resolve_targets(model, settings.target_modules):
+    selected = resolve_targets(model, settings.target_modules)
+    selected_weights = {f"{name}.weight" for name in selected}
+
+    def owner(parameter: str) -> nn.Module:
+        return model.get_submodule(parameter.rpartition(".")[0])
+
+    for name in selected:
         if stack := stacks.get(name):
             E, N, M = stack.shape
             found[name] = Target(module=stack.module, key=stack.key, parameter=stack.parameter, shape=(N, M), experts=E, free=0)
@@ -295,13 +308,25 @@ def _targets(model: nn.Module, settings: AdapterSettings) -> dict[str, Target]:
             # The rows of a Conv1D's weight are its inputs; ΔW and its protected directions are turned likewise.
             rows, columns = _shape(module)
             found[name] = Target(module=module, parameter=f"{name}.weight", shape=(rows, columns), free=0)
-        names = shared[id(found[name].weight)]
+        module = found[name].module
+        # A module that stands in several places is one layer.
+        names = [one for one in shared[id(found[name].weight)] if one in selected_weights or owner(one) is not module]
         if len(names) > 1:
-            raise AdapterError(
-                f"osft: {' and '.join(names)} are one weight, and ΔW would move only one of them: leave {name} out of "
-                "target_modules"
-            )
+            _join(found, name, names, selected_weights)
     return found
+
+
+def _join(found: dict[str, Target], name: str, names: Sequence[str], selected: set[str]) -> None:
+    """Join the target `name`, whose weight has several `names`, to the first that has it."""
+    if not selected.issuperset(names) or found[name].experts is not None:
+        raise AdapterError(
+            f"osft: {' and '.join(names)} are one weight, and ΔW would move only one of them: leave {name} out of "
+            "target_modules, or name the layers of all of them"
+        )
+    first = names[0].removesuffix(".weight")
+    if first != name:
+        module = found.pop(name).module
+        found[first] = attrs.evolve(found[first], others=(*found[first].others, module))
 
 
 def _shape(linear: Any) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from forge_algos.adaptations.peft._experts import (
 )
 from forge_algos.adaptations.peft._input_casts import follow_autocast
 from forge_algos.adaptations.peft._lora_init import Halves, Lora
+from forge_algos.adaptations.peft._renamed import check_read_back, renamed_targets
 from forge_algos.adaptations.peft._target_names import short_names
 from forge_algos.settings._adapter import AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS
@@ -94,6 +95,10 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -
     bypassed = [name for name in linear if settings.target_modules is None and _is_bypassed(model, name)]
     linear = [name for name in linear if name not in bypassed]
     notes = [f"no target: {len(bypassed)} layers out_proj, which Mamba's kernels read themselves"] if bypassed else []
+    if settings.target_modules is None and (renamed := renamed_targets(model, config_class(settings), linear)):
+        linear = [name for name in linear if name not in renamed]
+        ends = ", ".join(dict.fromkeys(".".join(name.rsplit(".", 2)[-2:]) for name in renamed))
+        notes.append(f"no target: {len(renamed)} layers {ends}, whose adapters PEFT would not find when it reads them")
     taken = taken_for_experts(model, config_class(settings), linear)
     check_parameters(model, settings, config_class(settings), stacks, taken)
     lora = None
@@ -176,6 +181,7 @@ def attach_to_targets(
     ):
         attached: Any = _attached(model, config)
     _check_attached(attached, {*parameters, *(name for name in targets if f"{name}.weight" not in parameters)})
+    check_read_back(attached)
     keep_order(attached, parameters)
     trained_rows.prepare(attached)
     halves = None if lora is None else lora.initialise(attached)

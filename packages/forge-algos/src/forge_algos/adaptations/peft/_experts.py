@@ -54,7 +54,8 @@ def check_parameters(
     """Refuse what PEFT cannot do with expert matrices, and with layers taken for experts.
 
     Raises:
-        AdapterError: the adapter has no form for them, or not with dropout, in 4 bits, or for a single expert.
+        AdapterError: the adapter has no form for them, or not with dropout, in 4 bits, or for a single expert [1, inputs,
+            outputs].
     """
     names = [*stacks, *taken]
     if not names:
@@ -80,7 +81,8 @@ def check_parameters(
             f"4 bits: use adapter=lora, or {left_out}{',experts' if stacks else ''}"
         )
     for stack in stacks.values():
-        if stack.shape[0] == 1:
+        # PEFT computes the ΔW of one expert as a linear layer's, [outputs, inputs].
+        if stack.shape[0] == 1 and getattr(stack.module, "is_transposed", False):
             raise AdapterError(
                 f"target_modules: {stack.name} {list(stack.shape)} is a single expert, whose layout PEFT mistakes: {left_out}"
             )

@@ -5,7 +5,6 @@ attributes of its weight. So every rank reads the base whole, and it is sharded 
 whole.
 """
 
-import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-from forge_dist.loading._fsdp_groups import RESHARDED, fsdp_groups
+from forge_dist.loading._fsdp_groups import RESHARDED, fsdp_groups, without_shared
+from forge_dist.loading._parallel_plan import wildcard
 from forge_dist.loading._quantization import four_bit_layers
 
 if TYPE_CHECKING:
@@ -32,13 +32,16 @@ def shard_quantized(model: "PreTrainedModel", *, device: torch.device, sizes: tu
     trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
     layers = four_bit_layers(model).values()
     states = [layer.weight.quant_state for layer in layers]
-    for rule, style in fsdp_groups(model).items():
-        pattern = re.compile(re.escape(rule).replace(r"\*", r"\d+"))
-        for name, module in model.named_modules():
-            if pattern.fullmatch(name):
-                fully_shard(
-                    module, mesh=mesh, reshard_after_forward=style == RESHARDED, offload_policy=policy, ignored_params=trained
-                )
+    rules = fsdp_groups(model)
+    groups = {name: rules[rule] for name, _ in model.named_modules() if (rule := wildcard(name)) in rules}
+    for name, style in without_shared(model, groups).items():
+        fully_shard(
+            model.get_submodule(name),
+            mesh=mesh,
+            reshard_after_forward=style == RESHARDED,
+            offload_policy=policy,
+            ignored_params=trained,
+        )
     fully_shard(model, mesh=mesh, offload_policy=policy, ignored_params=trained)
     for layer, state in zip(layers, states, strict=True):
         # A shard lacks the attribute with its scales: bitsandbytes reads the layer's one next, and saves the weight's one.

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from forge_dist._errors import StrategyError
 from forge_dist._settings import StrategySettings
 from forge_dist.loading._divisible import check_divisible
-from forge_dist.loading._fsdp_groups import broken_tie, misplaced, unset_buffer
+from forge_dist.loading._fsdp_groups import broken_tie, set_buffers
 from forge_dist.loading._load import read_model
 from forge_dist.loading._moving import exchange
 from forge_dist.loading._parallel_plan import partial_parameters
@@ -32,6 +32,7 @@ from forge_dist.strategies._strategy import MakeOptimizer
 from forge_dist.strategies._torch import TorchStrategy
 from forge_dist.strategies._virtual_tokens import gather_before_lookup
 from forge_dist.strategies._wrappers import fsdp_modules, resharded
+from forge_dist.strategies.fsdp._misplaced import place_again
 from forge_dist.strategies.fsdp._own_shards import own_shards
 from forge_dist.strategies.fsdp._placeholders import WholeShapePlaceholders
 from forge_dist.strategies.fsdp._quantized import awaits_sharding, shard_quantized
@@ -153,8 +154,9 @@ class FSDP(TorchStrategy):
             fsdp_mixed_precision=self.settings.gather_dtype == "bfloat16",
             **sizes,
         )
-        model = read_model(request, self.device, broadcast=self.broadcast, divided=divided)
+        model = read_model(request, self.device, broadcast=self.broadcast, divided=divided, repair=place_again)
         self._check_shards(model, request.model_path)
+        set_buffers(model)
         own_shards(model)
         self._configure_groups(model)
         return model
@@ -171,15 +173,6 @@ class FSDP(TorchStrategy):
         whole = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
         if whole and self._sharded_over > 1:
             raise StrategyError(f"model_path {model_path}: {whole[0]} is not divided by {self.name}: use strategy=ddp")
-        if name := misplaced(model):
-            raise StrategyError(
-                f"model_path {model_path}: its files have {name} in several tensors or in one with others, and transformers "
-                "would put its shards together in another order: use strategy=ddp"
-            )
-        if name := unset_buffer(model):
-            raise StrategyError(
-                f"model_path {model_path}: transformers leaves {name} unset where it reads a model in shards: use strategy=ddp"
-            )
         if name := broken_tie(model):
             raise StrategyError(
                 f"model_path {model_path}: its config.json ties {name}, and its files hold other values for it: set"
