@@ -138,9 +138,9 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
 def no_room(error: Exception, path: Path, *, begun: bool = True) -> Exception | None:
     """Return the error of a run whose files cannot be written; None where it is another.
 
-    None too where it says what to do already. Its errno says that. Beside OSError, whatever names one in its text counts (safetensors has an error of its own), and
-    an error of a package that follows from one stays of its kind. Missing rights count in the run directory alone: elsewhere
-    they are those of what is read.
+    None too where it says what to do already. Its errno says that. Beside OSError, whatever names one in its text counts
+    (safetensors has an error of its own), and an error of a package that follows from one stays of its kind. Missing rights
+    count in the run directory alone: elsewhere they are those of what is read.
 
     Args:
         error: what ended the run.
