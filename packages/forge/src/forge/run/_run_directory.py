@@ -27,7 +27,7 @@ from forge._printable import printable
 from forge.locking._run_lock import RunLock, is_record, unwritable
 from forge.reports._report import LiveReport
 from forge.saving._damage import has_result
-from forge.saving._directories import make_directories, remove_at_once, remove_empty
+from forge.saving._directories import check_files, make_directories, remove_at_once, remove_empty
 from forge.saving._exports import put_back, samples_of
 from forge.storage._restore import remove_half
 
@@ -342,6 +342,7 @@ class RunDirectory:
             held = [name for name in held if name not in _PREPARED]
         self.resuming = "config.yaml" in held
         if self.resuming:
+            check_files(self.path)
             self._check_kinds(held)
         if self.resuming and self._resume == "never":
             which = "another run" if "hf_format" in held else "another run, which made no export"
