@@ -40,7 +40,8 @@ _REPLACED = (
     *("config.yaml", *sorted(_PREPARED)),
 )
 """What is removed of a run that is replaced, in this order: until config.yaml it is a run, then what a kill may leave."""
-_FILES = frozenset({"config.yaml", "result.json", "run.json", "memory.json", "answers.jsonl", "report.html", *_GROWING})
+_PLAN = "plan/plan.npz"
+_FILES = frozenset({"config.yaml", "result.json", "run.json", "memory.json", "answers.jsonl", "report.html", _PLAN, *_GROWING})
 _FOLDERS = frozenset({"base_model", "data", "plan", "osft", "full_state", "hf_format", "rollouts", "samples", "trackers"})
 _WRITTEN = ("data", "plan", "osft", "hf_format", "rollouts", "samples")
 """Folders with files that are written under a hidden name first."""
@@ -199,7 +200,7 @@ class RunDirectory:
         put_back(self.path)
         # A finished run may be resumed for more steps.
         (self.path / "result.json").unlink(missing_ok=True)
-        for name in ("plan/plan.npz", "memory.json", "config.yaml"):
+        for name in (_PLAN, "memory.json", "config.yaml"):
             if (self.staging / name).exists():  # a small model has no memory plan
                 (self.path / name).parent.mkdir(exist_ok=True)
                 (self.staging / name).replace(self.path / name)
@@ -343,7 +344,7 @@ class RunDirectory:
         self.resuming = "config.yaml" in held
         if self.resuming:
             check_files(self.path)
-            self._check_kinds(held)
+            self._check_kinds([*held, *(name for name in _FILES - set(held) if os.path.lexists(self.path / name))])
         if self.resuming and self._resume == "never":
             which = "another run" if "hf_format" in held else "another run, which made no export"
             raise RunDirectoryError(
