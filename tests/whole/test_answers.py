@@ -53,14 +53,19 @@ def test_answers_at_each_measurement(model_dir: Path, chats: Path, tmp_path: Pat
 
 
 def test_a_resumed_run_answers_again_what_came_later(model_dir: Path, chats: Path, tmp_path: Path) -> None:
-    """Steps that are made again are answered again, once."""
+    """Steps that are made again are answered again, once; a line torn within a sign goes, one with odd signs stays as it is."""
     given = SHORT | {"lr_scheduler": "constant", "adapter": "none", "lora_dropout": 0.0, "keep_full_state": True}
     given |= {"model_path": model_dir, "data_path": chats, "ckpt_output_dir": tmp_path / "run", "eval_prompts": [ASKED]}
     forge.sft(**given | {"max_steps": 2})
-    with (tmp_path / "run" / "answers.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 3, "prompt": ASKED, "answer": "of a later step", "time": ""}) + '\n{"st')
+    with (tmp_path / "run" / "answers.jsonl").open("ab") as file:
+        odd = json.dumps({"step": 2, "prompt": ASKED, "answer": "two\u2028lines \u0085", "time": ""}, ensure_ascii=False)
+        file.write(odd.encode() + b"\n")
+        file.write(json.dumps({"step": 3, "prompt": ASKED, "answer": "of a later step", "time": ""}).encode())
+        file.write('\n{"step": 4, "answer": "ü'.encode()[:-1])
     forge.sft(**given)
-    assert [line["step"] for line in answers(tmp_path / "run")] == [0, 2, 4]
+    kept = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_bytes().splitlines()]
+    assert [line["step"] for line in kept] == [0, 2, 2, 4]
+    assert kept[2] == json.loads(odd)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,16 @@ from typing import Any
 import pytest
 
 import forge
+from forge.run import _launching
 from forge.run._run_directory import RunDirectory
+from forge.tasks._answers import Answers
 from forge_dist.checkpoints import _save
 from forge_dist.exporting import _export
 
 from ..lanes import ci_keeps
+from ..ranks import run_on_ranks
 from .starts import metrics, untimed, weights
+from .verbs import run_verb, settings_of
 
 pytestmark = pytest.mark.slow
 
@@ -195,6 +199,180 @@ def test_a_record_finds_no_room(
     forge.sft(**given, ckpt_output_dir=run)
     assert f"resuming after step {max(int(state[5:]) for state in states)}" in (run / "log.txt").read_text()
     alike(run, undisturbed)
+
+
+@contextmanager
+def unsynced(named: Callable[[str], bool]) -> Iterator[None]:
+    """Let the disk be full for each file that is made durable and whose path `named` picks."""
+    fsync = os.fsync
+
+    def no_room(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if named(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", no_room)
+        yield
+
+
+def files(run: Path, folder: str) -> dict[str, bytes]:
+    """Return the files of a folder of a run."""
+    return {file.name: file.read_bytes() for file in sorted((run / folder).iterdir())}
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc here")
+@pytest.mark.parametrize(("verb", "folder"), ci_keeps([("grpo", "rollouts")], [("grpo", "rollouts"), ("sdft", "samples")]))
+def test_what_is_sampled_finds_no_room(verb: str, folder: str, model_dir: Path, tmp_path: Path) -> None:
+    """The run ends with the file of its third step and what to do; with room it goes on from its state, to the same bits."""
+    given = settings_of(verb, model_dir, tmp_path) | {"full_state_every_steps": 1, "async_save": False}
+    run, other = tmp_path / "run", tmp_path / "undisturbed"
+    again = given | {"ckpt_output_dir": str(run)}
+    run_verb(verb, given | {"ckpt_output_dir": str(other)}, str(tmp_path))
+    with (
+        unsynced(lambda path: path.startswith(str(run / folder / ".step_3.jsonl"))),
+        pytest.raises(
+            (forge.RunWriteError, forge.dist.ExportError), match=r"step_3\.jsonl.* its disk is full: make room"
+        ) as caught,
+    ):
+        run_verb(verb, again, str(tmp_path))
+    assert caught.value.exit_status == 1
+    assert "\n" not in str(caught.value)
+    assert sorted(files(run, folder)) == [name for name in sorted(files(other, folder)) if name < "step_3"]
+    run_verb(verb, again, str(tmp_path))
+    assert "resuming after step 2" in (run / "log.txt").read_text()
+    assert files(run, folder) == files(other, folder)
+    alike(run, other)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_answers_find_no_room(
+    given: dict[str, Any], undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the first answers reached the disk: the run ends with their file, and the same command asks all of them again."""
+    run, write = tmp_path / "run", Answers.write
+    settings = {**given, "ckpt_output_dir": run, "eval_prompts": ("what is red?", "and what is not?"), "eval_max_new_tokens": 4}
+
+    def torn(answers: Answers, step: int) -> None:
+        answers._file = Path("/dev/full")
+        try:
+            write(answers, step)
+        finally:
+            (run / "answers.jsonl").write_text(json.dumps({"step": step, "prompt": "what is red?", "answer": "?"}) + '\n{"st')
+
+    monkeypatch.setattr(Answers, "write", torn)
+    with pytest.raises(forge.RunWriteError, match=r"/dev/full: cannot be written: No space left.*its disk is full: make room"):
+        forge.sft(**settings)
+    monkeypatch.undo()
+    forge.sft(**settings)
+    found = [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in found] == [step for step in (0, 2, 4, 6, 8) for _ in range(2)]
+    assert "?" not in [line["answer"] for line in found]
+    alike(run, undisturbed)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc here")
+def test_the_rows_find_no_room(given: dict[str, Any], tmp_path: Path) -> None:
+    """Tokenizing ends with what to do, and nothing is left of the directory."""
+    with (
+        unsynced(lambda path: "/data/.train" in path),
+        pytest.raises(
+            forge.data.StoreError, match=r"run/data/train could not .*The directory is as it was.*make room"
+        ) as caught,
+    ):
+        forge.sft(**given, ckpt_output_dir=tmp_path / "run")
+    assert caught.value.exit_status == 2
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc here")
+def test_the_report_finds_no_room(given: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:
+    """It is a warning, once, and the run ends as it would."""
+    run = tmp_path / "run"
+    with unsynced(lambda path: "/.report.html" in path):
+        forge.sft(**given, ckpt_output_dir=run)
+    log = (run / "log.txt").read_text()
+    assert log.count("report.html cannot be renewed") == 1
+    assert "report.html cannot be written: [Errno 28] No space left on device: its disk is full: make room)" in log
+    assert not (run / "report.html").exists()
+    alike(run, undisturbed)
+
+
+def test_both_places_are_full(given: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:
+    """Neither the run nor emergency_dir takes a state: the end says so, which steps are lost, and leaves nothing there."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    settings = {**given, "ckpt_output_dir": run, "emergency_dir": elsewhere}
+    message = (
+        r"3 full states in a row could not be saved: .*run/full_state/step_6 cannot be written: .*The run ends at step 6.* "
+        r"Nor could it be saved to emergency_dir: .*elsewhere/forge-\S+/step_6 cannot be written: .*No space left.*\. "
+        r"The same command goes on from .*/full_state/step_3, and makes steps 4 to 6 again: its disk is full: make room, there "
+        r"or in emergency_dir\.$"
+    )
+    with (
+        full(tmp_path, states=lambda step: step >= 4, exports=lambda _: False),
+        pytest.raises(forge.RunWriteError, match=message),
+    ):
+        forge.sft(**settings)
+    assert not [*elsewhere.iterdir()]
+    forge.sft(**settings)
+    assert "resuming after step 3" in (run / "log.txt").read_text()
+    alike(run, undisturbed)
+
+
+def test_a_signal_finds_both_places_full(given: dict[str, Any], tmp_path: Path) -> None:
+    """The run ends with status 75, and says the same."""
+    run, calls = tmp_path / "run", []
+
+    def asked(step: int) -> bool:
+        if step == 2 and not calls:
+            calls.append(step)
+            signal.raise_signal(signal.SIGTERM)
+        return step >= 2
+
+    message = r"stopped by SIGTERM: its state could not be saved .*Nor could .*goes on from .*step_1, and makes step 2 again"
+    with full(tmp_path, states=asked, exports=lambda _: False), pytest.raises(forge.PreemptedError, match=message) as caught:
+        forge.sft(**given, ckpt_output_dir=run, emergency_dir=tmp_path / "elsewhere")
+    assert caught.value.exit_status == 75
+
+
+def on_a_full_disk(settings: dict[str, Any], named: str, folder: str) -> None:
+    """Run `forge.sft` on a rank for whose files of that name the disk is full; keep what the rank raises."""
+    try:
+        with unsynced(lambda path: named in path):
+            forge.sft(**settings)
+    except Exception as error:
+        (Path(folder) / os.environ["RANK"]).write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc here")
+def test_each_ranks_message_says_what_to_do(given: dict[str, Any], tmp_path: Path) -> None:
+    """Whichever of two ranks is heard, it says which file found no room, by its name, and what to do."""
+    settings = {**given, "ckpt_output_dir": str(tmp_path / "run")}
+    with pytest.raises((forge.data.StoreError, forge.dist.WorkerError), match="its disk is full: make room"):
+        run_on_ranks(on_a_full_disk, 2, settings, "/data/.train", str(tmp_path), joined=False)
+    first, second = ((tmp_path / str(rank)).read_text() for rank in range(2))
+    assert first.startswith(
+        f"StoreError: the token store {tmp_path}/run/data/train could not be finished: No space left on device"
+    )
+    assert second.startswith("WorkerError: rank 0 on ")
+    assert second.endswith(first)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_launcher_finds_no_room(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes for its ranks does not fit: the directory is named, and nothing of it is left."""
+
+    def no_room(*_: Any) -> None:
+        with Path("/dev/full").open("w") as file:
+            file.write("settings")
+
+    monkeypatch.setattr(_launching, "write_settings", no_room)
+    with pytest.raises(forge.RunDirectoryError, match=r"ckpt_output_dir .*run: cannot be written: No space left.* Make room"):
+        forge.sft(**given, ckpt_output_dir=tmp_path / "run", nproc_per_node=2)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.lane

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 WORKER = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
-from forge_dist import ExportError, beat, worker_report
-from forge_dist.ranks._failure_report import beats_of_launcher
+from forge_dist import ExportError, WorkerError, beat, worker_report
+from forge_dist.ranks._failure_report import beats_of_launcher, failure_report
 from forge_dist.watching._beats import open_beats
 
 here, what = Path(sys.argv[1]), sys.argv[2]
@@ -72,6 +72,10 @@ with worker_report():
         if what == "own":
             (here / "raised").touch()
             raise ExportError("no space left")
+        if what == "told":
+            error = WorkerError("rank 0 on here ended: ExportError: its disk is full")
+            error.cause = failure_report(ExportError("its disk is full"), rank=0, host="here")
+            raise error
         if what == "stranger":
             class Stranger(Exception):
                 pass
@@ -89,6 +93,9 @@ with worker_report():
             time.sleep(0.001)
         # What follows from rank 1's end must not hide it.
         raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
+    elif what == "told":
+        # It is ended before it reported what rank 1 was told.
+        time.sleep(120)
     elif what in ("stranger", "exit", "gone"):
         time.sleep(120)
 """
@@ -130,6 +137,14 @@ def test_a_ranks_own_exception_is_raised(run):
     assert str(caught.value) == f"no space left (rank 1 on {os.uname().nodename})"
     assert caught.value.exit_status == 1
     assert 'raise ExportError("no space left")' in "".join(caught.value.__notes__)
+
+
+def test_what_rank_0_told_is_raised_where_it_cannot_report(run):
+    """Rank 1 ends first, because of rank 0's error, and rank 0 is ended before it wrote that: the error is rank 0's own."""
+    with pytest.raises(ExportError) as caught:
+        run("told")
+    assert str(caught.value) == "its disk is full (rank 0 on here)"
+    assert caught.value.exit_status == 1
 
 
 def test_an_exception_of_an_unknown_class(run):

@@ -182,6 +182,17 @@ def test_a_rounded_adapter_is_compared_unrounded_too(base, tmp_path):
         check_export(model, directory, SAMPLES)
 
 
+def test_another_code_of_the_base_is_found(base, tmp_path):
+    """The base is read again into 4 bits, on the CPU too, and each of its codes is compared: one bit of one code shows."""
+    model = adapted(load_model(base, dtype=torch.float32, device="cpu", quantization=nf4()))
+    directory = export_model(model, tmp_path / "whole")
+    assert check_export(model, directory, SAMPLES).tensors > 0
+    codes = model.base_model.model.model.layers[1].mlp.up_proj.base_layer.weight.data
+    codes.view(-1)[7] ^= 1
+    with pytest.raises(ExportError, match=r"layers\.1\.mlp\.up_proj.*weight"):
+        check_export(model, directory, SAMPLES)
+
+
 def test_a_look_in_eval_mode_changes_nothing(base):
     """Gradients after a forward in eval mode are those without it, to the bit: a measurement must not silence the training."""
     found = []

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from forge_dist import LaunchError, LaunchSettings, WorkerError, join, topology
+from forge_dist import ExportError, LaunchError, LaunchSettings, WorkerError, join, topology
 from forge_dist.ranks._agreement import disagreement
 
 from ...ranks import run_on_ranks
@@ -81,27 +81,30 @@ def test_what_ranks_exchange():
 
 
 def first_fails(ranks, folder):
+    ranks.explain = lambda error: ExportError(f"{type(error).__name__}: {error}: divide by another number")
     try:
         if ranks.is_first:
             ranks.first(lambda: 1 / 0)
         ranks.first(lambda: None)
     except (ZeroDivisionError, WorkerError) as error:
-        (folder / str(ranks.rank)).write_text(json.dumps([type(error).__name__, str(error), time.monotonic()]))
+        cause = getattr(error, "cause", None)
+        (folder / str(ranks.rank)).write_text(json.dumps([type(error).__name__, str(error), time.monotonic(), cause]))
         # What a run does next: it ends.
         raise
 
 
 @pytest.mark.slow
 def test_the_first_ranks_failure_reaches_the_others(tmp_path):
-    """Rank 0's own exception is raised on rank 0, and a WorkerError that names it on the others, at once."""
+    """Rank 0's own exception is raised on rank 0, and a WorkerError on the others, at once: it names what explains that."""
     with pytest.raises((ZeroDivisionError, WorkerError)):
         run_on_ranks(first_fails, 3, tmp_path)
     reported = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
     assert reported[0][0] == "ZeroDivisionError"
-    for name, text, when in reported[1:]:
+    for name, text, when, cause in reported[1:]:
         assert name == "WorkerError"
         assert text.startswith("rank 0 on ")
-        assert "ZeroDivisionError: division by zero" in text
+        assert text.endswith("ended: ExportError: ZeroDivisionError: division by zero: divide by another number")
+        assert (cause["class"], cause["rank"], cause["exit_status"]) == ("ExportError", 0, 1)
         # At once: a rank that waits for what never comes does so for minutes.
         assert when - reported[0][2] < 60
 

@@ -280,6 +280,17 @@ def test_a_torn_record_is_outwaited(text: bytes, tmp_path: Path) -> None:
         assert records(tmp_path) == [".forge-owner-4"]
 
 
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)]
+)
+def test_something_else_in_the_place_of_a_record(make: Callable[[Path], None], tmp_path: Path) -> None:
+    """A pipe, a folder or a link is named at once: a pipe would be waited for without end. Who only looks sees no owner."""
+    make(tmp_path / ".forge-owner-1")
+    with pytest.raises(RunDirectoryError, match=r"\.forge-owner-1: is no file, and a run has the record .* Remove it\."):
+        RunLock(tmp_path).acquire()
+    assert not has_owner(tmp_path)
+
+
 @pytest.mark.parametrize("number", [errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS])
 def test_a_file_system_without_locks_is_no_other_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS has no flock for directories: the record alone keeps others out, and nobody is told of another run."""

@@ -372,6 +372,7 @@ def test_a_record_that_is_not_text_is_looked_through(text: bytes, steps: bool, t
         ("log.txt", "directory"),
         ("data", "file"),
         ("plan", "file"),
+        ("plan/plan.npz", "directory"),
         ("hf_format", "file"),
         ("full_state", "link to nothing"),
         ("events.jsonl", "link to nothing"),
@@ -385,7 +386,7 @@ def test_what_is_of_another_kind_is_named(name: str, what: str, tmp_path: Path) 
     entry = run / name
     entry.unlink(missing_ok=True)
     if what == "directory":
-        entry.mkdir()
+        entry.mkdir(parents=True)
     elif what == "file":
         entry.write_text("mine")
     else:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from forge.run._stores import refuse_damaged, verify_on_node
+from forge import SettingsError
+from forge.run._stores import compare_stores, refuse_damaged, verify_on_node
 from forge_data import StoreError
 
 
@@ -45,3 +48,25 @@ def test_a_damaged_store_says_how_the_run_goes_on() -> None:
     assert whole.verified == [True]
     with pytest.raises(StoreError, match=r"loss_mask\.bin .* is stopped before it saves .* same command makes the store again"):
         refuse_damaged(SimpleNamespace(store=Store("damaged")))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "message"),
+    [
+        (None, "data/train, which its run was made with, cannot be read"),
+        ([1], "data/train, which its run was made with, cannot be read"),
+        ({"train": 5}, r"\(tokens 5 then, new now\)"),
+    ],
+)
+def test_a_record_of_another_kind_is_no_traceback(recorded: object, message: str, tmp_path: Path) -> None:
+    """What run.json holds in the place of fingerprints proves nothing; with the store lost too that is said."""
+    (tmp_path / "run.json").write_text(json.dumps({"stores": recorded}))
+
+    def opened(path: Path) -> Any:
+        if path.is_relative_to(tmp_path / "data"):
+            raise StoreError(f"{path} is gone")
+        return SimpleNamespace(path=path, fingerprint="new")
+
+    task: Any = SimpleNamespace(open_store=opened)
+    with pytest.raises(SettingsError, match=message):
+        compare_stores(task, tmp_path, tmp_path / "prepared", {"train": "data_path"}, print)

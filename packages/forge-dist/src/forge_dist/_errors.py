@@ -13,7 +13,7 @@
     └── ExportError (RuntimeError)    exit status 1: what was trained could not be written, or does not read back the same
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class ForgeDistError(Exception):
@@ -48,6 +48,8 @@ class WorkerError(ForgeDistError, RuntimeError):
     """A rank ended without a report, or is silent."""
 
     exit_status: ClassVar[int] = 1
+    cause: dict[str, Any] | None = None
+    """Report of the failure that this one follows from, where it is known."""
 
 
 class StallError(WorkerError):

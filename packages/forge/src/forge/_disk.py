@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 _REMEDIES = {
     errno.ENOSPC: "its disk is full: make room",
@@ -20,12 +23,23 @@ _NUMBER = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
 """How Python and Rust write the number of an error into its text."""
 
 
-def error_number(error: Exception | str) -> int | None:
-    """Return the errno of an error, or the one that its text names; None without."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno
-    found = _NUMBER.search(str(error))
-    return int(found[1] or found[2]) if found else None
+def error_number(error: BaseException | str) -> int | None:
+    """Return the errno of an error, of its cause or named in its text; None without."""
+    link: BaseException | str | None = error
+    while link is not None:
+        if isinstance(link, OSError) and link.errno is not None:
+            return link.errno
+        if found := _NUMBER.search(str(link)):
+            return int(found[1] or found[2])
+        link = None if isinstance(link, str) else link.__cause__
+    return None
+
+
+def what_stays(*, begun: bool) -> str:
+    """Say what a run has left that cannot write a file; `begun` once its directory is a run."""
+    if begun:
+        return "What was saved before is whole, and the same command goes on from there"
+    return "The directory is as it was before, and the same command starts again"
 
 
 def write_remedy(error: Exception | str | None) -> str:
@@ -36,3 +50,16 @@ def write_remedy(error: Exception | str | None) -> str:
     """
     number = None if error is None else error_number(error)
     return _REMEDIES.get(number or 0, "see to what the error names")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Let an OSError of the block name the file that was to be written.
+
+    The system names no file where a write fails, and a hidden one where it is written beside its place.
+    """
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise

@@ -100,9 +100,10 @@ def exit_status_of(error: SystemExit) -> int:
 def failure_report(error: BaseException, *, rank: int | None = None, host: str | None = None) -> dict[str, Any]:
     """Describe a failure as JSON: class, message, place, time (seconds since 1970), consequence.
 
-    `consequence` says whether another rank's end caused it.
+    `consequence` says whether another rank's end caused it, and `cause`, where that is known, is the report of it.
     """
     status = exit_status_of(error) if isinstance(error, SystemExit) else getattr(error, "exit_status", None)
+    cause = error.cause if isinstance(error, WorkerError) else None
     return {
         "module": type(error).__module__,
         "class": type(error).__qualname__,
@@ -113,6 +114,7 @@ def failure_report(error: BaseException, *, rank: int | None = None, host: str |
         "host": host or socket.gethostname(),
         "time": time.time(),
         "consequence": _is_consequence(error),
+        **({} if cause is None else {"cause": cause}),
     }
 
 

@@ -5,27 +5,41 @@ from collections.abc import Callable
 from typing import Any
 
 from forge_dist._errors import WorkerError
+from forge_dist.ranks._failure_report import failure_report
 from forge_dist.ranks._messages import Messages
 
 
-def run_on_first(store: Messages, key: str, function: Callable[[], Any], *, rank: int, host: str) -> Any:
+def run_on_first(
+    store: Messages,
+    key: str,
+    function: Callable[[], Any],
+    *,
+    rank: int,
+    host: str,
+    explain: Callable[[BaseException], BaseException] = lambda error: error,
+) -> Any:
     """Call `function` on rank 0 and return its value (JSON) on every rank.
 
-    The value travels under `key`; the other ranks wait for it as long as rank 0 lives.
+    The value travels under `key`; the other ranks wait for it as long as rank 0 lives. They are told an error as `explain` has
+    it.
 
     Raises:
-        WorkerError: on the other ranks, when the function raised on rank 0.
+        WorkerError: on the other ranks, when the function raised on rank 0; its `cause` is the report of that failure, for rank
+            0 may be ended before it wrote its own.
     """
     if rank == 0:
         try:
             text = json.dumps({"value": function()})
         except BaseException as error:
-            store.set(key, json.dumps({"error": f"{type(error).__name__}: {error}", "host": host}))
+            store.set(key, json.dumps({"error": failure_report(explain(error), rank=rank, host=host)}))
             raise
         store.set(key, text)
         return json.loads(text)["value"]
     store.wait(key)
     answer = json.loads(store.get(key))
     if "error" in answer:
-        raise WorkerError(f"rank 0 on {answer['host']} ended: {answer['error']}")
+        report = answer["error"]
+        error = WorkerError(f"rank 0 on {report['host']} ended: {report['class']}: {report['text']}")
+        error.cause = report
+        raise error
     return answer["value"]

@@ -64,6 +64,8 @@ class Ranks:
         """Number of this node, from 0."""
         self.host: str = socket.gethostname()
         """Name of this machine."""
+        self.explain: Callable[[BaseException], BaseException] = lambda error: error
+        """Error that `first` raised on rank 0 → the one that the other ranks are told: it may say what to do."""
         self.at_exit: contextlib.ExitStack = contextlib.ExitStack()
         """Callbacks at the end of the `join` block, whatever ends it."""
 
@@ -86,12 +88,14 @@ class Ranks:
         It may take hours, and needs no `connect`.
 
         Raises:
-            WorkerError: on the other ranks, soon after the function raised on rank 0, whose own exception is raised there.
+            WorkerError: on the other ranks, soon after the function raised on rank 0, whose own exception is raised there. Its
+                message is that of the exception as `explain` has it.
         """
         if self._store is None:
             return collectives.from_json(collectives.to_json(function()))
         self._first_calls += 1
-        return run_on_first(self._store, f"first/{self._first_calls}", function, rank=self.rank, host=self.host)
+        key = f"first/{self._first_calls}"
+        return run_on_first(self._store, key, function, rank=self.rank, host=self.host, explain=self.explain)
 
     def connect(
         self, backend: str, device: "torch.device", *, traces: Callable[[str], Mapping[str, str]] | None = None

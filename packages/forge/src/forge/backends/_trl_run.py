@@ -26,14 +26,13 @@ from forge.backends._trl_steps import Steps
 from forge.run._adaptation import adapt_model
 from forge.run._choices import absolute_paths, choose_machine
 from forge.run._early_checks import check_names
+from forge.run._explained import explained
 from forge.run._launching import on_ranks
 from forge.run._loading import quantized
-from forge.run._out_of_memory import out_of_memory
 from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import Start
-from forge.saving._room import no_room
 from forge.settings._recipe import as_recipe, as_values
 from forge.tasks._task import Task
 from forge.trackers._callbacks import Callbacks
@@ -106,13 +105,9 @@ def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_
     path = s.checkpoints.ckpt_output_dir
     with RunDirectory(path, resume=s.checkpoints.resume) if ranks.is_first else NoDirectory(path) as out:
         report = Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first)
-        try:
-            with Watchers(callbacks if ranks.is_first else Callbacks(), report.note) as watchers:
-                return watchers.end(_run(task, s, rows, out, report, ranks, watchers))
-        except Exception as error:
-            if (lack := out_of_memory(error, s, out.path) or no_room(error, out.path)) is None:
-                raise
-            raise lack from error
+        watching = Watchers(callbacks if ranks.is_first else Callbacks(), report.note)
+        with explained(s, out, ranks), watching as watchers:
+            return watchers.end(_run(task, s, rows, out, report, ranks, watchers))
 
 
 def _run(

@@ -18,7 +18,7 @@ from forge.run._run import run as train
 from forge.run._run_directory import RunDirectory
 from forge.run._stores import whole_stores
 from forge.saving._damage import Damage, again, damage_of, finished_values, has_result
-from forge.saving._directories import run_values
+from forge.saving._directories import check_files, run_values
 from forge.saving._exports import put_back, samples_of
 from forge.saving._full_state import FOLDER as STATES, step_in
 from forge.saving._hashes import (
@@ -64,6 +64,7 @@ def repair(run: str | Path) -> str:
     path = Path(os.path.abspath(Path(run).expanduser()))
     if not (path / "config.yaml").is_file():
         raise RunDirectoryError(f"{run}: is no run directory (it holds no config.yaml).")
+    check_files(path)
     run_values(path)
     verb = verb_of(path / "config.yaml")
     if verb not in VERBS:

@@ -17,6 +17,7 @@ import os
 import random
 import re
 import secrets
+import stat
 import sys
 import threading
 import time
@@ -31,6 +32,8 @@ from forge._errors import RunDirectoryError, RunTakenOverError
 from forge.locking._owner import Owner
 
 _RECORD = re.compile(r"\.forge-owner-(\d{1,18})")
+_MOST_BYTES = 1 << 16
+"""Bytes that are read of what may be a record: one has a few hundred."""
 _LEASE_SECONDS = 60.0
 _RENEWALS = 12
 """Renewals in the time of a lease."""
@@ -252,7 +255,7 @@ class RunLock:
             # Time in which this process did not run, or the file system did not answer, is nobody's silence.
             still, last = still + min(now - last, 2 * pause), now
             try:
-                found = file.read_bytes()
+                found = _read(file)
             except FileNotFoundError:
                 return
             if found != text:
@@ -351,8 +354,21 @@ def _records(path: Path) -> dict[Path, bytes]:
     found = {}
     for file in sorted((path / name for name in os.listdir(path) if _RECORD.fullmatch(name)), key=_number):
         with contextlib.suppress(FileNotFoundError):
-            found[file] = file.read_bytes()
+            found[file] = _read(file)
     return found
+
+
+def _read(file: Path) -> bytes:
+    """Read a record.
+
+    Raises:
+        RunDirectoryError: it is something else than a file: a pipe would be waited for, and a link may lead anywhere.
+
+    """
+    if not stat.S_ISREG(file.lstat().st_mode):
+        raise RunDirectoryError(f"{file}: is no file, and a run has the record of its owner there. Remove it.")
+    with file.open("rb") as opened:
+        return opened.read(_MOST_BYTES)
 
 
 def _number(file: Path) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forge._disk import write_remedy
 from forge._errors import SettingsError
 from forge.reports._charts import charts, table
 from forge.reports._curves import Curve, Curves
@@ -88,7 +89,9 @@ class LiveReport:
         except Exception as error:  # noqa: BLE001 - nothing that is only looked at may end a run
             if not self._failed:
                 self._failed = True
-                self._warn(f"WARNING: {FILE} cannot be renewed ({type(error).__name__}: {error}); the run goes on without it")
+                unwritten = error.__cause__ if isinstance(error, SettingsError) else None
+                why = f"{type(error).__name__}: {error}" if unwritten is None else f"{unwritten}: {write_remedy(error)}"
+                self._warn(f"WARNING: {FILE} cannot be renewed ({why}); the run goes on without it")
         spent = time.monotonic() - now
         self._cheap = now + _SHARE * spent
         self._due = max(now + RENEWED_EVERY, self._cheap)

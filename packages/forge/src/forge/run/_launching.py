@@ -26,8 +26,10 @@ import forge_dist
 import forge_packing
 from forge._errors import ForgeError, PreemptedError
 from forge._result import RunResult, read_result
+from forge.locking._run_lock import unwritable
 from forge.run._rows import Rows, tokenize_rows
 from forge.saving._directories import make_directories, remove_empty
+from forge.saving._room import no_room
 from forge.settings._recipe import as_values
 from forge.settings._settings import resolve
 from forge.tasks._task import Task
@@ -72,7 +74,7 @@ def on_ranks(
         return body(s, ranks)
 
 
-def preempted(path: Path, why: str, failed: str | None = None, rescued: Path | None = None) -> PreemptedError:
+def preempted(path: Path, why: str, failed: str | None = None, rescued: Path | None = None, remedy: str = "") -> PreemptedError:
     """Return the error of a run that was asked to stop.
 
     Args:
@@ -80,6 +82,7 @@ def preempted(path: Path, why: str, failed: str | None = None, rescued: Path | N
         why: what asked.
         failed: why its state was not saved there.
         rescued: the state in emergency_dir.
+        remedy: what the same command does, and what lets it be saved.
 
     """
     latest = path / "full_state" / "latest"
@@ -91,7 +94,8 @@ def preempted(path: Path, why: str, failed: str | None = None, rescued: Path | N
         error.received = why
         return error
     if not latest.exists():
-        error = PreemptedError(f"stopped by {why} before there was a state to resume from. {failed or ''}".rstrip())
+        said = f"stopped by {why} before there was a state to resume from."
+        error = PreemptedError(said if failed is None else f"{said} Its state could not be saved ({failed}). {remedy}".rstrip())
         # As a process that the signal ended.
         error.exit_status = 130 if why == _INTERRUPT else 143  # type: ignore[misc]
         error.received = why
@@ -100,8 +104,7 @@ def preempted(path: Path, why: str, failed: str | None = None, rescued: Path | N
     error = PreemptedError(
         f"stopped by {why}: {path / 'full_state' / state} holds the state to resume from; the same command resumes it."
         if failed is None
-        else f"stopped by {why}: its state could not be saved ({failed}). The same command resumes from the one before, "
-        f"{path / 'full_state' / state}."
+        else f"stopped by {why}: its state could not be saved ({failed}). {remedy}".rstrip()
     )
     error.received = why
     return error
@@ -147,12 +150,17 @@ def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunRe
     """Start the ranks of this node as processes, wait for them, and read the result."""
     path = Path(s.checkpoints.ckpt_output_dir)
     logs = _log_dir(path)
-    made = make_directories(path) + make_directories(logs)
     settings = logs / "settings.json"
+    made: list[Path] = []
     try:
+        made += make_directories(path)
+        made += make_directories(logs)
         if rows:
             s = tokenize_rows(task, s, rows, logs / ROWS)
-        write_settings(s, settings)
+        try:
+            write_settings(s, settings)
+        except OSError as error:
+            raise unwritable(f"ckpt_output_dir {path}", error) from error
         # What this process can import, its workers can: a script's own folder, for example, for `preprocess`.
         paths = {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
         worker = ["-m", "forge.cli._worker", type(task).__module__, task.name, str(settings)]
@@ -164,9 +172,12 @@ def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunRe
         refused = getattr(error, "exit_status", None) == ForgeError.exit_status
         # A rank that died is named with its log, which then stays, however early it was.
         named = isinstance(error, forge_dist.WorkerError)
-        if refused or not (named or (path / "config.yaml").exists()):
-            shutil.rmtree(logs)
+        begun = (path / "config.yaml").exists()
+        if refused or not (named or begun):
+            shutil.rmtree(logs, ignore_errors=True)
             remove_empty([folder for folder in made if folder != logs])
+        if isinstance(error, Exception) and (found := no_room(error, path, begun=begun)) is not None:
+            raise found from error
         raise
     finally:
         shutil.rmtree(logs / ROWS, ignore_errors=True)

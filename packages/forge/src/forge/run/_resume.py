@@ -204,8 +204,9 @@ def compare_model(path: Path, identity: Mapping[str, str]) -> dict[str, str]:
         known = {name: str(value) for name, value in json.loads((path / "run.json").read_text(encoding="utf-8")).items()}
         run, verb = known["run"], known["verb"]
     except (OSError, ValueError, KeyError, AttributeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise SettingsError(
-            f"ckpt_output_dir {path}: its run.json, which identifies the run and its model, cannot be read ({error!r}). Put it "
+            f"ckpt_output_dir {path}: its run.json, which identifies the run and its model, cannot be read ({why}). Put it "
             "back, or give another ckpt_output_dir."
         ) from error
     if verb != identity["verb"]:

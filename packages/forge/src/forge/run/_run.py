@@ -24,11 +24,11 @@ from forge.memory._target import Target
 from forge.run._adaptation import adapt_model, check_projections
 from forge.run._choices import absolute_paths, choose_machine, cost_alone, report_routers, warn_of_rounding
 from forge.run._early_checks import check_names
+from forge.run._explained import explained, out_of_memory
 from forge.run._fused import compile_blocks, fuse_layers
 from forge.run._launching import on_ranks, preempted
 from forge.run._loading import computing, gathered, load_frozen, load_with_attention
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
-from forge.run._out_of_memory import out_of_memory
 from forge.run._precision import choose_dtype, report_weights, trained_dtype
 from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._resume import must_match
@@ -40,7 +40,6 @@ from forge.run._stores import refuse_damaged, verify_on_node
 from forge.saving._best import remove_outdated_best, write_best
 from forge.saving._exports import Exports
 from forge.saving._full_state import FullStates, Position, keeps_states, remove_states
-from forge.saving._room import no_room
 from forge.settings._recipe import as_recipe, as_values
 from forge.storage._storage import Storage
 from forge.tasks._answers import Answers, read_prompts
@@ -64,13 +63,9 @@ def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_
     storage = Storage(s.storage.checkpoint_storage if ranks.is_first else None, resume)
     with RunDirectory(path, resume=resume, prepare=storage.prepare) if ranks.is_first else NoDirectory(path) as out:
         report = Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first)
-        try:
-            with storage, Watchers(callbacks if ranks.is_first else Callbacks(), report.note) as watchers:
-                return watchers.end(_run(task, s, rows, out, report, ranks, watchers, storage))
-        except Exception as error:
-            if (lack := out_of_memory(error, s, out.path) or no_room(error, out.path)) is None:
-                raise
-            raise lack from error
+        watching = Watchers(callbacks if ranks.is_first else Callbacks(), report.note)
+        with explained(s, out, ranks), storage, watching as watchers:
+            return watchers.end(_run(task, s, rows, out, report, ranks, watchers, storage))
 
 
 def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
@@ -229,7 +224,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             watchers.record(values)
 
         out.watch = watch
-    answers = Answers(this, read_prompts(task, s), out.path, at.step)
+    answers = Answers(this, read_prompts(task, s), out.path, -1 if restored is None else at.step)
     ranks.barrier()
 
     def evaluate(step: int, of: Any = None, where: str = "") -> Evaluation | None:
@@ -283,8 +278,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         if ranks.any(stop.received is not None):
             save(wait=True)
             why, failed = stop.received or "a signal to another rank", states.files.failed
-            rescued, _ = states.rescue(strategy, model, optimizer, scheduler, position()) if failed else (None, "")
-            raise preempted(out.path, why, failed, rescued)
+            rescued, remedy = states.rescue(strategy, model, optimizer, scheduler, position()) if failed else (None, "")
+            raise preempted(out.path, why, failed, rescued, remedy)
 
     # train: the one loop; saving, evaluating and reporting are the body of this `for`
     began = time.perf_counter()

@@ -21,13 +21,13 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 import forge_dist
-from forge._disk import write_remedy
+from forge._disk import what_stays, write_remedy
 from forge._errors import ForgeError, RunDirectoryError, RunTakenOverError, RunWriteError
 from forge._printable import printable
 from forge.locking._run_lock import RunLock, is_record, unwritable
 from forge.reports._report import LiveReport
 from forge.saving._damage import has_result
-from forge.saving._directories import make_directories, remove_at_once, remove_empty
+from forge.saving._directories import check_files, make_directories, remove_at_once, remove_empty
 from forge.saving._exports import put_back, samples_of
 from forge.storage._restore import remove_half
 
@@ -36,12 +36,15 @@ _GROWING = ("log.txt", "metrics.jsonl", "events.jsonl")
 """Files that are appended to while the run goes on."""
 _PREPARED = frozenset({"base_model", "data", "plan", "osft", "run.json", "memory.json", *_GROWING})
 _REPLACED = (
-    *("full_state", "hf_format", "rollouts", "trackers", "answers.jsonl", "report.html"),
+    *("full_state", "hf_format", "rollouts", "samples", "trackers", "answers.jsonl", "report.html"),
     *("config.yaml", *sorted(_PREPARED)),
 )
 """What is removed of a run that is replaced, in this order: until config.yaml it is a run, then what a kill may leave."""
-_FILES = frozenset({"config.yaml", "result.json", "run.json", "memory.json", "answers.jsonl", "report.html", *_GROWING})
-_FOLDERS = frozenset({"base_model", "data", "plan", "osft", "full_state", "hf_format", "rollouts", "trackers"})
+_PLAN = "plan/plan.npz"
+_FILES = frozenset({"config.yaml", "result.json", "run.json", "memory.json", "answers.jsonl", "report.html", _PLAN, *_GROWING})
+_FOLDERS = frozenset({"base_model", "data", "plan", "osft", "full_state", "hf_format", "rollouts", "samples", "trackers"})
+_WRITTEN = ("data", "plan", "osft", "hf_format", "rollouts", "samples")
+"""Folders with files that are written under a hidden name first."""
 _LOGS = "logs"
 """Folder of the ranks' output, which a launcher makes before the run itself."""
 
@@ -101,7 +104,7 @@ class RunDirectory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        _name_for_good(error, self.path)
+        name_for_good(error, self.path)
         status = getattr(error, "exit_status", None)
         refused = not self.published or (not self.began and status == 2)
         if status == 2 and not self.began:
@@ -197,12 +200,12 @@ class RunDirectory:
         put_back(self.path)
         # A finished run may be resumed for more steps.
         (self.path / "result.json").unlink(missing_ok=True)
-        for name in ("plan/plan.npz", "memory.json", "config.yaml"):
+        for name in (_PLAN, "memory.json", "config.yaml"):
             if (self.staging / name).exists():  # a small model has no memory plan
                 (self.path / name).parent.mkdir(exist_ok=True)
                 (self.staging / name).replace(self.path / name)
         # What a killed run left half-written has a hidden name; its owner is gone, for this process holds the lock.
-        for folder in (self.path, self.path / "data", self.path / "hf_format"):
+        for folder in (self.path, *(self.path / name for name in _WRITTEN)):
             for left in folder.glob(".*.tmp"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         for half in sorted(self.path.glob("hf_format/*/**/.*.tmp")):  # of a file that was being mended
@@ -318,8 +321,8 @@ class RunDirectory:
 
     def _unwritable(self, name: str, error: OSError) -> RunWriteError:
         return RunWriteError(
-            f"{self.root / name}: cannot be written: {error.strerror or error}. What was saved before is whole, and the same "
-            f"command resumes from there: {write_remedy(error)}."
+            f"{self.root / name}: cannot be written: {error.strerror or error}. {what_stays(begun=self.published)}: "
+            f"{write_remedy(error)}."
         )
 
     def _make(self) -> None:
@@ -340,7 +343,8 @@ class RunDirectory:
             held = [name for name in held if name not in _PREPARED]
         self.resuming = "config.yaml" in held
         if self.resuming:
-            self._check_kinds(held)
+            check_files(self.path)
+            self._check_kinds([*held, *(name for name in _FILES - set(held) if os.path.lexists(self.path / name))])
         if self.resuming and self._resume == "never":
             which = "another run" if "hf_format" in held else "another run, which made no export"
             raise RunDirectoryError(
@@ -403,7 +407,7 @@ class NoDirectory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        _name_for_good(error, self.path)
+        name_for_good(error, self.path)
 
     def publish(self, config: str) -> None:
         """Do nothing on this rank."""
@@ -426,8 +430,8 @@ class NoDirectory:
         """Do nothing on this rank."""
 
 
-def _name_for_good(error: BaseException | None, path: Path) -> None:
-    """Let an error name files as they are called in a run, not in the hidden folder."""
+def name_for_good(error: BaseException | None, path: Path) -> None:
+    """Let an error name files as they are called in the run `path`, not in the hidden folder."""
     if error is None:
         return
     staging = str(path / _STAGING)

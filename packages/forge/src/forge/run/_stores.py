@@ -63,7 +63,9 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
         SettingsError: the rows are not those that the run was made with, or nothing proves that they are.
 
     """
-    recorded = json.loads((path / "run.json").read_text(encoding="utf-8")).get(STORES, {})  # an earlier version's has none
+    recorded = json.loads((path / "run.json").read_text(encoding="utf-8")).get(STORES)
+    # An earlier version's has none.
+    recorded = {name: str(found) for name, found in recorded.items()} if isinstance(recorded, dict) else {}
     for name, which in settings.items():
         kept, made = path / "data" / name, prepared / "data" / name
         found, new = _opened(task, kept), task.open_store(made)

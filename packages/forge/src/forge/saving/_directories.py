@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import yaml
 import forge_dist
 from forge._errors import RunDirectoryError, SettingsError
 from forge.locking._run_lock import unwritable
+
+_OF_OTHERS = ("logs", "trackers", "evals")
+"""Folders of a run in which other programs write."""
 
 
 def make_directories(path: Path) -> list[Path]:
@@ -26,6 +30,10 @@ def make_directories(path: Path) -> list[Path]:
     above = path
     try:
         while not above.exists():
+            if above.is_symlink():
+                raise RunDirectoryError(
+                    f"ckpt_output_dir {path}: {above} is a link to nothing. Make what it leads to, or give another directory."
+                )
             missing.append(above)
             above = above.parent
         if not above.is_dir():
@@ -39,6 +47,26 @@ def make_directories(path: Path) -> list[Path]:
             raise
         raise unwritable(f"ckpt_output_dir {path}", error) from error
     return made
+
+
+def check_files(path: Path) -> None:
+    """Refuse a run that holds a pipe, a device or a socket: to read one may never end.
+
+    Raises:
+        RunDirectoryError: it names the first one.
+
+    """
+    for folder, names, files in os.walk(path):
+        if folder == str(path):
+            names[:] = [name for name in names if name not in _OF_OTHERS]
+        for name in files:
+            file = Path(folder, name)
+            try:
+                mode = file.stat().st_mode
+            except OSError:
+                continue  # a link to nothing, which who reads it names
+            if not stat.S_ISREG(mode):
+                raise RunDirectoryError(f"{file}: is a pipe, a device or a socket, and no run has one. Remove it.")
 
 
 def remove_empty(folders: list[Path]) -> None:

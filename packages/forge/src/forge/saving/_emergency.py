@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def claim(place: Path, path: Path) -> None:
     with suppress(OSError, forge_dist.ExportError):
         place.mkdir(parents=True, exist_ok=True)
         forge_dist.write_text_atomically(place / _OWNER, json.dumps({"ckpt_output_dir": os.path.realpath(path)}))
+
+
+def disown(place: Path) -> None:
+    """Remove a folder in emergency_dir in which no state is, for none found room."""
+    with suppress(OSError):
+        if not any(place.glob("step_*")):
+            shutil.rmtree(place)
 
 
 def adopt(place: Path, path: Path) -> bool:

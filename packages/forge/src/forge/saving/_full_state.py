@@ -18,7 +18,7 @@ from forge._disk import write_remedy
 from forge._errors import RunDirectoryError, RunWriteError, SettingsError
 from forge.saving._best import Best
 from forge.saving._directories import remove_at_once
-from forge.saving._emergency import adopt, claim, emergency_place
+from forge.saving._emergency import adopt, claim, disown, emergency_place
 from forge.settings._settings import RunSettings
 from forge.tasks._task import Evaluation
 from forge.tasks.items._items import Items
@@ -211,9 +211,15 @@ class FullStates:
         """
         self.files.wait()
         good, why = self.files.last_good, unwritten or self.files.failed
+        if self._rescued is not None and self._emergency is not None and (good is None or step_in(good) < self._rescued):
+            good = self._emergency / f"step_{self._rescued}"
         if good is not None and step_in(good) == at.step and not self.files.failed:
             return good, f"{good} holds the state, and the same command goes on from there: {write_remedy(why)}."
-        goes_on = f"goes on from {good}" if good is not None else "begins anew, for no state was saved"
+        goes_on = "begins anew, for no state was saved"
+        if good is not None:
+            lost, last = at.step - step_in(good), f"{step_in(good) + 1:,} to {at.step:,}"
+            again = f", and makes step{'s' * (lost > 1)} {last if lost > 1 else f'{at.step:,}'} again" if lost else ""
+            goes_on = f"goes on from {good}{again}"
         if self._emergency is None:
             return None, (
                 f"The same command {goes_on}: {write_remedy(why)}. With emergency_dir, a directory on another disk, the state "
@@ -225,10 +231,10 @@ class FullStates:
         about = {"position": attrs.asdict(at), "schedule": scheduler.state_dict()}
         files.save(at.step, strategy.state(model, optimizer), about, must_match=self._must_match)
         if files.failed is not None:
-            remedy = write_remedy(why)
-            if (there := write_remedy(files.failed)) != remedy:
-                remedy = f"{remedy}; and in emergency_dir {there}"
-            return None, f"Nor could it be saved to emergency_dir: {files.failed}. The same command {goes_on}: {remedy}."
+            self._ranks.first(lambda: disown(place))
+            remedy, there = write_remedy(why), write_remedy(files.failed)
+            both = f"{remedy}, there or in emergency_dir" if there == remedy else f"{remedy}; or in emergency_dir: {there}"
+            return None, f"Nor could it be saved to emergency_dir: {files.failed}. The same command {goes_on}: {both}."
         return files.last_good, f"Its state is in {files.last_good} (emergency_dir): the same command goes on from there."
 
     def forget_rescued(self) -> None:

@@ -13,8 +13,8 @@ import attrs
 
 import forge_accel
 import forge_dist
-from forge._disk import error_number, write_remedy
-from forge._errors import RunDirectoryError, RunWriteError
+from forge._disk import error_number, what_stays, write_remedy
+from forge._errors import ForgeError, RunDirectoryError, RunWriteError
 from forge.memory._memory_plan import MemoryPlan, size
 from forge.saving._full_state import FOLDER as STATES
 from forge.saving._hashes import FOLDER
@@ -135,31 +135,33 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
     return Room(disks=_by_disk([need for need in needs if need.each]), remedies=tuple(_remedies(s, exports[0], export)))
 
 
-def no_room(error: Exception, path: Path) -> RunWriteError | None:
-    """Return the error of a run whose files cannot be written; None where an error is another.
+def no_room(error: Exception, path: Path, *, begun: bool = True) -> Exception | None:
+    """Return the error of a run whose files cannot be written; None where it is another.
 
-    Its errno says what to do. Beside OSError, whatever names one in its text counts (safetensors has an error of its own).
-    Missing rights count in the run
-    directory alone: elsewhere they are those of what is read.
+    None too where it says what to do already. Its errno says that. Beside OSError, whatever names one in its text counts
+    (safetensors has an error of its own), and an error of a package that follows from one stays of its kind. Missing rights
+    count in the run directory alone: elsewhere they are those of what is read.
 
     Args:
         error: what ended the run.
         path: its directory.
+        begun: whether that is a run already.
 
     """
     number = error_number(error)
-    if number is None or hasattr(error, "exit_status"):
+    if number is None or isinstance(error, ForgeError):
         return None
+    remedy = f"{what_stays(begun=begun)}: {write_remedy(error)}."
+    if hasattr(error, "exit_status"):
+        told = number not in _WRITING or write_remedy(error) in str(error)
+        return None if told else type(error)(f"{str(error).rstrip('.')}. {remedy}")
     named = getattr(error, "filename", None)
     within = isinstance(named, str) and Path(named).is_relative_to(path)
     if number not in _WRITING | _OF_A_DISK and not (number in _OF_RIGHTS and within):
         return None
     what = "written" if number in _WRITING else "read or written"
     why = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
-    return RunWriteError(
-        f"{named or path}: cannot be {what}: {why}. What was saved before is whole, and the same command goes on from there: "
-        f"{write_remedy(error)}."
-    )
+    return RunWriteError(f"{named or path}: cannot be {what}: {why}. {remedy}")
 
 
 def states_at_once(s: Any, plan: Any, samples: int, num_steps: int | None) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import forge_dist
+from forge._disk import writing
 from forge._errors import SettingsError
 from forge.tasks._rollouts import sampler_of
 from forge.tasks._task import Run, Task
@@ -68,7 +69,7 @@ class Answers:
         run: the run; every rank makes one of these and calls it at the same steps.
         prompts: what is asked.
         path: the run directory.
-        step: the last step whose answers are kept, those of later steps are made again.
+        step: the last step whose answers are kept, those of later steps are made again; -1 of a run that begins anew.
 
     """
 
@@ -79,8 +80,9 @@ class Answers:
             return
         self._sampler = sampler_of(run)
         if run.ranks.is_first and self._file.exists():
-            kept = [line for line in self._file.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
-            forge_dist.write_text_atomically(self._file, "".join(f"{line}\n" for line in kept))
+            # Bytes: a line may be torn within a sign, and a text splits at more than newlines.
+            kept = [line for line in self._file.read_bytes().split(b"\n") if _step_of(line) <= step]
+            forge_dist.write_bytes_atomically(self._file, b"".join(line + b"\n" for line in kept))
             self._step = max(map(_step_of, kept), default=-1)
         self._step = run.ranks.broadcast(self._step)
 
@@ -110,7 +112,7 @@ class Answers:
             lines.append(json.dumps({"step": step, "prompt": prompt, "answer": answer, "time": now}, ensure_ascii=False) + "\n")
             asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
             run.report.note(f"after step {step}, asked {_short(asked)!r}: {_short(answer)!r}")
-        with self._file.open("a", encoding="utf-8") as file:
+        with writing(self._file), self._file.open("a", encoding="utf-8") as file:
             file.writelines(lines)
 
 
@@ -180,7 +182,7 @@ def _of_row(row: Any, where: str) -> str | Messages:
     return asked
 
 
-def _step_of(line: str) -> int:
+def _step_of(line: bytes) -> int:
     """Return the step of a line; one that a kill tore is of no step."""
     try:
         return int(json.loads(line)["step"])

@@ -11,6 +11,7 @@ import numpy as np
 import forge_algos
 import forge_data
 import forge_dist
+from forge._disk import writing
 from forge._errors import SettingsError
 from forge.settings._settings import row_tokens
 from forge.tasks._reference_model import why_not_off
@@ -99,8 +100,9 @@ class RolloutSteps:
         made = self._make(run.train, rows, step_seed(run.settings.plan.seed, planned, 0))
 
         def write() -> None:
-            file.parent.mkdir(exist_ok=True)
-            made.write(file)
+            with writing(file):
+                file.parent.mkdir(exist_ok=True)
+                made.write(file)
 
         run.ranks.first(write)
         figures = {name: value for name, value in made.figures().items() if value == value}  # noqa: PLR0124 - NaN is not equal

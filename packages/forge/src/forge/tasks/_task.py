@@ -144,15 +144,25 @@ class Task(ABC):
             except forge_dist.ModelError as error:
                 raise forge_dist.ModelError(str(error).replace("model_path", name)) from None
 
+    def row_kind(self, s: Any) -> dict[str, Any]:
+        """Return the argument by which `forge_data.check_first_row` knows what rows are read."""
+        return {"format": s.data.data_format}
+
+    def preprocess(self, s: Any) -> str | None:
+        """Return the function that rows go through first, as `preprocess` names one."""
+        return s.data.preprocess
+
+    def reading(self, s: Any) -> dict[str, Any]:
+        """Return the arguments with which rows are read, whatever they hold."""
+        return {
+            "preprocess": self.preprocess(s),
+            "rename_columns": s.data.rename_columns,
+            "on_bad_row": s.data.on_bad_row,
+        }
+
     def check_rows(self, s: Any, setting: str) -> None:
         """Refuse files for their first row, as `prepare` would, or for columns that no row has."""
-        forge_data.check_first_row(
-            getattr(s.data, setting),
-            format=s.data.data_format,
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
-            preprocess=s.data.preprocess,
-        )
+        forge_data.check_first_row(getattr(s.data, setting), **self.row_kind(s), **self.reading(s))
 
     def other_models(self, s: Any) -> dict[str, str]:  # noqa: ARG002 - most have none
         """Return the paths of further models by setting; a resume needs the same ones."""
@@ -191,9 +201,7 @@ class Task(ABC):
             turn_end=s.data.turn_end,
             max_seq_len=s.data.max_seq_len,
             on_overflow=s.data.on_overflow,
-            preprocess=s.data.preprocess,
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
+            **self.reading(s),
             max_bad_rows=s.data.max_bad_rows,
             num_proc=s.data.num_proc,
             progress=report.progress("tokenizing"),

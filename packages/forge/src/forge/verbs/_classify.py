@@ -46,15 +46,9 @@ class Classify(Task):
         own = s.objective
         return forge_dist.Classifier(labels=own.labels or (), multi_label=own.problem_type == _MULTI)
 
-    def check_rows(self, s: Any, setting: str) -> None:
-        """Look at the first row of each file of labelled texts."""
-        forge_data.check_first_row(
-            getattr(s.data, setting),
-            labelled=True,
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
-            preprocess=s.data.preprocess,
-        )
+    def row_kind(self, s: Any) -> dict[str, Any]:  # noqa: ARG002 - the same for all settings
+        """Say that rows are labelled texts."""
+        return {"labelled": True}
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:  # noqa: ARG002 - texts are short
         """Tokenize texts whole, and keep their labels."""
@@ -62,9 +56,7 @@ class Classify(Task):
             path,
             tokenizer,
             directory,
-            preprocess=s.data.preprocess,
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
+            **self.reading(s),
             max_bad_rows=s.data.max_bad_rows,
             max_seq_len=s.data.max_seq_len,
             on_overflow=s.data.on_overflow,

@@ -45,24 +45,16 @@ class Pretrain(Task):
             directory,
             format="document",
             train_on="all",
-            preprocess=s.data.preprocess,
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
+            **self.reading(s),
             max_bad_rows=s.data.max_bad_rows,
             num_proc=s.data.num_proc,
             progress=report.progress("tokenizing"),
             **more,
         )
 
-    def check_rows(self, s: Any, setting: str) -> None:
-        """Look at the first row of each file of documents."""
-        forge_data.check_first_row(
-            getattr(s.data, setting),
-            format="document",
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
-            preprocess=s.data.preprocess,
-        )
+    def row_kind(self, s: Any) -> dict[str, Any]:  # noqa: ARG002 - the same for all settings
+        """Say that rows are documents."""
+        return {"format": "document"}
 
     def items(self, s: Any, store: Any) -> DocumentBlocks:
         """Plan blocks of the documents."""

@@ -22,19 +22,9 @@ class PromptTask(Task):
     step_is: ClassVar[str] = "step"
     """What prompts are sampled for: an optimizer step, or a rollout."""
 
-    def preprocess(self, s: Any) -> str | None:
-        """Return the function that rows go through first, as `preprocess` names one."""
-        return s.data.preprocess
-
-    def check_rows(self, s: Any, setting: str) -> None:
-        """Look at the first row of each file of prompts."""
-        forge_data.check_first_row(
-            getattr(s.data, setting),
-            prompts=True,
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
-            preprocess=self.preprocess(s),
-        )
+    def row_kind(self, s: Any) -> dict[str, Any]:  # noqa: ARG002 - the same for all settings
+        """Say that rows are prompts."""
+        return {"prompts": True}
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:  # noqa: ARG002 - prompts are few
         """Tokenize prompts; the other fields of a row stay columns."""
@@ -42,9 +32,7 @@ class PromptTask(Task):
             path,
             tokenizer,
             directory,
-            preprocess=self.preprocess(s),
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
+            **self.reading(s),
             max_bad_rows=s.data.max_bad_rows,
             max_prompt_len=s.data.max_prompt_len,
             on_overflow=s.data.on_overflow,

@@ -1,11 +1,11 @@
 """Interface of environments: what answers the model's turns, and rewards them."""
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from forge_algos._errors import RewardError
+from forge_algos._named import load_named
 
 ENVIRONMENT = "env"
 """Name of an environment's reward among those of a rollout."""
@@ -48,18 +48,7 @@ def load_environment(name: str) -> type[Any]:
     Raises:
         RewardError: the name has another form, the module or class is not there, or it has no `reset` and `step`.
     """
-    module_name, colon, path = name.partition(":")
-    if not module_name or not colon or not path:
-        raise RewardError(f"env {name!r}: a class is named as 'package.module:Class'")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise RewardError(f"env {name!r}: the module cannot be imported ({error}); is its folder on PYTHONPATH?") from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            known = ", ".join(sorted(key for key in vars(found) if not key.startswith("_"))[:20])
-            raise RewardError(f"env {name!r}: {module_name} has no {path}; it has {known}")
-        found = getattr(found, part)
+    found, path = load_named(name, setting="env", wanted="Class")
     missing = [method for method in ("reset", "step") if not callable(getattr(found, method, None))]
     if not isinstance(found, type) or missing:
         raise RewardError(f"env {name!r}: a class with reset and step is wanted, and {path} has no {' and no '.join(missing)}")

@@ -1,6 +1,5 @@
 """Reward functions: plain Python functions of columns of text, whose every value is checked."""
 
-import importlib
 import inspect
 import math
 import traceback
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_algos._errors import RewardError
+from forge_algos._named import load_named
 from forge_algos._time_limit import Call
 
 Scorer = Callable[..., Sequence[float | None]]
@@ -65,18 +65,7 @@ def load_reward(name: str) -> Scorer:
     >>> load_reward("math:fsum")([0.5, 0.25])
     0.75
     """
-    module_name, colon, path = name.partition(":")
-    if not module_name or not colon or not path:
-        raise RewardError(f"reward {name!r}: a function is named as 'package.module:function'")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise RewardError(f"reward {name!r}: the module cannot be imported ({error}); is its folder on PYTHONPATH?") from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            known = ", ".join(sorted(key for key in vars(found) if not key.startswith("_"))[:20])
-            raise RewardError(f"reward {name!r}: {module_name} has no {path}; it has {known}")
-        found = getattr(found, part)
+    found, path = load_named(name, setting="reward", wanted="function")
     if not callable(found):
         raise RewardError(f"reward {name!r}: {path} is no function but {type(found).__name__}")
     function: Any = found

@@ -22,7 +22,7 @@ _OF_TOKENS = ("old_logps", "ref_logps", "values", "advantages", "returns", "samp
 def write(fields: Mapping[str, Any], path: Path) -> None:
     """Write under a temporary name beside the file, then rename it, so that it is always whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         # A lone surrogate in a text is written as JSON's escape.
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:

@@ -1,16 +1,24 @@
-"""Error of an allocator → phase of the run, bytes planned, held and asked for, remedies."""
+"""Error of a run → an answer to the user: no memory left, no room on a disk.
+
+Of an allocator's error: phase of the run, bytes planned, held and asked for, remedies.
+"""
 
 from __future__ import annotations
 
 import json
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import forge_accel
+import forge_dist
 from forge._errors import OutOfMemoryError
 from forge.memory._memory_plan import size
 from forge.run._memory import FILE
+from forge.run._run_directory import NoDirectory, RunDirectory, name_for_good
+from forge.saving._room import no_room
 
 _PHASES = (
     ("forge_dist/verifying", "", "the export's comparison with the model in memory", "export"),
@@ -24,6 +32,37 @@ _PHASES = (
     ("forge_dist/loading", "", "the loading of the model", None),
 )
 """Part of a file's path, name of a function, phase in words, and the memory plan's phase; the first that fits counts."""
+
+
+@contextmanager
+def explained(s: Any, out: RunDirectory | NoDirectory, ranks: forge_dist.Ranks) -> Iterator[None]:
+    """Raise errors of the block as those that say what to do.
+
+    The other ranks are told the same of an error of the first one: any rank's message may be the one that a user sees.
+
+    Args:
+        s: settings of the run.
+        out: its directory.
+        ranks: its ranks.
+
+    """
+
+    def answer(error: Exception) -> Exception:
+        begun = out.published or not ranks.is_first
+        return out_of_memory(error, s, out.path) or no_room(error, out.path, begun=begun) or error
+
+    def told(error: BaseException) -> BaseException:
+        found = answer(error) if isinstance(error, Exception) else error
+        name_for_good(found, out.path)
+        return found
+
+    ranks.explain = told
+    try:
+        yield
+    except Exception as error:
+        if (found := answer(error)) is error:
+            raise
+        raise found from error
 
 
 def out_of_memory(error: Exception, s: Any, path: Path) -> OutOfMemoryError | None:

@@ -1,0 +1,34 @@
+"""Name of a function or class of somebody else's module → the object itself."""
+
+import importlib
+from typing import Any
+
+from forge_algos._errors import RewardError
+
+
+def load_named(name: str, *, setting: str, wanted: str) -> tuple[Any, str]:
+    """Import what "package.module:name" names; return it, and its name within the module.
+
+    Args:
+        name: as it was given.
+        setting: that gave it, for the messages.
+        wanted: what it is to be, `function` or `Class`.
+
+    Raises:
+        RewardError: the name has another form, or the module or what it names is not there.
+    """
+    module_name, colon, path = name.partition(":")
+    if not module_name or not colon or not path:
+        raise RewardError(f"{setting} {name!r}: a {wanted.lower()} is named as 'package.module:{wanted}'")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise RewardError(
+            f"{setting} {name!r}: the module cannot be imported ({error}); is its folder on PYTHONPATH?"
+        ) from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            known = ", ".join(sorted(key for key in vars(found) if not key.startswith("_"))[:20])
+            raise RewardError(f"{setting} {name!r}: {module_name} has no {path}; it has {known}")
+        found = getattr(found, part)
+    return found, path
