@@ -117,6 +117,7 @@ def test_without_emergency_dir_the_end_is_clear(given: dict[str, Any], undisturb
     alike(tmp_path / "run", undisturbed)
 
 
+@pytest.mark.lane
 def test_neither_state_nor_last_export_find_room(given: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:
     """The run fails at its end with the state in emergency_dir; the same command exports from there, and trains nothing."""
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
@@ -173,7 +174,7 @@ def test_emergency_dir_is_written_where_a_signal_finds_no_room(given: dict[str, 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-@pytest.mark.parametrize("name", ci_keeps(["metrics.jsonl", "events.jsonl"], ["metrics.jsonl", "events.jsonl", "log.txt"]))
+@pytest.mark.parametrize("name", ci_keeps(["metrics.jsonl"], ["metrics.jsonl", "events.jsonl", "log.txt"]))
 def test_a_record_finds_no_room(
     name: str, given: dict[str, Any], undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

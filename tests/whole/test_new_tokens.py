@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import forge
 from forge._errors import SettingsError
 from forge_dist import ModelError
 
+from ..lanes import ci_keeps
 from .conftest import conversations, write_rows
 from .verbs import SHORT, settings_of
 
@@ -58,7 +60,7 @@ def logits_of(model: Any, ids: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["pretrain", "distill", "osft", "dpo", "reward", "ppo"])
+@pytest.mark.parametrize("verb", ci_keeps(["distill", "osft", "ppo"], ["pretrain", "distill", "osft", "dpo", "reward", "ppo"]))
 def test_every_verb_takes_new_tokens(verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenizer, data, embedding, export: plain transformers loads what a run with new tokens wrote, whatever the verb."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -90,8 +92,7 @@ def test_every_verb_takes_new_tokens(verb: str, model_dir: Path, tmp_path: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("whole", "tied"), ci_keeps([(False, True), (True, False)], list(product((False, True), repeat=2))))
 def test_lora_with_new_tokens_loads_in_plain_peft_and_merges(
     tied: bool, whole: bool, model_dir: Path, untied: Path, rows: Path, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import forge
 
+from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
 from .verbs import run_verb
@@ -107,7 +108,7 @@ def test_weights_reach_every_supervised_objective(verb: str, more: dict[str, Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("strategy", ci_keeps(["fsdp2"], ["fsdp2", "ddp"]))
 def test_ranks_weigh_as_one_process(strategy: str, model_dir: Path, tmp_path: Path) -> None:
     """Two ranks, whose rows weigh unequally, take the steps of one process."""
     given = {

@@ -13,6 +13,7 @@ import yaml
 import forge
 from forge.verbs._registry import VERBS as TABLE
 
+from ..lanes import ci_keeps
 from .starts import metrics
 from .verbs import KINDS, VERBS, settings_of
 
@@ -66,7 +67,7 @@ def test_a_run(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_importable")
-@pytest.mark.parametrize("verb", ["dpo", "orpo", "simpo", "kto", "reward"])
+@pytest.mark.parametrize("verb", ci_keeps(["dpo", "kto"], ["dpo", "orpo", "simpo", "kto", "reward"]))
 def test_preferences_are_learned(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Where one rule decides which answer is better, held-out pairs are distinguished and the loss falls."""
     given = settings_of(verb, model_dir, folder)
@@ -83,7 +84,7 @@ def test_preferences_are_learned(verb: str, model_dir: Path, folder: Path, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_importable")
-@pytest.mark.parametrize("verb", ["dpo", "kto", "reward", "grpo"])
+@pytest.mark.parametrize("verb", ci_keeps(["dpo", "grpo"], ["dpo", "kto", "reward", "grpo"]))
 def test_with_lora(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """The base is frozen, an adapter is exported, and a reference by switching it off gives the losses of a stored one."""
     given = settings_of(verb, model_dir, folder) | {"adapter": "lora", "lora_r": 4}
