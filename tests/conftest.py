@@ -22,7 +22,7 @@ settings.register_profile("full", settings.get_profile("forge"))
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("forge")
 
-EXAMPLES = {"forge": lambda asked: max(10, asked // 4), "quick": lambda asked: 10}
+EXAMPLES = {"forge": lambda asked: max(5, asked // 10), "quick": lambda asked: 10}
 """Profile → how many examples it draws of those that a test asks for, which is 100 where it names no number.
 
 Where no profile is named, as in CI, it is `forge`; `quick` is `hatch run quick`'s, `full` the lane `hatch run proofs`'s.

@@ -75,7 +75,7 @@ def test_what_packing_will_be_is_known_before_data_are_read(
     saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small random model of the same configuration shows it: the log says so first, and packing=on reads no row."""
-    given = {"model_path": str(saved(MAMBA)), "data_path": str(rows(tmp_path)), **SETTINGS}
+    given = {"model_path": str(saved(FALCON)), "data_path": str(rows(tmp_path)), **SETTINGS}
     forge.sft(**given, ckpt_output_dir=str(tmp_path / "run"))
     log = (tmp_path / "run" / "log.txt").read_text()
     assert 0 < log.index("as a small random model of this configuration shows") < log.index("read 13 rows")
@@ -84,7 +84,7 @@ def test_what_packing_will_be_is_known_before_data_are_read(
         raise AssertionError("rows were read")
 
     monkeypatch.setattr(forge_data, "prepare", prepare)
-    with pytest.raises(forge_algos.PackedBatchError, match=r"packing=on: Mamba2ForCausalLM"):
+    with pytest.raises(forge_algos.PackedBatchError, match=r"packing=on: FalconForCausalLM"):
         forge.sft(**given, ckpt_output_dir=str(tmp_path / "other"), packing="on")
 
 
@@ -98,7 +98,7 @@ def test_a_model_that_cannot_run_alone_either(
         forge_algos.PackedBatchError, match=r"keep packed documents apart.*cannot run alone either.*plain forward"
     ):
         forge.sft(
-            model_path=str(saved(MAMBA)), data_path=str(rows(tmp_path)), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS
+            model_path=str(saved(FALCON)), data_path=str(rows(tmp_path)), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS
         )
     assert not (tmp_path / "run").exists()
 
@@ -125,7 +125,7 @@ def test_a_model_that_was_refused_is_freed(
 
     monkeypatch.setattr(forge_algos, "keep_documents_apart", watched)
     monkeypatch.setattr(forge_dist, "draft_model", drafted)
-    forge.sft(model_path=str(saved(MAMBA)), data_path=str(rows(tmp_path)), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS)
+    forge.sft(model_path=str(saved(FALCON)), data_path=str(rows(tmp_path)), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS)
     assert len(seen) >= 2
 
 

@@ -112,6 +112,7 @@ def test_a_micro_batch_left_open_is_the_largest_that_fits(
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.lane
 def test_what_is_recomputed_follows_from_the_memory(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

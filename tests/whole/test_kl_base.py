@@ -58,7 +58,7 @@ def naive(run: Path, base: str, export: Path) -> float:
     return sum(found) / len(found)
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", ci_keeps(["full", "paper"], list(ADAPTERS)))
 def test_every_measurement_has_it(adapter: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """It is 0 before training, grows with it, and at the end is that of the exported model, computed naively."""
     given = settings_of("sft", model_dir, folder) | ASKED | ADAPTERS[adapter]

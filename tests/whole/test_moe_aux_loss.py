@@ -120,6 +120,7 @@ def test_a_resumed_run_repeats_it(mixture: Path, tmp_path: Path) -> None:
     assert figures(tmp_path / "parts") == figures(tmp_path / "whole")
 
 
+@pytest.mark.lane
 def test_a_preference_loss_has_it_too(mixture: Path, tmp_path: Path) -> None:
     """The first DPO loss is log 2 and the auxiliary loss, with LoRA whose reference is the model without it."""
     given = settings_of("dpo", mixture, tmp_path) | {"adapter": "lora", "lora_r": 4, "target_modules": ("q_proj", "v_proj")}

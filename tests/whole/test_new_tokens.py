@@ -16,7 +16,9 @@ from forge._errors import SettingsError
 from forge_dist import ModelError
 
 from ..lanes import ci_keeps
+from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
+from .starts import sft
 from .verbs import SHORT, settings_of
 
 TOKENS = {"add_tokens": ("very red", "<date>"), "add_special_tokens": ("<mood>",)}
@@ -142,7 +144,7 @@ def test_two_ranks_are_one(strategy: str, options: dict[str, Any], untied: Path,
     """New tokens on two ranks that divide the model give the losses of one process, and an export that was loaded back."""
     given: dict[str, Any] = {**SHORT, "model_path": untied, "data_path": rows, **TOKENS, **options}
     forge.sft(**given, ckpt_output_dir=tmp_path / "one")
-    forge.sft(**given, ckpt_output_dir=tmp_path / "two", strategy=strategy, nproc_per_node=2)
+    run_on_ranks(sft, 2, {**given, "ckpt_output_dir": tmp_path / "two", "strategy": strategy}, joined=False)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     assert "exported" in (tmp_path / "two" / "log.txt").read_text()
 

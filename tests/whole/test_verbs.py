@@ -106,6 +106,7 @@ def test_dpo_begins_at_ln_2(model_dir: Path, folder: Path, tmp_path: Path) -> No
         assert result.eval_before["eval_loss"] == pytest.approx(0.6931472, abs=1e-4)
 
 
+@pytest.mark.lane
 @pytest.mark.slow
 def test_a_run_stands_for_its_model(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """A run directory serves as reward model and as model_path; a reward model generates no text."""
