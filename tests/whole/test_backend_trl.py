@@ -53,6 +53,7 @@ def test_both_backends_make_the_same_steps(verb: str, model_dir: Path, tmp_path:
     assert "loaded back" in log
 
 
+@pytest.mark.lane
 def test_what_accelerate_left_in_the_environment_changes_nothing(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

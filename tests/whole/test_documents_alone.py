@@ -40,7 +40,7 @@ SETTINGS: dict[str, Any] = {**three_steps.SETTINGS, "validation_split": 0.2}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ci_keeps([FALCON, MAMBA, QWEN], LEAKING))
+@pytest.mark.parametrize("name", ci_keeps([FALCON, QWEN], LEAKING))
 def test_losses_are_those_of_one_document_at_a_time(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
     """Losses and gradient norms of three steps are the reference's; the log and config.yaml say that documents ran alone."""
     run, model = tmp_path / "run", saved(name)

@@ -54,7 +54,7 @@ def test_loss_and_gradients_are_those_of_plain_transformers(model_type: str, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", ci_keeps(["deepseek_v3"], ["deepseek_v3", "mamba2"]))
+@pytest.mark.parametrize("model_type", ci_keeps([], ["deepseek_v3", "mamba2"]))
 def test_runs_are_exported_resumed_and_adapted(model_type: str, tmp_path: Path) -> None:
     """What was trained is read back, a resumed run goes on as the whole one, and adapters find targets."""
     found = family_check.check(model_type, tmp_path, only=("built", "export", "resumed", "lora", "osft"))

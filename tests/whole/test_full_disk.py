@@ -134,6 +134,7 @@ def test_neither_state_nor_last_export_find_room(given: dict[str, Any], undistur
     alike(run, undisturbed)
 
 
+@pytest.mark.lane
 def test_the_former_best_stays_without_room_for_a_better_one(given: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:
     """best.json names the model that is there; the disk may be full from the second best on."""
     run, seen = tmp_path / "run", []
@@ -152,6 +153,7 @@ def test_the_former_best_stays_without_room_for_a_better_one(given: dict[str, An
     assert forge.repair(run).endswith("has the SHA-256 that was recorded.")
 
 
+@pytest.mark.lane
 def test_emergency_dir_is_written_where_a_signal_finds_no_room(given: dict[str, Any], tmp_path: Path) -> None:
     """Asked to stop with a full disk, the run leaves its state there, with status 75, and goes on from it."""
     run, elsewhere, calls = tmp_path / "run", tmp_path / "elsewhere", []

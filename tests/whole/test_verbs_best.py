@@ -66,6 +66,7 @@ def test_a_best_of_later_steps_goes_with_them(model_dir: Path, folder: Path, tmp
     assert weights(result.best_dir or Path()) == weights(result.model_dir)
 
 
+@pytest.mark.lane
 def test_a_run_that_is_made_shorter_is_measured_at_its_end(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """A state that becomes the last of a shorter run is evaluated before it is exported."""
     given = settings_of("dpo", model_dir, folder) | STATES | {"keep_last_n": 9}
