@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 from hypothesis import settings
@@ -37,3 +38,13 @@ def pytest_collection_modifyitems(config, items):
         if own is not None:
             fewer = min(own.max_examples, drawn(own.max_examples))
             test._hypothesis_internal_use_settings = settings(own, max_examples=fewer)
+
+
+def pytest_collection_finish(session):
+    """Take what was imported out of the garbage collector's sight.
+
+    A full collection looks at half a million objects of torch and transformers, a third of a second each time, and a run that
+    tries a model in several ways collects after each.
+    """
+    gc.collect()
+    gc.freeze()

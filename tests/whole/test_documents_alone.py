@@ -98,7 +98,7 @@ def test_a_model_that_cannot_run_alone_either(
         forge_algos.PackedBatchError, match=r"keep packed documents apart.*cannot run alone either.*plain forward"
     ):
         forge.sft(
-            model_path=str(saved(FALCON)), data_path=str(rows(tmp_path)), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS
+            model_path=str(saved(MAMBA)), data_path=str(rows(tmp_path)), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS
         )
     assert not (tmp_path / "run").exists()
 
