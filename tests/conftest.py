@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 from hypothesis import settings
@@ -22,7 +23,7 @@ settings.register_profile("full", settings.get_profile("forge"))
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("forge")
 
-EXAMPLES = {"forge": lambda asked: max(10, asked // 4), "quick": lambda asked: 10}
+EXAMPLES = {"forge": lambda asked: max(5, asked // 10), "quick": lambda asked: 10}
 """Profile → how many examples it draws of those that a test asks for, which is 100 where it names no number.
 
 Where no profile is named, as in CI, it is `forge`; `quick` is `hatch run quick`'s, `full` the lane `hatch run proofs`'s.
@@ -37,3 +38,13 @@ def pytest_collection_modifyitems(config, items):
         if own is not None:
             fewer = min(own.max_examples, drawn(own.max_examples))
             test._hypothesis_internal_use_settings = settings(own, max_examples=fewer)
+
+
+def pytest_collection_finish(session):
+    """Take what was imported out of the garbage collector's sight.
+
+    A full collection looks at half a million objects of torch and transformers, a third of a second each time, and a run that
+    tries a model in several ways collects after each.
+    """
+    gc.collect()
+    gc.freeze()

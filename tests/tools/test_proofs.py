@@ -75,7 +75,7 @@ def run(tmp_path_factory):
 def test_ci_and_the_lane_together_run_everything(run):
     """What CI leaves out, the lane runs; of a property CI draws a part, and the lane all that it asks for."""
     ci, lane, everything = run(), run(*proofs.SELECTED), run("-m", "")
-    assert ci == (IN_CI, [75, 10, 3])
+    assert ci == (IN_CI, [30, 5, 3])
     assert lane == (IN_THE_LANE, [300, 20, 3])
     assert everything[0] == IN_CI | IN_THE_LANE
 

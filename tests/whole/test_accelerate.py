@@ -46,7 +46,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", ci_keeps(["fsdp"], list(KINDS)))
+@pytest.mark.parametrize("kind", ci_keeps([], list(KINDS)))
 def test_a_launcher_that_works(kind: str, words: list[str], tmp_path: Path, model_dir: Path, chats: Path) -> None:
     """The asked number of ranks train one model, as the launcher's options say: the losses are those of one process."""
     options, ranks, said = KINDS[kind]

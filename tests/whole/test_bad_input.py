@@ -18,6 +18,7 @@ from forge.cli._app import main
 from forge.settings._settings import flat_fields
 from forge.verbs._sft import SFTSettings
 
+from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
 from .starts import command_with_signal
@@ -304,7 +305,7 @@ def test_two_runs_at_once(model_dir: Path, tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", ci_keeps([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
 def test_a_stopped_run_says_so(number: int, model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """SIGTERM and SIGINT while training: status 75, a message, the log's last line, whole lines of metrics."""
     words = ["sft", "--model-path", str(model_dir), "--data-path", str(chats), "--ckpt-output-dir", str(tmp_path / "run")]

@@ -41,6 +41,7 @@ def test_gathered_in_bfloat16(given: dict[str, Any], tmp_path: Path) -> None:
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=5e-2)
 
 
+@pytest.mark.lane
 def test_a_model_that_needs_autocast_gets_it(given: dict[str, Any], tmp_path: Path) -> None:
     """GPT keeps numbers in float32 that weights in bfloat16 cannot be multiplied by: autocast stays on, and the log says so."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(given["model_path"])

@@ -24,8 +24,8 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault("single", "single", "kill at a file", "file", 60, 0, "none", 2, 11),
-        Fault("single", "single", "full disk", "file", 49, 0, "none", 1, 12),
+        pytest.param(Fault("single", "single", "kill at a file", "file", 60, 0, "none", 2, 11), marks=pytest.mark.lane),
+        pytest.param(Fault("single", "single", "full disk", "file", 49, 0, "none", 1, 12), marks=pytest.mark.lane),
         Fault("single", "single", "flipped byte", "exporting", 3, 0, "none", 0, 13),
         pytest.param(Fault("ddp x2", "fsdp2 x2", "kill", "backward", 7, 1, "lora", 0, 14), marks=pytest.mark.lane),
         pytest.param(Fault("fsdp2 x2", "single", "cut link", "optimizer", 3, 1, "none", 1, 15), marks=pytest.mark.lane),

@@ -65,7 +65,7 @@ def complete(url: Path) -> int:
     return max((int(name.removeprefix("step_")) for name in states), default=0)
 
 
-@pytest.mark.parametrize("kills", ci_keeps([4], [4, 25]))
+@pytest.mark.parametrize("kills", ci_keeps([2], [2, 4, 25]))
 def test_killed_and_its_machine_gone(kills: int, given: dict[str, Any], untouched: Path, tmp_path: Path) -> None:
     """Killed while it copies or fetches, its directory lost each time: it goes on from the newest whole copy."""
     draw, killed, round_of, reached = random.Random(3), 0, 0, [0]
@@ -94,6 +94,7 @@ def test_killed_and_its_machine_gone(kills: int, given: dict[str, Any], untouche
     assert (again / "result.json").read_bytes() == (last / "result.json").read_bytes()
 
 
+@pytest.mark.lane
 def test_asked_to_stop(given: dict[str, Any], untouched: Path, tmp_path: Path) -> None:
     """SIGTERM: the state is saved and copied before the process ends with 75; another machine goes on from it."""
     url = tmp_path / "elsewhere"

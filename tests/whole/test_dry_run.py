@@ -69,6 +69,7 @@ def test_a_dry_run_leaves_a_run_as_it_was(given: dict[str, Any], tmp_path: Path)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*")} == before
 
 
+@pytest.mark.lane
 @pytest.mark.slow
 def test_what_does_not_fit_says_what_to_set(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The changes are tried, and each takes less than the plan."""
@@ -112,6 +113,7 @@ def test_a_micro_batch_left_open_is_the_largest_that_fits(
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.lane
 def test_what_is_recomputed_follows_from_the_memory(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

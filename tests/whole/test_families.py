@@ -40,9 +40,11 @@ ALONE = {
     "roberta": "positions behind the padding token's",
     "rwkv": "a recurrence, weights that evaluation halves",
 }
+IN_CI = ["deepseek_v32", "gemma3_text", "gpt_oss", "granitemoehybrid", "modernbert-decoder", "prophetnet", "roberta", "rwkv"]
+"""Of each kind of layer one; the others are in other files of CI too, or have nothing that these have not."""
 
 
-@pytest.mark.parametrize("model_type", [*PACKED, *ALONE])
+@pytest.mark.parametrize("model_type", ci_keeps(IN_CI, [*PACKED, *ALONE]))
 def test_loss_and_gradients_are_those_of_plain_transformers(model_type: str, tmp_path: Path) -> None:
     """A step's loss and each gradient equal those of one unpadded document at a time, packed where that is exact."""
     found = family_check.check(model_type, tmp_path, only=("built", "numbers"))
@@ -52,7 +54,7 @@ def test_loss_and_gradients_are_those_of_plain_transformers(model_type: str, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", ci_keeps(["deepseek_v3"], ["deepseek_v3", "mamba2"]))
+@pytest.mark.parametrize("model_type", ci_keeps([], ["deepseek_v3", "mamba2"]))
 def test_runs_are_exported_resumed_and_adapted(model_type: str, tmp_path: Path) -> None:
     """What was trained is read back, a resumed run goes on as the whole one, and adapters find targets."""
     found = family_check.check(model_type, tmp_path, only=("built", "export", "resumed", "lora", "osft"))

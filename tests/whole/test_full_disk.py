@@ -121,6 +121,7 @@ def test_without_emergency_dir_the_end_is_clear(given: dict[str, Any], undisturb
     alike(tmp_path / "run", undisturbed)
 
 
+@pytest.mark.lane
 def test_neither_state_nor_last_export_find_room(given: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:
     """The run fails at its end with the state in emergency_dir; the same command exports from there, and trains nothing."""
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
@@ -137,6 +138,7 @@ def test_neither_state_nor_last_export_find_room(given: dict[str, Any], undistur
     alike(run, undisturbed)
 
 
+@pytest.mark.lane
 def test_the_former_best_stays_without_room_for_a_better_one(given: dict[str, Any], undisturbed: Path, tmp_path: Path) -> None:
     """best.json names the model that is there; the disk may be full from the second best on."""
     run, seen = tmp_path / "run", []
@@ -155,6 +157,7 @@ def test_the_former_best_stays_without_room_for_a_better_one(given: dict[str, An
     assert forge.repair(run).endswith("has the SHA-256 that was recorded.")
 
 
+@pytest.mark.lane
 def test_emergency_dir_is_written_where_a_signal_finds_no_room(given: dict[str, Any], tmp_path: Path) -> None:
     """Asked to stop with a full disk, the run leaves its state there, with status 75, and goes on from it."""
     run, elsewhere, calls = tmp_path / "run", tmp_path / "elsewhere", []
@@ -177,7 +180,7 @@ def test_emergency_dir_is_written_where_a_signal_finds_no_room(given: dict[str, 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-@pytest.mark.parametrize("name", ci_keeps(["metrics.jsonl", "events.jsonl"], ["metrics.jsonl", "events.jsonl", "log.txt"]))
+@pytest.mark.parametrize("name", ci_keeps(["metrics.jsonl"], ["metrics.jsonl", "events.jsonl", "log.txt"]))
 def test_a_record_finds_no_room(
     name: str, given: dict[str, Any], undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

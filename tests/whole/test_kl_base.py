@@ -12,6 +12,7 @@ import forge_data
 from forge._errors import SettingsError
 from forge._result import read_result
 
+from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .starts import metrics, sft
 from .verbs import run_verb, settings_of
@@ -57,7 +58,7 @@ def naive(run: Path, base: str, export: Path) -> float:
     return sum(found) / len(found)
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", ci_keeps(["full", "paper"], list(ADAPTERS)))
 def test_every_measurement_has_it(adapter: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """It is 0 before training, grows with it, and at the end is that of the exported model, computed naively."""
     given = settings_of("sft", model_dir, folder) | ASKED | ADAPTERS[adapter]
@@ -72,7 +73,7 @@ def test_every_measurement_has_it(adapter: str, model_dir: Path, folder: Path, t
         assert found[2] == pytest.approx(naive(tmp_path / "run", str(model_dir), result.model_dir), rel=1e-4)
 
 
-@pytest.mark.parametrize("verb", ["pretrain", "dpo", "kto", "grpo"])
+@pytest.mark.parametrize("verb", ci_keeps(["dpo", "grpo"], ["pretrain", "dpo", "kto", "grpo"]))
 def test_every_kind_of_rows_has_it(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Documents, pairs, single answers and completions of prompts are measured alike; one run for each kind."""
     given = settings_of(verb, model_dir, folder) | ASKED | {"adapter": "lora", "lora_r": 4, "max_steps": 2}
@@ -82,7 +83,7 @@ def test_every_kind_of_rows_has_it(verb: str, model_dir: Path, folder: Path, tmp
     assert found[-1] > 1e-6
 
 
-@pytest.mark.parametrize("adapter", ["full", "lora"])
+@pytest.mark.parametrize("adapter", ci_keeps(["full"], ["full", "lora"]))
 def test_ranks_do_not_change_it(adapter: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Two ranks under fsdp2 find the same figures as one process."""
     given = settings_of("sft", model_dir, folder) | ASKED | ADAPTERS[adapter]

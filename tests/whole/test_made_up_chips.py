@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.lanes import ci_keeps
-
 from .repository import ROOT
 
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ CASES = [
     "mps:grpo",
 ]
 pytestmark = [
+    pytest.mark.lane,
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("g++") is None, reason="the made-up chips are C++, and there is no g++ here"),
 ]
@@ -55,7 +54,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.mark.parametrize("cases", ci_keeps(["npu:sft npu:exchange"], CASES))
+@pytest.mark.parametrize("cases", CASES)
 def test_a_run_on_a_chip_is_the_cpus_bit_for_bit(cases: str, library: Path, model_dir: Path, tmp_path: Path) -> None:
     """Every loss, gradient norm and exported weight is the CPU's, and a resumed run's too. A step without data is checked."""
     done = subprocess.run(

@@ -102,25 +102,38 @@ def test_the_loss_falls_and_the_result_loads(model: Path, tmp_path: Path, adapte
 GOOD = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
 
 
+# Each is a process: a line, a row, all rows, a setting, and what the model refuses.
+IN_CI = [
+    ([GOOD, '{"input_ids": [1,'], [], r"train\.jsonl:2: this is no JSON"),
+    ([{**GOOD, "labels": [-100, 6]}], [], r"train\.jsonl:1: 3 input_ids, 2 labels"),
+    ([], [], "no row holds a token to learn"),
+    ([GOOD], ["--learning-rate", "-1"], "learning_rate must be above 0"),
+    ([{**GOOD, "input_ids": [5, 6, 999]}], [], r"token id 999.*vocabulary ends at 130"),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
-    [
-        ([GOOD, '{"input_ids": [1,'], [], r"train\.jsonl:2: this is no JSON"),
-        ([GOOD, {"text": "hello"}], [], r"train\.jsonl:2: .*needs the fields input_ids and labels, this one has: text"),
-        ([[1, 2]], [], r"train\.jsonl:1: .*has: list"),
-        ([{**GOOD, "labels": [-100, 6]}], [], r"train\.jsonl:1: 3 input_ids, 2 labels"),
-        ([{**GOOD, "len": 4}], [], r"train\.jsonl:1: .*len is 4"),
-        ([{**GOOD, "input_ids": [5, 6.5, 7]}], [], r"train\.jsonl:1: input_ids must be a list of whole numbers"),
-        ([{**GOOD, "input_ids": []}], [], r"train\.jsonl:1: input_ids must be a list of whole numbers"),
-        ([], [], "no row holds a token to learn"),
-        ([{**GOOD, "labels": [5, -100, -100]}], [], "no row holds a token to learn"),
-        ([GOOD], ["--max-tokens", "2"], "3"),
-        ([GOOD], ["--batch-size", "0"], "batch_size"),
-        ([GOOD], ["--learning-rate", "-1"], "learning_rate must be above 0"),
-        ([GOOD], ["--lora-r", "0"], "lora_r must be at least 1"),
-        ([{**GOOD, "input_ids": [5, 6, 999]}], [], r"token id 999.*vocabulary ends at 130"),
-    ],
+    ci_keeps(
+        IN_CI,
+        [
+            ([GOOD, '{"input_ids": [1,'], [], r"train\.jsonl:2: this is no JSON"),
+            ([GOOD, {"text": "hello"}], [], r"train\.jsonl:2: .*needs the fields input_ids and labels, this one has: text"),
+            ([[1, 2]], [], r"train\.jsonl:1: .*has: list"),
+            ([{**GOOD, "labels": [-100, 6]}], [], r"train\.jsonl:1: 3 input_ids, 2 labels"),
+            ([{**GOOD, "len": 4}], [], r"train\.jsonl:1: .*len is 4"),
+            ([{**GOOD, "input_ids": [5, 6.5, 7]}], [], r"train\.jsonl:1: input_ids must be a list of whole numbers"),
+            ([{**GOOD, "input_ids": []}], [], r"train\.jsonl:1: input_ids must be a list of whole numbers"),
+            ([], [], "no row holds a token to learn"),
+            ([{**GOOD, "labels": [5, -100, -100]}], [], "no row holds a token to learn"),
+            ([GOOD], ["--max-tokens", "2"], "3"),
+            ([GOOD], ["--batch-size", "0"], "batch_size"),
+            ([GOOD], ["--learning-rate", "-1"], "learning_rate must be above 0"),
+            ([GOOD], ["--lora-r", "0"], "lora_r must be at least 1"),
+            ([{**GOOD, "input_ids": [5, 6, 999]}], [], r"token id 999.*vocabulary ends at 130"),
+        ],
+    ),
 )
 def test_bad_input_is_one_message(model: Path, tmp_path: Path, rows: list[object], options: list[str], message: str) -> None:
     """Exit status 2, one message and no traceback, nothing written."""

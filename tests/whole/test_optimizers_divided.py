@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 import forge_algos
 import forge_dist
 
+from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from . import tiny
 
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.slow
 OPTIMIZERS = typing.get_args(typing.get_type_hints(forge_algos.OptimizerSettings)["optimizer"])
 EXTRAS = {"schedule_free": "schedulefree", "adamw_8bit": "bitsandbytes"}
 HERE = [name for name in OPTIMIZERS if name not in EXTRAS or importlib.util.find_spec(EXTRAS[name]) is not None]
+NOT_DIVIDED = ("adafactor",)
 CPU = torch.device("cpu")
 
 
@@ -102,14 +104,15 @@ def same(first: Kept, second: Kept) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
 
 
-def test_every_pair(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", ci_keeps(["fsdp2"], ["fsdp2", "ddp zero1 zero3"]))
+def test_every_pair(names: str, tmp_path: Path) -> None:
     """On as many ranks the same bits; on another number the state arrives bit for bit; or the optimizer is refused."""
     path = tiny.save("llama-untied", tmp_path / "model")
     with forge_dist.join(forge_dist.topology(forge_dist.LaunchSettings(), environ={})) as ranks:
         one = scenario(ranks, path, ["single"], {})
     states = {optimizer: found[0] for (_, optimizer), found in one.items()}
-    names = ["ddp", "fsdp2", *(["zero1", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
-    two = run_on_ranks(scenario, 2, path, names, states)[0]
+    here = [name for name in names.split() if "zero" not in name or importlib.util.find_spec("deepspeed")]
+    two = run_on_ranks(scenario, 2, path, here, states)[0]
     refused = {pair for pair, found in two.items() if isinstance(found, str)}
     wanted = {
         (name, o) for name, o in two if (name.startswith("zero") and o != "adamw") or (name == "fsdp2" and o in NOT_DIVIDED)
@@ -124,9 +127,6 @@ def test_every_pair(tmp_path: Path) -> None:
         close = 5e-3 if optimizer == "muon" else 1e-4
         for key in (key for key in saved if key.startswith("model/")):
             assert (saved[key] - states[optimizer][key]).abs().max() < close, (name, optimizer, key)
-
-
-NOT_DIVIDED = ("adafactor",)
 
 
 def wide(folder: Path) -> str:

@@ -64,6 +64,7 @@ def test_measuring_is_what_generating_says(example: ModuleType, model_dir: Path)
     assert found.loss > 0
 
 
+@pytest.mark.lane
 @pytest.mark.slow
 def test_the_page_runs(
     example: ModuleType, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

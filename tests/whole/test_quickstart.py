@@ -36,6 +36,7 @@ def quickstart(monkeypatch: pytest.MonkeyPatch) -> Any:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.lane
 def test_the_questions_are_real_and_in_a_fixed_order(quickstart: ModuleType) -> None:
     """2,000 questions about public names of the standard library, the same each time, without the one that is asked later."""
     rows = quickstart.stdlib_questions(leave_out=quickstart.QUESTION)

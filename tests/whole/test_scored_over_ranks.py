@@ -30,7 +30,7 @@ STRATEGIES = [
     ),
     pytest.param({"strategy": "fsdp2"}, id="fsdp2", marks=pytest.mark.lane),
     pytest.param({"strategy": "zero2"}, id="zero2", marks=[needs_deepspeed, pytest.mark.lane]),
-    pytest.param({"strategy": "zero3"}, id="zero3", marks=needs_deepspeed),
+    pytest.param({"strategy": "zero3"}, id="zero3", marks=[needs_deepspeed, pytest.mark.lane]),
 ]
 
 

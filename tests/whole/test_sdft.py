@@ -11,6 +11,7 @@ import pytest
 import forge
 from forge._errors import SettingsError
 
+from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
 from .starts import metrics
@@ -39,7 +40,7 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in metrics(run) if "loss" in line]
 
 
-@pytest.mark.parametrize("way", ADAPTERS)
+@pytest.mark.parametrize("way", ci_keeps(["current", "lora-ema"], list(ADAPTERS)))
 def test_runs_with_every_teacher(way: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Steps, held-out figures and an export; what was sampled can be read, with what both were asked."""
     given = settings_of("sdft", model_dir, folder) | ADAPTERS[way]
@@ -56,7 +57,7 @@ def test_runs_with_every_teacher(way: str, model_dir: Path, folder: Path, tmp_pa
         assert line["prompt"].endswith("<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize("way", ["full", "lora-ema"])
+@pytest.mark.parametrize("way", ci_keeps(["lora-ema"], ["full", "lora-ema"]))
 def test_a_resume_is_invisible(way: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Stopped after two steps and resumed, a run makes the same steps: the moving average is part of its state."""
     given = settings_of("sdft", model_dir, folder) | ADAPTERS[way] | {"teacher_rate": 0.5, "learning_rate": 1e-2}
@@ -67,7 +68,7 @@ def test_a_resume_is_invisible(way: str, model_dir: Path, folder: Path, tmp_path
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ci_keeps(["fsdp2"], ["ddp", "fsdp2"]))
 def test_ranks_do_not_change_it(strategy: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Two ranks sample the same completions and make the same losses as one process, with a teacher that moves."""
     given = settings_of("sdft", model_dir, folder) | {"teacher_rate": 0.5, "learning_rate": 1e-2, "effective_batch_size": 4}

@@ -148,6 +148,7 @@ def test_the_log_of_an_early_death_is_there(given: Any, tmp_path: Path) -> None:
     assert forge.sft(**{**settings, "preprocess": None, "max_steps": 1, "num_epochs": None, "nproc_per_node": None}).steps == 1
 
 
+@pytest.mark.lane
 def test_under_torchrun_a_users_error_is_one_message(given: Any, tmp_path: Path) -> None:
     """Each rank finds the same fault: it is printed once, without a traceback of forge, and the rank's status is 2."""
     settings = {**given, "ckpt_output_dir": tmp_path / "run", "data_path": tmp_path / "missing.jsonl"}

@@ -126,7 +126,7 @@ def test_the_limit_that_is_reached_first_ends_a_run(given: dict[str, Any], tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ci_keeps(["pretrain", "dpo"], [verb for verb in VERBS if verb not in ONLINE]))
+@pytest.mark.parametrize("verb", ci_keeps(["dpo"], [verb for verb in VERBS if verb not in ONLINE]))
 def test_every_verb_plans_by_tokens_and_without_end(
     verb: str, model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ import yaml
 import forge
 from forge.verbs._registry import VERBS as TABLE
 
+from ..lanes import ci_keeps
 from .starts import metrics
 from .verbs import KINDS, VERBS, settings_of
 
@@ -21,6 +22,8 @@ ONLINE = ("ppo", "grpo", "rloo")
 
 QUICK = ["sft", "dpo", "grpo"]
 """Verbs of which a quick run tries a run."""
+TWINS = ["orpo", "simpo", "rloo"]
+"""Verbs that have everything but an objective from another: dpo without a reference, grpo."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,13 @@ def test_every_verb_is_tried() -> None:
 
 
 @pytest.mark.usefixtures("_importable")
-@pytest.mark.parametrize("verb", QUICK + [pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS if verb not in QUICK])
+@pytest.mark.parametrize(
+    "verb",
+    ci_keeps(
+        [verb for verb in VERBS if verb not in TWINS],
+        QUICK + [pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS if verb not in QUICK],
+    ),
+)
 def test_a_run(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """It ends with a model that loads, a line of finite figures for each step, and a config.yaml that repeats it to the bit."""
     given = settings_of(verb, model_dir, folder)
@@ -66,7 +75,7 @@ def test_a_run(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_importable")
-@pytest.mark.parametrize("verb", ["dpo", "orpo", "simpo", "kto", "reward"])
+@pytest.mark.parametrize("verb", ci_keeps(["dpo", "kto"], ["dpo", "orpo", "simpo", "kto", "reward"]))
 def test_preferences_are_learned(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Where one rule decides which answer is better, held-out pairs are distinguished and the loss falls."""
     given = settings_of(verb, model_dir, folder)
@@ -83,7 +92,7 @@ def test_preferences_are_learned(verb: str, model_dir: Path, folder: Path, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_importable")
-@pytest.mark.parametrize("verb", ["dpo", "kto", "reward", "grpo"])
+@pytest.mark.parametrize("verb", ci_keeps(["dpo", "grpo"], ["dpo", "kto", "reward", "grpo"]))
 def test_with_lora(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """The base is frozen, an adapter is exported, and a reference by switching it off gives the losses of a stored one."""
     given = settings_of(verb, model_dir, folder) | {"adapter": "lora", "lora_r": 4}
@@ -105,6 +114,7 @@ def test_dpo_begins_at_ln_2(model_dir: Path, folder: Path, tmp_path: Path) -> No
         assert result.eval_before["eval_loss"] == pytest.approx(0.6931472, abs=1e-4)
 
 
+@pytest.mark.lane
 @pytest.mark.slow
 def test_a_run_stands_for_its_model(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """A run directory serves as reward model and as model_path; a reward model generates no text."""

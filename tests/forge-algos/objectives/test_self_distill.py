@@ -25,6 +25,7 @@ from forge_algos.adaptations import switched_off
 from forge_algos.losses import distillation
 from forge_algos.online import GenerateSampler, SelfSamples, sample_self, taught_batches
 
+from ...lanes import ci_keeps
 from ..digits import ASK, END, PAD, START, digit_model
 from ..oracle import CPU, VOCAB, distance, gradients, make, pack
 
@@ -230,7 +231,7 @@ def in_context():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("teacher", ["ema", "initial"])
+@pytest.mark.parametrize("teacher", ci_keeps(["ema"], ["ema", "initial"]))
 def test_it_learns_what_the_demonstrations_show(in_context, teacher):
     """From demonstrations of answers that it does not know, the model comes to give them unasked."""
     model = copy.deepcopy(in_context)

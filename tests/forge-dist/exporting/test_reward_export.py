@@ -144,6 +144,7 @@ def test_on_two_ranks(save_base, tmp_path, names):
         assert Path(tmp_path, f"{name}-{lora}", "adapter_config.json").exists() == lora
 
 
+@pytest.mark.lane
 @pytest.mark.slow
 def test_on_four_ranks(save_base, tmp_path):
     """Where copies of the model are each divided over two ranks."""

@@ -117,6 +117,7 @@ def finish(nodes, timeout):
                 node.communicate()
 
 
+@pytest.mark.lane
 def test_two_hosts_meet_and_add(two_hosts, tmp_path):
     """Four ranks on two hosts find each other over the cable, and rank 0's output comes out of its host only."""
     names, _ = two_hosts

@@ -231,6 +231,7 @@ def test_on_two_ranks(base, one, tmp_path):
             assert seen["next"][0][0] == pytest.approx(one["again"][0][0], rel=1e-5), name
 
 
+@pytest.mark.lane
 @pytest.mark.slow
 def test_shards_over_two_of_four_ranks(base, one, tmp_path):
     """hsdp: copies of the base, each divided over two ranks."""

@@ -27,6 +27,7 @@ from forge_algos import (
     train,
 )
 
+from ....lanes import ci_keeps
 from ...oracle import SIZES
 from ...preferences import kto_batch, pair_batch, rotated
 
@@ -80,7 +81,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ci_keeps(["dpo", "kto"], list(CASES)))
 def test_held_out_accuracy_rises(name):
     """Accuracy on held-out pairs rises from about a half to above 0.9; the loss falls."""
     objective, batch_of = CASES[name]

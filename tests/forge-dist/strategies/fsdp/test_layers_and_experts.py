@@ -68,9 +68,9 @@ def resumed(ranks, path, options, directory):
 @pytest.mark.parametrize(
     ("name", "ranks", "options", "data"),
     [
-        ("llama-tied", 2, {"tp_size": 2}, [(1, 0), (1, 0)]),
+        pytest.param("llama-tied", 2, {"tp_size": 2}, [(1, 0), (1, 0)], marks=pytest.mark.lane),
         pytest.param("qwen3", 4, {"tp_size": 2}, [(2, 0), (2, 0), (2, 1), (2, 1)], marks=pytest.mark.lane),
-        ("qwen3_moe", 2, {"ep_size": 2}, [(2, 0), (2, 1)]),
+        pytest.param("qwen3_moe", 2, {"ep_size": 2}, [(2, 0), (2, 1)], marks=pytest.mark.lane),
         pytest.param("mixtral", 4, {"ep_size": 2}, [(4, 0), (4, 1), (4, 2), (4, 3)], marks=pytest.mark.lane),
         ("qwen3_moe", 4, {"tp_size": 2, "ep_size": 4}, [(2, 0), (2, 0), (2, 1), (2, 1)]),
     ],

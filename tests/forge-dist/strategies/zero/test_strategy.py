@@ -220,6 +220,7 @@ def test_adapter_on_a_bfloat16_model(base):
     check(alone(base, **options), found[0], losses=2**-7, norms=2e-2, tolerance=2e-3)
 
 
+@pytest.mark.lane
 @pytest.mark.slow
 @by_stage
 def test_activation_checkpointing(base, stage):
@@ -338,7 +339,7 @@ def between_strategies(ranks, path, name, stage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "stage"), ci_keeps([("fsdp2", 3)], [("ddp", 3), ("fsdp2", 1), ("fsdp2", 3)]))
+@pytest.mark.parametrize(("name", "stage"), ci_keeps([], [("ddp", 3), ("fsdp2", 1), ("fsdp2", 3)]))
 def test_between_strategies(base, name, stage):
     """Names, shapes and values are those of ddp and fsdp2: either goes on from the other's state."""
     expected = [loss for loss, _ in alone(base)[0][HALF:]]
