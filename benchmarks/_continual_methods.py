@@ -7,7 +7,7 @@ subspace methods leave the same share of each matrix's directions free, `FREE`.
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from _continual_tasks import IDS, ROW, SKILLS, TASKS
 from transformers import LlamaForCausalLM
 
 import forge_algos
+import forge_packing
 
 FREE = 0.25
 """Share of the singular directions that may change; mini-trainer's unfreeze_rank_ratio, PEFT's 1 - effective_rank."""
@@ -151,12 +152,12 @@ def sdft(begin: Callable[[LlamaForCausalLM], Stage], model: LlamaForCausalLM, **
     return attrs.evolve(begin(model), learn=learn)
 
 
-def _osft(**options: Any) -> Callable[[LlamaForCausalLM], Stage]:
+def _osft(**options: Any) -> Callable[..., Stage]:
     settings = forge_algos.AdapterSettings(adapter="osft", **{"unfreeze_rank_ratio": FREE, **options})
 
-    def begin(model: LlamaForCausalLM) -> Stage:
+    def begin(model: LlamaForCausalLM, **measured: Any) -> Stage:
         names = list(model.state_dict())
-        adaptation = forge_algos.adapt(model, settings)
+        adaptation = forge_algos.adapt(model, settings, **measured)
 
         def finish() -> dict[str, torch.Tensor]:
             state = model.state_dict()
@@ -165,6 +166,32 @@ def _osft(**options: Any) -> Callable[[LlamaForCausalLM], Stage]:
         return Stage(adaptation.model, finish, adaptation.before_step, adaptation.after_step, adaptation=adaptation)
 
     return begin
+
+
+KEPT = 192
+"""Rows of the pretraining's rules, and of each earlier task, that a method with osft_directions=inputs measures on; a fifth of
+that are text."""
+
+
+def protecting_inputs(
+    model: LlamaForCausalLM, data: Any, earlier: Sequence[str], *, general_alone: bool = False, **options: Any
+) -> Stage:
+    """Train OSFT's direct form, protecting the largest inputs on rows of the pretraining and of the tasks before."""
+    random = np.random.default_rng(77)
+    drawn = [data.rule(SKILLS + TASKS, KEPT, random), data.text(KEPT // 5, random)]
+    drawn += [] if general_alone else [data.rule(task, KEPT, random) for task in earlier]
+    samples = []
+    for ids, labels in drawn:
+        for row, label in zip(ids.numpy(), labels.numpy(), strict=True):
+            end = np.flatnonzero(label != -100)[-1] + 1
+            samples.append((row[:end].astype(np.int32), label[:end].astype(np.int32)))
+    batches = [forge_packing.collate(samples[at : at + 64]) for at in range(0, len(samples), 64)]
+    moments = partial(_moments, model, batches)
+    return _osft(osft_directions="inputs", **options)(model, moments=moments)
+
+
+def _moments(model: LlamaForCausalLM, batches: Sequence[Any], targets: Any) -> dict[str, torch.Tensor]:
+    return forge_algos.osft_moments(model, batches, targets=targets)
 
 
 METHODS: dict[str, Callable[[LlamaForCausalLM], Stage]] = {
@@ -182,3 +209,10 @@ METHODS: dict[str, Callable[[LlamaForCausalLM], Stage]] = {
     **{f"direct .{100 * free:.0f}": _osft(unfreeze_rank_ratio=free) for free in (0.1, 0.5)},
     **{f"paper .{100 * free:.0f}": _osft(osft_rule="paper", unfreeze_rank_ratio=free) for free in (0.1, 0.5)},
 }
+INFORMED: dict[str, Callable[..., Stage]] = {
+    "inputs": protecting_inputs,
+    "inputs .50": partial(protecting_inputs, unfreeze_rank_ratio=0.5),
+    "inputs, general": partial(protecting_inputs, general_alone=True),
+}
+"""Methods that are given the data and the tasks before, too: `inputs` is osft_directions=inputs, `general` on rows of the
+pretraining alone."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 import torch
-from _continual_methods import METHODS, Stage
+from _continual_methods import INFORMED, METHODS, Stage
 from _continual_tasks import SKILLS, TASKS, VOCABULARY, Data
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -149,7 +149,7 @@ def sequence(method: str, rate: float, seed: int, base: dict[str, torch.Tensor],
         torch.manual_seed(1000 * seed + number)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            stage = METHODS[method](model)
+            stage = INFORMED[method](model, data, order[:number]) if method in INFORMED else METHODS[method](model)
             random = np.random.default_rng([seed, 5, number])
             batches = ([stage.rows(data, batch, random)] for batch in data.batches(task, sizes.rows, seed))
             (stage.learn or _take)(stage, sizes.steps, rate, 0.0, batches)

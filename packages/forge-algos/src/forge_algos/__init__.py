@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         adapt as adapt,
         eva_directions as eva_directions,
         osft_importance as osft_importance,
+        osft_moments as osft_moments,
         quantization_config as quantization_config,
     )
     from forge_algos.batches._copies import pin_batches as pin_batches
@@ -123,7 +124,7 @@ _PUBLIC = {
     ),
     "_modules": "repeated_blocks",
     "_parallel": "ALONE Parallel",
-    "adaptations": "Adaptation adapt eva_directions osft_importance quantization_config",
+    "adaptations": "Adaptation adapt eva_directions osft_importance osft_moments quantization_config",
     "batches._copies": "pin_batches",
     "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",
     "batches._packed": "PackedBatch",

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from forge_algos._errors import AdapterError
-from forge_algos.adaptations.base._adaptation import Adaptation, Context, Directions, Importance, OneRank, Ranks
+from forge_algos.adaptations.base._adaptation import Adaptation, Context, Directions, Importance, Moments, OneRank, Ranks
 from forge_algos.adaptations.peft._quantization import check_quantized
 from forge_algos.settings._adapter import AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS
@@ -20,6 +20,7 @@ def adapt(
     cache: Path | None = None,
     ranks: Ranks | None = None,
     importance: Importance | None = None,
+    moments: Moments | None = None,
     directions: Directions | None = None,
     free: Mapping[str, int] | None = None,
     tokenizer_path: str | None = None,
@@ -37,6 +38,8 @@ def adapt(
         cache: OSFT: directory in which singular vectors are looked up and kept; None keeps none.
         ranks: the processes that share the model; this one alone by default.
         importance: OSFT with osft_rank=adaptive: measures the importance of each target (`osft_importance`).
+        moments: OSFT with osft_directions=inputs: measures what each target is given (`osft_moments`); called for some targets
+            after the others, as many at once as 1 GiB holds.
         directions: LoRA with init_lora_weights=eva: measures the directions of each target's inputs (`eva_directions`).
         free: OSFT: free directions of each target when the run began, to resume it; by default as `settings` have them.
         tokenizer_path: adapter=prompt with prompt_init_text: path of its tokenizer; by default the model's own path.
@@ -58,6 +61,7 @@ def adapt(
         cache=cache,
         ranks=ranks or OneRank(),
         importance=importance,
+        moments=moments,
         directions=directions,
         free=free,
         tokenizer_path=tokenizer_path,

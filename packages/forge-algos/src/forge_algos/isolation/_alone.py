@@ -198,6 +198,13 @@ def lengths_of_lines(model: nn.Module) -> torch.Tensor | None:
     return lengths_in_layer(model) if alone is None else alone.lengths
 
 
+def tokens_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return the tokens [T, M] of a layer's input [..., M] in the running forward, without what fills up lines."""
+    if (lengths := lengths_of_lines(model)) is not None and x.dim() == 3:
+        x = x[torch.arange(x.shape[1], device=x.device) < lengths[:, None]]
+    return x.reshape(-1, x.shape[-1])
+
+
 class _Alone:
     """Replaced forward of a decoder, and a hook on its model that reads where documents begin.
 

@@ -51,7 +51,8 @@ _OF_DORA = (*_TARGETS, "init_lora_weights", "rank_pattern", "alpha_pattern")
 _OF_LORA = (*_OF_DORA, "lora_fa")
 _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 _OSFT = (
-    "unfreeze_rank_ratio osft_rule osft_form osft_rank osft_calibration_path rank_pattern osft_train_rest osft_svd osft_cache"
+    "unfreeze_rank_ratio osft_directions osft_rule osft_form osft_rank osft_calibration_path rank_pattern osft_train_rest "
+    "osft_svd osft_cache"
 )
 
 ADAPTERS: dict[str, AdapterKind] = {

@@ -44,8 +44,8 @@ REFUSED: dict[str, str] = {
     **REFUSED_BY_ALL,
     **dict.fromkeys(("beta1", "beta2", "eps", "weight_decay"), _FIXED),
     **dict.fromkeys(("decay_steps", "power"), "its schedules have no such argument"),
-    **dict.fromkeys(("osft_rule", "osft_form", "osft_rank", "osft_calibration_path", "rank_pattern", "osft_train_rest"), _OSFT),
-    **dict.fromkeys(("osft_svd", "osft_cache", "modules_to_save"), _OSFT),
+    **dict.fromkeys(("osft_directions", "osft_rule", "osft_form", "osft_rank", "osft_calibration_path"), _OSFT),
+    **dict.fromkeys(("rank_pattern", "osft_train_rest", "osft_svd", "osft_cache", "modules_to_save"), _OSFT),
 }
 """Setting that mini-trainer cannot honour → why."""
 

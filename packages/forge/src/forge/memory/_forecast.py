@@ -329,7 +329,9 @@ def _judge(planned: Planned, path: str) -> Any:
 def without_measurements(adapter: Any) -> Any:
     """Return adapter settings without what is measured or cached on a real model."""
     if adapter.adapter == "osft":
-        return attrs.evolve(adapter, osft_rank="uniform", osft_calibration_path=None, osft_cache=None)
+        return attrs.evolve(
+            adapter, osft_directions="weights", osft_rank="uniform", osft_calibration_path=None, osft_cache=None
+        )
     return adapter
 
 

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import forge_algos
 import forge_data
 import forge_dist
@@ -20,7 +22,9 @@ from forge.tasks.items._items import Items
 from forge.tasks.items._samples import Samples
 
 _CALIBRATION_TOKENS = 16_384
-"""Tokens on which the importance of each target is measured; more change the second digit of none."""
+"""Tokens on which OSFT measures; more change the second digit of no importance."""
+MEASURING = {"osft_directions": "inputs", "osft_rank": "adaptive"}
+"""Settings of OSFT and their values that measure on rows of earlier tasks."""
 _OTHER_RANK = "set osft_calibration_path to such rows, or osft_rank=uniform"
 _OTHER_INIT = "set another init_lora_weights"
 
@@ -56,9 +60,14 @@ def adapt_model(
         folder = root / "osft"
         cache = folder if s.adapter.osft_cache is None else Path(s.adapter.osft_cache)
         before = ranks.first(lambda: _read_plan(folder / "plan.json"))
-        importance = None
-        if s.adapter.osft_rank == "adaptive" and before is None:
-            batches = _calibration(task, s, tokenizer, train, root, ranks)
+        importance = moments = None
+        measures = [name for name, value in MEASURING.items() if getattr(s.adapter, name) == value]
+        if before is not None:
+            # The shares of a run that is resumed are in its plan.
+            measures = [name for name in measures if name != "osft_rank"]
+        if measures:
+            batches = _calibration(task, s, tokenizer, train, root, ranks, measures[0])
+        if "osft_rank" in measures:
 
             def importance(targets: Sequence[str]) -> dict[str, float]:
                 found = forge_algos.osft_importance(model, batches, targets=targets, autocast=autocast, parallel=strategy)
@@ -66,9 +75,18 @@ def adapt_model(
                 strategy.settle(model)
                 return found
 
+        if "osft_directions" in measures:
+
+            def moments(targets: Mapping[str, Sequence[str]]) -> Mapping[str, Any]:
+                found = forge_algos.osft_moments(model, batches, targets=targets, autocast=autocast)
+                strategy.settle(model)
+                return found
+
         free = None if before is None else {name: target["free"] for name, target in before.items()}
         kept = set(cache.glob("*.safetensors"))
-        adaptation = forge_algos.adapt(model, s.adapter, cache=cache, ranks=ranks, importance=importance, free=free)
+        adaptation = forge_algos.adapt(
+            model, s.adapter, cache=cache, ranks=ranks, importance=importance, moments=moments, free=free
+        )
         plan: Any = getattr(adaptation, "plan", {})
         ranks.first(
             lambda: _write_plan(folder / "plan.json", plan) if before is None else _check_plan(before, plan, cache, kept)
@@ -135,14 +153,18 @@ def _write_plan(file: Path, plan: dict[str, Any]) -> None:
     forge_dist.write_text_atomically(file, json.dumps(plan, indent=1) + "\n")
 
 
-def _calibration(task: Task, s: Any, tokenizer: Any, train: Items, root: Path, ranks: forge_dist.Ranks) -> list[Any]:
-    """Return batches, the same on every rank, of the earlier tasks' rows or of this task's."""
+def _calibration(
+    task: Task, s: Any, tokenizer: Any, train: Items, root: Path, ranks: forge_dist.Ranks, setting: str
+) -> list[Any]:
+    """Return batches, the same on every rank, of the earlier tasks' rows or of this task's; `setting` measures on them."""
     path = s.adapter.osft_calibration_path
-    if path is not None:
-        place = root / "data" / "calibration"
-        ranks.first(lambda: str(forge_data.prepare(path, tokenizer, place, progress=False).fingerprint))
-        train = Samples(forge_data.TokenStore.open(place))
-    return list(_few_batches(_imitated(task, train, "osft_rank=adaptive", _OTHER_RANK), row_tokens(s)))
+    if path is None:
+        return list(_few_batches(_imitated(task, train, f"{setting}={MEASURING[setting]}", _OTHER_RANK), row_tokens(s)))
+    place = root / "data" / "calibration"
+    ranks.first(lambda: str(forge_data.prepare(path, tokenizer, place, progress=False).fingerprint))
+    rows = Samples(forge_data.TokenStore.open(place))
+    # Several tasks may stand one after the other in the file: a part of each is taken.
+    return list(_few_batches(rows, row_tokens(s), spread=True))
 
 
 def _imitated(task: Task, train: Items, setting: str, instead: str) -> Samples:
@@ -152,10 +174,16 @@ def _imitated(task: Task, train: Items, setting: str, instead: str) -> Samples:
     raise SettingsError(f"{setting} measures on rows to imitate, and forge {task.name} has none: {instead}.")
 
 
-def _few_batches(items: Samples, most: int) -> Sequence[Any]:
-    """Pack the first samples, _CALIBRATION_TOKENS in all, into rows of at most `most` tokens."""
+def _few_batches(items: Samples, most: int, *, spread: bool = False) -> Sequence[Any]:
+    """Pack samples, _CALIBRATION_TOKENS in all, into rows of at most `most` tokens: the first, or evenly spread over all."""
+    lengths = items.lengths
+    chosen = np.arange(len(lengths))
+    if spread and lengths.sum() > _CALIBRATION_TOKENS:
+        number = max(1, int(_CALIBRATION_TOKENS / lengths.mean()))
+        chosen = np.arange(number) * len(lengths) // number
     batches, held, size, total = [], [], 0, 0
-    for index, length in enumerate(items.lengths.tolist()):
+    for index in chosen.tolist():
+        length = int(lengths[index])
         if held and size + length > most:
             batches.append(items.batch(held))
             held, size = [], 0

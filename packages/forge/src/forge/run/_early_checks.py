@@ -37,6 +37,7 @@ def check_names(task: Task, s: Any, rows: Rows) -> None:
     task.check_settings(s)
     check_base_kl(s, task.model_task(s))
     _check_rates(s)
+    _check_calibration(s)
     _check_cut(s)
     _check_divided(task, s)
     check_trackers(s.tracking.chosen())
@@ -52,6 +53,15 @@ def _check_rates(s: Any) -> None:
         raise SettingsError(
             f"loraplus_lr_ratio={s.optimizer.loraplus_lr_ratio:g} has no effect with adapter={s.adapter.adapter}: it is the "
             "rate of LoRA's matrices B. Leave it out, or set adapter=lora."
+        )
+
+
+def _check_calibration(s: Any) -> None:
+    """Refuse to protect the inputs of rows that are not given."""
+    if s.adapter.osft_directions == "inputs" and s.adapter.osft_calibration_path is None:
+        raise SettingsError(
+            "osft_directions=inputs protects what layers are given on rows that the model is to keep, and there are none: set "
+            "osft_calibration_path to rows of earlier tasks and of general use, or osft_directions=weights."
         )
 
 
@@ -72,6 +82,7 @@ def _check_cut(s: Any) -> None:
         "adapter": "its virtual tokens stand before each sample, where a row has no place"
         if s.adapter.adapter in VIRTUAL
         else "",
+        "osft_directions": "inputs are measured on whole rows" if s.adapter.osft_directions == "inputs" else "",
         "osft_rank": "importance is measured on whole rows" if s.adapter.osft_rank == "adaptive" else "",
         "init_lora_weights": "inputs are measured on whole rows" if s.adapter.init_lora_weights == "eva" else "",
         "neftune_alpha": "its noise is drawn for whole rows" if getattr(s.objective, "neftune_alpha", 0) else "",

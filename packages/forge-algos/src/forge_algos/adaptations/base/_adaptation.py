@@ -50,6 +50,10 @@ Directions = Callable[[Mapping[str, int]], Mapping[str, torch.Tensor]]
 """Targets with a rank → float32[rank, M] for each, orthonormal rows; see `eva_directions`."""
 
 
+Moments = Callable[[Mapping[str, Sequence[str]]], Mapping[str, torch.Tensor]]
+"""Name → layers with its weight → the second moment float[M, M] of their inputs; see `osft_moments`. Collective."""
+
+
 @attrs.frozen(kw_only=True)
 class Context:
     """Arguments of `adapt` beside model and settings; each adaptation reads what it needs."""
@@ -60,6 +64,8 @@ class Context:
     """Processes that share the model."""
     importance: Importance | None = None
     """Measures the importance of targets (OSFT with osft_rank=adaptive)."""
+    moments: Moments | None = None
+    """Measures the inputs of targets (OSFT with osft_directions=inputs)."""
     free: Mapping[str, int] | None = None
     """Free directions of each target, of a run that is resumed (OSFT)."""
     tokenizer_path: str | None = None

@@ -3,7 +3,8 @@
 Each target moves only in directions that its large singular values leave free. W [N, M] of a linear layer is U S Vᵀ, d =
 min(N, M); the r directions of the smallest singular values are free, k = d − r protected. A stack [E, N, M] of expert matrices
 is one target, of which each matrix is decomposed by itself and has r free directions. The rules and forms have a file each:
-`_direct`, `_factors`, `_paper`.
+`_direct`, `_factors`, `_paper`. With osft_directions=inputs the protected directions are not those of large singular values but
+the first principal components of what the layer is given, and puts out, on rows of earlier tasks.
 """
 
 import hashlib
@@ -20,9 +21,17 @@ from torch import nn
 
 from forge_algos._errors import AdapterError, OptimizerError
 from forge_algos._experts import expert_stacks
-from forge_algos.adaptations.base._adaptation import Adaptation, Context, Importance, Ranks
+from forge_algos.adaptations.base._adaptation import Adaptation, Context, Importance, Moments, Ranks
 from forge_algos.adaptations.base._targets import resolve_targets
-from forge_algos.adaptations.osft._bases import Bases, Directions, StackedDirections, stack_fingerprint, walk_bases, walk_stack
+from forge_algos.adaptations.osft._bases import (
+    Bases,
+    Directions,
+    Inputs,
+    StackedDirections,
+    stack_fingerprint,
+    walk_bases,
+    walk_stack,
+)
 from forge_algos.adaptations.osft._delta import CHILD, MARK, Delta, attach, attach_to_stack, is_transposed
 from forge_algos.adaptations.osft._direct import Direct
 from forge_algos.adaptations.osft._factors import Factors
@@ -55,8 +64,8 @@ class Target:
     """Bound on what the singular vectors leave out, relative to ‖W‖."""
     note: str = ""
     """Remark for the log on how the singular vectors came to be."""
-    others: tuple[nn.Module, ...] = ()
-    """Further linear layers with the same weight (a shared block), which compute with the same ΔW."""
+    others: Mapping[str, nn.Module] = {}
+    """Further linear layers with the same weight (a shared block), by name, which compute with the same ΔW."""
     child: Delta | Protected | None = None
     """Module that adds ΔW, or keeps the weight's own moves off the protected directions;
     None where W trains or stays as it is."""
@@ -101,6 +110,8 @@ class OSFT(Adaptation):
                 "protected": min(target.shape) - target.free,
                 "bases": target.bases,
                 "error": target.error,
+                # Of singular vectors nothing needs to be said.
+                **({} if self._settings.osft_directions == "weights" else {"directions": self._settings.osft_directions}),
                 # Of a linear layer it follows from the name.
                 **({} if target.experts is None else {"tensor": target.parameter}),
                 **({"transposed": True} if is_transposed(target.module) else {}),
@@ -135,13 +146,19 @@ class OSFT(Adaptation):
             moving |= {"embeddings", "head"}
         frozen = [kind for kind in ("embeddings", "head", "norms", "biases") if kind not in moving]
         worst = max((target.error for target in self._targets.values()), default=0.0)
+        if self._settings.osft_directions == "inputs":
+            quality = (
+                "protected is where inputs and outputs are largest on rows of earlier tasks, with all but "
+                f"{worst:.2%} of the inputs' squares or more"
+            )
+        else:
+            quality = f"singular vectors within {worst:.1e} of the weights"
         if any(target.free < min(target.shape) for target in self._targets.values()):
             frozen.insert(0, "the targets' protected directions")
         experts = sum(target.experts or 0 for target in self._targets.values())
         stacked = f" ({experts:,} expert matrices among them, each decomposed by itself)" if experts else ""
         return [
-            f"OSFT ({form}): {len(self._targets)} targets{stacked}, free directions {free}{more}; singular vectors within "
-            f"{worst:.1e} of the weights",
+            f"OSFT ({form}): {len(self._targets)} targets{stacked}, free directions {free}{more}; {quality}",
             f"beside the targets trains: {', '.join(rest) or 'nothing'}; frozen: {', '.join(frozen) or 'nothing'}",
             *self._notes(),
             self._memory(),
@@ -214,7 +231,7 @@ def attach_osft(model: nn.Module, settings: AdapterSettings, context: Context) -
     for parameter in model.parameters():
         parameter.requires_grad = False
     targets = {name: attrs.evolve(target, free=free[name]) for name, target in targets.items()}
-    for name, found in _bases(targets, settings, context.cache, context.ranks):
+    for name, found in _bases(targets, settings, context.cache, context.ranks, _moments(model, settings, targets, context)):
         targets[name] = _attached(targets[name], found, settings)
     for target in targets.values():
         if target.free == min(target.shape) or isinstance(target.child, Protected):
@@ -229,8 +246,34 @@ def attach_osft(model: nn.Module, settings: AdapterSettings, context: Context) -
     return OSFT(model, settings, targets, rest)
 
 
+_MOMENT_BYTES = 1 << 30
+"""Bytes of second moments that are held at once."""
+
+
+def _moments(model: nn.Module, settings: AdapterSettings, targets: Mapping[str, Target], context: Context) -> Moments | None:
+    """Return what measures the inputs of targets, where osft_directions=inputs asks for them.
+
+    Raises:
+        AdapterError: nothing measures them, or a target is a stack of experts.
+    """
+    if settings.osft_directions == "weights" or next(model.parameters()).is_meta:
+        return None
+    stacked = next((name for name, target in targets.items() if target.experts is not None), None)
+    if stacked is not None:
+        raise AdapterError(
+            f"osft_directions='inputs': {stacked} is a stack of experts, each of which is given some tokens only: leave "
+            "experts out of target_modules (attention,mlp), or take osft_directions=weights"
+        )
+    if context.moments is None:
+        raise AdapterError(
+            "osft_directions='inputs' protects what layers are given on rows of earlier tasks, and nothing measures that: give "
+            "`adapt` moments=, a function that calls `osft_moments`"
+        )
+    return context.moments
+
+
 def _bases(
-    targets: Mapping[str, Target], settings: AdapterSettings, cache: Path | None, ranks: Ranks
+    targets: Mapping[str, Target], settings: AdapterSettings, cache: Path | None, ranks: Ranks, moments: Moments | None
 ) -> Iterator[tuple[str, list[Bases]]]:
     """Yield the bases of each target with free and protected directions, of a stack E of them.
     Its weight is whole meanwhile.
@@ -241,16 +284,30 @@ def _bases(
     weights = {name: target.weight for name, target in partly.items() if target.experts is None}
     # Matrices of layers are divided among the ranks, R at a time; those of a stack likewise, one stack after another.
     step = ranks.world_size if any(hasattr(target.weight, "ds_id") for target in partly.values()) else max(1, len(weights))
+    if moments is not None:
+        widest = max((8 * target.shape[0 if is_transposed(target.module) else 1] ** 2 for target in partly.values()), default=1)
+        step = min(step, max(ranks.world_size, _MOMENT_BYTES // widest))
     names = list(weights)
     for start in range(0, len(names), step):
         group = {name: weights[name] for name in names[start : start + step]}
+        # Before the weights are gathered, for the forwards gather them by themselves.
+        inputs = None if moments is None else _inputs(moments, {name: partly[name] for name in group})
         with _whole(list(group.values())):
-            for name, found in walk_bases(group, protected, **how):
+            for name, found in walk_bases(group, protected, **how, inputs=inputs):
                 yield name, [found]
     for name, target in partly.items():
         if target.experts is not None:
             with _whole([target.weight]):
                 yield name, walk_stack(target.weight, name, protected[name], **how)
+
+
+def _inputs(moments: Moments, targets: Mapping[str, Target]) -> dict[str, Inputs]:
+    """Measure what targets are given."""
+    found = moments({name: (name, *target.others) for name, target in targets.items()})
+    return {
+        name: Inputs(moment=found[name], name=target.parameter, transposed=is_transposed(target.module))
+        for name, target in targets.items()
+    }
 
 
 def _whole(weights: list[nn.Parameter]) -> AbstractContextManager[Any]:
@@ -273,7 +330,7 @@ def _attached(target: Target, found: Sequence[Bases], settings: AdapterSettings)
     elif isinstance(child, Protected):
         target.module.add_module(CHILD, child)
     else:
-        for linear in (target.module, *target.others):
+        for linear in (target.module, *target.others.values()):
             attach(linear, child)
     prints = [bases.fingerprint for bases in found]
     whole = prints[0] if target.experts is None else stack_fingerprint(prints)
@@ -326,7 +383,7 @@ def _join(found: dict[str, Target], name: str, names: Sequence[str], selected: s
     first = names[0].removesuffix(".weight")
     if first != name:
         module = found.pop(name).module
-        found[first] = attrs.evolve(found[first], others=(*found[first].others, module))
+        found[first] = attrs.evolve(found[first], others={**found[first].others, name: module})
 
 
 def _shape(linear: Any) -> tuple[int, int]:

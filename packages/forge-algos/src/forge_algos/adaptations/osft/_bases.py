@@ -1,4 +1,4 @@
-"""Singular vectors of weights: computed once, cached in files, shared by ranks."""
+"""Directions of weights: singular vectors, or components of inputs; computed once, cached in files, shared by ranks."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +16,28 @@ from forge_algos.adaptations.osft import _cache as files
 from forge_algos.adaptations.osft._svd import exact, left_out, randomized, with_signs
 
 Svd = Literal["exact", "randomized"]
+_SAME_INPUTS = 1e-4
+"""Difference of the shares outside of the protected directions up to which inputs are taken for the same."""
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Inputs:
+    """What a layer is given on the rows that osft_directions=inputs measures on."""
+
+    moment: torch.Tensor
+    """float[M, M], the second moment E[x xᵀ] of its inputs (`osft_moments`)."""
+    name: str
+    """Full name of the weight, which its file is named by too: equal weights may be given other inputs."""
+    transposed: bool = False
+    """Whether the weight is [inputs, outputs], as transformers' Conv1D has it."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class Bases:
-    """The m largest singular triplets of a weight W [N, M]: all min(N, M), or those asked for."""
+    """The m largest singular triplets of a weight W [N, M]: all min(N, M), or those asked for.
+
+    With osft_directions=inputs they are the first min(N, M) principal components of what the layer puts out and is given.
+    """
 
     U: torch.Tensor
     """float32[N, m], orthonormal columns."""
@@ -33,7 +50,8 @@ class Bases:
     error: float
     """Part of W that they do not account for, as a share of ‖W‖ (Frobenius),
     measured on these float32 numbers. With m = d it is ‖W − U S Vh‖ / ‖W‖, rounding; with fewer it bounds what W has between
-    these directions and the others, nothing for exact ones."""
+    these directions and the others, nothing for exact ones. With osft_directions=inputs it is the share of E‖x‖² of the inputs
+    that lies outside of the protected directions."""
     note: str = ""
     """Remark for the log: why they are exact after all, or that a file in the cache was bad;
     empty where all went as asked."""
@@ -166,6 +184,44 @@ def decompose(weight: torch.Tensor, *, protected: int, svd: Svd, device: torch.d
     return Bases(U=U, S=S, Vh=Vh, fingerprint=files.fingerprint_of(U, S, Vh), error=error, note=found.note)
 
 
+def decompose_inputs(weight: torch.Tensor, inputs: Inputs, *, protected: int) -> Bases:
+    """Compute the principal components of a layer's inputs and outputs, in float64 where the device has it.
+
+    With C = E[x xᵀ] the inputs' are the eigenvectors of C, and the outputs', without the bias, those of E[Wx (Wx)ᵀ] = W C Wᵀ. S
+    are the roots of the eigenvalues of C: how large inputs are along each.
+
+    Args:
+        weight: [N, M], or [M, N] where `inputs.transposed`.
+        inputs: what the layer is given.
+        protected: k, how many of the first are protected; `error` counts what lies outside of them.
+
+    Raises:
+        AdapterError: the matrix holds a number that is not finite.
+    """
+    device = weight.device
+    W, C = _float64(weight.detach(), device), _float64(inputs.moment, device)
+    if not bool(torch.isfinite(W).all()):
+        raise AdapterError("the weight holds NaN or infinity; it has no directions. Look at the model's files")
+    W = W.T if inputs.transposed else W
+    d = min(W.shape)
+    values, given = (part.flip(-1) for part in torch.linalg.eigh(C))
+    put_out = torch.linalg.eigh(W @ C @ W.T).eigenvectors.flip(-1)
+    left, right = (given, put_out) if inputs.transposed else (put_out, given)
+    U, Vh = with_signs(left[:, :d], right[:, :d].T)
+    U, S, Vh = U.float().contiguous(), values[:d].clamp_min(0).sqrt().float(), Vh.float().contiguous()
+    U, S, Vh = (tensor.to(device) for tensor in (U, S, Vh))
+    found = Bases(U=U, S=S, Vh=Vh, fingerprint=files.fingerprint_of(U, S, Vh), error=0.0)
+    return attrs.evolve(found, error=_outside(found, inputs, protected))
+
+
+def _outside(bases: Bases, inputs: Inputs, protected: int) -> float:
+    """Return the share of E‖x‖² that lies outside of the protected directions of the inputs."""
+    directions = bases.U[:, :protected] if inputs.transposed else bases.Vh[:protected].T
+    C, V = (_float64(tensor, bases.U.device) for tensor in (inputs.moment, directions))
+    whole = float(C.trace())
+    return max(0.0, 1 - float((V * (C.to(V.device) @ V)).sum()) / whole) if whole else 0.0
+
+
 def bases_of(
     weights: Mapping[str, torch.Tensor],
     protected: Mapping[str, int],
@@ -174,7 +230,7 @@ def bases_of(
     cache: Path | None,
     ranks: Ranks,
 ) -> dict[str, Bases]:
-    """Return what `walk_bases` yields, all at once and in the order of `weights`."""
+    """Return the singular triplets that `walk_bases` yields, all at once and in the order of `weights`."""
     found = dict(walk_bases(weights, protected, svd=svd, cache=cache, ranks=ranks))
     return {name: found[name] for name in weights}
 
@@ -186,6 +242,7 @@ def walk_bases(
     svd: Svd,
     cache: Path | None,
     ranks: Ranks,
+    inputs: Mapping[str, Inputs] | None = None,
 ) -> Iterator[tuple[str, Bases]]:
     """Yield (name, bases) of each weight, on its device, largest matrices first; collective.
 
@@ -199,6 +256,7 @@ def walk_bases(
         cache: directory of files from before, and for those to come; None keeps none. A file that is torn, altered or another
             matrix's is replaced, and the note says why.
         ranks: those that share the model.
+        inputs: what each layer is given, the same on every rank: their principal components in the place of singular vectors.
 
     Raises:
         AdapterError: a weight holds a number that is not finite, or the cache cannot be written.
@@ -219,7 +277,10 @@ def walk_bases(
                 raise AdapterError(f"{name} holds NaN or infinity; it has no singular vectors. Look at the model's files")
             matrix = whole if i == mine else matrix
             del whole
-        own = _cached(matrix, protected[group[mine]], svd, cache) if matrix is not None else None
+        own = None
+        if matrix is not None:
+            name = group[mine]
+            own = _cached(matrix, protected[name], svd, cache, None if inputs is None else inputs[name])
         del matrix
         for i, name in enumerate(group):
             yield name, _broadcast(own, i, i == mine, weights[name].device) if together or own is None else own
@@ -233,17 +294,43 @@ def _outline(weight: torch.Tensor, protected: int, svd: Svd) -> Bases:
     return Bases(U=U, S=S, Vh=Vh, fingerprint="", error=0.0)
 
 
-def _cached(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None) -> Bases:
-    """Return the bases from the cache, or compute and cache them."""
-    if cache is None:
-        return decompose(weight, protected=protected, svd=svd)
-    path = cache / f"{files.key_of(weight, svd, protected)}.safetensors"
+def cached_inputs(name: str, weight: torch.Tensor, protected: int, cache: Path) -> Bases | str:
+    """Read the directions that a run with osft_directions=inputs has protected, or return why they cannot be read."""
+    return _read(cache / f"{_key(weight, protected, 'exact', name)}.safetensors", weight.device)
+
+
+def _key(weight: torch.Tensor, protected: int, svd: Svd, name: str | None) -> str:
+    return files.key_of(weight, svd if name is None else f"inputs of {name} beyond {protected}", protected)
+
+
+def _read(path: Path, device: torch.device) -> Bases | str:
+    """Read a file of the cache; the reason why it cannot be used, or nothing where there is none, is text."""
     found = files.read(path)
-    if not isinstance(found, str):
-        tensors, words = found
-        on_device = {name: tensor.to(weight.device) for name, tensor in tensors.items()}
-        return Bases(**on_device, fingerprint=words["fingerprint"], error=float(words["error"]), note=words["note"])
-    bases = decompose(weight, protected=protected, svd=svd)
+    if isinstance(found, str):
+        return found
+    tensors, words = found
+    on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
+    return Bases(**on_device, fingerprint=words["fingerprint"], error=float(words["error"]), note=words["note"])
+
+
+def _cached(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None, inputs: Inputs | None) -> Bases:
+    """Return the bases from the cache, or compute and cache them."""
+
+    def computed() -> Bases:
+        if inputs is not None:
+            return decompose_inputs(weight, inputs, protected=protected)
+        return decompose(weight, protected=protected, svd=svd)
+
+    if cache is None:
+        return computed()
+    path = cache / f"{_key(weight, protected, svd, None if inputs is None else inputs.name)}.safetensors"
+    found = _read(path, weight.device)
+    if isinstance(found, Bases):
+        # Measured on other ranks the inputs differ by their rounding, of other rows by much more.
+        if inputs is None or abs(_outside(found, inputs, protected) - found.error) < _SAME_INPUTS:
+            return found
+        found = f"{path.name} in the cache is of other rows"
+    bases = computed()
     words = {"fingerprint": bases.fingerprint, "error": repr(bases.error), "note": bases.note}
     files.write(path, {"U": bases.U, "S": bases.S, "Vh": bases.Vh}, words)
     return attrs.evolve(bases, note="; ".join(filter(None, (bases.note, f"{found}: computed anew" if found else ""))))

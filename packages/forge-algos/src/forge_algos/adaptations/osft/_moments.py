@@ -42,7 +42,9 @@ def osft_moments(
         AdapterError: there are no rows, a target is given nothing, or an input is not finite.
     """
     if not batches:
-        raise AdapterError("osft_directions='inputs' measures the inputs of layers on rows of earlier tasks, and was given none")
+        raise AdapterError(
+            "osft_directions='inputs' measures the inputs of layers on rows of earlier tasks, and was given none"
+        )
     device = next(model.parameters()).device
     seen = {name: _Moment() for name in targets}
     with mode(model, training=False), guard_packed(model), torch.no_grad(), ExitStack() as hooks:

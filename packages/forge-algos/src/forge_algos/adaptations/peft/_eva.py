@@ -12,7 +12,7 @@ from forge_algos._errors import AdapterError
 from forge_algos._modules import mode
 from forge_algos.batches._learned import RowLoader
 from forge_algos.batches._packed import PackedBatch
-from forge_algos.isolation._alone import lengths_of_lines
+from forge_algos.isolation._alone import tokens_of
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.isolation._isolation import require_isolation
 
@@ -107,11 +107,7 @@ def _fit(
     if (same := seen.find(x, rank)) is not None:
         found[name] = same
         return
-    tokens = x
-    if (lengths := lengths_of_lines(model)) is not None and x.dim() == 3:
-        # Documents in lines: what fills them up is no token.
-        tokens = x[torch.arange(x.shape[1], device=x.device) < lengths[:, None]]
-    tokens = tokens.reshape(-1, tokens.shape[-1]).float()
+    tokens = tokens_of(model, x).float()
     if len(tokens) < rank:
         return
     pca = found.setdefault(name, IncrementalPCA(n_components=rank, lowrank=2 * rank <= min(tokens.shape), lowrank_seed=42))
