@@ -16,11 +16,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import forge
+import forge_algos
+from forge.reports.osft._inspect import inspect
 from forge.run._adaptation import check_projections
 from forge_algos.settings._adapter import Adapter
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
+from .conftest import write_rows
 from .starts import metrics
 from .verbs import run_verb, settings_of
 
@@ -229,6 +232,47 @@ def test_a_resume_is_invisible_to_osft(name: str, model_dir: Path, folder: Path,
     again = run_verb("sft", halves)
     one, other = (Path(result["model_dir"]) / "model.safetensors" for result in (whole, again))
     assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.slow
+def test_inputs_of_earlier_rows_are_protected(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """A run that protects inputs resumes to the bit, keeps the earlier rows' losses, and is inspected by its own directions.
+
+    Without rows it is refused before a row is read.
+    """
+    earlier = [{"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]}]
+    settings = {
+        **given("sft", "osft", model_dir, folder),
+        "unfreeze_rank_ratio": 0.5,
+        "osft_directions": "inputs",
+        "lr_scheduler": "constant",
+        "max_steps": 6,
+        "full_state_every_steps": 3,
+    }
+    with pytest.raises(forge.SettingsError, match="osft_directions=inputs .* there are none: set osft_calibration_path"):
+        run_verb("sft", {**settings, "ckpt_output_dir": str(tmp_path / "none")})
+    assert not (tmp_path / "none").exists()
+    settings["osft_calibration_path"] = str(write_rows(tmp_path / "earlier.jsonl", earlier))
+    whole = run_verb("sft", {**settings, "ckpt_output_dir": str(tmp_path / "whole")})
+    halves = {**settings, "ckpt_output_dir": str(tmp_path / "halves")}
+    run_verb("sft", {**halves, "max_steps": 3})
+    again = run_verb("sft", halves)
+    one, other = (Path(result["model_dir"]) / "model.safetensors" for result in (whole, again))
+    assert one.read_bytes() == other.read_bytes()
+    assert (
+        "protected is where inputs and outputs are largest on rows of earlier tasks" in (tmp_path / "whole/log.txt").read_text()
+    )
+    assert {target["directions"] for target in json.loads((tmp_path / "whole/osft/plan.json").read_text()).values()} == {
+        "inputs"
+    }
+    kept = forge.forgetting(tmp_path / "whole", data=[tmp_path / "earlier.jsonl"]).sources["earlier.jsonl"]
+    assert kept.after == pytest.approx(kept.before, abs=0.02)
+    assert "so nothing leaked" in inspect(tmp_path / "whole")
+    assert "The directions in which inputs are largest" in (tmp_path / "whole/osft/inspect.html").read_text()
+    for file in (tmp_path / "whole/osft").glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(forge_algos.AdapterError, match="put back the run's osft/"):
+        inspect(tmp_path / "whole")
 
 
 @pytest.mark.slow

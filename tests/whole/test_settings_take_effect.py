@@ -83,6 +83,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "prompt_init_text": ({"adapter": "prompt"}, None, "the apple is red"),
     "adapter_layers": ({"adapter": "adapter_prompt"}, None, 1),
     "unfreeze_rank_ratio": (OSFT, 0.25, 0.5),
+    "osft_directions": ({**ADAPTIVE, "osft_calibration_path": "HELD OUT"}, "weights", "inputs"),
     "osft_rule": (OSFT, "strict", "paper"),
     "osft_form": (OSFT, "direct", "factors"),
     "osft_rank": (OSFT, "uniform", "adaptive"),

@@ -72,6 +72,7 @@ READ_BY = {
     "unfreeze_rank_ratio": (0.5, ("osft",)),
     "osft_rule": ("paper", ("osft",)),
     "osft_form": ("factors", ("osft",)),
+    "osft_directions": ("inputs", ("osft",)),
     "osft_rank": ("adaptive", ("osft",)),
     "osft_calibration_path": ("rows.jsonl", ("osft",)),
     "init_lora_weights": ("pissa", ("lora", "qlora", "dora", "rslora")),

@@ -7,7 +7,7 @@ from forge_algos.adaptations._adapt import adapt
 from forge_algos.adaptations._switched_off import switched_off
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.osft._importance import osft_importance
-from forge_algos.adaptations.osft._inspect import Moved, Portrait, osft_moved, osft_portrait
+from forge_algos.adaptations.osft._inspect import Moved, Portrait, osft_input_directions, osft_moved, osft_portrait
 from forge_algos.adaptations.osft._moments import osft_moments
 from forge_algos.adaptations.peft._eva import eva_directions
 from forge_algos.adaptations.peft._quantization import quantization_config
@@ -23,6 +23,7 @@ __all__ = [
     "adapt",
     "eva_directions",
     "osft_importance",
+    "osft_input_directions",
     "osft_moments",
     "osft_moved",
     "osft_portrait",

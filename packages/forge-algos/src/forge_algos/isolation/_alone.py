@@ -199,7 +199,7 @@ def lengths_of_lines(model: nn.Module) -> torch.Tensor | None:
 
 
 def tokens_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Return the tokens [T, M] of a layer's input [..., M] in the running forward, without what fills up lines."""
+    """Return the tokens [T, M] of a layer's input [..., M], without what fills up lines."""
     if (lengths := lengths_of_lines(model)) is not None and x.dim() == 3:
         x = x[torch.arange(x.shape[1], device=x.device) < lengths[:, None]]
     return x.reshape(-1, x.shape[-1])

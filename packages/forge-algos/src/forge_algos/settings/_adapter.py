@@ -205,8 +205,9 @@ class AdapterSettings:
         else:
             of_weights = {"osft_form": "direct", "osft_svd": "exact", "osft_cache": None}
             for name in (name for name, usual in of_weights.items() if getattr(self, name) != usual):
+                value = getattr(self, name)
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} is of singular vectors, and osft_directions='inputs' takes none: leave one out"
+                    f"{name}={value!r} is of singular vectors, and osft_directions='inputs' takes none: leave one out"
                 )
         if self.osft_form == "factors" and self.osft_svd == "randomized":
             raise ValueError(

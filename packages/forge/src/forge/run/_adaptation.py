@@ -156,7 +156,10 @@ def _write_plan(file: Path, plan: dict[str, Any]) -> None:
 def _calibration(
     task: Task, s: Any, tokenizer: Any, train: Items, root: Path, ranks: forge_dist.Ranks, setting: str
 ) -> list[Any]:
-    """Return batches, the same on every rank, of the earlier tasks' rows or of this task's; `setting` measures on them."""
+    """Return batches of the earlier tasks' rows, or of this task's, for `setting` to measure on.
+
+    They are the same on every rank.
+    """
     path = s.adapter.osft_calibration_path
     if path is None:
         return list(_few_batches(_imitated(task, train, f"{setting}={MEASURING[setting]}", _OTHER_RANK), row_tokens(s)))
@@ -175,7 +178,10 @@ def _imitated(task: Task, train: Items, setting: str, instead: str) -> Samples:
 
 
 def _few_batches(items: Samples, most: int, *, spread: bool = False) -> Sequence[Any]:
-    """Pack samples, _CALIBRATION_TOKENS in all, into rows of at most `most` tokens: the first, or evenly spread over all."""
+    """Pack samples, _CALIBRATION_TOKENS in all, into rows of at most `most` tokens.
+
+    They are the first, or spread evenly over all.
+    """
     lengths = items.lengths
     chosen = np.arange(len(lengths))
     if spread and lengths.sum() > _CALIBRATION_TOKENS:

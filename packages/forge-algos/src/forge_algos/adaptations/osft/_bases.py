@@ -1,4 +1,7 @@
-"""Directions of weights: singular vectors, or components of inputs; computed once, cached in files, shared by ranks."""
+"""Directions of weights: singular vectors, or principal components of inputs.
+
+They are computed once, cached in files, and shared by ranks.
+"""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +25,7 @@ _SAME_INPUTS = 1e-4
 
 @attrs.frozen(eq=False, kw_only=True)
 class Inputs:
-    """What a layer is given on the rows that osft_directions=inputs measures on."""
+    """Inputs of a layer on the rows that osft_directions=inputs measures on."""
 
     moment: torch.Tensor
     """float[M, M], the second moment E[x xᵀ] of its inputs (`osft_moments`)."""
@@ -185,9 +188,9 @@ def decompose(weight: torch.Tensor, *, protected: int, svd: Svd, device: torch.d
 
 
 def decompose_inputs(weight: torch.Tensor, inputs: Inputs, *, protected: int) -> Bases:
-    """Compute the principal components of a layer's inputs and outputs, in float64 where the device has it.
+    """Compute the principal components of a layer's inputs and outputs.
 
-    With C = E[x xᵀ] the inputs' are the eigenvectors of C, and the outputs', without the bias, those of E[Wx (Wx)ᵀ] = W C Wᵀ. S
+    It is done in float64. With C = E[x xᵀ] the inputs' are the eigenvectors of C, and the outputs', without the bias, those of E[Wx (Wx)ᵀ] = W C Wᵀ. S
     are the roots of the eigenvalues of C: how large inputs are along each.
 
     Args:
@@ -230,7 +233,7 @@ def bases_of(
     cache: Path | None,
     ranks: Ranks,
 ) -> dict[str, Bases]:
-    """Return the singular triplets that `walk_bases` yields, all at once and in the order of `weights`."""
+    """Return the singular triplets that `walk_bases` yields, in the order of `weights`."""
     found = dict(walk_bases(weights, protected, svd=svd, cache=cache, ranks=ranks))
     return {name: found[name] for name in weights}
 
@@ -295,7 +298,7 @@ def _outline(weight: torch.Tensor, protected: int, svd: Svd) -> Bases:
 
 
 def cached_inputs(name: str, weight: torch.Tensor, protected: int, cache: Path) -> Bases | str:
-    """Read the directions that a run with osft_directions=inputs has protected, or return why they cannot be read."""
+    """Read the directions of inputs that a run has protected, or return why they cannot be."""
     return _read(cache / f"{_key(weight, protected, 'exact', name)}.safetensors", weight.device)
 
 
@@ -304,7 +307,7 @@ def _key(weight: torch.Tensor, protected: int, svd: Svd, name: str | None) -> st
 
 
 def _read(path: Path, device: torch.device) -> Bases | str:
-    """Read a file of the cache; the reason why it cannot be used, or nothing where there is none, is text."""
+    """Read a file of the cache, or return why it cannot be used: "" without a file."""
     found = files.read(path)
     if isinstance(found, str):
         return found

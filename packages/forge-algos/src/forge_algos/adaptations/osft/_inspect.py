@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forge_algos._errors import AdapterError
 from forge_algos.adaptations.base._adaptation import OneRank
-from forge_algos.adaptations.osft._bases import Bases, bases_of, stack_fingerprint
+from forge_algos.adaptations.osft._bases import Bases, bases_of, cached_inputs, stack_fingerprint
 
 
 @attrs.frozen(kw_only=True)
@@ -77,6 +77,8 @@ class Portrait:
     one of them is `protected`, one min(N, M)."""
     columns: tuple[int, ...]
     """Edges of the bands of input directions, from 0 to M, likewise."""
+    of_inputs: bool = False
+    """Whether the directions are those of inputs and outputs, and the values how large inputs are along each."""
     rms: Tensor
     """float64[len(rows) - 1, len(columns) - 1]: root mean square of the entries of UᵀΔW V in
     each field; in the last band of the longer side, beyond min(N, M), of the directions that the weights do not use at all."""
@@ -107,10 +109,10 @@ def osft_moved(
         after: of the same shape, as it was exported, in the dtype of the file.
         planned: the run's plan of the target (`OSFT.plan`).
         svd: how the run found its singular vectors.
-        cache: where it keeps them.
+        cache: where it keeps them, or with osft_directions=inputs its directions.
 
     Raises:
-        AdapterError: the shapes are not those of the plan.
+        AdapterError: the shapes are not those of the plan, or the run's directions are of inputs and gone.
     """
     whole, free = tuple(planned["shape"]), int(planned["free"])
     if tuple(before.shape) != whole or tuple(after.shape) != whole:
@@ -144,7 +146,10 @@ def osft_moved(
         return attrs.evolve(found, outputs=everything, inputs=everything, both=everything)
     matrices = {f"{name}[{e}]": matrix for e, matrix in enumerate(before)} if stacked else {name: before}
     wanted = {matrix: protected for matrix in matrices}  # noqa: C420 - dict.fromkeys has no type of its values
-    bases = bases_of(matrices, wanted, svd=svd, cache=cache, ranks=OneRank())
+    if planned.get("directions") == "inputs":
+        bases = {name: osft_input_directions(name, before, protected, cache)}
+    else:
+        bases = bases_of(matrices, wanted, svd=svd, cache=cache, ranks=OneRank())
     deltas = delta if stacked else delta[None]
     parts = torch.stack([_leak(one, of, protected) for one, of in zip(deltas, bases.values(), strict=True)])
     rows, columns, both = (parts.sum(0).sqrt() / size).tolist()
@@ -154,6 +159,21 @@ def osft_moved(
     return attrs.evolve(found, outputs=outputs, inputs=inputs, both=both, anew=anew)
 
 
+def osft_input_directions(name: str, before: Tensor, protected: int, cache: Path | None) -> Bases:
+    """Read the directions of inputs and outputs that a run protected.
+
+    Raises:
+        AdapterError: they are gone; only the rows that were measured have them.
+    """
+    found = "" if cache is None else cached_inputs(f"{name}.weight", before, protected, cache)
+    if isinstance(found, Bases):
+        return found
+    raise AdapterError(
+        f"{name}: the directions of inputs that the run protected are not in {cache}"
+        f"{f' ({found})' if found else ''}, and weights do not have them: put back the run's osft/"
+    )
+
+
 def _leak(delta: Tensor, bases: Bases, protected: int) -> Tensor:
     """Return float64[3]: the squared norms of ΔW to, from, and between protected directions."""
     left, right = bases.U[:, :protected].double(), bases.Vh[:protected].double().T
@@ -161,17 +181,23 @@ def _leak(delta: Tensor, bases: Bases, protected: int) -> Tensor:
     return torch.stack([part.square().sum() for part in (to_protected, delta @ right, to_protected @ right)])
 
 
-def osft_portrait(before: Tensor, after: Tensor, *, protected: int, bands: int = 32) -> Portrait:
+def osft_portrait(
+    before: Tensor, after: Tensor, *, protected: int, bands: int = 32, directions: Bases | None = None
+) -> Portrait:
     """Measure one target's spectrum and where its change lies, from a whole decomposition.
     It is made anew, whatever method the run used.
 
     Args:
         before: [N, M], as the run loaded it.
         after: [N, M], as it was exported.
-        protected: k, how many singular directions were protected.
+        protected: k, how many directions were protected.
         bands: how many bands each side is divided into, about; each holds protected or free directions alone.
+        directions: those of inputs and outputs in the place of singular vectors (`osft_input_directions`).
     """
-    U, S, Vh = torch.linalg.svd(before.double(), full_matrices=False)
+    if directions is None:
+        U, S, Vh = torch.linalg.svd(before.double(), full_matrices=False)
+    else:
+        U, S, Vh = directions.U.double(), directions.S.double(), directions.Vh.double()
     delta = after.double() - before.double()
     d = min(before.shape)
     inner = U.T @ delta @ Vh.T
@@ -187,7 +213,8 @@ def osft_portrait(before: Tensor, after: Tensor, *, protected: int, bands: int =
         energy = torch.cat([energy, _sums(rest.square().sum(1, keepdim=True), rows)], dim=1)
         columns = (*columns, before.shape[1])
     rms = (energy / (_widths(rows)[:, None] * _widths(columns))).sqrt()
-    return Portrait(singular_values=S, protected=protected, rows=rows, columns=columns, rms=rms)
+    of_inputs = directions is not None
+    return Portrait(singular_values=S, protected=protected, rows=rows, columns=columns, of_inputs=of_inputs, rms=rms)
 
 
 def _rounding(written: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Second moments of the inputs of targets on rows of earlier tasks: what OSFT protects with osft_directions=inputs."""
+"""Second moments of what targets are given on rows of earlier tasks, for OSFT to protect."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -24,9 +24,9 @@ def osft_moments(
     targets: Mapping[str, Sequence[str]],
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> dict[str, torch.Tensor]:
-    """Measure the second moment E[x xᵀ] of the inputs x of each target, over all tokens of some rows.
+    """Measure the second moment E[x xᵀ] of the inputs x of each target over some rows.
 
-    Its eigenvectors are the principal components of what the layer is given there, as it is: the mean is not subtracted, for
+    It is taken over all of their tokens. Its eigenvectors are the principal components of what the layer is given there, as it is: the mean is not subtracted, for
     what moves with the mean is lost too.
 
     Args:

@@ -36,7 +36,8 @@ def spectrum(portrait: Portrait) -> dict[str, Any]:
         lines.append({"name": name, "run": 0, "axis": len(axes), "stride": 1, "sparse": False})
         lines[-1]["y"] = [float(f"{max(values[place], lowest):.6g}") for place in places]
         axes.append([place + 1 for place in places])
-    chart = {"name": "spectrum", "title": "Singular values", "note": "", "bytes": False, "lines": lines}
+    title = "Root mean square of inputs" if portrait.of_inputs else "Singular values"
+    chart = {"name": "spectrum", "title": title, "note": "", "bytes": False, "lines": lines}
     return {"renew": 0, "runs": 1, "unit": "direction", "log": ["spectrum"], "axes": axes, "charts": [chart]}
 
 

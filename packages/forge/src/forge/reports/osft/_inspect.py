@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import attrs
 from safetensors import SafetensorError, safe_open
 
 import forge_accel
@@ -16,7 +17,7 @@ from forge._errors import SettingsError
 from forge.reports._page import write_page
 from forge.reports.osft._page import leaks, osft_page
 from forge.saving._directories import last_export, run_values
-from forge_algos.adaptations import Moved, osft_moved, osft_portrait
+from forge_algos.adaptations import Moved, osft_input_directions, osft_moved, osft_portrait
 
 
 def inspect(run: str | Path, *, layer: str | None = None, html: str | Path | None = None) -> str:
@@ -57,7 +58,12 @@ def inspect(run: str | Path, *, layer: str | None = None, html: str | Path | Non
     key = names[shown.name]
     matrices = (before[key], after[key]) if shown.most is None else (before[key][shown.most], after[key][shown.most])
     old, new = (matrix.T for matrix in matrices) if shown.transposed else matrices
-    portrait = osft_portrait(old.float(), new, protected=shown.protected)
+    of_inputs = None
+    if plan[shown.name].get("directions") == "inputs":
+        of_inputs = osft_input_directions(shown.name, before[key].float(), shown.protected, cache)
+        if shown.transposed:
+            of_inputs = attrs.evolve(of_inputs, U=of_inputs.Vh.T, Vh=of_inputs.U.T)
+    portrait = osft_portrait(old.float(), new, protected=shown.protected, directions=of_inputs)
     others = {name: _moved(before, after, name) for name in after if name not in names.values()}
     dtype = str(after[key].dtype).removeprefix("torch.")
     file = root / "osft" / "inspect.html" if html is None else Path(html).expanduser()
