@@ -190,8 +190,8 @@ def decompose(weight: torch.Tensor, *, protected: int, svd: Svd, device: torch.d
 def decompose_inputs(weight: torch.Tensor, inputs: Inputs, *, protected: int) -> Bases:
     """Compute the principal components of a layer's inputs and outputs.
 
-    It is done in float64. With C = E[x xᵀ] the inputs' are the eigenvectors of C, and the outputs', without the bias, those of E[Wx (Wx)ᵀ] = W C Wᵀ. S
-    are the roots of the eigenvalues of C: how large inputs are along each.
+    With C = E[x xᵀ] the inputs' are the eigenvectors of C, and the outputs', without the bias, those of E[Wx (Wx)ᵀ] = W C Wᵀ,
+    in float64 where the device has it. S are the roots of the eigenvalues of C: how large inputs are along each.
 
     Args:
         weight: [N, M], or [M, N] where `inputs.transposed`.

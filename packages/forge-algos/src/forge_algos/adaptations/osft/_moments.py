@@ -26,8 +26,8 @@ def osft_moments(
 ) -> dict[str, torch.Tensor]:
     """Measure the second moment E[x xᵀ] of the inputs x of each target over some rows.
 
-    It is taken over all of their tokens. Its eigenvectors are the principal components of what the layer is given there, as it is: the mean is not subtracted, for
-    what moves with the mean is lost too.
+    It is taken over all of their tokens. Its eigenvectors are the principal components of what the layer is given there, as it
+    is: the mean is not subtracted, for what moves with the mean is lost too.
 
     Args:
         model: not yet trained; it may be divided over ranks, all of which are given the same rows.
