@@ -35,6 +35,8 @@ class Score(NamedTuple):
     ] = ()  # of a reward model: a sample's; of a classifier: its labels'; without a head: its hidden state
     padded: tuple[float, ...] = ()  # the same from one batch, padded on the right, as users of the directory may call it
 
+    hidden: bool = False  # whether the numbers are those of hidden states
+
     @property
     def mean(self) -> float:
         """Nats per learned token, or the mean reward."""
@@ -130,7 +132,7 @@ def _hidden_states(model: torch.nn.Module, samples: Sequence[Sample], device: to
             padded = [
                 number for row, states in zip(rows, states_BSD, strict=True) for number in _mean_state(states[: len(row)])
             ]
-    return Score(sum(found), len(found), in_16_bits, tuple(found), tuple(padded))
+    return Score(sum(found), len(found), in_16_bits, tuple(found), tuple(padded), hidden=True)
 
 
 def _mean_state(hidden_SD: torch.Tensor) -> list[float]:
