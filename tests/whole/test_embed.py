@@ -31,23 +31,16 @@ def rows(number: int = 24, *, first: int = 0, negatives: bool = True) -> list[di
     made: list[dict[str, Any]] = []
     for index in range(first, first + number):
         fruit, colour = FRUITS[index % 8], COLOURS[index % 3]
-        row = {
-            "query": f"what colour has {fruit} {index}?",
-            "positive": f"{fruit} {index} is " + "very " * (index % 5) + colour,
-        }
+        answer = f"{fruit} {index} is " + "very " * (index % 5) + colour
+        row = {"query": f"what colour has {fruit} {index}?", "positive": answer}
         hard = {"negative": f"{fruit} {index} is not {colour}"} if index % 2 and negatives else {}
         made.append(row | hard)
     return made
 
 
 def labelled(number: int = 24) -> list[dict[str, Any]]:
-    return [
-        {
-            "text": f"the {FRUITS[index % 8]} {index} is " + "very " * (index % 5) + COLOURS[index % 3],
-            "label": COLOURS[index % 3],
-        }
-        for index in range(number)
-    ]
+    """Texts with the label of their colour."""
+    return [{"text": row["positive"], "label": COLOURS[index % 3]} for index, row in enumerate(rows(number))]
 
 
 def embed(model: Any, tokenizer: Any, text: str, pooling: str) -> torch.Tensor:
@@ -185,7 +178,7 @@ def test_labelled_texts(model_dir: Path, tmp_path: Path) -> None:
     """loss=batch_all_triplet on texts with labels: the loss falls, and texts of one label come together."""
     data = write_rows(tmp_path / "rows.jsonl", labelled())
     result = forge.embed(
-        model_path=model_dir, data_path=data, ckpt_output_dir=tmp_path / "run", loss="batch_all_triplet", margin=0.5,
+        model_path=model_dir, data_path=data, ckpt_output_dir=tmp_path / "run", loss="batch_all_triplet", pooling="mean",
         validation_split=0.25, **SHORT | {"effective_batch_size": 9, "max_steps": 10},
     )  # fmt: skip
     assert result.eval_after["eval_loss"] < result.eval_before["eval_loss"]
@@ -203,10 +196,8 @@ def test_two_ranks_make_the_same_steps(strategy: str, model_dir: Path, tmp_path:
     both = run_on_ranks(run_verb, 2, "embed", own, joined=False)[0]
     for name, value in alone["eval_after"].items():
         assert both["eval_after"][name] == pytest.approx(value, rel=1e-3), name
-    ours, theirs = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("alone", "both")
-    )
+    files = [tmp_path / name / "metrics.jsonl" for name in ("alone", "both")]
+    ours, theirs = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
     steps = [(a, b) for a, b in zip(ours, theirs, strict=True) if "loss" in a]
     assert len(steps) == 6
     assert steps[0][1]["loss"] == pytest.approx(steps[0][0]["loss"], rel=1e-6)
@@ -254,12 +245,13 @@ def test_another_pooling_of_the_model_is_refused(model_dir: Path, tmp_path: Path
     assert forge.embed(**given, pooling="cls", ckpt_output_dir=tmp_path / "other").steps == 1
 
 
-def test_a_dry_run_has_a_memory_plan(model_dir: Path, tmp_path: Path) -> None:
+def test_a_dry_run_has_a_memory_plan(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The plan is computed, with an evaluation, for several micro-batches a step; nothing is written."""
     data = write_rows(tmp_path / "rows.jsonl", rows())
-    plan = forge.dry_run(
-        "embed", model_path=str(model_dir), data_path=str(data), ckpt_output_dir=str(tmp_path / "run"),
-        validation_split=0.25, **SHORT,
-    )  # fmt: skip
-    assert plan is not None
+    text = forge.dry_run(
+        forge.embed, model_path=model_dir, data_path=data, ckpt_output_dir=tmp_path / "run", validation_split=0.25, **SHORT
+    )
+    assert text.startswith("forge embed would write")
+    said = capsys.readouterr().err
+    assert all(phase in said for phase in ("memory on cpu", "  step ", "  evaluation ", "activations"))
     assert not (tmp_path / "run").exists()

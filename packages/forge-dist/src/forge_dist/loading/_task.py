@@ -176,12 +176,12 @@ def directory_task(path: str) -> Task:
 
 
 def _names_headless(config: "PreTrainedConfig") -> bool:
-    """Return whether a configuration names transformers' class of its type without a head."""
+    """Return whether a configuration names a class without a head, or of masked language models."""
     import transformers
 
     kind = transformers.MODEL_MAPPING.get(type(config), None)
     named = [each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)) if each is not None]
-    return any(name in named for name in config.architectures or ())
+    return any(name in named or str(name).endswith(("ForMaskedLM", "ForPreTraining")) for name in config.architectures or ())
 
 
 def task_config(path: str, task: Task) -> "PreTrainedConfig":

@@ -31,6 +31,8 @@ _PATH_SETTING = re.compile(r"(_path|_cache|_dir)$|^preprocess$")
 _COUNTS = ("_tokens", "_pairs", "_answers", "_prompts", "_samples", "_queries", "_texts")
 """Ends of held-out figures that count instead of measuring."""
 
+_PIPELINES = {"causal": "text-generation", "reward": None, "embedding": "sentence-similarity"}
+"""Task → the Hub's name of it."""
 _PACKAGES = ("forge", "forge_data", "forge_packing", "forge_accel", "forge_dist", "forge_algos")
 _OTHERS = ("torch", "transformers", "peft", "gguf")
 
@@ -107,9 +109,7 @@ def _head(request: ExportRequest, verb: str, origin: str) -> str:
         # The Hub knows no other base than its own.
         base_model=origin if on_hub else None,
         library_name="gguf" if gguf else "peft" if peft else "transformers",
-        pipeline_tag={"causal": "text-generation", "reward": None, "embedding": "sentence-similarity"}.get(
-            request.task, "text-classification"
-        ),
+        pipeline_tag=_PIPELINES.get(request.task, "text-classification"),
         tags=["forge", *([verb] if verb else []), *(["gguf"] if gguf else [])],
     )
     return data.to_yaml().strip()

@@ -79,9 +79,7 @@ class ExportRequest:
             raise SettingsError(f"{folder} holds an adapter, and a GGUF file a whole model: set merge=True.")
         task = forge_dist.directory_task(str(folder))
         if task == "embedding" and format == "gguf":
-            raise SettingsError(
-                f"{folder} holds an embedding model, without a head, which format=gguf does not write. Leave it out."
-            )
+            raise SettingsError(f"{folder} holds an embedding model, which format=gguf does not write. Leave it out.")
         base = _base_of(folder, of_run, merge=merge, dtype=dtype) if adapter else str(folder)
         chosen = dtype or _stored_dtype(base if merge else str(folder))
         if output is None and of_run is None:

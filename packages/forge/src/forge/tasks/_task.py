@@ -165,7 +165,7 @@ class Task(ABC):
         return {}
 
     def model_task(self, s: Any) -> Any:  # noqa: ARG002 - the settings may decide
-        """Return the head that is loaded: "causal", "reward", "embedding" (none) or a `forge_dist.Classifier`."""
+        """Return the head that is loaded; "embedding" is none, a `forge_dist.Classifier` has one."""
         return "causal"
 
     def choose(self, s: Any, store: Any) -> Any:  # noqa: ARG002 - most choose nothing

@@ -41,9 +41,7 @@ class Embed(Task):
 
     name = "embed"
     settings = EmbedSettings
-    about = (
-        "Embedding models: train a model without a head so that a query lies near its document, or texts of one label together."
-    )
+    about = "Embedding models: train a model so that a query lies near its document and far from others, or texts by label."
     items_are = "queries"
 
     def model_task(self, s: Any) -> str:  # noqa: ARG002 - always the same
@@ -66,8 +64,8 @@ class Embed(Task):
         for name in ("query_prefix", "document_prefix") if _of_labels(s) else ():
             if getattr(s.data, name):
                 raise SettingsError(
-                    f"{name} has no effect with loss=batch_all_triplet, whose texts are neither queries nor documents. Leave it "
-                    "out."
+                    f"{name} has no effect with loss=batch_all_triplet, whose texts are neither queries nor documents. Leave "
+                    "it out."
                 )
 
     def check_rows(self, s: Any, setting: str) -> None:
