@@ -57,7 +57,9 @@ def _pooling_file(model_path: str) -> Path | None:
         return file if file.is_file() else None
     from transformers.utils import cached_file
 
-    found = cached_file(model_path, _FILE, _raise_exceptions_for_missing_entries=False)
+    # A model without the file is the rule, and offline the hub cannot be asked for it.
+    quietly = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    found = cached_file(model_path, _FILE, **quietly)
     return None if found is None else Path(found)
 
 
