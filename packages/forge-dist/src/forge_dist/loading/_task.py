@@ -8,14 +8,14 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from forge_dist._errors import ModelError
-from forge_dist.loading._model_path import MULTIMODAL, Classifier, Task, expand_user
-from forge_dist.loading._unwrap import is_partitioned
+from forge_dist.loading._model_path import MULTIMODAL, Classifier, Task, expand_user, is_hub_name
+from forge_dist.loading._unwrap import base_of, is_partitioned, unwrapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -28,6 +28,21 @@ HEAD = "score"
 
 MULTI_LABEL, SINGLE_LABEL = "multi_label_classification", "single_label_classification"
 """transformers' values of problem_type."""
+
+Pool = Literal["last", "mean", "cls"]
+"""Hidden states of a text that are its embedding: its last token's, their mean, its first one's."""
+
+_POOLING = "1_Pooling/config.json"
+_POOLS: dict[str, Pool] = {
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    # Newer versions of sentence-transformers name one mode.
+    "lasttoken": "last",
+    "mean": "mean",
+    "cls": "cls",
+}
+"""Name in sentence-transformers → ours."""
 
 _NEVER_LAST = ("pad", "reserved", "unused")
 """Words in the names of special tokens that end no row."""
@@ -182,6 +197,61 @@ def _names_headless(config: "PreTrainedConfig") -> bool:
     kind = transformers.MODEL_MAPPING.get(type(config), None)
     named = [each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)) if each is not None]
     return any(name in named or str(name).endswith(("ForMaskedLM", "ForPreTraining")) for name in config.architectures or ())
+
+
+def model_pooling(model_path: str) -> tuple[Pool, str]:
+    """Return which hidden states of a text are its embedding, and why.
+
+    What 1_Pooling/config.json of a sentence-transformers directory says; without one the mean of a model of a type that has
+    masked language models (BERT, XLM-R, ModernBERT), and the last token's of any other.
+
+    Raises:
+        ModelError: the file cannot be read, or names another way of pooling; the configuration cannot be read.
+    """
+    import transformers
+
+    file = _pooling_file(model_path)
+    if file is not None:
+        return _stored(file), f"{_POOLING} of the model says so"
+    try:
+        config = transformers.AutoConfig.from_pretrained(expand_user(model_path), trust_remote_code=False)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"model_path {model_path}: its configuration cannot be read: {error}") from error
+    if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING:
+        return "mean", f"a model of the type {config.model_type} looks at a text from both sides"
+    return "last", "the last token of a causal model has seen the whole text"
+
+
+def hidden_size(model: Any) -> int:
+    """Return the width of a model's hidden states, bare, wrapped or with an adapter."""
+    return int(base_of(unwrapped(model)).config.get_text_config().hidden_size)
+
+
+def _pooling_file(model_path: str) -> Path | None:
+    if not is_hub_name(model_path):
+        file = Path(expand_user(model_path)) / _POOLING
+        return file if file.is_file() else None
+    from transformers.utils import cached_file
+
+    # A model without the file is the rule, and offline the hub cannot be asked for it.
+    quietly = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    found = cached_file(model_path, _POOLING, **quietly)
+    return None if found is None else Path(found)
+
+
+def _stored(file: Path) -> Pool:
+    try:
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        named = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+        named += [config["pooling_mode"]] if isinstance(config.get("pooling_mode"), str) else []
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}; correct it, or set `pooling`") from error
+    if len(named) != 1 or named[0] not in _POOLS:
+        raise ModelError(
+            f"{file} pools by {', '.join(map(str, named)) or 'nothing'}; embeddings are trained by the last token, the mean or "
+            "the first (cls): set `pooling` to one of them"
+        )
+    return _POOLS[named[0]]
 
 
 def task_config(path: str, task: Task) -> "PreTrainedConfig":
