@@ -66,6 +66,7 @@ def test_an_end_token_is_the_tokenizers(tmp_path, chatml_tokenizer):
     whole = store_of(tmp_path, ending, rows)
     assert all(ids[-1] == ending.eos_token_id for ids in texts_of(whole[0]))
     cut = store_of(tmp_path, ending, rows, max_seq_len=4, on_overflow="truncate")
+    assert ending.backend_tokenizer.truncation is None
     assert texts_of(cut[0]) == ending(["one two three four five six seven", "two"], truncation=True, max_length=4)["input_ids"]
     assert texts_of(cut[0])[0] == [*texts_of(whole[0])[0][:3], ending.eos_token_id]
     assert cut.accounting.tokens_lost == {"truncated": len(whole[0]) - len(cut[0])}
@@ -113,7 +114,7 @@ def test_bad_rows(row, message, tmp_path, chatml_tokenizer):
 
 def test_shown_and_not_linted(tmp_path, chatml_tokenizer, capsys):
     """`forge data show` shows the texts; lint says that nothing of them is learned."""
-    from forge_data.cli._commands import main
+    from forge_data.cli._parser import main
 
     store = store_of(tmp_path, chatml_tokenizer, [{"query": "alpha", "positive": "beta", "negative": "gamma"}])
     assert main(["show", str(store.path)]) == 0

@@ -55,6 +55,9 @@ class PromptEncoder:
         encoded = self._tokenizer(
             texts, return_attention_mask=False, return_token_type_ids=False, verbose=limit is not None, **cut
         )
+        if cut:
+            # Or whoever saves the tokenizer would save it with this limit.
+            self._tokenizer.backend_tokenizer.no_truncation()
         found = iter(np.array(ids, dtype=np.int32) for ids in encoded["input_ids"])
         return [[next(found) for _ in group] for group in groups]
 
