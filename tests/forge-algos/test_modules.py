@@ -10,6 +10,7 @@ from forge_algos._modules import (
     decoder,
     embeddings,
     head,
+    headless,
     language_modules,
     mode,
     text_config,
@@ -51,7 +52,9 @@ def test_the_parts_of_a_model():
         assert (decoder(wrapped), head(wrapped), vocabulary(wrapped)) == (decoder(seen), head(seen), VOCAB)
     plain = torch.nn.Linear(2, 2)
     assert (decoder(plain), head(plain), vocabulary(plain), causal_model(plain)) == (None, None, None, plain)
-    assert decoder(model.model) is None
+    assert decoder(model.model) is model.model  # hidden states and no more, as AutoModel loads it
+    assert headless(model.model)
+    assert not headless(model)
 
 
 def test_a_head_that_is_called_decoder():

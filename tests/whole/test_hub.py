@@ -20,7 +20,7 @@ from forge.backends import Backend, Capabilities
 from forge.hub import SFTAlgorithm, TrainingHubCallback, create_algorithm, estimate, osft, sft, translate
 from forge.settings._settings import resolve
 
-from .conftest import write_rows
+from .conftest import FRUITS, write_rows
 from .starts import metrics
 
 # The README of training_hub 0.11.2.
@@ -219,11 +219,22 @@ def test_the_snippet_of_grpo(model_dir: Path, tmp_path: Path, monkeypatch: pytes
     assert snippet("lora_grpo art", **places).steps == 15
 
 
-@pytest.mark.parametrize("name", ["gepa", "embedding_sft"])
-def test_snippets_that_are_refused(name: str) -> None:
+def test_the_snippet_that_is_refused() -> None:
     """With what to use instead."""
-    with pytest.raises(SettingsError, match="Use the package gepa|use sentence-transformers"):
-        snippet(name)
+    with pytest.raises(SettingsError, match="Use the package gepa"):
+        snippet("gepa")
+
+
+def test_the_snippet_of_embeddings(model_dir: Path, tmp_path: Path) -> None:
+    """Its 20 epochs of batches of 32 run on labelled texts, and leave a model that sentence-transformers finds its files in."""
+    texts = [f"{fruit} number {at} is " + ("red", "green")[at % 2] for at, fruit in enumerate(FRUITS * 5)]
+    data = write_rows(tmp_path / "rows.jsonl", [{"text": text, "label": at % 2} for at, text in enumerate(texts)])
+    result = snippet("embedding_sft", model_path=model_dir, data_path=data, ckpt_output_dir=tmp_path / "run")
+    assert result.steps == 40
+    assert (result.model_dir / "modules.json").exists()
+    text = (tmp_path / "run" / "config.yaml").read_text()
+    assert re.search(r"^loss: batch_all_triplet\b", text, re.MULTILINE)
+    assert re.search(r"^margin: 5.0\b", text, re.MULTILINE)
 
 
 class Keeper(TrainingHubCallback):

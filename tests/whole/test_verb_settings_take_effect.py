@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -16,6 +17,7 @@ from forge.verbs._registry import task_of
 from forge.verbs._sft import SFTSettings
 
 from ..lanes import ci_keeps
+from .conftest import write_rows
 from .sampling_stub import served
 from .test_settings_take_effect import once, traces
 from .verbs import VERBS, settings_of, teacher
@@ -80,6 +82,15 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
     "classify": {
         "labels": ({}, None, ("weather", "colour")),
         "problem_type": ({}, "auto", "multi_label_classification"),
+    },
+    "embed": {
+        "loss": ({"data_path": "TEXTS OF BOTH KINDS"}, "contrastive", "batch_all_triplet"),
+        "pooling": ({}, "auto", "mean"),
+        "temperature": ({}, None, 0.5),
+        "exclude_same_text": ({"data_path": "WITH EQUAL TEXTS"}, False, True),
+        "margin": ({"loss": "batch_all_triplet", "data_path": "TEXTS OF BOTH KINDS"}, None, 0.5),
+        "query_prefix": ({}, "", "query: "),
+        "document_prefix": ({}, "", "passage: "),
     },
     "reward": {
         "centering": ({"learning_rate": 1e-1}, 0.0, 1.0),
@@ -204,6 +215,10 @@ def places(model_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
     settings_of("dpo", model_dir, folder)
     bad = folder / "bad.jsonl"
     bad.write_text((folder / "pairs.jsonl").read_text() + '{"prompt": "a", "chosen": "b", "rejected": "b"}\n')
+    settings_of("embed", model_dir, folder)
+    texts = [json.loads(line) for line in (folder / "texts.jsonl").read_text().splitlines()]
+    write_rows(folder / "both.jsonl", [{**row, "text": row["query"], "label": at % 3} for at, row in enumerate(texts)])
+    write_rows(folder / "equal.jsonl", [{**row, "positive": texts[at % 2]["positive"]} for at, row in enumerate(texts)])
     with (folder / "forge_test_rewards.py").open("a") as rewards:
         rewards.write(REWARDS)
     with (
@@ -221,6 +236,8 @@ def places(model_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
             "OTHER TEACHER": str(other),
             "REWARD MODEL": str(folder / "scored"),
             "WITH A BAD PAIR": str(bad),
+            "TEXTS OF BOTH KINDS": str(folder / "both.jsonl"),
+            "WITH EQUAL TEXTS": str(folder / "equal.jsonl"),
         }
 
 

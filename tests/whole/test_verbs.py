@@ -181,9 +181,12 @@ def _untimed(run: Path) -> list[dict[str, Any]]:
 
 def _loads(verb: str, directory: Path) -> None:
     """Plain transformers, or plain PEFT, loads an export and runs it."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-    kind: Any = AutoModelForSequenceClassification if verb in ("reward", "classify") else AutoModelForCausalLM
+    kind: Any = {
+        **dict.fromkeys(("reward", "classify"), AutoModelForSequenceClassification),
+        "embed": AutoModel,
+    }.get(verb, AutoModelForCausalLM)
     ids = torch.tensor([AutoTokenizer.from_pretrained(directory)("the pear is red").input_ids])
     if (directory / "adapter_config.json").exists():
         from peft import PeftModel
@@ -195,4 +198,4 @@ def _loads(verb: str, directory: Path) -> None:
         loaded, report = kind.from_pretrained(directory, output_loading_info=True)
         assert not report["missing_keys"]
         assert not report["unexpected_keys"]
-    assert loaded(input_ids=ids).logits.isfinite().all()
+    assert loaded(input_ids=ids)[0].isfinite().all()

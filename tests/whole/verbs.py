@@ -30,6 +30,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "kto": {},
     "reward": {},
     "classify": {},
+    "embed": {},
     "ppo": {**ONLINE, "num_iterations": 2},
     "grpo": {**ONLINE, "num_generations": 3, "num_iterations": 2, "kl_weight": 0.05},
     "rloo": {**ONLINE, "num_generations": 2},
@@ -43,6 +44,7 @@ KINDS = {
     "pretrain": "documents",
     "kto": "answers",
     "classify": "labelled",
+    "embed": "texts",
 }
 
 
@@ -63,6 +65,8 @@ def rows_of(kind: str, number: int = 24) -> list[dict[str, Any]]:
             rows.append({"prompt": asked, "fruit": fruit})
         elif kind == "labelled":
             rows.append({"text": (bad if index % 2 else good)[0]["content"], "label": "weather" if index % 2 else "colour"})
+        elif kind == "texts":
+            rows.append({"query": prompt[0]["content"], "positive": good[0]["content"], "negative": bad[0]["content"]})
         elif kind == "documents":
             rows.append({"text": f"number {index}: {good[0]['content']} " * (1 + index % 3)})
     return rows or conversations(number)

@@ -110,3 +110,20 @@ def test_what_does_not_fit_is_refused(wrong: dict[str, object], message: str) ->
     arguments = {"queries_BD": queries, "candidates_ND": candidates, "positives": positives, **wrong}
     with pytest.raises(LossError, match=message):
         losses.contrastive(**arguments)  # pyrefly: ignore[bad-argument-type]  wrong on purpose
+
+
+def test_an_excluded_candidate_is_as_if_it_were_not_there() -> None:
+    """Loss, gradients and place are those without it; a query's own positive stays, whatever is asked."""
+    queries, candidates, positives = drawn(dtype=torch.float64)
+    left_out = next(at for at in range(N) if at not in positives.tolist())
+    excluded = torch.zeros(B, N, dtype=torch.bool)
+    excluded[:, left_out] = True
+    excluded[torch.arange(B), positives] = True
+    found = losses.contrastive(queries, candidates, positives, excluded=excluded)
+    kept = [at for at in range(N) if at != left_out]
+    wanted = losses.contrastive(queries, candidates[kept], positives - (positives > left_out).long())
+    torch.testing.assert_close(found.sum, wanted.sum)
+    assert {name: value.item() for name, value in found.stats.items()} == {name: v.item() for name, v in wanted.stats.items()}
+    torch.testing.assert_close(torch.autograd.grad(found.sum, queries), torch.autograd.grad(wanted.sum, queries))
+    with pytest.raises(LossError, match="excluded"):
+        losses.contrastive(queries, candidates, positives, excluded=excluded[:1])

@@ -14,11 +14,15 @@ from forge_dist import (
     Classifier,
     ModelError,
     check_export,
+    check_model,
     check_model_path,
     directory_task,
     export_model,
+    hidden_size,
     load_model,
     load_trained,
+    merge_adapter,
+    model_pooling,
 )
 
 from ...ranks import run_on_ranks
@@ -249,3 +253,122 @@ def test_an_adapter_names_its_labels(base, tmp_path):
     ids = torch.tensor(ROWS[:1])
     with torch.no_grad():
         assert torch.equal(found(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
+
+
+def _hidden(model, ids=(1, 5, 7, 9, 2)):
+    with torch.no_grad():
+        return model.eval()(input_ids=torch.tensor([ids])).last_hidden_state
+
+
+@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "LlamaModel", "BertForMaskedLM", "BertForPreTraining", "BertModel"])
+def test_a_model_without_a_head(kind, tmp_path):
+    """AutoModel's class with every weight but a head's and a pooling layer's, exported as that class, for plain AutoModel."""
+    import transformers
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = (transformers.LlamaConfig if kind.startswith("Llama") else transformers.BertConfig)(**sizes)
+    getattr(transformers, kind)(config).save_pretrained(tmp_path / "model")
+    path = str(tmp_path / "model")
+    assert check_model(path, task="embedding") == 64
+    model = load_model(path, dtype=torch.float32, device="cpu", task="embedding")
+    assert type(model).__name__ == kind[: 5 if kind.startswith("Llama") else 4] + "Model"
+    assert getattr(model, "pooler", None) is None
+    assert torch.equal(_hidden(model), _hidden(transformers.AutoModel.from_pretrained(path, attn_implementation="sdpa")))
+    export_model(model, tmp_path / "export")
+    found = check_export(model, tmp_path / "export", [([1, 5, 7, 9, 2], [-100] * 5), ([4, 3], [-100] * 2)])
+    assert found.difference == 0
+    assert directory_task(str(tmp_path / "export")) == "embedding"
+    assert torch.equal(_hidden(model), _hidden(transformers.AutoModel.from_pretrained(tmp_path / "export")))
+
+
+def test_other_weights_count_without_a_head_too(base, tmp_path):
+    """A tensor that is no head's is an error, and so are a classifier's directory and one of several modalities."""
+    state = load_file(Path(base) / "model.safetensors")
+    folder = tmp_path / "more"
+    folder.mkdir()
+    (folder / "config.json").write_text((Path(base) / "config.json").read_text())
+    save_file({**state, "extra.weight": torch.zeros(2)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"unexpected weight extra\.weight"):
+        load_model(str(folder), dtype=torch.float32, device="cpu", task="embedding")
+    config = json.loads((Path(base) / "config.json").read_text())
+    for change, message in (
+        ({"architectures": ["LlamaForSequenceClassification"]}, "without a head"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"text_config": {}}, "several modalities"),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ModelError, match=message):
+            check_model_path(str(folder), task="embedding")
+
+
+def test_an_adapter_on_a_model_without_a_head(base, tmp_path):
+    """Plain PEFT loads it on plain AutoModel; its directory says its task, and it merges."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModel
+
+    model = load_model(base, dtype=torch.float32, device="cpu", task="embedding")
+    adapted = get_peft_model(
+        model, LoraConfig(task_type="FEATURE_EXTRACTION", target_modules=["q_proj"], init_lora_weights=False)
+    )
+    export_model(adapted, tmp_path / "adapter")
+    assert check_export(adapted, tmp_path / "adapter", [([1, 5, 7], [-100] * 3)]).difference < 1e-6
+    assert directory_task(str(tmp_path / "adapter")) == "embedding"
+    plain = PeftModel.from_pretrained(AutoModel.from_pretrained(base), tmp_path / "adapter")
+    assert torch.allclose(_hidden(plain), _hidden(adapted), atol=1e-6)
+    merged = merge_adapter(tmp_path / "adapter", [[1, 5, 7]], task="embedding")
+    assert torch.allclose(_hidden(merged.model), _hidden(adapted), atol=1e-5)
+
+
+def said(folder, content):
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return model_pooling(str(folder))[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode_lasttoken": True, "include_prompt": True}, "last"),
+        ({"pooling_mode": "lasttoken", "embedding_dimension": 3}, "last"),
+        ({"pooling_mode": "mean"}, "mean"),
+    ],
+)
+def test_what_the_file_says(content, pooling, tmp_path):
+    """In the form of every version of sentence-transformers."""
+    assert said(tmp_path, content) == pooling
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"pooling_mode_max_tokens": True}, "pools by pooling_mode_max_tokens"),
+        (
+            {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True},
+            "pools by pooling_mode_max_tokens, pooling_mode_mean",
+        ),
+        ({"include_prompt": True}, "pools by nothing"),
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+    ],
+)
+def test_another_pooling_is_named(content, message, tmp_path):
+    """An error that says what to set."""
+    with pytest.raises(ModelError, match=f"{message}.*set `pooling`"):
+        said(tmp_path, content)
+
+
+def test_without_a_file_the_type_decides(base, tmp_path):
+    """The last token of a causal model, the mean of one of masked language models."""
+    from transformers import BertConfig
+
+    assert model_pooling(base)[0] == "last"
+    BertConfig().save_pretrained(tmp_path)
+    assert model_pooling(str(tmp_path)) == ("mean", "a model of the type bert looks at a text from both sides")
+
+
+def test_the_width_of_a_model(base):
+    """The size of its hidden states."""
+    model = load_model(base, dtype=torch.float32, device="cpu", task="embedding")
+    assert hidden_size(model) == model.config.hidden_size

@@ -26,7 +26,7 @@ OSFT = {
     "max_seq_len": 64,
     "learning_rate": 1e-5,
 }
-CALLS = {"sft": PATHS, "osft": {**PATHS, **OSFT}, "lora_sft": PATHS, "grpo": PATHS, "lora_grpo": PATHS}
+CALLS = {"sft": PATHS, "osft": {**PATHS, **OSFT}, "lora_sft": PATHS, "grpo": PATHS, "lora_grpo": PATHS, "embedding_sft": PATHS}
 
 # Its signatures, in order (training_hub 0.11.2): a call by position means there what it means here.
 SIGNATURES = {
@@ -53,6 +53,8 @@ SIGNATURES = {
     "grpo": """model_path ckpt_output_dir data_path data_config n_train n_val reward_fn num_iterations group_size
         prompt_batch_size learning_rate temperature max_tokens max_prompt_length gpu_memory_utilization n_gpus nnodes
         tensor_parallel_size use_dr_grpo iteration_callback wandb_project""",
+    "embedding_sft": """model_path data_path ckpt_output_dir backend loss_type loss_fn num_epochs batch_size learning_rate
+        warmup_ratio batch_sampler eval_data_path text_column label_column seed""",
 }
 
 
@@ -118,6 +120,8 @@ VALUES = {
     "save_final_checkpoint": (False,),
     "is_padding_free": (False,),
     "osft": (False,),
+    "loss_type": ("mnrl",),
+    "batch_sampler": ("default",),
 }
 """Values that a parameter must have to be seen."""
 BESIDE = {
@@ -128,6 +132,7 @@ BESIDE = {
     "bnb_4bit_compute_dtype": {"load_in_4bit": True},
     "bnb_4bit_use_double_quant": {"load_in_4bit": True},
     "eval_steps": {"eval_data_path": "e"},
+    "batch_sampler": {"loss_type": "mnrl"},
 }
 CHECKED = {"data_output_dir", "max_lora_rank"}
 """Parameters of which some values are refused, and no setting of forge is made."""
@@ -187,6 +192,14 @@ def test_unknown_names():
         ("grpo", {"tensor_parallel_size": 2}, "completions come from the model that trains"),
         ("grpo", {"iteration_callback": len}, "callbacks="),
         ("sft", {"max_batch_len": 3, "max_tokens_per_gpu": 4}, "give one"),
+        ("embedding_sft", {"loss_type": "batch_hard_triplet"}, "the hardest among them"),
+        ("embedding_sft", {"loss_type": "cosine"}, "there are batch_all_triplet and mnrl"),
+        ("embedding_sft", {"loss_fn": len}, "a loss is named"),
+        ("embedding_sft", {"warmup_ratio": 0.2}, "give warmup_steps"),
+        ("embedding_sft", {"batch_sampler": "group_by_label"}, "drawn from all rows"),
+        ("embedding_sft", {"batch_sampler": "no_duplicates"}, "not available with triplets"),
+        ("embedding_sft", {"loss_type": "mnrl", "text_column": "sentence"}, "whose rows are pairs"),
+        ("embedding_sft", {"label_column": 3}, "label_column must be the name of a column"),
     ],
 )  # fmt: skip
 def test_refusals(function, given, why):
@@ -240,6 +253,12 @@ def test_names_that_are_none():
         ("lora_sft", {"eval_data_path": "e"}, {"eval_every_steps": 500}),
         ("lora_grpo", {}, {"num_epochs": 15, "loss_type": "dr_grpo", "scale_rewards": "none", "lora_alpha": 8}),
         ("lora_grpo", {"backend": "art"}, {"max_steps": 15}),
+        ("embedding_sft", {}, {"loss": "batch_all_triplet", "num_epochs": 20, "effective_batch_size": 32}),
+        ("embedding_sft", {"backend": "sentence-transformers", "warmup_ratio": 0}, {"lr_scheduler": "linear", "beta2": 0.999}),
+        ("embedding_sft", {"loss_type": "mnrl"}, {"loss": "contrastive", "exclude_same_text": True}),
+        ("embedding_sft", {"loss_type": "mnrl", "batch_sampler": "default"}, {"exclude_same_text": False}),
+        ("embedding_sft", {"text_column": "a", "label_column": "b"}, {"rename_columns": {"a": "text", "b": "label"}}),
+        ("embedding_sft", {"eval_data_path": "e", "warmup_steps": 5}, {"eval_data_path": "e", "warmup_steps": 5}),
         ("grpo", {"n_gpus": 4, "reward_fn": "r:f"}, {"nproc_per_node": 4, "reward": ("r:f",), "max_new_tokens": 512}),
     ],
 )  # fmt: skip
@@ -263,7 +282,7 @@ def test_pretraining():
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_functions_that_there_are_not(name):
-    """gepa and embedding_sft say what to use."""
+    """gepa says what to use."""
     with pytest.raises(SettingsError, match=name.partition("_")[0]):
         getattr(forge.hub, name)(model_path="m")
     for call in (create_algorithm, translate):
@@ -310,7 +329,7 @@ def test_callbacks():
 
 def test_registry():
     """Algorithms and backends by name; forge's own backend comes first; what is added is found."""
-    assert AlgorithmRegistry.list_algorithms() == ["sft", "osft", "lora_sft", "lora_grpo", "grpo"]
+    assert AlgorithmRegistry.list_algorithms() == ["sft", "osft", "lora_sft", "lora_grpo", "grpo", "embedding_sft"]
     assert AlgorithmRegistry.list_backends("sft")[0] == "forge"
     assert AlgorithmRegistry.list_backends("nothing") == []
     assert forge.hub.Backend is forge.backends.Backend

@@ -62,11 +62,15 @@ if TYPE_CHECKING:
         RLOO as RLOO,
         SFT as SFT,
         BaseKL as BaseKL,
+        BatchAllTriplet as BatchAllTriplet,
         Bound as Bound,
         Classify as Classify,
         ClassifyBatch as ClassifyBatch,
+        Contrastive as Contrastive,
+        ContrastiveBatch as ContrastiveBatch,
         Distill as Distill,
         KTOBatch as KTOBatch,
+        LabelledTexts as LabelledTexts,
         Objective as Objective,
         PreferenceBatch as PreferenceBatch,
         Pretrain as Pretrain,
@@ -84,6 +88,7 @@ if TYPE_CHECKING:
     from forge_algos.optimizers._schedules import lr_factor as lr_factor, schedule as schedule
     from forge_algos.settings._adapter import AdapterSettings as AdapterSettings
     from forge_algos.settings._classify import ClassifySettings as ClassifySettings
+    from forge_algos.settings._embed import EmbedSettings as EmbedSettings
     from forge_algos.settings._moe import MoESettings as MoESettings
     from forge_algos.settings._online import (
         GRPOSettings as GRPOSettings,
@@ -137,13 +142,15 @@ _PUBLIC = {
     "memory._rehearsal": "Rehearsal tensors_of",
     "memory._tracker": "Peak",
     "objectives": (
-        "BaseKL Bound Classify ClassifyBatch DPO Distill GRPO KTO KTOBatch ORPO Objective PPO PreferenceBatch Pretrain RLOO "
-        "Reward SFT SelfDistill SimPO check_reference reference_logps"
+        "BaseKL BatchAllTriplet Bound Classify ClassifyBatch Contrastive ContrastiveBatch DPO Distill GRPO KTO KTOBatch "
+        "LabelledTexts ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SelfDistill SimPO check_reference "
+        "reference_logps"
     ),
     "optimizers._optimizers": "adamw cast_trained make_optimizer",
     "optimizers._schedules": "lr_factor schedule",
     "settings._adapter": "AdapterSettings",
     "settings._classify": "ClassifySettings",
+    "settings._embed": "EmbedSettings",
     "settings._moe": "MoESettings",
     "settings._online": "GRPOSettings PPOSettings RLOOSettings",
     "settings._optimizer": "SCHEDULES_WITHOUT_LENGTH OptimizerSettings",

@@ -34,14 +34,23 @@ def causal_model(model: nn.Module) -> nn.Module:
     return model if inner is None else inner
 
 
+def headless(causal: nn.Module) -> bool:
+    """Return whether an unwrapped model has no head, as AutoModel loads it."""
+    return getattr(causal, "base_model", None) is causal and head(causal) is None
+
+
 def decoder(model: nn.Module) -> nn.Module | None:
     """Return the module that computes hidden states, or None where the model has no such part.
+
+    A model without a head is that module itself.
 
     In a model of several modalities that is the outermost: it makes masks and positions for the language model inside of it.
     """
     causal = causal_model(model)
     if WITHOUT_DECODER in vars(causal):
         return None
+    if headless(causal):
+        return causal
     found = _ask(causal, "get_decoder")
     if found is not None and found is head(causal):  # ModernBERT's head is called `decoder`
         found = getattr(causal, "base_model", None)

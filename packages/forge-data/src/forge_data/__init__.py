@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from forge_data._example import TokenizedExample as TokenizedExample
     from forge_data._settings import (
         DataSettings as DataSettings,
+        EmbedDataSettings as EmbedDataSettings,
         LabelledDataSettings as LabelledDataSettings,
         PreferenceDataSettings as PreferenceDataSettings,
         PretrainDataSettings as PretrainDataSettings,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from forge_data.preparing._merge import merge as merge
     from forge_data.preparing._prepare import prepare as prepare
     from forge_data.preparing._prepare_prompts import prepare_prompts as prepare_prompts
+    from forge_data.preparing._prepare_text_pairs import prepare_text_pairs as prepare_text_pairs
     from forge_data.preparing._prepare_texts import prepare_labelled as prepare_labelled
     from forge_data.preparing._tokenize import tokenize as tokenize
     from forge_data.reading._memory import InMemoryRows as InMemoryRows
@@ -51,7 +53,9 @@ _PUBLIC = {
     "_accounting": "Accounting",
     "_errors": "BadPairError DataError ForgeDataError StoreError TemplateError TokenizerError",
     "_example": "TokenizedExample",
-    "_settings": "DataSettings LabelledDataSettings PreferenceDataSettings PretrainDataSettings PromptDataSettings",
+    "_settings": (
+        "DataSettings EmbedDataSettings LabelledDataSettings PreferenceDataSettings PretrainDataSettings PromptDataSettings"
+    ),
     "findings._finding": "Finding",
     "findings._report": "LintReport",
     "formats._format": "Format",
@@ -60,6 +64,7 @@ _PUBLIC = {
     "preparing._merge": "merge",
     "preparing._prepare": "prepare",
     "preparing._prepare_prompts": "prepare_prompts",
+    "preparing._prepare_text_pairs": "prepare_text_pairs",
     "preparing._prepare_texts": "prepare_labelled",
     "preparing._tokenize": "tokenize",
     "reading._memory": "InMemoryRows",

@@ -153,3 +153,23 @@ class TextOptions(TemplateOptions, RowOptions):
     def limit(self) -> int | None:
         """Most tokens of a text."""
         return self.max_seq_len
+
+
+def _prefix(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if not isinstance(value, str):
+        raise DataError(f"`{attribute.name}` is {describe(value)}; it must be a text, such as 'query: '")
+
+
+@attrs.frozen(kw_only=True)
+class PairOptions(RowOptions):
+    """Checked arguments of `prepare_text_pairs`."""
+
+    max_seq_len: int | None = attrs.field(default=None, validator=_length)
+    on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_LONG_TEXT))
+    query_prefix: str = attrs.field(default="", validator=_prefix)
+    document_prefix: str = attrs.field(default="", validator=_prefix)
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of a text."""
+        return self.max_seq_len

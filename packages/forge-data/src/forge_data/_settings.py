@@ -6,6 +6,7 @@ The metadata `words` of a field that may be a mapping is the function that reads
 RowSettings                          where rows come from, and which are held out
 ├── PromptDataSettings               prompts to be answered while training (and ChatTemplateSettings)
 ├── LabelledDataSettings             texts with labels, to be classified (and ChatTemplateSettings)
+├── EmbedDataSettings                queries with documents, or texts with labels, to be embedded
 └── PretrainDataSettings             documents, of which every token is learned
     └── DataSettings                 rows of any format, of which a part is learned (and ChatTemplateSettings)
         └── PreferenceDataSettings   answers that are better or worse than others
@@ -205,6 +206,29 @@ class LabelledDataSettings(ChatTemplateSettings, RowSettings):
     on_overflow: OnLongText = attrs.field(default="drop", validator=_one_of(OnLongText))
     """What becomes of a text longer than max_seq_len: it is left out and counted, cut off after its first tokens, or an
     error."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        _check_limited("max_seq_len", self.max_seq_len, self.on_overflow)
+
+
+@attrs.frozen(kw_only=True)
+class EmbedDataSettings(RowSettings):
+    """Which texts are trained on as embeddings, and which are held out."""
+
+    max_seq_len: int | None = attrs.field(default=None, validator=_POSITIVE)
+    """Longest text in tokens, a query or a document; on_overflow decides what becomes of longer ones. No limit by default."""
+
+    on_overflow: OnLongText = attrs.field(default="drop", validator=_one_of(OnLongText))
+    """What becomes of a row with a text longer than max_seq_len: it is left out and counted, the text is cut (special tokens
+    at its end stay), or an error."""
+
+    query_prefix: str = attrs.field(default="", validator=validators.instance_of(str))
+    """Put before each query, such as "query: "; stored with the model as its prompt of that name. What it needs at its end, a
+    space or a line break, is part of it."""
+
+    document_prefix: str = attrs.field(default="", validator=validators.instance_of(str))
+    """Put before each document, hard negatives too, such as "passage: "; stored with the model."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

@@ -57,7 +57,11 @@ if TYPE_CHECKING:
     from forge_dist.loading._outline import check_model as check_model, outline_model as outline_model
     from forge_dist.loading._positions import max_positions as max_positions, position_table as position_table
     from forge_dist.loading._request import LoadRequest as LoadRequest
-    from forge_dist.loading._task import directory_task as directory_task
+    from forge_dist.loading._task import (
+        directory_task as directory_task,
+        hidden_size as hidden_size,
+        model_pooling as model_pooling,
+    )
     from forge_dist.ranks._failure_report import worker_report as worker_report
     from forge_dist.ranks._ranks import Ranks as Ranks, join as join
     from forge_dist.strategies._choose import make_strategy as make_strategy
@@ -99,7 +103,7 @@ _PUBLIC = {
     "loading._outline": "check_model outline_model",
     "loading._positions": "max_positions position_table",
     "loading._request": "LoadRequest",
-    "loading._task": "directory_task",
+    "loading._task": "directory_task hidden_size model_pooling",
     "ranks._failure_report": "worker_report",
     "ranks._ranks": "Ranks join",
     "strategies._choose": "make_strategy",

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from forge.talking._serve import serve as serve
     from forge.verbs._classify import classify as classify
     from forge.verbs._distill import distill as distill
+    from forge.verbs._embed import embed as embed
     from forge.verbs._online import grpo as grpo, ppo as ppo, rloo as rloo
     from forge.verbs._osft import osft as osft
     from forge.verbs._preferences import dpo as dpo, kto as kto, orpo as orpo, reward as reward, simpo as simpo
@@ -76,6 +77,7 @@ _PUBLIC = {
     "verbs._sdft": "sdft",
     "verbs._preferences": "dpo orpo simpo kto reward",
     "verbs._classify": "classify",
+    "verbs._embed": "embed",
     "verbs._online": "ppo grpo rloo",
 }
 # `forge.data` is `forge_data`, and so on.

@@ -21,7 +21,7 @@ _PATIENCE_SECONDS = 30.0
 _SHORT_SECONDS = 2.0
 """Seconds that may pass without a word."""
 _WIDTH = 72
-_SHOWN = ("accuracy", "margin", "reward", "kl")
+_SHOWN = ("accuracy", "mrr", "margin", "reward", "kl")
 """Figures of a step that its line shows beside the loss."""
 
 

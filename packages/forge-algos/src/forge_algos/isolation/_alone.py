@@ -165,7 +165,7 @@ def run_documents_alone(
 def run_alone_as(model: nn.Module, draft: nn.Module | None) -> None:
     """Run documents of `model` alone, untried, as those of `draft`; None: each by itself."""
     found, causal = None if draft is None else _alone(draft), causal_model(model)
-    whole = found is not None and found.module is found.causal
+    whole = found is not None and found.output == "logits"
     alone = _Alone(causal, None if whole else decoder(causal), lambda number: number)
     alone.lines = "single" if found is None else found.lines
     alone.install()
@@ -227,7 +227,7 @@ class _Alone:
         self.causal.register_forward_pre_hook(self._begin, with_kwargs=True)
         self.causal.register_forward_hook(self._end, always_call=True)
         self.module.forward = self.forward
-        if self.module is self.causal:
+        if self.output == "logits":
             setattr(self.causal, WITHOUT_DECODER, True)
 
     def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:

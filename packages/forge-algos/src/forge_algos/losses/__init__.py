@@ -11,6 +11,7 @@ from forge_algos.losses._nll import nll, nll_of_logits
 from forge_algos.losses._sums import completion_logps
 from forge_algos.losses._terms import LossTerms
 from forge_algos.losses._token_logps import token_logps
+from forge_algos.losses._triplet import batch_all_triplet
 from forge_algos.losses.distillation._distillation import distillation
 from forge_algos.losses.policy._advantages import Advantages, gae, group_advantages
 from forge_algos.losses.policy._policy import policy_gradient, value
@@ -25,6 +26,7 @@ __all__ = [
     "Advantages",
     "LossTerms",
     "PolicyKind",
+    "batch_all_triplet",
     "classification",
     "completion_logps",
     "contrastive",

@@ -10,14 +10,19 @@ from forge_algos.losses._terms import LossTerms
 
 
 def contrastive(
-    queries_BD: torch.Tensor, candidates_ND: torch.Tensor, positives: torch.Tensor, *, temperature: float = 0.05
+    queries_BD: torch.Tensor,
+    candidates_ND: torch.Tensor,
+    positives: torch.Tensor,
+    *,
+    temperature: float = 0.05,
+    excluded: torch.Tensor | None = None,
 ) -> LossTerms:
     """Sum InfoNCE of B queries over N candidates of which one is each query's positive.
 
     A query's term is -log softmax(cos(q, c) / temperature) at its positive. All candidates but its own are its negatives: the
     other queries' positives and any hard negatives, in any order. Divided by the count it is MultipleNegativesRankingLoss of
     sentence-transformers, whose `scale` is 1 / temperature. As there, a candidate with the same text as the positive is a
-    negative all the same. Source: van den Oord et al., arXiv 1807.03748.
+    negative all the same, unless it is `excluded`. Source: van den Oord et al., arXiv 1807.03748.
 
     No query's term depends on another query, so the sum over any division of the queries is that of all of them, as long as
     each part is given all candidates. Gradients run through queries and candidates.
@@ -27,6 +32,8 @@ def contrastive(
         candidates_ND: float[N, D], embeddings; their lengths do not count.
         positives: int64[B], the row of each query's positive in `candidates_ND`; several queries may have the same one.
         temperature: above 0; divides the cosines.
+        excluded: bool[B, N], candidates that are no negatives of a query, and are left out of its term and its place; none by
+            default. A positive cannot be.
 
     Returns:
         LossTerms: over the B queries, in nats. Stats: `correct`, queries whose positive is nearer than every other candidate,
@@ -59,12 +66,17 @@ def contrastive(
         raise LossError(
             f"positives: rows of the {N} candidates are wanted, found {int(positives.min())} to {int(positives.max())}"
         )
+    if excluded is not None and (excluded.dtype != torch.bool or excluded.shape != (B, N)):
+        raise LossError(f"excluded: booleans of the shape {[B, N]} are wanted, not {_check.described(excluded)}")
     dtype = torch.promote_types(wide(queries_BD.dtype), wide(candidates_ND.dtype))
     queries, candidates = (normalize(given.to(dtype), dim=1) for given in (queries_BD, candidates_ND))
     positives = positives.to(device=queries.device, dtype=torch.int64)
     # Autocast would take the cosines in 16 bits, which the temperature then multiplies.
     with torch.autocast(queries.device.type, enabled=False):
         scores_BN = queries @ candidates.T / temperature
+    if excluded is not None:
+        own_BN = torch.arange(N, device=positives.device) == positives[:, None]
+        scores_BN = scores_BN.masked_fill(excluded.to(queries.device) & ~own_BN, -torch.inf)
     per_sample = cross_entropy(scores_BN, positives, reduction="none")
     with torch.no_grad():
         own = scores_BN.gather(1, positives[:, None])

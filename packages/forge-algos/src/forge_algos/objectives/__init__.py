@@ -7,12 +7,14 @@ from forge_algos.heads._head import Head, choose_head
 from forge_algos.heads._scalar_head import ScalarHead, choose_scalar_head
 from forge_algos.objectives._base_kl import BaseKL
 from forge_algos.objectives._classify import Classify, ClassifyBatch
+from forge_algos.objectives._contrastive import Contrastive, ContrastiveBatch
 from forge_algos.objectives._distill import Distill
 from forge_algos.objectives._objective import Bound, Objective
 from forge_algos.objectives._pretrain import Pretrain
 from forge_algos.objectives._self_distill import SelfDistill
 from forge_algos.objectives._sft import SFT
 from forge_algos.objectives._tokens import TokenObjective
+from forge_algos.objectives._triplets import BatchAllTriplet, LabelledTexts
 from forge_algos.objectives.policy._grpo import GRPO
 from forge_algos.objectives.policy._online import OnlineObjective
 from forge_algos.objectives.policy._ppo import PPO
@@ -35,12 +37,16 @@ __all__ = [
     "RLOO",
     "SFT",
     "BaseKL",
+    "BatchAllTriplet",
     "Bound",
     "Classify",
     "ClassifyBatch",
+    "Contrastive",
+    "ContrastiveBatch",
     "Distill",
     "Head",
     "KTOBatch",
+    "LabelledTexts",
     "Objective",
     "OnlineObjective",
     "PairObjective",

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from forge_algos._errors import ForgeAlgosError, RewardError, RolloutError
+from forge_algos._gather import gather, scatter, share_of
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.online._credit import advantages_of
-from forge_algos.online._gather import gather, scatter, share_of
 from forge_algos.online._measure import Reference, measure
 from forge_algos.online._prompts import Prompt, check_arguments, check_completions, columns_of
 from forge_algos.online._sampler_gap import gap_weights

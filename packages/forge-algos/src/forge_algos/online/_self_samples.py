@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_algos._errors import RolloutError
+from forge_algos._gather import gather, share_of
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.batches._taught import TaughtBatch
-from forge_algos.online._gather import gather, share_of
 from forge_algos.online._prompts import check_completions
 from forge_algos.online.sampling._sampler import Sampler
 from forge_algos.online.updates._updates import packed, token_places, update_indices

@@ -13,8 +13,9 @@ from forge_algos._modules import mode
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.objectives import Objective
+from forge_algos.objectives._whole_step import BoundWholeStep
 from forge_algos.training._columns import Columns, columns
-from forge_algos.training._step import Sums, measure_totals
+from forge_algos.training._step import Sums, begin_step, measure_totals
 
 
 @attrs.frozen(kw_only=True)
@@ -57,8 +58,9 @@ def evaluate(
             bound = objective.bind(model, device=device)
         steps: Iterable[tuple[list[Any], Columns]] = _steps(batches, objective, parallel)
         totals: list[float] = []
-        if bound.needs:
+        if bound.needs or isinstance(bound, BoundWholeStep):
             steps = list(steps)
+            begin_step(bound, steps, autocast, parallel)
             totals = measure_totals(bound, steps, objective, autocast, parallel)
         for (batch,), found in steps:
             mine = bool(found.mine[0])

@@ -14,6 +14,7 @@ import torch
 from forge_algos._parallel import Parallel
 from forge_algos.losses import LossTerms
 from forge_algos.objectives import Bound, Objective
+from forge_algos.objectives._whole_step import BoundWholeStep
 from forge_algos.training._columns import Columns
 
 
@@ -74,6 +75,20 @@ def measure_totals(
     read = iter(torch.stack([t.detach() for t in tensors]).tolist() if tensors else [])
     values = [next(read) if isinstance(number, torch.Tensor) else float(number) for number in found]
     return parallel.sum([exact_sum(values[k :: bound.needs]) for k in range(bound.needs)])
+
+
+def begin_step(
+    bound: Bound,
+    steps: Iterable[tuple[Sequence[Any], Columns]],
+    autocast: Callable[[], AbstractContextManager[Any]],
+    parallel: Parallel,
+) -> None:
+    """Give an objective over a whole step all of its micro-batches beforehand; others nothing."""
+    if not isinstance(bound, BoundWholeStep):
+        return
+    batches = [micro_batches[k] if counted.mine[k] > 0 else None for micro_batches, counted in steps for k in counted.active]
+    with autocast():
+        bound.begin(batches, parallel)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from forge_algos.settings._moe import MoEAuxLoss
 from forge_algos.training._average import WeightAverage
 from forge_algos.training._columns import Columns, columns
 from forge_algos.training._router_loss import RouterLoss, make_router_loss
-from forge_algos.training._step import Sums, exact_sum, measure_totals, optimizer_training
+from forge_algos.training._step import Sums, begin_step, exact_sum, measure_totals, optimizer_training
 
 
 @attrs.frozen(kw_only=True)
@@ -218,6 +218,7 @@ def _accumulate(
     The host has not waited for them yet.
     """
     totals = measure_totals(bound, [(micro_batches, counted)], objective, autocast, parallel)
+    begin_step(bound, [(micro_batches, counted)], autocast, parallel)
     sums = Sums(objective.stats)
     active = counted.active
     # Casts of weights are kept while an autocast is open: one that is off around the step makes one cast a step, not one a use.

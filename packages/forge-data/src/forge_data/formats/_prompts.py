@@ -22,16 +22,25 @@ _MAX_DEPTH = 200
 class Question:
     """A prompt that is not tokenised yet."""
 
-    prompt: str | Chat
+    prompt: str | Chat | tuple[str, ...]
+    """Text or messages; or several texts, a query and its documents."""
     record: bytes
     """JSON of the prompt and of the row's further fields, as the store keeps it."""
 
     @property
     def empty(self) -> bool:
         """Whether the prompt has no text."""
+        if isinstance(self.prompt, tuple):
+            return False
         if isinstance(self.prompt, str):
             return not self.prompt.strip()
         return not any(str(message.get("content") or "").strip() for message in self.prompt.messages)
+
+
+def with_lengths(record: bytes, lengths: list[int]) -> bytes:
+    """Return a record with one more column, `lengths`."""
+    found = json.loads(record)
+    return json.dumps({**found, "columns": {**found["columns"], "lengths": lengths}}, separators=(",", ":")).encode("ascii")
 
 
 def question(place: str, fields: Mapping[str, Any]) -> Question:

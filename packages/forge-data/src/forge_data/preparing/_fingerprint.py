@@ -12,7 +12,7 @@ import attrs
 
 import forge_data
 from forge_data._errors import DataError
-from forge_data._options import Options, PromptOptions, TextOptions
+from forge_data._options import Options, PairOptions, PromptOptions, TextOptions
 from forge_data.formats._registry import plug_in_identity
 from forge_data.reading._preprocess import Preprocess
 from forge_data.store._manifest import VERSION
@@ -30,7 +30,7 @@ _LIBRARIES = ("transformers", "tokenizers", "jinja2")
 def fingerprint_of_inputs(
     sources: "Sequence[Source]",
     tokenizer: "PreTrainedTokenizerBase | None",
-    options: "Options | PromptOptions | TextOptions",
+    options: "Options | PromptOptions | TextOptions | PairOptions",
     preprocess: Preprocess | None,
     seed: int,
 ) -> str | None:

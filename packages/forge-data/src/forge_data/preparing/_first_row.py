@@ -9,6 +9,7 @@ from forge_data._errors import BadPairError, DataError
 from forge_data._formats import AUTO
 from forge_data.formats._prompts import question
 from forge_data.formats._registry import check_name, convert, detect
+from forge_data.formats._text_pairs import text_pair
 from forge_data.formats._texts import labelled as read_labelled
 from forge_data.reading._huggingface import is_saved
 from forge_data.reading._memory import InMemoryRows
@@ -22,21 +23,23 @@ def check_first_row(
     format: str = AUTO,  # noqa: A002 - what it is called everywhere else
     prompts: bool = False,
     labelled: bool = False,
+    pairs: bool = False,
     rename_columns: Mapping[str, str] | None = None,
     on_bad_row: str = "error",
     preprocess: object = None,
 ) -> None:
     """Refuse files for their first row, or for columns to rename that no row has.
 
-    It is what `prepare`, `prepare_prompts` or `prepare_labelled` would refuse, and nothing else: it reads one row of each file,
-    and all only where that one lacks a column that is to be renamed. Rows in memory, rows of the hub and of URLs, and what
-    `preprocess` makes are left to them, and so is a pair that prefers nothing.
+    It is what `prepare`, `prepare_prompts`, `prepare_labelled` or `prepare_text_pairs` would refuse, and nothing else: it reads
+    one row of each file, and all only where that one lacks a column that is to be renamed. Rows in memory, rows of the hub and
+    of URLs, and what `preprocess` makes are left to them, and so is a pair that prefers nothing.
 
     Args:
         data_path: as for `prepare`.
         format: as for `prepare`.
         prompts: whether the rows are prompts, as for `prepare_prompts`.
         labelled: whether they are labelled texts, as for `prepare_labelled`.
+        pairs: whether they are queries and documents, as for `prepare_text_pairs`.
         rename_columns: as for `prepare`.
         on_bad_row: as for `prepare`; with `skip` only columns are looked at.
         preprocess: as for `prepare`; with any, nothing is looked at.
@@ -45,7 +48,7 @@ def check_first_row(
         DataError: nothing is there, the first row of a file cannot be read or has no known format, or no row has a column
             that is to be renamed.
     """
-    if not prompts and not labelled:
+    if not prompts and not labelled and not pairs:
         check_name(format)
     if InMemoryRows.of(data_path, "data_path") is not None or preprocess is not None or not _is_local(data_path):
         return
@@ -69,6 +72,8 @@ def check_first_row(
                 question(place, fields)
             elif labelled:
                 read_labelled(place, fields)
+            elif pairs:
+                text_pair(place, fields)
             else:
                 convert(detect(place, fields) if format == AUTO else format, place, fields, None)
 

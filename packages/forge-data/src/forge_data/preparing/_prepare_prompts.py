@@ -13,11 +13,11 @@ import numpy as np
 from forge_data._accounting import EMPTY_PROMPT, LONG_PROMPT, PREPROCESS, TOO_LONG, TRUNCATED, Accounting
 from forge_data._bad_rows import BadRows
 from forge_data._errors import DataError, ForgeDataError, StoreError
-from forge_data._options import PromptOptions, TextOptions
+from forge_data._options import PairOptions, PromptOptions, TextOptions
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data._shard import Shard
 from forge_data.findings._rules import Where
-from forge_data.formats._prompts import Question, question
+from forge_data.formats._prompts import Question, question, with_lengths
 from forge_data.linting._lost import reason_of, refused
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
 from forge_data.preparing._prepare import check_whole, checked_directory, known_part, reusable
@@ -45,7 +45,9 @@ ReadRow = Callable[[str, Mapping[str, Any]], Question]
 _NEEDS = {
     PromptOptions: "rows need a prompt, or messages that end with the user's",
     TextOptions: "rows need a text, or messages, that is not empty",
+    PairOptions: "rows need a query and a positive that are not too long",
 }
+AnyOptions = PromptOptions | TextOptions | PairOptions
 _ROWS = 512
 _BYTES = 4 << 20
 
@@ -114,7 +116,7 @@ def prepare_questions(
     data_path: DataPath,
     tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str]",
     store_dir: str | os.PathLike[str],
-    options: PromptOptions | TextOptions,
+    options: AnyOptions,
     read: ReadRow,
     *,
     preprocess: str | Callable[[dict[str, Any]], Any] | None,
@@ -128,7 +130,9 @@ def prepare_questions(
     directory = checked_directory(store_dir)
     sources = whole = resolve(data_path)
     part = Shard.parse(shard) if shard is not None else None
-    loaded = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
+    loaded = as_tokenizer(tokenizer)
+    if not isinstance(options, PairOptions):
+        loaded = with_template(loaded, options.chat_template, options.chat_template_kwargs)
     stamps = stamps_of(sources)
     inputs = fingerprint_of_inputs(sources, loaded, options, function, seed)
     if part is not None:
@@ -137,7 +141,8 @@ def prepare_questions(
     if (existing := reusable(PromptStore, directory, inputs, part)) is not None:
         return existing
     with StoreWriter(directory) as writer:
-        prompts = _PromptWriter(sources, writer, PromptEncoder(loaded, whole=isinstance(options, TextOptions)), options)
+        made = _PairWriter if isinstance(options, PairOptions) else _PromptWriter
+        prompts = made(sources, writer, PromptEncoder(loaded, whole=isinstance(options, TextOptions)), options)
         for number, source in enumerate(sources):
             for rows in _batches(source, changes, columns, options, read):
                 prompts.add(number, rows)
@@ -179,9 +184,7 @@ class _Row(NamedTuple):
 class _PromptWriter:
     """Writes prompts, and counts what became of every row."""
 
-    def __init__(
-        self, sources: Sequence[Source], writer: StoreWriter, encoder: PromptEncoder, options: PromptOptions | TextOptions
-    ) -> None:
+    def __init__(self, sources: Sequence[Source], writer: StoreWriter, encoder: PromptEncoder, options: AnyOptions) -> None:
         self._sources, self._writer, self._encoder, self._options = sources, writer, encoder, options
         self._tokens_read = 0
         self._bad = BadRows()
@@ -193,12 +196,12 @@ class _PromptWriter:
     def add(self, source: int, rows: list[_Row]) -> None:
         """Tokenise rows of one source, and write those that stay."""
         questions = [row.question for row in rows if isinstance(row.question, Question) and not row.question.empty]
-        tokens: Iterator[NDArray[np.int32] | ForgeDataError]
+        tokens: Iterator[list[NDArray[np.int32]] | ForgeDataError]
         try:
-            tokens = iter(self._encoder.encode(questions))
+            tokens = iter(self._encode(questions))
         except ForgeDataError as error:
             # In order, so that of two faults the first row's is reported.
-            tokens = encode_apart(self._encoder.encode, questions, error)
+            tokens = encode_apart(self._encode, questions, error)
         kept: list[tuple[int, NDArray[np.int32], bytes]] = []
         dropped: list[Dropped] = []
         for row, place, asked in rows:
@@ -209,24 +212,25 @@ class _PromptWriter:
             if isinstance(asked, ForgeDataError):
                 dropped.append(self._refused(source, row, place, asked))
                 continue
-            ids = next(tokens) if not asked.empty else np.zeros(0, dtype=np.int32)
+            texts = next(tokens) if not asked.empty else [np.zeros(0, dtype=np.int32)]
             try:
-                if isinstance(ids, ForgeDataError):
-                    raise ids
-                reason = self._reason(place, ids)
+                if isinstance(texts, ForgeDataError):
+                    raise texts
+                reason = self._reason(place, texts)
             except ForgeDataError as error:
                 if not self._options.skips(error):
                     raise
                 dropped.append(self._refused(source, row, place, error))
                 continue
-            self._tokens_read += len(ids)
+            number = sum(map(len, texts))
+            self._tokens_read += number
             if reason is None:
-                limit = self._options.limit
-                self._lost[TRUNCATED] += max(0, len(ids) - (limit or len(ids)))
-                kept.append((row, ids[:limit], asked.record))
+                ids, record = self._kept(asked, texts)
+                self._lost[TRUNCATED] += number - len(ids)
+                kept.append((row, ids, record))
             else:
-                dropped.append(Dropped(row, reason, len(ids)))
-                self._lost[reason] += len(ids)
+                dropped.append(Dropped(row, reason, number))
+                self._lost[reason] += number
         self._write(source, kept, dropped)
 
     def accounting(self) -> Accounting:
@@ -264,15 +268,25 @@ class _PromptWriter:
         self._bad.add(reason, str(error))
         return Dropped(row, reason, 0, str(error))
 
-    def _reason(self, place: str, ids: "NDArray[np.int32]") -> str | None:
-        limit, of_texts = self._options.limit, isinstance(self._options, TextOptions)
-        if not len(ids):
+    def _encode(self, questions: Sequence[Question]) -> list[list["NDArray[np.int32]"]]:
+        """Tokenise questions: the texts of each, of which a prompt is one."""
+        return [[ids] for ids in self._encoder.encode(questions)]
+
+    def _kept(self, asked: Question, texts: list["NDArray[np.int32]"]) -> tuple["NDArray[np.int32]", bytes]:
+        """Return what is written of a question: tokens and record."""
+        (ids,) = texts
+        return ids[: self._options.limit], asked.record
+
+    def _reason(self, place: str, texts: list["NDArray[np.int32]"]) -> str | None:
+        limit, of_texts = self._options.limit, not isinstance(self._options, PromptOptions)
+        longest = max(map(len, texts))
+        if not min(map(len, texts)):
             return EMPTY_PROMPT
-        if limit is None or len(ids) <= limit:
+        if limit is None or longest <= limit:
             return None
         if self._options.on_overflow == "error":
             raise DataError(
-                f"{place}: the {'text' if of_texts else 'prompt'} has {len(ids)} tokens, and "
+                f"{place}: the {'text' if of_texts else 'prompt'} has {longest} tokens, and "
                 f"`{'max_seq_len' if of_texts else 'max_prompt_len'}` is {limit}; raise it, shorten the row, or leave such "
                 "rows out by setting `on_overflow` to drop"
             )
@@ -299,6 +313,19 @@ class _PromptWriter:
             self._dropped.update(each.reason for each in dropped)
 
 
+class _PairWriter(_PromptWriter):
+    """Writes queries with their documents, one text after another, and the length of each."""
+
+    def _encode(self, questions: Sequence[Question]) -> list[list["NDArray[np.int32]"]]:
+        return self._encoder.encode_texts(questions)
+
+    def _kept(self, asked: Question, texts: list["NDArray[np.int32]"]) -> tuple["NDArray[np.int32]", bytes]:
+        limit = self._options.limit
+        if limit is not None and max(map(len, texts)) > limit:
+            (texts,) = self._encoder.encode_texts([asked], limit)
+        return np.concatenate(texts), with_lengths(asked.record, [len(ids) for ids in texts])
+
+
 def _add_columns(whole: Sequence[Source], changes: RowChanges, columns: set[str]) -> None:
     """Add the columns of all rows, where a part lacks one that is to be renamed."""
     for source in whole:
@@ -311,7 +338,7 @@ def _add_columns(whole: Sequence[Source], changes: RowChanges, columns: set[str]
 
 
 def _batches(
-    source: Source, changes: RowChanges, columns: set[str], options: PromptOptions | TextOptions, read: ReadRow
+    source: Source, changes: RowChanges, columns: set[str], options: AnyOptions, read: ReadRow
 ) -> Iterator[list[_Row]]:
     """Read the rows of a source, some at a time."""
     rows: list[_Row] = []

@@ -18,7 +18,8 @@ class Prompt:
     """What a model is asked; `len(prompt)` is S."""
 
     input_ids: "NDArray[np.int32]"
-    """int32[S], tokens that the model continues from: for messages with the chat template's generation prompt."""
+    """int32[S], tokens that the model continues from: for messages with the chat template's generation prompt. Of a query with
+    its documents those of all texts, one after another, of which the column `lengths` has the number of each."""
 
     prompt: str | list[dict[str, Any]]
     """The same as the row has it: text, or messages as the chat template gets them."""

@@ -44,6 +44,23 @@ class PromptEncoder:
         chats, plain = iter(self._ids(written, special=False)), iter(self._ids(texts, special=True))
         return [next(chats if isinstance(each.prompt, Chat) else plain) for each in questions]
 
+    def encode_texts(self, questions: Sequence[Question], limit: int | None = None) -> list[list["NDArray[np.int32]"]]:
+        """Tokenise questions of several texts: int32[S] of each text of each.
+
+        A text gets the tokenizer's own special tokens; one of more than `limit` tokens is cut before the last of those.
+        """
+        groups = [each.prompt for each in questions if isinstance(each.prompt, tuple)]
+        texts = [text for group in groups for text in group]
+        cut = {} if limit is None else {"truncation": True, "max_length": limit}
+        encoded = self._tokenizer(
+            texts, return_attention_mask=False, return_token_type_ids=False, verbose=limit is not None, **cut
+        )
+        if cut:
+            # Or whoever saves the tokenizer would save it with this limit.
+            self._tokenizer.backend_tokenizer.no_truncation()
+        found = iter(np.array(ids, dtype=np.int32) for ids in encoded["input_ids"])
+        return [[next(found) for _ in group] for group in groups]
+
     def _ids(self, texts: list[str], *, special: bool) -> list["NDArray[np.int32]"]:
         if not texts:
             return []

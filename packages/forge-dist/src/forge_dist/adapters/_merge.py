@@ -141,9 +141,13 @@ def _other(name: str) -> str:
 
 
 def logits_of(model: torch.nn.Module, samples: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Compute the logits of each sample by itself: float32[S, V], or a classifier's [C]."""
+    """Compute the logits of each sample by itself: float32[S, V], or a classifier's [C].
+
+    Of a model without a head its hidden states [S, D].
+    """
     with torch.no_grad():
-        return [model(input_ids=torch.tensor([list(row)]), use_cache=False).logits[0].float() for row in samples]
+        outs = [model(input_ids=torch.tensor([list(row)]), use_cache=False) for row in samples]
+        return [(out.logits if hasattr(out, "logits") else out.last_hidden_state)[0].float() for out in outs]
 
 
 def relative_difference(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> float:

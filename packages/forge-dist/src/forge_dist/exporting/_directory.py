@@ -11,7 +11,7 @@ import torch
 
 from forge_dist.loading._config_changes import restore_config
 from forge_dist.loading._modalities import is_multimodal, language_dtype, processor_files
-from forge_dist.loading._task import is_sequence_classifier
+from forge_dist.loading._task import is_headless, is_sequence_classifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -64,6 +64,7 @@ def write_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, model: "
     """Write the tokenizer's files.
 
     Beside a reward `model` it pads with the token by which the model finds the end of a row, whatever it pads with in memory.
+    Beside one without a head it pads with the end of a text where it has no padding token: embeddings are made in batches.
 
     Raises:
         OSError: as `write_tokenizer_files`.
@@ -72,6 +73,9 @@ def write_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path, model: "
     if pad is not None and tokenizer.pad_token_id != pad:
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
+    if is_headless(model) and tokenizer.pad_token is None and tokenizer.eos_token is not None:
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.pad_token = tokenizer.eos_token
     write_tokenizer_files(tokenizer, folder)
 
 

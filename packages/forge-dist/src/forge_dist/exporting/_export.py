@@ -6,7 +6,7 @@ and get the same error. A model that no strategy loaded is written as one proces
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +50,7 @@ def export_model(
     strategy: "Strategy | None" = None,
     without: Sequence[str] = (),
     plain: Plain | None = None,
+    beside: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write `model` to `directory` and return its absolute path.
 
@@ -69,6 +70,8 @@ def export_model(
     weight, `plain(name, tensor)` is the tensor that a plain model has there, given the name in `model.state_dict()` and the
     whole tensor of that name: it is called for each tensor that is written, on the rank that writes it, tied weights once under
     their first name, and not for adapters' files.
+
+    `beside` writes further files into the directory before it gets its name; it is called on the first rank.
 
     With the `strategy` that the model was loaded by, all ranks call this together, with what `wrap` returned. The files are
     divided over the ranks, each of which writes a tensor as it is gathered, and holds no more than two at a time; for an
@@ -110,6 +113,8 @@ def export_model(
             _write_weights(base_of(inner), model, folder, layout, strategy, plain, without, cannot)
         with errors_on_all_ranks(ranks, WRITING_ERRORS, cannot), quiet_transformers():
             if ranks.is_first:
+                if beside is not None:
+                    beside(folder)
                 _write_rest(inner, folder, tokenizer)
     return path
 

@@ -18,7 +18,17 @@ from forge_dist.loading._moving import moved
 from forge_dist.loading._mxfp4 import dequantizing
 from forge_dist.loading._quantization import QuantizedLoad, disable_repacking
 from forge_dist.loading._request import LoadRequest
-from forge_dist.loading._task import Broadcast, Task, auto_class, init_classifier_head, preserved_random_state, task_config
+from forge_dist.loading._task import (
+    Broadcast,
+    Task,
+    auto_class,
+    class_arguments,
+    drop_unread,
+    init_classifier_head,
+    makes_head,
+    preserved_random_state,
+    task_config,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -60,7 +70,8 @@ def load_model(
     directory of a causal model the head is new, drawn from torch's random state on the CPU, and the causal head's weights are
     left unread; from that of a classifier with one label it is read. `config.pad_token_id` becomes a token that ends no row
     (plain transformers reads a reward at the last token that is another), or stays None where none is known: then it takes one
-    row at a time. With a `Classifier` it has as many labels as that names, in `config.id2label`, and its problem_type.
+    row at a time. With task="embedding" it is what AutoModel loads, without a head and without a pooling layer: the weights of
+    those are left unread. With a `Classifier` it has as many labels as that names, in `config.id2label`, and its problem_type.
 
     With a `quantization` of transformers' (a BitsAndBytesConfig) its linear layers but the head are quantized while they are
     read; such weights are neither trained nor exported: an adapter is put beside them.
@@ -151,7 +162,9 @@ def read_model(
                 f"(attention={attention}): use attention=eager"
             ) from error
         raise ModelError(f"model_path {model_path} cannot be loaded: {error}") from error
-    if task != "causal":
+    if task == "embedding":
+        drop_unread(task_config(path, task), report)
+    elif makes_head(task):
         init_classifier_head(model, task_config(path, task), report, model_path, broadcast)
     if repair is not None:
         repair(model, path, report)
@@ -177,7 +190,7 @@ def check_attention_fits(model: "PreTrainedModel", request: LoadRequest) -> None
 
 def _config(path: str, attention: str | None, task: Task) -> "PreTrainedConfig | None":
     """Return the configuration to load with, where it differs from the directory's."""
-    if task != "causal":
+    if makes_head(task):
         config = task_config(path, task)
         if attention is None:
             config._attn_implementation = None
@@ -200,7 +213,8 @@ def _divided_class(
     kind = shardable_class(asked, task)
     if kind.config_class is not None and not isinstance(config, kind.config_class):
         config = config.get_text_config()  # what AutoModelForCausalLM does for a model of text inside a larger one
-    return kind, {"config": config, "distributed_config": divided}
+    made = class_arguments(kind) if task == "embedding" else {}
+    return kind, {"config": config, "distributed_config": divided, **made}
 
 
 def check_report(report: dict[str, object], where: str, kind: str = "the architecture") -> None:

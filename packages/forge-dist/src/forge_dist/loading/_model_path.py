@@ -24,12 +24,15 @@ class Classifier:
     """Whether a row may have several of them, or none (transformers' problem_type multi_label_classification)."""
 
 
-Task = Literal["causal", "reward"] | Classifier
-"""Task that a model is loaded for. causal: the next token's logits. reward: one number a row. Classifier: one a label."""
+Task = Literal["causal", "reward", "embedding"] | Classifier
+"""Task that a model is loaded for. causal: the next token's logits. reward: one number a row. embedding: hidden states, without
+a head. Classifier: one number a label."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "BertGenerationDecoder", "ReformerModelWithLMHead")
 _CLASSIFIER = "ForSequenceClassification"
+_HIDDEN_STATES = ("Model", "ForMaskedLM", "ForPreTraining")
+"""Ends of the names of further classes whose hidden states are trained as embeddings."""
 MULTIMODAL = "ForConditionalGeneration"
 """End of the names of classes of several modalities, of which the language part trains."""
 _CONVERT_GGUF = (
@@ -52,7 +55,8 @@ def check_model_path(model_path: str, *, task: Task = "causal") -> None:
     """Check that training can start from `model_path`, in milliseconds and without network.
 
     A directory must hold a config.json of a causal language model (for task="reward": or of a classifier with one label; for a
-    Classifier: or of one with as many labels) and whole safetensors files. A name of the form org/name that is no directory
+    Classifier: or of one with as many labels; for task="embedding": or of a model without a head, or a masked language model)
+    and whole safetensors files. A name of the form org/name that is no directory
     here is left to `load_model`, which asks the hub.
 
     Raises:
@@ -107,7 +111,7 @@ def expand_user(model_path: str) -> str:
 
 
 def check_config(config: Mapping[str, object], where: str, task: Task = "causal") -> None:
-    """Raise ModelError unless `config` is an unquantized decoder-only model's that fits `task`.
+    """Raise ModelError unless `config` is an unquantized model's that fits `task`.
 
     `where` is the file that it was read from, for the message.
     """
@@ -119,7 +123,9 @@ def check_config(config: Mapping[str, object], where: str, task: Task = "causal"
     if any(part.get("is_encoder_decoder") for part in (config, *inner)):
         raise ModelError(f"{where}: an encoder-decoder model ({architectures}); only causal language models are trained")
     classifier = any(str(name).endswith(_CLASSIFIER) for name in architectures)
-    if classifier and task != "causal":
+    if task == "embedding":
+        _check_hidden_states(architectures, where, several=bool(inner))
+    elif classifier and task != "causal":
         _check_labels(config, where, task)
     elif classifier:
         raise ModelError(
@@ -134,6 +140,20 @@ def check_config(config: Mapping[str, object], where: str, task: Task = "causal"
         raise ModelError(f"{where}: no model_type, so transformers cannot tell what model this is")
     if (quantized := config.get("quantization_config")) and not is_mxfp4(quantized):
         raise ModelError(f"{where}: quantized weights (quantization_config) are not trained; use the unquantized model")
+
+
+def _check_hidden_states(architectures: list[object], where: str, *, several: bool) -> None:
+    """Raise ModelError for a class whose hidden states are not trained as embeddings."""
+    if several:
+        raise ModelError(
+            f"{where}: architectures is {architectures}, a model of several modalities; embeddings are trained of a model of "
+            "text alone"
+        )
+    if architectures and not any(str(name).endswith((*_CAUSAL, *_HIDDEN_STATES)) for name in architectures):
+        raise ModelError(
+            f"{where}: architectures is {architectures}; embeddings are trained of a model without a head (a class named "
+            "...Model), or of a causal or masked language model (...ForCausalLM, ...ForMaskedLM)"
+        )
 
 
 def _check_labels(config: Mapping[str, object], where: str, task: "Classifier | Literal['reward']") -> None:

@@ -19,7 +19,15 @@ from forge_dist.loading._modalities import freeze_other_modalities, is_multimoda
 from forge_dist.loading._model_path import check_model_path, expand_user, is_hub_name, is_mxfp4
 from forge_dist.loading._quantization import quantize_outline
 from forge_dist.loading._request import LoadRequest
-from forge_dist.loading._task import Task, auto_class, init_classifier_head, task_config
+from forge_dist.loading._task import (
+    Task,
+    auto_class,
+    class_arguments,
+    drop_unread,
+    init_classifier_head,
+    makes_head,
+    task_config,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -53,7 +61,9 @@ def check_model(model_path: str, *, task: Task = "causal") -> int:
             else:
                 shapes = {name: entry.shape for name, entry in read_directory(Path(path)).items()}
                 model, report = load_outline(config, task, shapes)
-            if task != "causal":
+            if task == "embedding":
+                drop_unread(config, report)
+            elif makes_head(task):
                 with torch.random.fork_rng(devices=[]):
                     init_classifier_head(model, config, report, model_path, lambda drawn: drawn)
     except ModelError:
@@ -122,6 +132,7 @@ def load_outline(config: "PreTrainedConfig", task: Task, weights: Shapes | str) 
     with torch.random.fork_rng(devices=[]):
         return kind.from_pretrained(
             **given,
+            **(class_arguments(kind) if task == "embedding" else {}),
             config=config,
             dtype=torch.float32,
             device_map="meta",

@@ -12,7 +12,7 @@ from torch import nn
 
 from forge_dist._errors import ModelError
 from forge_dist.loading._model_path import Task
-from forge_dist.loading._task import HEAD
+from forge_dist.loading._task import HEAD, makes_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,7 +42,7 @@ class QuantizedLoad:
                 "'forge-dist[bitsandbytes]'`"
             )
         config: Any = copy.deepcopy(self.config)  # transformers writes into it
-        if task != "causal":
+        if makes_head(task):
             # A head of one number, or one a label, new and trained: transformers spares only those that give logits.
             config.llm_int8_skip_modules = sorted({*(config.llm_int8_skip_modules or ()), HEAD})
         return {"quantization_config": config, "device_map": {"": self.device}}
@@ -54,7 +54,7 @@ def quantize_outline(model: "PreTrainedModel", config: "QuantizationConfigMixin"
     from transformers.quantizers.base import get_keys_to_not_convert
 
     own: Any = config
-    kept = {*(own.llm_int8_skip_modules or get_keys_to_not_convert(model)), *([HEAD] if task != "causal" else [])}
+    kept = {*(own.llm_int8_skip_modules or get_keys_to_not_convert(model)), *([HEAD] if makes_head(task) else [])}
     replace_with_bnb_linear(model, modules_to_not_convert=sorted(kept), quantization_config=own)
     functional = sys.modules["bitsandbytes"].functional
     # It keeps its table of numbers for all later calls, and must make it where there are numbers.

@@ -29,7 +29,7 @@ class LoadRequest:
     """Attention of the caller's own, registered under the name `attention`."""
 
     task: Task = "causal"
-    """causal: a language model; reward: a model of one label; a Classifier: one of several."""
+    """causal: a language model; reward: one label; embedding: without a head; a Classifier: several labels."""
 
     quantization: "QuantizationConfigMixin | None" = None
     """transformers' configuration of a base in fewer bits, such as BitsAndBytesConfig."""

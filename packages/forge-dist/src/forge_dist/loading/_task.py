@@ -3,18 +3,19 @@
 A reward, or the number of each label, is an output of one linear layer, `score`, at a row's last token.
 """
 
+import inspect
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from forge_dist._errors import ModelError
-from forge_dist.loading._model_path import MULTIMODAL, Classifier, Task, expand_user
-from forge_dist.loading._unwrap import is_partitioned
+from forge_dist.loading._model_path import MULTIMODAL, Classifier, Task, expand_user, is_hub_name
+from forge_dist.loading._unwrap import base_of, is_partitioned, unwrapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -27,6 +28,21 @@ HEAD = "score"
 
 MULTI_LABEL, SINGLE_LABEL = "multi_label_classification", "single_label_classification"
 """transformers' values of problem_type."""
+
+Pool = Literal["last", "mean", "cls"]
+"""Hidden states of a text that are its embedding: its last token's, their mean, its first one's."""
+
+_POOLING = "1_Pooling/config.json"
+_POOLS: dict[str, Pool] = {
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    # Newer versions of sentence-transformers name one mode.
+    "lasttoken": "last",
+    "mean": "mean",
+    "cls": "cls",
+}
+"""Name in sentence-transformers → ours."""
 
 _NEVER_LAST = ("pad", "reserved", "unused")
 """Words in the names of special tokens that end no row."""
@@ -44,6 +60,13 @@ def auto_class(task: Task, config: "PreTrainedConfig") -> Any:
     import transformers
 
     named, kind = list(config.architectures or ()), type(config)
+    if task == "embedding":
+        if kind not in transformers.MODEL_MAPPING:
+            raise ModelError(
+                f"model_path {config.name_or_path}: a model of the type {config.model_type} gives no embeddings: transformers "
+                f"{transformers.__version__} has no class without a head for it"
+            )
+        return _Headless(transformers.AutoModel, transformers.MODEL_MAPPING[kind])
     if task != "causal":
         if kind not in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
             lacks = "gives no rewards" if task == "reward" else "gives no labels"
@@ -63,6 +86,65 @@ def auto_class(task: Task, config: "PreTrainedConfig") -> Any:
     return transformers.AutoModelForCausalLM
 
 
+class _Headless:
+    """transformers' AutoModel, without the pooling layer that BERT and its like have.
+
+    No embedding of sentence-transformers is read from it, so it would never get a gradient.
+    """
+
+    def __init__(self, auto: Any, kind: Any) -> None:
+        self._auto, self._arguments = auto, class_arguments(kind)
+
+    def from_config(self, config: Any, **arguments: Any) -> Any:
+        return self._auto.from_config(config, **self._arguments, **arguments)
+
+    def from_pretrained(self, path: str, **arguments: Any) -> Any:
+        return self._auto.from_pretrained(path, **self._arguments, **arguments)
+
+
+_POOLER = "add_pooling_layer"
+
+
+def class_arguments(kind: Any) -> dict[str, Any]:
+    """Return the arguments with which a class of a model without a head is made."""
+    takes = isinstance(kind, type) and _POOLER in inspect.signature(kind.__init__).parameters
+    return {_POOLER: False} if takes else {}
+
+
+def makes_head(task: Task) -> bool:
+    """Return whether a model for this task has a head of its own, one number or one a label."""
+    return task not in ("causal", "embedding")
+
+
+def drop_unread(config: "PreTrainedConfig", report: dict[str, Any]) -> None:
+    """Remove the tensors of a head from `report`, for a model without one.
+
+    They are those of the class that config.json names that AutoModel's class has not, and a pooling layer's.
+    """
+    import transformers
+
+    if not report["unexpected_keys"]:
+        return
+    # Of each name the directory may write: with the prefix of a model within another, or without.
+    named = next((kind for name in config.architectures or () if (kind := getattr(transformers, name, None))), None)
+    with torch.device("meta"):
+        whole = named(config) if isinstance(named, type) else transformers.AutoModel.from_config(config)
+    prefix = f"{whole.base_model_prefix}."
+    body = set(auto_class("embedding", config).from_config(config).state_dict())
+    names = {name.removeprefix(prefix) for name in whole.state_dict()} - body
+    unread = {name for name in report["unexpected_keys"] if name.removeprefix(prefix) in names or _is_pooler(name)}
+    report["unexpected_keys"] = set(report["unexpected_keys"]) - unread
+
+
+def _is_pooler(name: str) -> bool:
+    return "pooler" in name.split(".")
+
+
+def is_headless(model: Any) -> bool:
+    """Return whether `model` (no PeftModel around it) gives hidden states and no more."""
+    return getattr(model, "base_model", None) is model and model.get_output_embeddings() is None
+
+
 def is_sequence_classifier(model: object) -> bool:
     """Return whether `model` (no PeftModel around it) is a reward model or classifier."""
     return type(model).__name__.endswith("ForSequenceClassification")
@@ -70,7 +152,9 @@ def is_sequence_classifier(model: object) -> bool:
 
 def task_of(model: "PreTrainedModel") -> Task:
     """Return the task for which `model` (not a PeftModel around it) was loaded."""
-    return _task_of_config(model.config) if is_sequence_classifier(model) else "causal"
+    if is_sequence_classifier(model):
+        return _task_of_config(model.config)
+    return "embedding" if is_headless(model) else "causal"
 
 
 def _task_of_config(config: "PreTrainedConfig") -> Task:
@@ -97,11 +181,77 @@ def directory_task(path: str) -> Task:
     try:
         if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
             kind = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("task_type")
-            return "reward" if kind == "SEQ_CLS" else "causal"
+            return "reward" if kind == "SEQ_CLS" else "embedding" if kind == "FEATURE_EXTRACTION" else "causal"
         config = AutoConfig.from_pretrained(str(folder) if folder.is_dir() else path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ModelError(f"model_path {path}: its configuration cannot be read: {error}") from error
-    return _task_of_config(config) if is_classifier(config) else "causal"
+    if is_classifier(config):
+        return _task_of_config(config)
+    return "embedding" if _names_headless(config) else "causal"
+
+
+def _names_headless(config: "PreTrainedConfig") -> bool:
+    """Return whether a configuration names a class without a head, or of masked language models."""
+    import transformers
+
+    kind = transformers.MODEL_MAPPING.get(type(config), None)
+    named = [each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)) if each is not None]
+    return any(name in named or str(name).endswith(("ForMaskedLM", "ForPreTraining")) for name in config.architectures or ())
+
+
+def model_pooling(model_path: str) -> tuple[Pool, str]:
+    """Return which hidden states of a text are its embedding, and why.
+
+    What 1_Pooling/config.json of a sentence-transformers directory says; without one the mean of a model of a type that has
+    masked language models (BERT, XLM-R, ModernBERT), and the last token's of any other.
+
+    Raises:
+        ModelError: the file cannot be read, or names another way of pooling; the configuration cannot be read.
+    """
+    import transformers
+
+    file = _pooling_file(model_path)
+    if file is not None:
+        return _stored(file), f"{_POOLING} of the model says so"
+    try:
+        config = transformers.AutoConfig.from_pretrained(expand_user(model_path), trust_remote_code=False)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"model_path {model_path}: its configuration cannot be read: {error}") from error
+    if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING:
+        return "mean", f"a model of the type {config.model_type} looks at a text from both sides"
+    return "last", "the last token of a causal model has seen the whole text"
+
+
+def hidden_size(model: Any) -> int:
+    """Return the width of a model's hidden states, bare, wrapped or with an adapter."""
+    return int(base_of(unwrapped(model)).config.get_text_config().hidden_size)
+
+
+def _pooling_file(model_path: str) -> Path | None:
+    if not is_hub_name(model_path):
+        file = Path(expand_user(model_path)) / _POOLING
+        return file if file.is_file() else None
+    from transformers.utils import cached_file
+
+    # A model without the file is the rule, and offline the hub cannot be asked for it.
+    quietly = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    found = cached_file(model_path, _POOLING, **quietly)
+    return None if found is None else Path(found)
+
+
+def _stored(file: Path) -> Pool:
+    try:
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        named = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+        named += [config["pooling_mode"]] if isinstance(config.get("pooling_mode"), str) else []
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}; correct it, or set `pooling`") from error
+    if len(named) != 1 or named[0] not in _POOLS:
+        raise ModelError(
+            f"{file} pools by {', '.join(map(str, named)) or 'nothing'}; embeddings are trained by the last token, the mean or "
+            "the first (cls): set `pooling` to one of them"
+        )
+    return _POOLS[named[0]]
 
 
 def task_config(path: str, task: Task) -> "PreTrainedConfig":
@@ -112,7 +262,7 @@ def task_config(path: str, task: Task) -> "PreTrainedConfig":
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    if task == "causal":
+    if not makes_head(task):
         return config
     pad = _pad_id(path, config.get_text_config())
     for part in (config, config.get_text_config()):

@@ -42,7 +42,7 @@ def judge(
         ExportError: `ours` is not finite, or another score differs from it by more than its tolerance.
     """
     if not math.isfinite(ours.mean):
-        what = "the mean reward" if ours.rewards else "the loss"
+        what = "a hidden state" if ours.hidden else "the mean reward" if ours.rewards else "the loss"
         raise ExportError(
             f"{path}: {what} of the model in memory is {ours.mean}, so the training diverged; use an earlier export"
         )
@@ -51,6 +51,8 @@ def judge(
     if theirs.padded:
         compared.append((" in a padded batch", same_weights.padded, max(arithmetic, PADDED)))
     unit = "as the reward of a sample" if ours.rewards else "nats per token"
+    if ours.hidden:
+        unit = "of the largest number in a mean hidden state"
     for what, values, allowed in compared:
         expected, found = max(zip(ours.values, values, strict=True), key=lambda pair: _finite_difference(*pair))
         if not difference(expected, found) <= allowed:

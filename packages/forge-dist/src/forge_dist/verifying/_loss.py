@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from forge_dist.loading._task import is_sequence_classifier
+from forge_dist.loading._task import is_headless, is_sequence_classifier
 from forge_dist.loading._unwrap import base_of, unwrapped
 
 if TYPE_CHECKING:
@@ -30,8 +30,12 @@ class Score(NamedTuple):
     total: float  # summed negative log-likelihood in nats, or summed reward
     count: int  # learned tokens, or rewards
     in_16_bits: bool = False  # whether the logits came in 16 bits
-    rewards: tuple[float, ...] = ()  # of a reward model: a sample's; of a classifier: its label's
+    rewards: tuple[
+        float, ...
+    ] = ()  # of a reward model: a sample's; of a classifier: its labels'; without a head: its hidden state
     padded: tuple[float, ...] = ()  # the same from one batch, padded on the right, as users of the directory may call it
+
+    hidden: bool = False  # whether the numbers are those of hidden states
 
     @property
     def mean(self) -> float:
@@ -54,10 +58,13 @@ def score(
     """Sum -log p(labels[t] | input_ids[:t]) over samples and t > 0 with a label, in float32.
 
     Only learned positions go through the head where the architecture allows it, so [S, V] logits need not fit. A divided model
-    is called through its strategy's wrapper, by all ranks together. For a reward model see `_rewards`.
+    is called through its strategy's wrapper, by all ranks together. For a reward model see `_rewards`, for one without a head
+    `_hidden_states`.
     """
     if is_sequence_classifier(base_of(unwrapped(model))):
         return _rewards(model, samples, device, reloaded=reloaded)
+    if is_headless(base_of(unwrapped(model))):
+        return _hidden_states(model, samples, device, reloaded=reloaded)
     selects = "logits_to_keep" in inspect.signature(base_of(unwrapped(model)).forward).parameters
     nll, count, in_16_bits = 0.0, 0, False
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -103,12 +110,44 @@ def _rewards(model: torch.nn.Module, samples: Sequence[Sample], device: torch.de
     return Score(sum(rewards), len(rewards), in_16_bits, tuple(rewards), tuple(padded))
 
 
+def _hidden_states(model: torch.nn.Module, samples: Sequence[Sample], device: torch.device, *, reloaded: bool) -> Score:
+    """Compute the mean hidden state of each sample, relative to its largest number.
+
+    A `reloaded` model computes all samples in one batch too, padded on the right under a mask, as embeddings are.
+    """
+    rows = [_vector(input_ids, device) for input_ids, _ in samples]
+    found, padded, in_16_bits = [], [], False
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        for row_S in rows:
+            hidden_SD = model(input_ids=row_S[None]).last_hidden_state[0]
+            in_16_bits = hidden_SD.element_size() == 2
+            found += _mean_state(hidden_SD)
+        if reloaded:
+            batch_BS = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+            mask_BS = (
+                torch.arange(batch_BS.shape[1], device=device)
+                < torch.tensor([len(row) for row in rows], device=device)[:, None]
+            )
+            states_BSD = model(input_ids=batch_BS, attention_mask=mask_BS.long()).last_hidden_state
+            padded = [
+                number for row, states in zip(rows, states_BSD, strict=True) for number in _mean_state(states[: len(row)])
+            ]
+    return Score(sum(found), len(found), in_16_bits, tuple(found), tuple(padded), hidden=True)
+
+
+def _mean_state(hidden_SD: torch.Tensor) -> list[float]:
+    mean_D = hidden_SD.float().mean(0)
+    return (mean_D / mean_D.abs().max()).tolist()
+
+
 def comparable_samples(model: torch.nn.Module, samples: Sequence[Sample]) -> list[Sample]:
     """Return the samples with a learned token; for reward models those not ending in padding.
 
     transformers reads the reward of a row that ends with the padding token before it, whatever the weights.
     """
     base = base_of(unwrapped(model))
+    if is_headless(base):
+        return [sample for sample in samples if len(sample[0])]
     if not is_sequence_classifier(base):
         return [sample for sample in samples if has_learned_token(sample[1])]
     pad = base.config.get_text_config().pad_token_id

@@ -16,6 +16,7 @@ from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.exporting._model_card import model_card
 from forge.exporting._request import DType, ExportRequest, Format
+from forge.saving._sentence_transformers import copy_sentence_transformers
 
 _ROWS = (5, 17, 33, 64)
 """Lengths in tokens of the rows on which logits are compared."""
@@ -142,7 +143,8 @@ def _write_hf(request: ExportRequest, model: Any, tokenizer: Any, rows: Sequence
     for file in sorted(written.iterdir()):
         file.rename(folder / file.name)
     written.rmdir()
-    what = {"reward": "mean reward", "causal": "loss"}.get(request.task, "mean logit")
+    copy_sentence_transformers(request.folder, folder)
+    what = {"reward": "mean reward", "causal": "loss", "embedding": "mean hidden state"}.get(request.task, "mean logit")
     return (
         f"Read back: {check.tensors} tensors, each the one in memory, written as {request.dtype}; loaded by plain "
         f"{'PEFT' if request.adapter and not request.merge else 'transformers'}, its {what} on {check.loss_tokens} random "

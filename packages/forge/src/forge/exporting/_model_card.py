@@ -28,9 +28,11 @@ _OMITTED = DIVISION | {"model_path", "ckpt_output_dir", "data_path", "eval_data_
 _ORIGIN = re.compile(r"^(\w+): .*  # ((?:(?!  # ).)*)$", re.MULTILINE)
 _PATH_SETTING = re.compile(r"(_path|_cache|_dir)$|^preprocess$")
 """Settings whose whole value is a path, or a list of them."""
-_COUNTS = ("_tokens", "_pairs", "_answers", "_prompts", "_samples")
+_COUNTS = ("_tokens", "_pairs", "_answers", "_prompts", "_samples", "_queries", "_texts")
 """Ends of held-out figures that count instead of measuring."""
 
+_PIPELINES = {"causal": "text-generation", "reward": None, "embedding": "sentence-similarity"}
+"""Task → the Hub's name of it."""
 _PACKAGES = ("forge", "forge_data", "forge_packing", "forge_accel", "forge_dist", "forge_algos")
 _OTHERS = ("torch", "transformers", "peft", "gguf")
 
@@ -92,7 +94,7 @@ def _auto_class(architecture: str) -> str:
     for end, name in (("ForSequenceClassification", "SequenceClassification"), ("ForConditionalGeneration", "MultimodalLM")):
         if end in architecture:
             return f"AutoModelFor{name}"
-    return "AutoModelForCausalLM"
+    return "AutoModel" if architecture.endswith("Model") and "LMHead" not in architecture else "AutoModelForCausalLM"
 
 
 def _head(request: ExportRequest, verb: str, origin: str) -> str:
@@ -107,7 +109,7 @@ def _head(request: ExportRequest, verb: str, origin: str) -> str:
         # The Hub knows no other base than its own.
         base_model=origin if on_hub else None,
         library_name="gguf" if gguf else "peft" if peft else "transformers",
-        pipeline_tag={"causal": "text-generation", "reward": None}.get(request.task, "text-classification"),
+        pipeline_tag=_PIPELINES.get(request.task, "text-classification"),
         tags=["forge", *([verb] if verb else []), *(["gguf"] if gguf else [])],
     )
     return data.to_yaml().strip()

@@ -77,6 +77,9 @@ class ExportRequest:
             raise SettingsError(f"merge has no effect: {folder} holds a whole model, and no adapter. Leave it out.")
         if adapter and not merge and format == "gguf":
             raise SettingsError(f"{folder} holds an adapter, and a GGUF file a whole model: set merge=True.")
+        task = forge_dist.directory_task(str(folder))
+        if task == "embedding" and format == "gguf":
+            raise SettingsError(f"{folder} holds an embedding model, which format=gguf does not write. Leave it out.")
         base = _base_of(folder, of_run, merge=merge, dtype=dtype) if adapter else str(folder)
         chosen = dtype or _stored_dtype(base if merge else str(folder))
         if output is None and of_run is None:
@@ -93,7 +96,7 @@ class ExportRequest:
             dtype=chosen,
             format="gguf" if format == "gguf" else "hf",
             base=base,
-            task=forge_dist.directory_task(str(folder)),
+            task=task,
         )
 
     @property

@@ -10,6 +10,7 @@ from forge.backends._mini_trainer import MiniTrainerBackend as MiniTrainerOSFTBa
 from forge.hub._algorithms import (
     Algorithm,
     AlgorithmRegistry,
+    EmbeddingSFTAlgorithm,
     GRPOAlgorithm,
     LoRAGRPOAlgorithm,
     LoRASFTAlgorithm,
@@ -28,6 +29,7 @@ __all__ = [
     "AlgorithmRegistry",
     "Backend",
     "Call",
+    "EmbeddingSFTAlgorithm",
     "GRPOAlgorithm",
     "InstructLabTrainingSFTBackend",
     "LoRAGRPOAlgorithm",

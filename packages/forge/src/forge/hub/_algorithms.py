@@ -11,7 +11,7 @@ from forge.backends._backend import Backend
 from forge.backends._names import get, names
 from forge.hub._parameter import REQUIRED
 from forge.hub._table import FUNCTIONS, REFUSED
-from forge.hub._translate import OWN_LOOP, signature, translate
+from forge.hub._translate import OWN_LOOP, VERBS_OF, signature, translate
 from forge.settings._backends import FORGE, backend_class
 
 
@@ -81,7 +81,7 @@ class _TableAlgorithm(Algorithm):
     def _type(self, setting: str) -> Any:
         from forge.settings._settings import flat_fields
 
-        verb = {"lora_sft": "sft", "lora_grpo": "grpo"}.get(self.function, self.function)
+        verb = VERBS_OF.get(self.function, self.function)
         found = {field.name: field.type for _, field in flat_fields(getattr(forge, verb).task.settings)}
         return found.get(setting, object)
 
@@ -121,12 +121,26 @@ class GRPOAlgorithm(_TableAlgorithm):
     function = "grpo"
 
 
+class EmbeddingSFTAlgorithm(_TableAlgorithm):
+    """Training of embeddings by labelled texts, or by pairs."""
+
+    function = "embedding_sft"
+
+
+_KINDS: tuple[type[_TableAlgorithm], ...] = (
+    SFTAlgorithm,
+    OSFTAlgorithm,
+    LoRASFTAlgorithm,
+    LoRAGRPOAlgorithm,
+    GRPOAlgorithm,
+    EmbeddingSFTAlgorithm,
+)
+
+
 class AlgorithmRegistry:
     """Table of the algorithms and of backends for them; those of forge are in it."""
 
-    _algorithms: ClassVar[dict[str, type[Algorithm]]] = {
-        each.function: each for each in (SFTAlgorithm, OSFTAlgorithm, LoRASFTAlgorithm, LoRAGRPOAlgorithm, GRPOAlgorithm)
-    }
+    _algorithms: ClassVar[dict[str, type[Algorithm]]] = {each.function: each for each in _KINDS}
     _backends: ClassVar[dict[str, dict[str, type[Backend]]]] = {}
 
     @classmethod
@@ -176,7 +190,7 @@ class AlgorithmRegistry:
     @classmethod
     def list_backends(cls, algorithm_name: str) -> list[str]:
         """Return the names of the backends that have an algorithm, forge's own first."""
-        verb = {"lora_sft": "sft", "lora_grpo": "grpo"}.get(algorithm_name, algorithm_name)
+        verb = VERBS_OF.get(algorithm_name, algorithm_name)
         if algorithm_name not in cls._algorithms:
             return []
         able = {name: get(name).capabilities().verbs for name in names()}
@@ -216,9 +230,7 @@ def bound(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
 
 def function_of(name: str) -> Any:
     """Make the function of an algorithm, with the signature that training_hub documents."""
-    kinds: dict[str, type[_TableAlgorithm]] = {
-        each.function: each for each in (SFTAlgorithm, OSFTAlgorithm, LoRASFTAlgorithm, LoRAGRPOAlgorithm, GRPOAlgorithm)
-    }
+    kinds = {each.function: each for each in _KINDS}
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = bound(name, args, kwargs)

@@ -13,6 +13,7 @@ osft: Any = function_of("osft")
 lora_sft: Any = function_of("lora_sft")
 grpo: Any = function_of("grpo")
 lora_grpo: Any = function_of("lora_grpo")
+embedding_sft: Any = function_of("embedding_sft")
 
 
 def gepa(*_args: object, **_kwargs: object) -> NoReturn:
@@ -23,13 +24,3 @@ def gepa(*_args: object, **_kwargs: object) -> NoReturn:
 
     """
     raise SettingsError(REFUSED["gepa"])
-
-
-def embedding_sft(*_args: object, **_kwargs: object) -> NoReturn:
-    """Refuse the training of embedding models until there is a verb for it.
-
-    Raises:
-        SettingsError: always.
-
-    """
-    raise SettingsError(REFUSED["embedding_sft"])

@@ -19,6 +19,8 @@ _ABOUT = {
     "token, which is `train_on=all` here.",
     "lora_grpo": "`forge.grpo` with `adapter=lora`.",
     "grpo": "`forge.grpo`.",
+    "embedding_sft": "`forge.embed`; with `loss_type=mnrl` rows are pairs, which training_hub makes of every two texts of a "
+    "label.",
 }
 
 _FIRST, _LAST = "what differs.\n\n", "## Names\n"

@@ -339,20 +339,54 @@ LORA_GRPO = (
     *hidden(KEYWORDS),
 )
 
+EMBEDDING = (
+    *required("model_path data_path ckpt_output_dir"),
+    Parameter("backend", "backend", "`sentence-transformers`, its own there, is forge's own loop too", default="forge"),
+    Parameter(
+        "loss_type",
+        "loss",
+        "`batch_all_triplet`, or `mnrl` (`loss=contrastive`, rows are pairs); `batch_hard_triplet` is refused",
+        default="batch_all_triplet",
+        take=v.loss_type,
+    ),
+    *refused("loss_fn", "a loss is named: loss_type='batch_all_triplet' or 'mnrl'; forge_algos takes an objective of yours"),
+    Parameter("num_epochs", "num_epochs", default=20),
+    Parameter("batch_size", "effective_batch_size", "of a step over all GPUs, all of whose texts meet", default=32),
+    Parameter("learning_rate", "learning_rate", "linear, as there", default=2e-5),
+    Parameter(
+        "warmup_ratio",
+        "",
+        "no warm-up where it is left out, a tenth of the steps there; another value is refused: give `warmup_steps`",
+        default=0.1,
+        neutral=(0.1, 0, 0.0),
+        refused="a warm-up is a number of steps: give warmup_steps",
+    ),
+    Parameter(
+        "batch_sampler",
+        "exclude_same_text",
+        "with `mnrl` `no_duplicates` (its own there) is true and `default` false; `group_by_label` is refused: the texts of a "
+        "step are drawn from all rows",
+        take=v.batch_sampler,
+    ),
+    Parameter("eval_data_path", "eval_data_path", "measured before and after; `eval_every_steps` says when else"),
+    Parameter("text_column", "rename_columns", default="text", take=v.labelled_column("text")),
+    Parameter("label_column", "rename_columns", default="label", take=v.labelled_column("label")),
+    Parameter("seed", "seed", default=42),
+)
+
 FUNCTIONS: Mapping[str, tuple[Parameter, ...]] = {
     "sft": SFT,
     "osft": OSFT,
     "lora_sft": LORA,
     "lora_grpo": LORA_GRPO,
     "grpo": GRPO,
+    "embedding_sft": EMBEDDING,
 }
 """Function of training_hub → its parameters, in the order of its signature."""
 
 REFUSED: Mapping[str, str] = {
     "gepa": "gepa trains no weights: it searches for a prompt with calls of a language model. Use the package gepa itself; its "
     "best prompt is then a system message of rows for forge.sft, which needs no prompt any more once it is trained.",
-    "embedding_sft": "embedding_sft waits for the training verb for embedding models, which comes with a later version. Until "
-    "then use sentence-transformers itself.",
 }
 """Function of training_hub → why there is none here, and what to use."""
 

@@ -18,8 +18,10 @@ from forge.settings._backends import FORGE, backend_class
 from forge.settings._elsewhere import unknown
 from forge.settings._settings import flat_fields
 
-OWN_LOOP = frozenset({"unsloth", "art", "verl"})
+OWN_LOOP = frozenset({"unsloth", "art", "verl", "sentence-transformers"})
 """Backends of training_hub that are forge's own loop here."""
+VERBS_OF = {"lora_sft": "sft", "lora_grpo": "grpo", "embedding_sft": "embed"}
+"""Function of training_hub → training verb, where it has another name."""
 _TOOLS = "forge.hub._tool_calls"
 
 
@@ -35,6 +37,8 @@ def signature(function: str) -> inspect.Signature:
     """Return the signature of a function as training_hub documents it, without annotations."""
     names = [each for each in FUNCTIONS[function] if each.documented]
     keyword = {"callbacks", "enable_jit_checkpoint", "checkpoint_storage", "eval_data_path", "per_device_eval_batch_size"}
+    if function == "embedding_sft":
+        keyword = {each.name for each in names if each.default is not REQUIRED}
     parameters = [
         inspect.Parameter(
             each.name,
@@ -50,7 +54,7 @@ def translate(function: str, /, **given: Any) -> Call:
     """Return what a call of training_hub is in forge: the verb, its settings, the callbacks.
 
     Args:
-        function: `sft`, `osft`, `lora_sft`, `grpo` or `lora_grpo`.
+        function: `sft`, `osft`, `lora_sft`, `grpo`, `lora_grpo` or `embedding_sft`.
         given: its parameters by name, and settings of forge.
 
     Raises:
@@ -117,7 +121,7 @@ def _verb(function: str, given: Mapping[str, Any]) -> str:
     """Return the training verb of a call."""
     if given.get("is_pretraining") and function in ("sft", "osft"):
         return "pretrain"
-    return {"lora_sft": "sft", "lora_grpo": "grpo"}.get(function, function)
+    return VERBS_OF.get(function, function)
 
 
 def _defaults(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +146,11 @@ def _defaults(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
             "keep_last_n": 3,
             **({"eval_every_steps": 500} if "eval_data_path" in given else {}),
         }
-    found: dict[str, Any] = {"lr_scheduler": "constant"}
+    if function == "embedding_sft":
+        # The defaults of transformers' Trainer, which trains there.
+        found = {"lr_scheduler": "linear", "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999}
+        return found | ({"exclude_same_text": True} if given["loss_type"] == "mnrl" else {})
+    found = {"lr_scheduler": "constant"}
     if function == "lora_grpo":
         found["adapter"] = "lora"
     if "reward_fn" not in given and not given.get("reward") and not given.get("reward_model_path"):

@@ -287,3 +287,46 @@ def max_lora_rank(value: Any, given: Given) -> Taken:
     if isinstance(value, int) and not (isinstance(rank, int) and value < rank):
         return {}
     raise SettingsError(f"max_lora_rank={value} is less than lora_r={given.get('lora_r', 16)}. Leave it out.")
+
+
+def loss_type(value: Any, _given: Given) -> Taken:
+    """Take a loss by its name there."""
+    known = {"batch_all_triplet": "batch_all_triplet", "mnrl": "contrastive"}
+    if value in known:
+        return {"loss": known[value]}
+    instead = (
+        "batch_all_triplet counts every triplet that is not far enough apart, the hardest among them"
+        if value == "batch_hard_triplet"
+        else "there are batch_all_triplet and mnrl"
+    )
+    raise SettingsError(f"loss_type={value!r} is not available: {instead}. Give one of those.")
+
+
+def batch_sampler(value: Any, given: Given) -> Taken:
+    """Take whether equal texts of a batch are negatives; batches are drawn from all rows."""
+    pairs = given.get("loss_type") == "mnrl"
+    if value == "no_duplicates" and pairs:
+        return {"exclude_same_text": True}
+    if value == "default":
+        return {"exclude_same_text": False} if pairs else {}
+    raise SettingsError(
+        f"batch_sampler={value!r} is not available{'' if pairs else ' with triplets'}: the texts of a step are drawn from all "
+        "rows, the same ones on any number of GPUs. Leave it out; a larger batch_size has more texts of each label."
+    )
+
+
+def labelled_column(ours: str) -> Any:
+    """Return how the name of a column of labelled texts is taken."""
+
+    def take(value: Any, given: Given) -> Taken:
+        _column(f"{ours}_column", value)
+        if value == ours:
+            return {}
+        if given.get("loss_type") == "mnrl":
+            raise SettingsError(
+                f"{ours}_column={value!r} has no effect with loss_type=mnrl, whose rows are pairs of `anchor` and `positive`. "
+                "training_hub makes one of every two texts of a label. Write those pairs, and give rename_columns."
+            )
+        return {"rename_columns": {value: ours}}
+
+    return take

@@ -255,6 +255,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         newest_only=s.checkpoints.keep_last_checkpoint_only,
         report=report,
         lack=lambda error: out_of_memory(error, s, out.path),
+        beside=task.export_files(s, model),
     )
     if restored is not None:
         exports.verify()

@@ -42,6 +42,7 @@ class Exports:
         newest_only: whether the former export goes once a new one is whole.
         report: the progress report.
         lack: turns a lack of memory into an error that says what to set; None for any other error.
+        beside: writes further files into each export; None for none.
 
     """
 
@@ -60,6 +61,7 @@ class Exports:
         newest_only: bool,
         report: Reporter,
         lack: Callable[[Exception], Exception | None],
+        beside: Callable[[Path], None] | None = None,
     ) -> None:
         self.faults: list[Exception] = []
         """Why the last export of the run differs from the model in memory."""
@@ -67,7 +69,7 @@ class Exports:
         self._run, self._model, self._strategy, self._ranks = run, model, strategy, strategy.ranks
         self._tokenizer, self._dtype, self._task = tokenizer, dtype, model_task
         self._samples, self._attach, self._as_plain = list(samples), attach, dict(as_plain)
-        self._newest_only, self._report, self._lack = newest_only, report, lack
+        self._newest_only, self._report, self._lack, self._beside = newest_only, report, lack, beside
 
     def write(self, name: str, *, final: bool = False, then: Callable[[], None] | None = None) -> Path | None:
         """Write an export, load it back and record it; one of that name that is whole already stays.
@@ -119,7 +121,7 @@ class Exports:
         # A last export that differs from the model in memory is not recorded: the run is not proved.
         self._ranks.first(lambda: take_name(self._run, place, directory, None if differs and final else files, then))
         if check is not None:
-            what = {"reward": "mean reward", "causal": "loss"}.get(self._task, "mean logit")
+            what = {"reward": "mean reward", "causal": "loss", "embedding": "mean hidden state"}.get(self._task, "mean logit")
             self._report.note(
                 f"exported {directory}: loaded back, on {len(self._samples)} short samples its {what} is {check.reloaded:.4f}, "
                 f"{check.in_memory:.4f} in memory",
@@ -170,7 +172,13 @@ class Exports:
     def _make(self, place: Path, directory: Path) -> None:
         try:
             forge_dist.export_model(
-                self._model, place, tokenizer=self._tokenizer, dtype=self._dtype, strategy=self._strategy, **self._as_plain
+                self._model,
+                place,
+                tokenizer=self._tokenizer,
+                dtype=self._dtype,
+                strategy=self._strategy,
+                beside=self._beside,
+                **self._as_plain,
             )
         except forge_dist.ExportError as error:  # it may name the place beside
             raise type(error)(str(error).replace(str(place), str(directory))) from error

@@ -217,6 +217,7 @@ COMMANDS = {
         "osft": "lora_osft",
         "reward": "rm reward_model",
         "classify": "cls classification text-classification sequence-classification text_classification",
+        "embed": "embedding embeddings embedding_sft embedding-sft sentence_transformers sentence-transformers contrastive",
         "grpo": "lora_grpo",
         "generate": "inference infer predict",
         "export": "merge merge-lora merge_lora",
@@ -237,9 +238,11 @@ OWN = {
         "orpo": "learn_prompt",
         "reward": "centering",
         "classify": "labels problem_type",
+        "embed": "query_prefix document_prefix pooling exclude_same_text margin",
         "ppo": "lam value_weight value_clip whiten",
         "grpo": "scale_rewards dual_clip kl_estimator",
-        "sft and osft": "loss neftune_alpha",
+        "sft and osft": "neftune_alpha",
+        "sft, osft and embed": "loss",
         "dpo and grpo": "loss_type",
         "dpo and kto": "reference reference_path",
         "kto": "desirable_weight undesirable_weight",
@@ -248,7 +251,7 @@ OWN = {
         "sft, osft and pretrain": "z_loss",
         "sft, osft, pretrain, dpo and simpo": "label_smoothing",
         "distill, sdft, dpo, orpo, simpo and kto": "beta",
-        "distill, sdft, ppo, grpo and rloo": "temperature",
+        "distill, sdft, embed, ppo, grpo and rloo": "temperature",
         "dpo, orpo, simpo, kto and reward": "on_bad_pair",
         "sdft, ppo, grpo and rloo": "max_prompt_len num_generations max_new_tokens top_p top_k",
         "ppo, grpo and rloo": """reward reward_weights reward_model_path on_reward_error
@@ -256,10 +259,11 @@ OWN = {
             overlong_buffer kl_weight num_iterations reward_timeout env max_turns env_timeout sampler sampler_url
             sampler_timeout tis_above tis_cap max_sampler_gap""",
         "sft, osft, dpo, orpo, simpo, kto and reward": "normalize",
-        "sft, dpo and all others but pretrain": "chat_template chat_template_kwargs on_overflow",
+        "sft, dpo and all others but pretrain": "on_overflow",
+        "sft, dpo and all others but pretrain and embed": "chat_template chat_template_kwargs",
         "sft, dpo and all others but pretrain, sdft, ppo, grpo and rloo": "max_seq_len",
-        "sft, dpo and all others but pretrain, sdft, classify, ppo, grpo and rloo": "train_on turns turn_end data_format",
-        "sft, dpo and all others but sdft, classify, ppo, grpo and rloo": "num_proc lint",
+        "all but pretrain, sdft, classify, embed, ppo, grpo and rloo": "train_on turns turn_end data_format",
+        "sft, dpo and all others but sdft, classify, embed, ppo, grpo and rloo": "num_proc lint",
     }.items()
     for name in names.split()
 }

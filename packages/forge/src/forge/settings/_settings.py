@@ -64,7 +64,7 @@ class ReportSettings:
 
 Metric = Literal[
     "loss", "accuracy", "reward", "margin", "chosen_reward", "rejected_reward", "chosen_logp", "rejected_logp", "log_odds",
-    "nll", "kl", "f1",
+    "nll", "kl", "f1", "mrr",
 ]  # fmt: skip
 
 

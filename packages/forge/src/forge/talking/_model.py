@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,9 @@ def find_model(model_path: str | Path) -> str:
             raise SettingsError(
                 f"{directory} is a reward model: it gives texts a number and writes none. Give a language model."
             )
+        named = found if isinstance(found, list) else []
+        if found == "FEATURE_EXTRACTION" or any(re.search(r"(?<!Head)(?<!Heads)Model$", str(one)) for one in named):
+            raise SettingsError(f"{directory} has no head: it embeds texts and writes none. Give a language model.")
     return directory
 
 

@@ -38,8 +38,8 @@ def read_prompts(task: Task, s: Any) -> list[Asked]:
     given = s.evaluation.eval_prompts or ()
     if given and task.model_task(s) != "causal":
         raise SettingsError(
-            "eval_prompts has no effect: a reward model gives texts a number and writes none, and so does a classifier. "
-            "Leave it out."
+            "eval_prompts has no effect: a reward model gives texts a number and writes none, and so do a classifier and an "
+            "embedding model. Leave it out."
         )
     found: list[Asked] = []
     for each in given:

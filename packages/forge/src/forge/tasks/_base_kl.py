@@ -72,5 +72,5 @@ def check_base_kl(s: Any, model_task: Any) -> None:
     if s.evaluation.kl_base and model_task != "causal":
         raise SettingsError(
             "kl_base is the divergence between predictions of the next token, and a reward model makes none, nor does a "
-            "classifier: leave it out."
+            "classifier or an embedding model: leave it out."
         )

@@ -177,7 +177,7 @@ class Task(ABC):
         return {}
 
     def model_task(self, s: Any) -> Any:  # noqa: ARG002 - the settings may decide
-        """Return the head that is loaded: "causal", "reward" or a `forge_dist.Classifier`."""
+        """Return the head that is loaded; "embedding" is none, a `forge_dist.Classifier` has one."""
         return "causal"
 
     def choose(self, s: Any, store: Any) -> Any:  # noqa: ARG002 - most choose nothing
@@ -245,6 +245,10 @@ class Task(ABC):
 
     def add_modules(self, model: Any, s: Any) -> None:  # noqa: B027 - most add none
         """Put modules on the model that are trained beside it, such as a value head."""
+
+    def export_files(self, s: Any, model: Any) -> Callable[[Path], None] | None:  # noqa: ARG002 - most have none
+        """Return what writes further files into the folder of an export; None for none."""
+        return None
 
     def score_reference(self, run: Run) -> None:  # noqa: B027 - most have no reference
         """Compute what depends on the initial weights, and keep it in the run's files."""

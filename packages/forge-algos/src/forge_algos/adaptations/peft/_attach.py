@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from forge_algos._errors import AdapterError
 from forge_algos._experts import Stack, expert_stacks
-from forge_algos._modules import embeddings, head
+from forge_algos._modules import embeddings, head, headless
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.base._parts import kind_of, score
 from forge_algos.adaptations.base._targets import resolve_targets
@@ -205,10 +205,13 @@ def config_class(settings: AdapterSettings) -> Any:
 
 
 def task_type_of(model: nn.Module) -> str:
-    """Return PEFT's name for the kind of model: SEQ_CLS with a layer `score`, else CAUSAL_LM.
-    PEFT trains and saves the layer `score` itself.
+    """Return PEFT's name for the kind of model: SEQ_CLS, FEATURE_EXTRACTION or CAUSAL_LM.
+
+    A model with a layer `score`, which PEFT trains and saves itself, one without a head, any other.
     """
-    return "CAUSAL_LM" if score(model) is None else "SEQ_CLS"
+    if score(model) is not None:
+        return "SEQ_CLS"
+    return "FEATURE_EXTRACTION" if headless(model) else "CAUSAL_LM"
 
 
 def _attached(model: nn.Module, config: "PeftConfig") -> "PeftModel":

@@ -113,7 +113,7 @@ class Labelled:
         at = np.asarray(indices, dtype=np.int64)
         texts = [self.store[int(index)].input_ids for index in at]
         return forge_algos.ClassifyBatch(
-            row=forge_packing.collate([_Unlearned(ids, np.full(len(ids), _IGNORE, np.int32)) for ids in texts]),
+            row=forge_packing.collate([Unlearned.of(ids) for ids in texts]),
             targets=self.targets[at],
         )
 
@@ -134,9 +134,14 @@ class Labelled:
         )
 
 
-class _Unlearned(NamedTuple):
+class Unlearned(NamedTuple):
     """Tokens of a text, none of which is learned."""
 
     input_ids: Any
     labels: Any
     weights: Any = None
+
+    @classmethod
+    def of(cls, ids: Any) -> Unlearned:
+        """Return a text by its tokens."""
+        return cls(ids, np.full(len(ids), _IGNORE, np.int32))

@@ -1,0 +1,96 @@
+"""Stores of queries and documents, or of labelled texts → samples of an embedding model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import forge_algos
+import forge_data
+import forge_packing
+from forge.tasks.items._items import Ints
+from forge.tasks.items._labelled import Labelled, Unlearned, given_labels
+
+_CANDIDATES, _COMPARED = 64, 4
+
+
+class TextPairs:
+    """Queries, each with its document and any hard negatives.
+
+    Args:
+        store: as `forge_data.prepare_text_pairs` makes it.
+
+    """
+
+    shorter = "max_seq_len to drop rows with longer texts"
+
+    def __init__(self, store: forge_data.PromptStore) -> None:
+        self.store = store
+        self.lengths = store.lengths
+        self.weights = store.weights
+        self.sources = None if store.weights is None else store.sources
+        self.loss_counts = np.ones(len(store), dtype=np.int64)
+        self._texts: list[list[int]] = [prompt.columns["lengths"] for prompt in store]
+        self.longest: Ints = np.array([max(row) for row in self._texts], dtype=np.int64)
+        self.lines: Ints | None = np.array([len(row) for row in self._texts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __str__(self) -> str:
+        negatives = self.hard_negatives
+        return f"{len(self):,} queries, each with its document" + (f", and {negatives:,} hard negatives" if negatives else "")
+
+    @property
+    def hard_negatives(self) -> int:
+        """Number of texts that are neither a query nor its document."""
+        return sum(map(len, self._texts)) - 2 * len(self)
+
+    def source(self, index: int) -> str:
+        """Return the file and row of a query."""
+        return self.store.source(index)
+
+    def size(self, index: int) -> str:
+        """Return the length of a row in words."""
+        return f"{self.source(index)} has {self.lengths[index]:,} tokens in {len(self._texts[index])} texts"
+
+    def batch(self, indices: Sequence[int] | Ints) -> Any:
+        """Pack queries and their documents into one row, a `forge_algos.ContrastiveBatch`."""
+        documents: list[Any] = []
+        queries: list[int] = []
+        for index in indices:
+            queries.append(len(documents))
+            documents += _documents(self.store[int(index)].input_ids, self._texts[int(index)])
+        first = np.array(queries, dtype=np.int64)
+        return forge_algos.ContrastiveBatch(row=forge_packing.collate(documents), queries=first, positives=first + 1)
+
+    def short_samples(self) -> list[tuple[Any, Any]]:
+        """Return a few short queries, to compare two models on."""
+        rows = sorted(range(min(len(self), _CANDIDATES)), key=lambda row: self._texts[row][0])
+        return [(ids, ids) for row in rows[:_COMPARED] for ids in [self.store[row].input_ids[: self._texts[row][0]]]]
+
+
+class TextsOfLabels(Labelled):
+    """Texts with one label each, of which triplets are made."""
+
+    def __init__(self, store: forge_data.PromptStore) -> None:
+        given = given_labels(store)
+        if given.several:
+            raise forge_data.DataError(
+                f"{store.source(0)} has labels, and loss=batch_all_triplet takes one label a text: give label"
+            )
+        super().__init__(store, given.names, multi_label=False)
+
+    def batch(self, indices: Sequence[int] | Ints) -> Any:
+        """Pack texts into one row, a `forge_algos.LabelledTexts`."""
+        found = super().batch(indices)
+        return forge_algos.LabelledTexts(row=found.row, labels=found.targets)
+
+
+def _documents(ids: Any, lengths: list[int]) -> list[Unlearned]:
+    """Return each text of a row."""
+    ends = [0, *itertools.accumulate(lengths)]
+    return [Unlearned.of(ids[begin:end]) for begin, end in itertools.pairwise(ends)]

@@ -1,0 +1,181 @@
+"""`forge.embed`: text embeddings, by pairs of a query and its document or by labelled texts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+import forge_algos
+import forge_data
+import forge_dist
+from forge._errors import SettingsError
+from forge.saving._sentence_transformers import write_sentence_transformers
+from forge.settings._settings import RunSettings
+from forge.tasks._offline import OfflineSteps
+from forge.tasks._task import Run, Task
+from forge.tasks.items._text_pairs import TextPairs, TextsOfLabels
+from forge.verbs._registry import verb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from forge._progress import Reporter
+
+_TEMPERATURE, _MARGIN = 0.05, 5.0
+_COUNTED_STEPS = 32
+
+
+@attrs.frozen(kw_only=True)
+class EmbedSettings(RunSettings):
+    """Settings of `forge.embed`."""
+
+    data: forge_data.EmbedDataSettings
+    objective: forge_algos.EmbedSettings
+
+
+class Embed(Task):
+    """InfoNCE of queries among all documents of the step, or all triplets of its labelled texts."""
+
+    name = "embed"
+    settings = EmbedSettings
+    about = "Embedding models: train a model so that a query lies near its document and far from others, or texts by label."
+    items_are = "queries"
+
+    def model_task(self, s: Any) -> str:  # noqa: ARG002 - always the same
+        """Load the model without a head."""
+        return "embedding"
+
+    def check_settings(self, s: Any) -> None:
+        """Refuse what an embedding cannot be trained with, and prefixes that no text would get."""
+        super().check_settings(s)
+        if s.strategy.cp_size > 1:
+            raise SettingsError(
+                f"cp_size={s.strategy.cp_size} divides a text over ranks, and an embedding needs the whole of it. Leave it "
+                "out; a lower max_tokens_per_gpu makes smaller micro-batches of the same step."
+            )
+        if s.adapter.adapter in ("prefix", "prompt", "adapter_prompt"):
+            raise SettingsError(
+                f"adapter={s.adapter.adapter} puts virtual tokens before a text, which sentence-transformers would not. Take "
+                "adapter=lora."
+            )
+        for name in ("query_prefix", "document_prefix") if _of_labels(s) else ():
+            if getattr(s.data, name):
+                raise SettingsError(
+                    f"{name} has no effect with loss=batch_all_triplet, whose texts are neither queries nor documents. Leave "
+                    "it out."
+                )
+
+    def check_rows(self, s: Any, setting: str) -> None:
+        """Look at the first row of each file."""
+        forge_data.check_first_row(
+            getattr(s.data, setting),
+            labelled=_of_labels(s),
+            pairs=not _of_labels(s),
+            rename_columns=s.data.rename_columns,
+            on_bad_row=s.data.on_bad_row,
+            preprocess=s.data.preprocess,
+        )
+
+    def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:  # noqa: ARG002 - texts are short
+        """Tokenize the texts of each row."""
+        of_pairs = {"query_prefix": s.data.query_prefix, "document_prefix": s.data.document_prefix}
+        return (forge_data.prepare_labelled if _of_labels(s) else forge_data.prepare_text_pairs)(
+            path,
+            tokenizer,
+            directory,
+            preprocess=s.data.preprocess,
+            rename_columns=s.data.rename_columns,
+            on_bad_row=s.data.on_bad_row,
+            max_bad_rows=s.data.max_bad_rows,
+            max_seq_len=s.data.max_seq_len,
+            on_overflow=s.data.on_overflow,
+            **({} if _of_labels(s) else of_pairs),
+            **more,
+        )
+
+    def open_store(self, directory: Path) -> Any:
+        """Open the store of texts."""
+        return forge_data.PromptStore.open(directory)
+
+    def choose(self, s: Any, store: Any) -> Any:  # noqa: ARG002 - the model decides
+        """Choose the pooling of the model, and the loss's own number."""
+        if s.objective.pooling == "auto":
+            s = s.resolved("pooling", *forge_dist.model_pooling(s.model.model_path))
+        name, value = ("margin", _MARGIN) if _of_labels(s) else ("temperature", _TEMPERATURE)
+        if getattr(s.objective, name) is None:
+            s = s.resolved(name, value, f"the default with loss={s.objective.loss}")
+        return s
+
+    def items(self, s: Any, store: Any) -> Any:
+        """Plan queries with their documents, or labelled texts."""
+        return TextsOfLabels(store) if _of_labels(s) else TextPairs(store)
+
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:  # noqa: ARG002 - the interface's
+        """Refuse rows of which nothing is learned: without negatives, or without triplets."""
+        found = self.items(s, train)
+        if isinstance(found, TextsOfLabels):
+            counts = [int((found.targets == label).sum()) for label in found.used()]
+            if len(counts) < 2 or max(counts) < 2:
+                raise forge_data.DataError(
+                    f"{train.source(0)} and the other rows ({len(train):,}) make no triplet: two texts of one label and one of "
+                    "another are needed; add rows"
+                )
+        elif s.plan.effective_batch_size == 1 and not found.hard_negatives:
+            raise SettingsError(
+                "effective_batch_size=1 leaves a query alone with its document, and there are no hard negatives: nothing would "
+                "be learned. Raise it; every other document of a step is a negative."
+            )
+
+    def probe_objective(self, s: Any) -> forge_algos.Objective:
+        """Return the objective on embeddings: the language model's head is not there."""
+        return _objective(s)
+
+    def export_files(self, s: Any, model: Any) -> Callable[[Path], None]:
+        """Write what sentence-transformers reads beside each export."""
+        return partial(
+            write_sentence_transformers,
+            width=forge_dist.hidden_size(model),
+            pooling=s.objective.pooling,
+            max_seq_len=s.data.max_seq_len,
+            query_prefix=s.data.query_prefix,
+            document_prefix=s.data.document_prefix,
+        )
+
+    def step_source(self, run: Run) -> OfflineSteps:
+        """Take the steps of the batch plan."""
+        _report_forwards(run)
+        return OfflineSteps(run, _objective(run.settings))
+
+
+def _of_labels(s: Any) -> bool:
+    return s.objective.loss == "batch_all_triplet"
+
+
+def _objective(s: Any) -> forge_algos.Objective:
+    own = s.objective
+    pooling = "last" if own.pooling == "auto" else own.pooling
+    if _of_labels(s):
+        return forge_algos.BatchAllTriplet(pooling=pooling, margin=_MARGIN if own.margin is None else own.margin)
+    temperature = _TEMPERATURE if own.temperature is None else own.temperature
+    return forge_algos.Contrastive(pooling=pooling, temperature=temperature, exclude_same_text=own.exclude_same_text)
+
+
+def _report_forwards(run: Run) -> None:
+    """Say how many steps have several micro-batches, each of which is run twice."""
+    plan = run.plan
+    steps = range(_COUNTED_STEPS if plan.endless else min(plan.num_steps, _COUNTED_STEPS))
+    several = sum(len(plan.micro_batches(step)) > 1 for step in steps)
+    cost = (
+        f"; {several} of the first {len(steps)} steps have several micro-batches a rank, each of which takes one more forward "
+        "without gradients (a higher max_tokens_per_gpu makes fewer)"
+        if several
+        else ""
+    )
+    number, what = run.settings.plan.effective_batch_size, "texts" if _of_labels(run.settings) else "queries"
+    run.report.note(f"embeddings: of all {number:,} {what} of a step together, over all micro-batches and ranks{cost}")
+
+
+embed = verb(Embed())
