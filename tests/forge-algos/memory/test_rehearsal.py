@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import gc
 import json
 import weakref
@@ -79,14 +80,32 @@ def made(
     )
 
 
+_PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm"}
+
+
 def measured(work: Callable[[], object], folder: Path) -> int:
-    """The most bytes that are allocated at a time within `work`, as torch's profiler saw it."""
+    """The most bytes that are allocated at a time within `work`, as torch's profiler saw it.
+
+    Without the scratch of a matrix product, which some processors' kernels take and give back within it.
+    """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
     seen.export_chrome_trace(str(folder / "trace.json"))
     trace = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    events = sorted((e["ts"], e["args"]["Ev Idx"], e["args"]["Bytes"]) for e in trace if e.get("name") == "[memory]")
-    return int(np.cumsum([0, *(number for *_, number in events)]).max())
+    moments = (e for e in trace if e.get("name") == "[memory]")
+    events = sorted((e["ts"], e["args"]["Ev Idx"], e["args"]["Bytes"], e["args"]["Addr"]) for e in moments)
+    ends = {e["ts"]: e["ts"] + e["dur"] for e in trace if e.get("ph") == "X" and e.get("name") in _PRODUCTS}
+    begins = sorted(ends)
+    taken: dict[int, int] = {}
+    scratch: set[int] = set()
+    for number, (time, _, size, address) in enumerate(events):
+        if size > 0:
+            taken[address] = number
+        elif (first := taken.pop(address, None)) is not None:
+            product = bisect.bisect_right(begins, events[first][0]) - 1
+            if product >= 0 and time <= ends[begins[product]]:
+                scratch |= {first, number}
+    return int(np.cumsum([0, *(size for number, (_, _, size, _) in enumerate(events) if number not in scratch)]).max())
 
 
 def storage_bytes(model: nn.Module) -> int:
