@@ -68,16 +68,9 @@ class Embed(Task):
                     "it out."
                 )
 
-    def check_rows(self, s: Any, setting: str) -> None:
-        """Look at the first row of each file."""
-        forge_data.check_first_row(
-            getattr(s.data, setting),
-            labelled=_of_labels(s),
-            pairs=not _of_labels(s),
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
-            preprocess=s.data.preprocess,
-        )
+    def row_kind(self, s: Any) -> dict[str, Any]:
+        """Say whether rows are labelled texts or pairs."""
+        return {"labelled": True} if _of_labels(s) else {"pairs": True}
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:  # noqa: ARG002 - texts are short
         """Tokenize the texts of each row."""
@@ -86,9 +79,7 @@ class Embed(Task):
             path,
             tokenizer,
             directory,
-            preprocess=s.data.preprocess,
-            rename_columns=s.data.rename_columns,
-            on_bad_row=s.data.on_bad_row,
+            **self.reading(s),
             max_bad_rows=s.data.max_bad_rows,
             max_seq_len=s.data.max_seq_len,
             on_overflow=s.data.on_overflow,
