@@ -6,13 +6,15 @@ from typing import Any
 import torch
 
 from forge_dist._errors import StrategyError
-from forge_dist.loading._model_path import Task
+from forge_dist.loading._model_path import Task, check_model_path, expand_user
 from forge_dist.loading._outline import outline_model
 from forge_dist.loading._parallel_plan import keep_plan, wildcard
 from forge_dist.loading._request import LoadRequest
 
 _PACKED = re.compile("packed_")
 """Styles that divide each of several weights in one tensor, of which a rank's part is no block."""
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Names by which configurations have their number of experts."""
 _DISPATCHED = "ep_dispatch_experts"
 """Style of a module whose experts are divided, and which is brought its tokens."""
 
@@ -52,6 +54,41 @@ def check_divisible(model_path: str, *, tp_size: int = 1, ep_size: int = 1, task
         heads = getattr(text, kind, None)
         if isinstance(heads, int) and heads % tp_size:
             raise StrategyError(f"{what}: tp_size={tp_size} does not divide its {heads} {kind}: use a divisor of them")
+
+
+def check_expert_shards(model_path: str, *, shards: int, ep_size: int = 1, task: Task = "causal") -> None:
+    """Check that every rank gets a part of each layer's experts, where files have them one by one.
+
+    transformers (5.23) puts the experts of a layer together as it reads them, and fails on a rank whose shard has none.
+
+    Raises:
+        ModelError: no outline of the model can be made.
+        StrategyError: a layer has fewer experts than ranks divide it.
+    """
+    from transformers import AutoConfig
+
+    check_model_path(model_path, task=task)
+    text = AutoConfig.from_pretrained(expand_user(model_path), trust_remote_code=False).get_text_config()
+    numbers = [getattr(text, name, None) for name in _EXPERTS]
+    # Most models have none, or enough: they need no outline.
+    if all(not isinstance(number, int) or number // ep_size >= shards for number in numbers):
+        return
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import MergeModulelist
+
+    model: Any = outline_model(LoadRequest(model_path=model_path, dtype=torch.float32, attention=None, task=task))
+    for conversion in get_model_conversion_mapping(model):
+        if not any(isinstance(step, MergeModulelist) for step in getattr(conversion, "operations", ())):
+            continue
+        for name, parameter in model.named_parameters():
+            experts = len(parameter) // ep_size if parameter.ndim == 3 else shards
+            if experts < shards and any(re.search(pattern, name) for pattern in conversion.target_patterns):
+                beside = f" (ep_size={ep_size} leaves {experts} of them)" if ep_size > 1 else ""
+                raise StrategyError(
+                    f"model_path {model_path}: {shards} ranks would divide the {len(parameter)} experts of {name}{beside}, and "
+                    f"transformers cannot read a part with none: use strategy=hsdp with a shard_size of at most {experts}, "
+                    "strategy=ddp, or fewer ranks"
+                )
 
 
 def _inside(rule: str, modules: set[str]) -> bool:

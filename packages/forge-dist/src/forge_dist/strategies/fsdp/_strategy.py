@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from forge_dist._errors import StrategyError
 from forge_dist._settings import StrategySettings
-from forge_dist.loading._divisible import check_divisible
+from forge_dist.loading._divisible import check_divisible, check_expert_shards
 from forge_dist.loading._fsdp_groups import broken_tie, set_buffers
 from forge_dist.loading._load import read_model
 from forge_dist.loading._moving import exchange
@@ -147,6 +147,7 @@ class FSDP(TorchStrategy):
 
         sizes = {"tp_size": self.settings.tp_size, "ep_size": self.settings.ep_size}
         check_divisible(request.model_path, **sizes, task=request.task)
+        check_expert_shards(request.model_path, shards=self._sharded_over, ep_size=self.settings.ep_size, task=request.task)
         divided = DistributedConfig(
             fsdp_size=self._sharded_over,
             dp_replicate_size=self.dims.dp_replicate if self.dims.dp_replicate > 1 else None,
