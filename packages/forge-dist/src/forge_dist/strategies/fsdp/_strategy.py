@@ -21,6 +21,7 @@ from forge_dist._settings import StrategySettings
 from forge_dist.loading._divisible import check_divisible, check_expert_shards
 from forge_dist.loading._fsdp_groups import broken_tie, set_buffers
 from forge_dist.loading._load import read_model
+from forge_dist.loading._model_path import check_model_path
 from forge_dist.loading._moving import exchange
 from forge_dist.loading._parallel_plan import partial_parameters
 from forge_dist.loading._request import LoadRequest
@@ -146,6 +147,7 @@ class FSDP(TorchStrategy):
         from transformers.distributed import DistributedConfig
 
         sizes = {"tp_size": self.settings.tp_size, "ep_size": self.settings.ep_size}
+        check_model_path(request.model_path, task=request.task)
         check_divisible(request.model_path, **sizes, task=request.task)
         check_expert_shards(request.model_path, shards=self._sharded_over, ep_size=self.settings.ep_size, task=request.task)
         divided = DistributedConfig(
