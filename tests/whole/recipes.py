@@ -87,7 +87,7 @@ def needs_of(name: str, outline: Path, folder: Path) -> tuple[float, str]:
     more = {"teacher_path": str(outline)} if verb == "distill" else {}
     given = {key: value for key, value in recipe.items() if key not in ("num_epochs", "validation_split", "max_steps")}
     given |= {"model_path": str(outline), "max_steps": 4, "max_tokens_per_gpu": TOKENS, **more}
-    given |= {} if KINDS[verb] in ("prompts", "labelled") else {"lint": "off"}
+    given |= {} if verb == "sdft" or KINDS[verb] in ("prompts", "labelled") else {"lint": "off"}
     given |= {key: value for key, value in own.items() if key == "reward"}
     given["data_path"] = [
         {**rows, **({"label": (at % 2) == 1 if verb == "kto" else "ab"[at % 2]} if "label" in rows else {})} for at in range(64)
