@@ -63,6 +63,12 @@ def test_a_plan_for_another_machine_is_not_refused_by_the_disk_of_this_one(
     assert "WARNING: the disk has less room than that" in found
 
 
+def test_self_distillation_is_planned(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SDFT samples with the model itself and has no `sampler`; its plan is computed all the same."""
+    forge.dry_run(forge.sdft, **given, max_new_tokens=4, ckpt_output_dir=tmp_path / "run", machine="80GB")
+    assert "it fits" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_dry_run_leaves_the_environment_as_it_was(given: dict[str, Any], tmp_path: Path) -> None:
     """What DeepSpeed reads at its import is gone again: the next run of this process is no half of a launcher's."""
