@@ -1,4 +1,4 @@
-"""Compute the memory of 20 kinds of training steps without data, and measure the same steps; print both.
+"""Compute the memory of 21 kinds of training steps without data, and measure the same steps; print both.
 
 Each is a model of a configuration, an adapter, an optimizer, a dtype and documents. The planned side is `forge_algos.Rehearsal`
 on an outline of the model; the measured side is the meter of the accelerator around two steps of `forge_algos.train`: torch's

@@ -50,7 +50,10 @@ def one(name: str, model: Path, outline: Path) -> lane.Result:
             return {"failed": True, "says": f"status {done.returncode}: {done.stderr.strip().splitlines()[-1]}"}
         result = json.loads((run / "result.json").read_text())
         memory = max(json.loads(line).get("memory") or 0 for line in (run / "metrics.jsonl").read_text().splitlines())
-        needs, phase = whole.needs_of(name, outline, folder)
+        try:
+            needs, phase = whole.needs_of(name, outline, folder)
+        except Exception as error:  # noqa: BLE001 - a case that fails is a result, and the lane goes on
+            return {"failed": True, "says": f"its memory was not planned: {type(error).__name__}: {error}"}
     needed = {"needs": round(needs, 1), "phase": phase}
     return {"failed": False, **figures(result), **needed, "seconds": round(result["seconds"], 1), "memory": memory}
 

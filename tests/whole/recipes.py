@@ -86,13 +86,16 @@ def needs_of(name: str, outline: Path, folder: Path) -> tuple[float, str]:
     }[KINDS[verb]]
     own = settings_of(verb, outline, folder) if KINDS[verb] == "prompts" else {}
     more = {"teacher_path": str(outline)} if verb == "distill" else {}
-    given = {key: value for key, value in recipe.items() if key not in ("num_epochs", "validation_split", "max_steps")}
+    of_length = ("num_epochs", "validation_split", "max_steps", "warmup_steps")
+    given = {key: value for key, value in recipe.items() if key not in of_length}
     given |= {"model_path": str(outline), "max_steps": 4, "max_tokens_per_gpu": TOKENS, **more}
-    given |= {} if KINDS[verb] in ("prompts", "labelled", "texts") else {"lint": "off"}
+    given |= {} if verb == "sdft" or KINDS[verb] in ("prompts", "labelled", "texts") else {"lint": "off"}
     given |= {key: value for key, value in own.items() if key == "reward"}
     given["data_path"] = [
         {**rows, **({"label": (at % 2) == 1 if verb == "kto" else "ab"[at % 2]} if "label" in rows else {})} for at in range(64)
     ]
+    if recipe.get("kl_base"):
+        given["eval_data_path"] = given["data_path"]  # it measures on held-out rows
     given["ckpt_output_dir"] = str(folder / "planned")
     sys.path.insert(0, str(folder))
     try:

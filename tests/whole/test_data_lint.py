@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,49 @@ def test_lint_off_is_recorded(model_dir: Path, doubtful: Path, tmp_path: Path) -
     assert yaml.safe_load(config)["lint"] == "off"
     assert "recipe" in next(line for line in config.splitlines() if line.startswith("lint:"))
     assert "WARNING: lint=off" in (tmp_path / "run" / "log.txt").read_text()
+
+
+TEXTS = [{"question": f"what colour has the fig {at}?", "answer": "red"} for at in range(8)]
+PLAIN = "learned without the chat template"
+
+
+@pytest.mark.parametrize(
+    ("names", "template", "warns"),
+    [
+        ({"question": "prompt", "answer": "completion"}, True, True),
+        ({"question": "instruction", "answer": "output"}, True, False),
+        ({"question": "prompt", "answer": "completion"}, False, False),
+    ],
+)
+def test_texts_beside_a_chat_template_are_warned_of(
+    names: dict[str, str], template: bool, warns: bool, model_dir: Path, tmp_path: Path
+) -> None:
+    """A model that is asked by its template is warned of rows without it; conversations and base models are not."""
+    model = model_dir
+    if not template:
+        model = tmp_path / "base"
+        shutil.copytree(model_dir, model, ignore=shutil.ignore_patterns("chat_template*"))
+        file = model / "tokenizer_config.json"
+        settings = json.loads(file.read_text())
+        settings.pop("chat_template", None)
+        file.write_text(json.dumps(settings))
+    run = tmp_path / "run"
+    rows = write_rows(tmp_path / "rows.jsonl", TEXTS)
+    forge.sft(model_path=model, data_path=rows, rename_columns=names, ckpt_output_dir=run, **FEW)
+    assert (PLAIN in (run / "log.txt").read_text()) is warns
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert any(event["event"] == "warning" for event in events) is warns
+
+
+def test_preferences_in_text_are_warned_of(model_dir: Path, tmp_path: Path) -> None:
+    """Their remedy is another: lists of messages. A reward model writes nothing, and is not warned."""
+    pairs = [{"prompt": f"what colour has the fig {at}?", "chosen": "red", "rejected": "blue"} for at in range(8)]
+    rows = write_rows(tmp_path / "pairs.jsonl", pairs)
+    forge.dpo(model_path=model_dir, data_path=rows, ckpt_output_dir=tmp_path / "dpo", **FEW)
+    forge.reward(model_path=model_dir, data_path=rows, ckpt_output_dir=tmp_path / "reward", **FEW)
+    assert f"{PLAIN} with which" in (tmp_path / "dpo" / "log.txt").read_text()
+    assert "as lists of messages" in (tmp_path / "dpo" / "log.txt").read_text()
+    assert PLAIN not in (tmp_path / "reward" / "log.txt").read_text()
 
 
 def test_held_out_rows_that_are_trained_on_are_found(model_dir: Path, chats: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -48,6 +49,24 @@ def test_a_dry_run_says_what_would_happen(given: dict[str, Any], tmp_path: Path,
     assert "memory on 2xH100-80GB, on each of 2 ranks" in shown.err
     assert "it fits" in shown.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_for_another_machine_is_not_refused_by_the_disk_of_this_one(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this machine would refuse for want of room is planned for another with a warning."""
+    full = SimpleNamespace(total=10**6, used=10**6, free=1000)
+    monkeypatch.setattr("forge.saving._room.shutil.disk_usage", lambda _: full)
+    with pytest.raises(forge.RunDirectoryError, match="less room than the run takes"):
+        forge.dry_run(forge.sft, **given, ckpt_output_dir=tmp_path / "run")
+    found = forge.dry_run(forge.sft, **given, ckpt_output_dir=tmp_path / "run", machine="80GB")
+    assert "WARNING: the disk has less room than that" in found
+
+
+def test_self_distillation_is_planned(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SDFT samples with the model itself and has no `sampler`; its plan is computed all the same."""
+    forge.dry_run(forge.sdft, **given, max_new_tokens=4, ckpt_output_dir=tmp_path / "run", machine="80GB")
+    assert "it fits" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -43,10 +43,9 @@ class RowChanges:
         known = sorted(seen)
         for name in self.rename:
             if name not in known:
-                has = ", ".join(map(repr, known)) or "none"
-                raise DataError(
-                    f"`rename_columns` names the column {name!r}, which no row has{nearest(name, known)}; the columns are {has}"
-                )
+                has, near = ", ".join(map(repr, known)) or "none", nearest(name, known)
+                columns = f"{near} The columns are {has}" if near else f"; the columns are {has}"
+                raise DataError(f"`rename_columns` names the column {name!r}, which no row has{columns}")
 
 
 def _renamed(place: str, row: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

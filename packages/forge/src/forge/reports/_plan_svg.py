@@ -55,9 +55,10 @@ def step_words(plan: forge_packing.BatchPlan, step: int) -> tuple[str, str]:
         if longer < 0.0005
         else f"The step takes {longer:.1%} longer than the least that any division of its samples could take."
     )
+    each = f"{found.micro_batches:,} micro-batch" + ("" if found.micro_batches == 1 else "es")
     return (
         f"Step {step}: {found.samples:,} samples, {found.tokens:,} tokens",
-        f"{found.micro_batches:,} micro-batches on each rank (no division has fewer than {found.fewest_micro_batches:,}), "
+        f"{each} on each rank (no division has fewer than {found.fewest_micro_batches:,}), "
         f"{found.fill:.1%} full. {slowest} Hatched: a rank waits for the slowest. Dashed: where the step would end at the "
         f"earliest. Point at a bar for its figures.{shown}",
     )

@@ -35,6 +35,7 @@ from forge.saving._damage import has_result, refuse_damaged_run
 from forge.saving._full_state import ended_for_good, finished_error
 from forge.saving._room import room_of
 from forge.settings._settings import row_tokens
+from forge.tasks._lint_check import warn_of_plain_text
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items, padding
 
@@ -173,7 +174,7 @@ def prepare(
         "start": start._asdict(),
         "rows": {setting: getattr(s.data, setting) for setting in rows},
         "chosen": chosen,
-        "disk": _check_room(task, found, start.path, memory, out.path, report),
+        "disk": _check_room(task, found, start.path, memory, out.path, report, target),
     }
 
 
@@ -197,9 +198,19 @@ def _with_checkpointing(
 
 
 def _check_room(
-    task: Task, found: Prepared, model_path: str, memory: MemoryPlan | None, path: Path, report: Reporter
+    task: Task,
+    found: Prepared,
+    model_path: str,
+    memory: MemoryPlan | None,
+    path: Path,
+    report: Reporter,
+    target: Target | None,
 ) -> list[str]:
-    """Log the room that the run takes on each disk; raise RunDirectoryError where there is less."""
+    """Log the room that the run takes on each disk; raise RunDirectoryError where there is less.
+
+    A plan for other devices than this machine's is not refused: the run will not write to this machine's disks.
+
+    """
     s, plan = found.settings, found.plan
     if (folder := s.checkpoints.emergency_dir) is not None and Path(folder).is_relative_to(path):
         raise SettingsError(
@@ -209,7 +220,8 @@ def _check_room(
     room = room_of(s, plan, len(found.train), task.num_steps(s, plan), model_path, memory)
     for line in room.lines():
         report.note(line)
-    room.check(path)
+    if target is None or not target.elsewhere:
+        room.check(path)
     return room.lines()
 
 
@@ -262,6 +274,11 @@ def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Pa
     return Prepared(s, train, held_out, plan)
 
 
+def _named(data: Any) -> str:
+    """Name the rows of a setting: one source, a list of them, or a mapping of them to weights."""
+    return ", ".join(map(str, data)) if isinstance(data, (list, tuple, Mapping)) else str(data)
+
+
 def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, directory: Path, report: Reporter) -> Any:
     """Tokenize rows into a store, or take the launcher's; log how many were kept and dropped.
 
@@ -281,10 +298,14 @@ def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, dire
     account = store.accounting
     lost = "".join(f", dropped {count:,} ({reason})" for reason, count in account.dropped.items())
     report.note(
-        f"{getattr(s.data, setting)}: read {account.read:,} rows, kept {account.kept:,}{lost}",
+        f"{_named(getattr(s.data, setting))}: read {account.read:,} rows, kept {account.kept:,}{lost}",
         event="read",
         rows=setting,
         kind=store.kind,
         **account.as_dict(),
     )
-    return task.choose(s, store) if setting == "data_path" else s
+    if setting != "data_path":
+        return s
+    if task.model_task(s) == "causal":
+        warn_of_plain_text(tokenizer, getattr(s.data, "chat_template", None), store, report)
+    return task.choose(s, store)

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from forge._progress import Reporter
 
 _LISTED = 3
+_LOOKED_AT = 100
+_PLAIN_TEXT = {"prompt", "completion"}
+"""Roles of the segments of a row whose prompt and answer are text."""
 
 
 def check_kind(verb: str, store: forge_data.TokenStore, kind: str, wanted: str) -> None:
@@ -20,6 +23,30 @@ def check_kind(verb: str, store: forge_data.TokenStore, kind: str, wanted: str) 
         raise SettingsError(
             f"{which} holds {store.kind.replace('_', ' ')} rows ({store.source(0)}), and forge {verb} takes {wanted}."
         )
+
+
+def warn_of_plain_text(tokenizer: Any, chat_template: str | None, store: Any, report: Reporter) -> None:
+    """Warn of rows that are learned without the chat template that the model is asked with.
+
+    Args:
+        tokenizer: of the model; what its `chat_template` holds is what chats and servers ask with.
+        chat_template: the setting, which wins over the tokenizer's own.
+        store: token store of the rows; of other stores nothing is said. The first hundred samples stand for all.
+        report: gets the warning.
+
+    """
+    if not (chat_template or tokenizer.chat_template) or not isinstance(store, forge_data.TokenStore):
+        return
+    first = [store[at] for at in range(min(len(store), _LOOKED_AT))]
+    if not first or any(set(each.roles) - _PLAIN_TEXT or "prompt" not in each.roles for each in first):
+        return
+    remedy = "give prompt and answers as lists of messages"
+    if store.kind == "supervised":
+        remedy = "rows of messages, or columns instruction and output (rename_columns: question=instruction answer=output)"
+    report.note(
+        f"WARNING: prompt and answer of {store.source(0)} and others are text, and are learned without the chat template with "
+        f"which `forge chat`, `forge generate` and servers ask. To learn them as they will be asked: {remedy}"
+    )
 
 
 def check_lint(s: Any, report: Reporter, train: forge_data.TokenStore, held_out: forge_data.TokenStore | None) -> None:

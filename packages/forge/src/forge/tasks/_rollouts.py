@@ -181,7 +181,8 @@ class RehearsedRollouts:
     def caches(self) -> Iterator[Any]:
         """Sample the first and the last token of the largest batches, held-out prompts included."""
         run, own = self._run, self._own
-        if own.sampler != "transformers":
+        # SDFT has no such setting: it samples with the model itself.
+        if getattr(own, "sampler", "transformers") != "transformers":
             return
         sampler = sampler_of(run)
         held_out = [] if run.held_out is None else [run.held_out.batch(range(len(run.held_out)))]
