@@ -57,9 +57,10 @@ def check_divisible(model_path: str, *, tp_size: int = 1, ep_size: int = 1, task
 
 
 def check_expert_shards(model_path: str, *, shards: int, ep_size: int = 1, task: Task = "causal") -> None:
-    """Check that every rank gets a part of each layer's experts, where files have them one by one.
+    """Check that every rank gets a part of each layer's experts.
 
-    transformers (5.23) puts the experts of a layer together as it reads them, and fails on a rank whose shard has none.
+    Where files have them one by one, transformers (5.23) puts the experts of a layer together as it reads them, and fails on a
+    rank whose shard has none.
 
     Raises:
         ModelError: no outline of the model can be made.
