@@ -277,9 +277,8 @@ def test_inputs_of_earlier_rows_are_protected(model_dir: Path, folder: Path, tmp
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra deepspeed is not installed")
-@pytest.mark.parametrize(
-    ("name", "value"), ci_keeps([("osft_directions", "inputs")], [("osft_directions", "inputs"), ("osft_rank", "adaptive")])
-)
+@pytest.mark.lane
+@pytest.mark.parametrize(("name", "value"), [("osft_directions", "inputs"), ("osft_rank", "adaptive")])
 def test_measured_where_zero3_divides(name: str, value: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Weights are gathered to measure, before there is an engine: the plan and the losses are those of one process, which goes
     on where two ranks ended.

@@ -233,7 +233,7 @@ def test_refused(made: list[dict[str, Any]], settings: dict[str, Any], message: 
 
 
 def test_one_held_out_query_proves_nothing(model_dir: Path, tmp_path: Path) -> None:
-    """A query among no other documents is right whatever the model does, and the log says so; one with a hard negative is not."""
+    """A query among no other documents is right whatever the model does, and the log says so."""
     for negatives in (False, True):
         data = write_rows(tmp_path / "rows.jsonl", rows(6, negatives=negatives))
         held_out = write_rows(tmp_path / "eval.jsonl", rows(1, first=31, negatives=negatives))

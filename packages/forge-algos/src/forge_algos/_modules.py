@@ -191,9 +191,10 @@ def vectors(model: nn.Module) -> set[int]:
 
 @contextmanager
 def gathering(model: nn.Module) -> Iterator[None]:
-    """Gather weights that ZeRO-3 has partitioned around each module's forward, while a block runs.
+    """Gather weights that ZeRO-3 has partitioned around each module's forward.
 
-    DeepSpeed's engine does so by itself, and an adapter measures before there is one. Other models are left alone.
+    While a block runs. DeepSpeed's engine does so by itself, and an adapter measures before there is one.
+    Other models are left alone.
     """
     with ExitStack() as hooks:
         for module in model.modules():

@@ -1,6 +1,8 @@
 """OSFT that protects what layers are given on rows of earlier tasks: moments, directions, and what stays."""
 
 import copy
+import sys
+import types
 from functools import partial
 
 import numpy as np
@@ -195,6 +197,41 @@ def test_what_cannot_be_is_refused(monkeypatch):
     monkeypatch.setattr("forge_algos.adaptations.osft._moments.require_isolation", lambda *_, **__: None)
     with pytest.raises(AdapterError, match="NaN or infinity"):
         osft_moments(model, [pack(EARLIER)], targets={"model.layers.0.mlp.up_proj": ["model.layers.0.mlp.up_proj"]})
+
+
+def test_divided_weights_are_whole_in_their_forward_alone(monkeypatch):
+    """Weights that ZeRO-3 has partitioned, before there is an engine, are gathered by layer and partitioned again; a run on
+    two ranks is a lane's.
+    """
+    model = make()
+    expected = naive(model.eval(), "model.layers.1.mlp.down_proj")
+    whole = {id(parameter): parameter.data for parameter in model.parameters()}
+    held = []
+
+    class Gathered:
+        def __init__(self, parameters):
+            self.parameters = parameters
+
+        def __enter__(self):
+            held.append(len(self.parameters))
+            for parameter in self.parameters:
+                parameter.data = whole[id(parameter)]
+
+        def __exit__(self, *_):
+            held.pop()
+            for parameter in self.parameters:
+                parameter.data = torch.empty(0)
+
+    zero = types.SimpleNamespace(GatheredParameters=Gathered)
+    monkeypatch.setitem(sys.modules, "deepspeed", types.SimpleNamespace(zero=zero))
+    monkeypatch.setattr("forge_algos.adaptations.osft._moments.require_isolation", lambda *_, **__: None)
+    for parameter in model.parameters():
+        parameter.ds_id, parameter.data = id(parameter), torch.empty(0)
+    name = "model.layers.1.mlp.down_proj"
+    found = osft_moments(model, [pack(EARLIER)], targets={name: [name]})[name]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert not held
+    assert all(parameter.numel() == 0 for parameter in model.parameters())
 
 
 def test_a_copy_is_left_alone():

@@ -57,7 +57,7 @@ def _check_rates(s: Any) -> None:
 
 
 def _check_calibration(s: Any) -> None:
-    """Refuse to protect the inputs of rows that are not given, and files without a row to measure on."""
+    """Refuse rows to protect that are not given, or cannot be measured on."""
     if s.adapter.osft_directions == "inputs" and s.adapter.osft_calibration_path is None:
         raise SettingsError(
             "osft_directions=inputs protects what layers are given on rows that the model is to keep, and there are none: set "

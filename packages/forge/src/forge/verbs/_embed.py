@@ -114,7 +114,10 @@ class Embed(Task):
         return TextsOfLabels(store) if _of_labels(s) else TextPairs(store)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Refuse rows of which nothing is learned: without negatives, or without triplets; warn of such held-out ones."""
+        """Refuse rows of which nothing is learned: without negatives, or without triplets.
+
+        A held-out row without negatives is warned of.
+        """
         found = self.items(s, train)
         if isinstance(found, TextsOfLabels):
             counts = [int((found.targets == label).sum()) for label in found.used()]
