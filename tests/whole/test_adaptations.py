@@ -276,6 +276,50 @@ def test_inputs_of_earlier_rows_are_protected(model_dir: Path, folder: Path, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra deepspeed is not installed")
+@pytest.mark.lane
+@pytest.mark.parametrize(("name", "value"), [("osft_directions", "inputs"), ("osft_rank", "adaptive")])
+def test_measured_where_zero3_divides(name: str, value: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """Weights are gathered to measure, before there is an engine: the plan and the losses are those of one process, which goes
+    on where two ranks ended.
+    """
+    settings = {**given("sft", "osft", model_dir, folder), name: value, "lr_scheduler": "constant", "max_steps": 4}
+    settings["osft_calibration_path"] = settings["data_path"]
+    run_verb("sft", {**settings, "ckpt_output_dir": str(tmp_path / "alone")})
+    both = {**settings, "full_state_every_steps": 2, "ckpt_output_dir": str(tmp_path / "both")}
+    run_on_ranks(run_verb, 2, "sft", {**both, "max_steps": 2, "strategy": "zero3"}, joined=False)
+    run_verb("sft", both)
+    losses = [[line["loss"] for line in metrics(tmp_path / run) if "loss" in line] for run in ("alone", "both")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    plans = [json.loads((tmp_path / run / "osft/plan.json").read_text()) for run in ("alone", "both")]
+    free = [{target: planned["free"] for target, planned in plan.items()} for plan in plans]
+    assert free[0] == free[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no file at"),
+        ("", "is empty: it holds no rows"),
+        ('{"query": "a", "positive": "b"}\n', "no known format"),
+    ],
+)
+def test_rows_to_keep_are_looked_at_first(
+    content: str | None, message: str, model_dir: Path, folder: Path, tmp_path: Path
+) -> None:
+    """A file that cannot be measured on is refused by the setting's name before rows to train on are read."""
+    file = tmp_path / "keep.jsonl"
+    if content is not None:
+        file.write_text(content)
+    settings = {**given("sft", "osft", model_dir, folder), "osft_directions": "inputs", "osft_calibration_path": str(file)}
+    (tmp_path / "broken.jsonl").write_text("{}\n" if content is None else "{\n")
+    for data in (settings["data_path"], str(tmp_path / "broken.jsonl")):
+        with pytest.raises(forge.SettingsError, match=f"^osft_calibration_path: .*{message}"):
+            run_verb("sft", {**settings, "data_path": data, "ckpt_output_dir": str(tmp_path / "run")})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
 def test_a_reward_model_under_osft(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """It learns which answers are better, is exported as a plain model, score and all, and resumes to the bit."""
     settings = {**given("reward", "osft", model_dir, folder), "lr_scheduler": "constant", "max_steps": 6}
@@ -321,7 +365,7 @@ def test_first_values_on_any_ranks_and_after_a_resume(
     assert one.read_bytes() == other.read_bytes()
     divided = {**settings, "strategy": "fsdp2", "ckpt_output_dir": str(tmp_path / "divided")}
     run_on_ranks(run_verb, 2, "sft", divided, joined=False)
-    losses = [[line["loss"] for line in metrics(tmp_path / name) if "loss" in line] for name in ("whole", "divided")]
+    losses = [[line["loss"] for line in metrics(tmp_path / run) if "loss" in line] for run in ("whole", "divided")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 

@@ -212,6 +212,7 @@ def test_two_ranks_make_the_same_steps(strategy: str, model_dir: Path, tmp_path:
         ([{"query": "a"}], {}, "rows.jsonl:1 has the fields 'query', and no document"),
         ([{"text": "a", "label": "b"}], {}, "loss=batch_all_triplet"),
         (rows(4, negatives=False), {"effective_batch_size": 1}, "effective_batch_size=1 leaves a query alone"),
+        (rows(1, negatives=False), {}, "rows.jsonl:1 is the only row to train on, and has no hard negative"),
         (rows(4), {"adapter": "prompt"}, "adapter=prompt puts virtual tokens before a text"),
         (rows(4), {"cp_size": 2}, "cp_size=2 divides a text over ranks"),
         (rows(4), {"margin": 1.0}, "margin has no effect with loss=contrastive"),
@@ -229,6 +230,18 @@ def test_refused(made: list[dict[str, Any]], settings: dict[str, Any], message: 
     with pytest.raises((forge.data.DataError, forge.SettingsError), match=message):
         forge.embed(model_path=model_dir, data_path=data, ckpt_output_dir=tmp_path / "run", **SHORT | settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_one_held_out_query_proves_nothing(model_dir: Path, tmp_path: Path) -> None:
+    """A query among no other documents is right whatever the model does, and the log says so."""
+    for negatives in (False, True):
+        data = write_rows(tmp_path / "rows.jsonl", rows(6, negatives=negatives))
+        held_out = write_rows(tmp_path / "eval.jsonl", rows(1, first=31, negatives=negatives))
+        run = tmp_path / f"run{negatives}"
+        settings = SHORT | {"max_steps": 1}
+        forge.embed(model_path=model_dir, data_path=data, eval_data_path=held_out, ckpt_output_dir=run, **settings)
+        said = "WARNING: eval.jsonl:1 is the only held-out row, and has no hard negative" in (run / "log.txt").read_text()
+        assert said is not negatives
 
 
 def test_another_pooling_of_the_model_is_refused(model_dir: Path, tmp_path: Path) -> None:

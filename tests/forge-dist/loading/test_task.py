@@ -368,6 +368,28 @@ def test_without_a_file_the_type_decides(base, tmp_path):
     assert model_pooling(str(tmp_path)) == ("mean", "a model of the type bert looks at a text from both sides")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}],
+            "modules.json names the module Dense.*set `pooling`",
+        ),
+        ({"idx": 0}, "modules.json cannot be read"),
+        ("{", "modules.json cannot be read"),
+    ],
+)
+def test_modules_after_the_pooling_are_refused(content, message, tmp_path):
+    """A layer of sentence-transformers after the pooling would be lost without a word; the three that are trained are none."""
+    path = tmp_path / "modules.json"
+    kinds = ("models.Transformer", "models.Pooling", "sentence_transformer.modules.normalize.Normalize")
+    path.write_text(json.dumps([{"type": f"sentence_transformers.{kind}", "path": ""} for kind in kinds]))
+    assert said(tmp_path, {"pooling_mode": "mean"}) == "mean"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ModelError, match=message):
+        model_pooling(str(tmp_path))
+
+
 def test_the_width_of_a_model(base):
     """The size of its hidden states."""
     model = load_model(base, dtype=torch.float32, device="cpu", task="embedding")

@@ -5,8 +5,9 @@ outermost module, whose hooks gather weights and sum gradients. The head is look
 module or weight is seen.
 """
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -186,3 +187,29 @@ def vectors(model: nn.Module) -> set[int]:
         if "ia3_l" in parts or parts[-1].endswith("bias") or ("osft" in parts and parts[-1] == "values"):
             found.add(id(parameter))
     return found
+
+
+@contextmanager
+def gathering(model: nn.Module) -> Iterator[None]:
+    """Gather weights that ZeRO-3 has partitioned around each module's forward.
+
+    While a block runs. DeepSpeed's engine does so by itself, and an adapter measures before there is one.
+    Other models are left alone.
+    """
+    with ExitStack() as hooks:
+        for module in model.modules():
+            own = [parameter for parameter in module.parameters(recurse=False) if hasattr(parameter, "ds_id")]
+            if own:
+                gathered = sys.modules["deepspeed"].zero.GatheredParameters
+                held: list[Any] = []
+
+                def enter(_module: nn.Module, _args: Any, held: list[Any] = held, own: Any = own, make: Any = gathered) -> None:
+                    held.append(make(own))
+                    held[-1].__enter__()
+
+                def leave(_module: nn.Module, _args: Any, _output: Any, held: list[Any] = held) -> None:
+                    held.pop().__exit__(None, None, None)
+
+                hooks.enter_context(module.register_forward_pre_hook(enter))
+                hooks.enter_context(module.register_forward_hook(leave))
+        yield

@@ -1,6 +1,8 @@
 """OSFT that protects what layers are given on rows of earlier tasks: moments, directions, and what stays."""
 
 import copy
+import sys
+import types
 from functools import partial
 
 import numpy as np
@@ -8,8 +10,9 @@ import pytest
 import torch
 
 from forge_algos import AdapterError, AdapterSettings, adapt, osft_moments
+from forge_algos.adaptations.base._adaptation import OneRank
 from forge_algos.adaptations.base._targets import resolve_targets
-from forge_algos.adaptations.osft._bases import Inputs, decompose_inputs
+from forge_algos.adaptations.osft._bases import Inputs, decompose_inputs, walk_bases
 
 from ...experts import mixture
 from ...oracle import make, pack, samples
@@ -20,10 +23,10 @@ EARLIER = samples([5, 9, 3, 7], seed=8)
 INPUTS = {"adapter": "osft", "osft_directions": "inputs"}
 
 
-def protecting(model, rows=EARLIER, *, cache=None, **changes):
+def protecting(model, rows=EARLIER, *, cache=None, free=None, **changes):
     """Return the model under OSFT that protects its inputs on `rows`."""
     measured = partial(_moments, model, [pack(rows[:2]), pack(rows[2:])] if len(rows) > 1 else [pack(rows)])
-    return adapt(model, AdapterSettings(**{**INPUTS, **changes}), cache=cache, moments=measured)
+    return adapt(model, AdapterSettings(**{**INPUTS, **changes}), cache=cache, moments=measured, free=free)
 
 
 def _moments(model, batches, targets):
@@ -136,6 +139,46 @@ def test_directions_are_kept_and_known_by_their_rows(tmp_path):
     assert any("of other rows: computed anew" in line for line in other.describe())
 
 
+def test_one_large_direction_hides_no_other_rows(tmp_path):
+    """Where nearly all of E‖x‖² is in one direction the share outside tells nothing: files of other rows are known all the
+    same, and those of the same rows but for rounding are used.
+    """
+    random = torch.Generator().manual_seed(3)
+    weight = torch.randn(8, 6, generator=random)
+
+    def found(rows, *, fixed=False):
+        inputs = {"a": Inputs(moment=rows.T @ rows / len(rows), name="a")}
+        walked = walk_bases({"a": weight}, {"a": 3}, svd="exact", cache=tmp_path, ranks=OneRank(), inputs=inputs, fixed=fixed)
+        return dict(walked)["a"]
+
+    scales = torch.tensor([1e4, 2, 2, 0.1, 0.1, 0.1], dtype=torch.float64)
+    rows = torch.randn(500, 6, generator=random, dtype=torch.float64) * scales
+    first = found(rows)
+    rounded = rows * (1 + 1e-3 * torch.randn(rows.shape, generator=random, dtype=torch.float64))
+    assert found(rounded).fingerprint == first.fingerprint
+    others = rows[:, [0, 3, 4, 1, 2, 5]]
+    with pytest.raises(AdapterError, match="^a: what this run protects was measured on other rows"):
+        found(others, fixed=True)
+    assert found(rows, fixed=True).fingerprint == first.fingerprint
+    other = found(others)
+    assert other.error < 1e-4
+    assert first.error < 1e-4
+    assert other.fingerprint != first.fingerprint
+    assert "of other rows: computed anew" in other.note
+
+
+def test_a_run_that_goes_on_keeps_its_directions(tmp_path):
+    """With the free directions of a plan other rows are refused by name, and the files are as they were."""
+    first = protecting(make(), cache=tmp_path)
+    free = {name: target["free"] for name, target in first.plan.items()}
+    files = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    rows = samples([30, 20, 25], seed=5)
+    with pytest.raises(AdapterError, match="put back the rows that it began with"):
+        protecting(make(), rows, cache=tmp_path, free=free)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == files
+    assert protecting(make(), cache=tmp_path, free=free).identity == first.identity
+
+
 def test_what_cannot_be_is_refused(monkeypatch):
     """Settings of singular vectors, no rows, no function, experts and numbers that are not finite are refused by name."""
     for name, value in (("osft_form", "factors"), ("osft_svd", "randomized"), ("osft_cache", "a")):
@@ -154,6 +197,41 @@ def test_what_cannot_be_is_refused(monkeypatch):
     monkeypatch.setattr("forge_algos.adaptations.osft._moments.require_isolation", lambda *_, **__: None)
     with pytest.raises(AdapterError, match="NaN or infinity"):
         osft_moments(model, [pack(EARLIER)], targets={"model.layers.0.mlp.up_proj": ["model.layers.0.mlp.up_proj"]})
+
+
+def test_divided_weights_are_whole_in_their_forward_alone(monkeypatch):
+    """Weights that ZeRO-3 has partitioned, before there is an engine, are gathered by layer and partitioned again; a run on
+    two ranks is a lane's.
+    """
+    model = make()
+    expected = naive(model.eval(), "model.layers.1.mlp.down_proj")
+    whole = {id(parameter): parameter.data for parameter in model.parameters()}
+    held = []
+
+    class Gathered:
+        def __init__(self, parameters):
+            self.parameters = parameters
+
+        def __enter__(self):
+            held.append(len(self.parameters))
+            for parameter in self.parameters:
+                parameter.data = whole[id(parameter)]
+
+        def __exit__(self, *_):
+            held.pop()
+            for parameter in self.parameters:
+                parameter.data = torch.empty(0)
+
+    zero = types.SimpleNamespace(GatheredParameters=Gathered)
+    monkeypatch.setitem(sys.modules, "deepspeed", types.SimpleNamespace(zero=zero))
+    monkeypatch.setattr("forge_algos.adaptations.osft._moments.require_isolation", lambda *_, **__: None)
+    for parameter in model.parameters():
+        parameter.ds_id, parameter.data = id(parameter), torch.empty(0)
+    name = "model.layers.1.mlp.down_proj"
+    found = osft_moments(model, [pack(EARLIER)], targets={name: [name]})[name]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert not held
+    assert all(parameter.numel() == 0 for parameter in model.parameters())
 
 
 def test_a_copy_is_left_alone():

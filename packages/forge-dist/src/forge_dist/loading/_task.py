@@ -33,6 +33,9 @@ Pool = Literal["last", "mean", "cls"]
 """Hidden states of a text that are its embedding: its last token's, their mean, its first one's."""
 
 _POOLING = "1_Pooling/config.json"
+_MODULES = "modules.json"
+_TRAINED_MODULES = ("Transformer", "Pooling", "Normalize")
+"""Modules of sentence-transformers after which an embedding is what is trained here."""
 _POOLS: dict[str, Pool] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
@@ -206,11 +209,14 @@ def model_pooling(model_path: str) -> tuple[Pool, str]:
     masked language models (BERT, XLM-R, ModernBERT), and the last token's of any other.
 
     Raises:
-        ModelError: the file cannot be read, or names another way of pooling; the configuration cannot be read.
+        ModelError: the file cannot be read, or names another way of pooling; the directory has a module that is not trained
+            here (a Dense layer); the configuration cannot be read.
     """
     import transformers
 
-    file = _pooling_file(model_path)
+    if (modules := _stored_file(model_path, _MODULES)) is not None:
+        _check_modules(modules)
+    file = _stored_file(model_path, _POOLING)
     if file is not None:
         return _stored(file), f"{_POOLING} of the model says so"
     try:
@@ -227,16 +233,29 @@ def hidden_size(model: Any) -> int:
     return int(base_of(unwrapped(model)).config.get_text_config().hidden_size)
 
 
-def _pooling_file(model_path: str) -> Path | None:
+def _stored_file(model_path: str, name: str) -> Path | None:
     if not is_hub_name(model_path):
-        file = Path(expand_user(model_path)) / _POOLING
+        file = Path(expand_user(model_path)) / name
         return file if file.is_file() else None
     from transformers.utils import cached_file
 
     # A model without the file is the rule, and offline the hub cannot be asked for it.
     quietly = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    found = cached_file(model_path, _POOLING, **quietly)
+    found = cached_file(model_path, name, **quietly)
     return None if found is None else Path(found)
+
+
+def _check_modules(file: Path) -> None:
+    """Refuse modules after the pooling, which an export would not have."""
+    try:
+        kinds = [str(module["type"]).rpartition(".")[2] for module in json.loads(file.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{file} cannot be read: {error}; correct it, or set `pooling`") from error
+    if other := [kind for kind in kinds if kind not in _TRAINED_MODULES]:
+        raise ModelError(
+            f"{file} names the module {other[0]}, which is not trained here, and which the exports would not have: set "
+            "`pooling` to train the model without it"
+        )
 
 
 def _stored(file: Path) -> Pool:

@@ -178,7 +178,7 @@ def _imitated(task: Task, train: Items, setting: str, instead: str) -> Samples:
 
 
 def _few_batches(items: Samples, most: int, *, spread: bool = False) -> Sequence[Any]:
-    """Pack samples, _CALIBRATION_TOKENS in all, into rows of at most `most` tokens.
+    """Pack samples, about _CALIBRATION_TOKENS in all, into rows of at most `most` tokens.
 
     They are the first, or spread evenly over all.
     """
@@ -195,6 +195,7 @@ def _few_batches(items: Samples, most: int, *, spread: bool = False) -> Sequence
             held, size = [], 0
         held.append(index)
         size, total = size + length, total + length
-        if total >= _CALIBRATION_TOKENS:
+        # What is spread is not cut short: long rows at the beginning would leave out the tasks at the end.
+        if total >= _CALIBRATION_TOKENS and not spread:
             break
     return [*batches, items.batch(held)] if held else batches

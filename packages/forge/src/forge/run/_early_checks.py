@@ -57,12 +57,20 @@ def _check_rates(s: Any) -> None:
 
 
 def _check_calibration(s: Any) -> None:
-    """Refuse to protect the inputs of rows that are not given."""
+    """Refuse rows to protect that are not given, or cannot be measured on."""
     if s.adapter.osft_directions == "inputs" and s.adapter.osft_calibration_path is None:
         raise SettingsError(
             "osft_directions=inputs protects what layers are given on rows that the model is to keep, and there are none: set "
             "osft_calibration_path to rows of earlier tasks and of general use, or osft_directions=weights."
         )
+    if s.adapter.osft_calibration_path is None:
+        return
+    try:
+        forge_data.check_first_row(s.adapter.osft_calibration_path)
+    except forge_data.DataError as error:
+        raise SettingsError(
+            f"osft_calibration_path: {error}. Rows in any format of forge sft are measured on: set it to some."
+        ) from error
 
 
 def _check_cut(s: Any) -> None:

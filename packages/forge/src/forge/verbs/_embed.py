@@ -104,8 +104,11 @@ class Embed(Task):
         """Plan queries with their documents, or labelled texts."""
         return TextsOfLabels(store) if _of_labels(s) else TextPairs(store)
 
-    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:  # noqa: ARG002 - the interface's
-        """Refuse rows of which nothing is learned: without negatives, or without triplets."""
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
+        """Refuse rows of which nothing is learned: without negatives, or without triplets.
+
+        A held-out row without negatives is warned of.
+        """
         found = self.items(s, train)
         if isinstance(found, TextsOfLabels):
             counts = [int((found.targets == label).sum()) for label in found.used()]
@@ -114,7 +117,18 @@ class Embed(Task):
                     f"{train.source(0)} and the other rows ({len(train):,}) make no triplet: two texts of one label and one of "
                     "another are needed; add rows"
                 )
-        elif s.plan.effective_batch_size == 1 and not found.hard_negatives:
+            return
+        if len(found) == 1 and not found.hard_negatives:
+            raise forge_data.DataError(
+                f"{train.source(0)} is the only row to train on, and has no hard negative: there is nothing that its document "
+                "could be told from, so nothing would be learned; add rows"
+            )
+        if held_out is not None and len(held_out) == 1 and not self.items(s, held_out).hard_negatives:
+            report.note(
+                f"WARNING: {held_out.source(0)} is the only held-out row, and has no hard negative: with nothing to be told "
+                "from, its loss is 0 and its accuracy and mrr are 1 whatever the model does. Hold out more."
+            )
+        if s.plan.effective_batch_size == 1 and not found.hard_negatives:
             raise SettingsError(
                 "effective_batch_size=1 leaves a query alone with its document, and there are no hard negatives: nothing would "
                 "be learned. Raise it; every other document of a step is a negative."

@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -21,7 +20,7 @@ from torch import nn
 
 from forge_algos._errors import AdapterError, OptimizerError
 from forge_algos._experts import expert_stacks
-from forge_algos.adaptations.base._adaptation import Adaptation, Context, Importance, Moments, Ranks
+from forge_algos.adaptations.base._adaptation import Adaptation, Context, Importance, Moments
 from forge_algos.adaptations.base._targets import resolve_targets
 from forge_algos.adaptations.osft._bases import (
     Bases,
@@ -231,7 +230,7 @@ def attach_osft(model: nn.Module, settings: AdapterSettings, context: Context) -
     for parameter in model.parameters():
         parameter.requires_grad = False
     targets = {name: attrs.evolve(target, free=free[name]) for name, target in targets.items()}
-    for name, found in _bases(targets, settings, context.cache, context.ranks, _moments(model, settings, targets, context)):
+    for name, found in _bases(targets, settings, context, _moments(model, settings, targets, context)):
         targets[name] = _attached(targets[name], found, settings)
     for target in targets.values():
         if target.free == min(target.shape) or isinstance(target.child, Protected):
@@ -273,12 +272,13 @@ def _moments(model: nn.Module, settings: AdapterSettings, targets: Mapping[str, 
 
 
 def _bases(
-    targets: Mapping[str, Target], settings: AdapterSettings, cache: Path | None, ranks: Ranks, moments: Moments | None
+    targets: Mapping[str, Target], settings: AdapterSettings, context: Context, moments: Moments | None
 ) -> Iterator[tuple[str, list[Bases]]]:
     """Yield the bases of each target with free and protected directions, of a stack E of them.
     Its weight is whole meanwhile.
     """
-    how: Any = {"svd": settings.osft_svd, "cache": cache, "ranks": ranks}
+    ranks = context.ranks
+    how: Any = {"svd": settings.osft_svd, "cache": context.cache, "ranks": ranks}
     partly = {name: target for name, target in targets.items() if 0 < target.free < min(target.shape)}
     protected = {name: min(target.shape) - target.free for name, target in partly.items()}
     weights = {name: target.weight for name, target in partly.items() if target.experts is None}
@@ -293,7 +293,7 @@ def _bases(
         # Before the weights are gathered, for the forwards gather them by themselves.
         inputs = None if moments is None else _inputs(moments, {name: partly[name] for name in group})
         with _whole(list(group.values())):
-            for name, found in walk_bases(group, protected, **how, inputs=inputs):
+            for name, found in walk_bases(group, protected, **how, inputs=inputs, fixed=context.free is not None):
                 yield name, [found]
     for name, target in partly.items():
         if target.experts is not None:

@@ -21,6 +21,8 @@ from forge_algos.adaptations.osft._svd import exact, left_out, randomized, with_
 Svd = Literal["exact", "randomized"]
 _SAME_INPUTS = 1e-4
 """Difference of the shares outside of the protected directions up to which inputs are taken for the same."""
+_SAME_SIZES = 0.05
+"""Relative difference of the second moments along protected directions, in the middle, up to which they are."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -246,6 +248,7 @@ def walk_bases(
     cache: Path | None,
     ranks: Ranks,
     inputs: Mapping[str, Inputs] | None = None,
+    fixed: bool = False,
 ) -> Iterator[tuple[str, Bases]]:
     """Yield (name, bases) of each weight, on its device, largest matrices first; collective.
 
@@ -260,9 +263,10 @@ def walk_bases(
             matrix's is replaced, and the note says why.
         ranks: those that share the model.
         inputs: what each layer is given, the same on every rank: their principal components in the place of singular vectors.
+        fixed: whether the directions in the cache are those of a run that goes on: of other rows none are computed.
 
     Raises:
-        AdapterError: a weight holds a number that is not finite, or the cache cannot be written.
+        AdapterError: a weight holds a number that is not finite, the cache cannot be written, or it is fixed and of other rows.
     """
     if any(weight.is_meta for weight in weights.values()):
         yield from ((name, _outline(weight, protected[name], svd)) for name, weight in weights.items())
@@ -283,7 +287,7 @@ def walk_bases(
         own = None
         if matrix is not None:
             name = group[mine]
-            own = _cached(matrix, protected[name], svd, cache, None if inputs is None else inputs[name])
+            own = _cached(matrix, protected[name], svd, cache, None if inputs is None else inputs[name], fixed=fixed)
         del matrix
         for i, name in enumerate(group):
             yield name, _broadcast(own, i, i == mine, weights[name].device) if together or own is None else own
@@ -316,7 +320,7 @@ def _read(path: Path, device: torch.device) -> Bases | str:
     return Bases(**on_device, fingerprint=words["fingerprint"], error=float(words["error"]), note=words["note"])
 
 
-def _cached(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None, inputs: Inputs | None) -> Bases:
+def _cached(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None, inputs: Inputs | None, *, fixed: bool) -> Bases:
     """Return the bases from the cache, or compute and cache them."""
 
     def computed() -> Bases:
@@ -330,13 +334,33 @@ def _cached(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None, 
     found = _read(path, weight.device)
     if isinstance(found, Bases):
         # Measured on other ranks the inputs differ by their rounding, of other rows by much more.
-        if inputs is None or abs(_outside(found, inputs, protected) - found.error) < _SAME_INPUTS:
+        if inputs is None or _are_of(found, inputs, protected):
             return found
+        if fixed:
+            raise AdapterError(
+                f"{inputs.name}: what this run protects was measured on other rows than those of osft_calibration_path now: "
+                "put back the rows that it began with, or begin another run"
+            )
         found = f"{path.name} in the cache is of other rows"
     bases = computed()
     words = {"fingerprint": bases.fingerprint, "error": repr(bases.error), "note": bases.note}
     files.write(path, {"U": bases.U, "S": bases.S, "Vh": bases.Vh}, words)
     return attrs.evolve(bases, note="; ".join(filter(None, (bases.note, f"{found}: computed anew" if found else ""))))
+
+
+def _are_of(bases: Bases, inputs: Inputs, protected: int) -> bool:
+    """Return whether directions are of these inputs, but for rounding.
+
+    One direction may have nearly all of E‖x‖², so the share outside does not tell alone: along the protected directions the
+    moments are compared, by the middle one of their relative differences, for the smallest are rounding.
+    """
+    if abs(_outside(bases, inputs, protected) - bases.error) >= _SAME_INPUTS:
+        return False
+    V = _float64(bases.U[:, :protected] if inputs.transposed else bases.Vh[:protected].T, bases.U.device)
+    C = _float64(inputs.moment, bases.U.device).to(V.device)
+    now, then = (V * (C @ V)).sum(0), _float64(bases.S[:protected], V.device).square()
+    some = then > 1e-9 * then.max()
+    return not bool(some.any()) or float(((now - then).abs() / then)[some].median()) < _SAME_SIZES
 
 
 def _broadcast(own: Bases | None, source: int, is_mine: bool, device: torch.device) -> Bases:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import AdapterError, UnevenRanksError
-from forge_algos._modules import mode
+from forge_algos._modules import gathering, mode
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.adaptations.osft._delta import is_transposed
 from forge_algos.batches._learned import RowLoader
@@ -41,7 +41,7 @@ def osft_importance(
     square, layered = _measured_modules(model, targets)
     seen = {module: _Mean() for module in dict.fromkeys([*square.values(), *layered.values()])}
     device = next(model.parameters()).device
-    with mode(model, training=False), guard_packed(model), torch.no_grad(), ExitStack() as hooks:
+    with mode(model, training=False), guard_packed(model), torch.no_grad(), gathering(model), ExitStack() as hooks:
         require_isolation(model, device=device)
         load = RowLoader(model, device)
         for module, mean in seen.items():
@@ -92,6 +92,11 @@ def _is_linear(module: Any) -> bool:
     return isinstance(module, nn.Linear) or is_transposed(module)
 
 
+def _is_square(linear: Any) -> bool:
+    # By the layer's own numbers: ZeRO-3 leaves no shape to a weight.
+    return linear.nx == linear.nf if is_transposed(linear) else linear.in_features == linear.out_features
+
+
 def _measured_modules(model: nn.Module, targets: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """Return (square targets → themselves, other targets → their decoder layers).
 
@@ -102,7 +107,7 @@ def _measured_modules(model: nn.Module, targets: Sequence[str]) -> tuple[dict[st
     modules = dict(model.named_modules())
     for name in targets:
         module: Any = modules.get(name)
-        if _is_linear(module) and module.weight.shape[0] == module.weight.shape[1]:
+        if _is_linear(module) and _is_square(module):
             square[name] = module
         elif (layer := _layer(model, name)) is not None:
             layered[name] = layer

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import AdapterError
-from forge_algos._modules import mode
+from forge_algos._modules import gathering, mode
 from forge_algos.batches._learned import RowLoader
 from forge_algos.batches._packed import PackedBatch
 from forge_algos.isolation._alone import tokens_of
@@ -47,7 +47,7 @@ def osft_moments(
         )
     device = next(model.parameters()).device
     seen = {name: _Moment() for name in targets}
-    with mode(model, training=False), guard_packed(model), torch.no_grad(), ExitStack() as hooks:
+    with mode(model, training=False), guard_packed(model), torch.no_grad(), gathering(model), ExitStack() as hooks:
         require_isolation(model, device=device)
         load, shared = RowLoader(model, device), _Shared()
         for name, layers in targets.items():
