@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from forge_dist.loading._task import preserved_random_state
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -40,9 +42,10 @@ def _zeroes_padding_row(model: "PreTrainedModel") -> bool:
 
     if getattr(model.get_input_embeddings(), "padding_idx", None) is None:
         return False
-    read = nn.Embedding(1, 1, padding_idx=0, device="cpu", dtype=torch.float32)
-    read.weight._is_hf_initialized = True  # pyrefly: ignore[missing-attribute]  transformers' mark of what it has read
-    with torch.no_grad(), initialization.guard_torch_init_functions():
+    # What is drawn here is not the run's: its own numbers would be others.
+    with torch.no_grad(), preserved_random_state(), initialization.guard_torch_init_functions():
+        read = nn.Embedding(1, 1, padding_idx=0, device="cpu", dtype=torch.float32)
+        read.weight._is_hf_initialized = True  # pyrefly: ignore[missing-attribute]  transformers' mark of what it has read
         read.weight.fill_(1.0)
         model._init_weights(read)
     return read.weight.item() == 0.0
