@@ -199,6 +199,8 @@ def _names_headless(config: "PreTrainedConfig") -> bool:
 
     kind = transformers.MODEL_MAPPING.get(type(config), None)
     named = [each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)) if each is not None]
+    # What transformers takes for Llama 4's plain model has a head.
+    named = [name for name in named if not name.endswith(("ForConditionalGeneration", "ForCausalLM"))]
     return any(name in named or str(name).endswith(("ForMaskedLM", "ForPreTraining")) for name in config.architectures or ())
 
 
