@@ -67,7 +67,8 @@ PICKED = {
     ("inputs .50", 180): [7, 8],
     ("inputs, general", 180): [8, 9],
 }
-"""Rates of the plain base, taken without a search from an earlier look at seeds 0 and 1, which are not reported."""
+"""Rates of the plain base, taken without a search from an earlier look at seeds 0 and 1, those of `inputs` at seed 0;
+neither is reported."""
 BASES = {"shown": Sizes(pretraining_steps=1500, shown=32), "plain": Sizes()}
 """Bases: one whose pretraining shows answers before it asks for them, as self-distillation needs, and that of
 `osft_continual.py`, which is pretrained in a third of the time and where no method may distil itself."""

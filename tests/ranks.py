@@ -96,7 +96,7 @@ def _forkserver():
 
 
 def _results(pipes, processes, timeout):
-    """What each rank sent, in order; raises the failure that came first."""
+    """What each rank sent, in order; raises the failure that came first, and before one that follows from it its cause."""
     world_size = len(pipes)
     answers, failures = {}, []
     end = time.monotonic() + timeout
@@ -123,7 +123,8 @@ def _results(pipes, processes, timeout):
             if failures:
                 end = min(end, time.monotonic() + GRACE_SECONDS)
     if failures:
-        raise min(failures, key=lambda failure: failure[0])[2]
+        # As a launcher does: a rank that is told of another's failure may be heard before that one has cleaned up.
+        raise min(failures, key=lambda failure: (getattr(failure[2], "cause", None) is not None, failure[0]))[2]
     for process in processes:
         _ended(process, GRACE_SECONDS)
     return [answers[rank] for rank in range(world_size)]
