@@ -149,7 +149,9 @@ class FSDP(TorchStrategy):
         sizes = {"tp_size": self.settings.tp_size, "ep_size": self.settings.ep_size}
         check_model_path(request.model_path, task=request.task)
         check_divisible(request.model_path, **sizes, task=request.task)
-        check_expert_shards(request.model_path, shards=self._sharded_over, ep_size=self.settings.ep_size, task=request.task)
+        # Experts are not divided by tp_size: ep_size and the shards cover all ranks of a copy (DistributedConfig.efsdp_size).
+        shards = self.shard_size // self.settings.ep_size if self.settings.ep_size > 1 else self._sharded_over
+        check_expert_shards(request.model_path, shards=shards, ep_size=self.settings.ep_size, task=request.task)
         divided = DistributedConfig(
             fsdp_size=self._sharded_over,
             dp_replicate_size=self.dims.dp_replicate if self.dims.dp_replicate > 1 else None,
