@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import forge
 import forge_algos
+import forge_data
 from forge.reports.osft._inspect import inspect
 from forge.run._adaptation import check_projections
 from forge_algos.settings._adapter import Adapter
@@ -273,6 +274,28 @@ def test_inputs_of_earlier_rows_are_protected(model_dir: Path, folder: Path, tmp
         file.unlink()
     with pytest.raises(forge_algos.AdapterError, match="put back the run's osft/"):
         inspect(tmp_path / "whole")
+
+
+def test_rows_to_keep_are_read_as_the_tasks_own(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """They are in the run's chat template, and none is longer than max_seq_len."""
+    earlier = [{"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day " * 40}]}]
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for message in messages %}{{ message.role }} says: {{ message.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}assistant says: {% endif %}"
+    )
+    settings = {
+        **given("sft", "osft", model_dir, folder),
+        "osft_directions": "inputs",
+        "osft_calibration_path": str(write_rows(tmp_path / "earlier.jsonl", earlier)),
+        "chat_template": str(template),
+        "max_seq_len": 60,
+        "max_steps": 1,
+    }
+    run_verb("sft", {**settings, "ckpt_output_dir": str(tmp_path / "run")})
+    store = forge_data.TokenStore.open(tmp_path / "run/data/calibration")
+    assert store.lengths.tolist() == [60]
+    assert store.tokenizer().decode(store[0].input_ids).startswith("user says: hello")
 
 
 @pytest.mark.slow

@@ -140,6 +140,14 @@ def test_no_chat_template(refused: Any, model_dir: Path, tmp_path: Path) -> None
     assert "chat template" in refused(model_path=bare)
 
 
+def test_a_template_that_asks_for_no_answer(refused: Any, tmp_path: Path) -> None:
+    """Rows of which it is unclear what an assistant wrote are one message; their error is the cause of its own cause."""
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message.role }} says: {{ message.content }}<|im_end|>{% endfor %}")
+    said = refused(chat_template=template)
+    assert "leaves open which tokens the assistant wrote in message 1" in said
+
+
 def test_model_directory_that_is_none(refused: Any, tmp_path: Path) -> None:
     """An empty directory, a file and a path that does not exist are no models."""
     (tmp_path / "empty").mkdir()

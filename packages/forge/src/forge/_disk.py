@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from forge._error_chain import error_chain
+
 _REMEDIES = {
     errno.ENOSPC: "its disk is full: make room",
     errno.EDQUOT: "the quota there is used up: remove files of this user, or have it raised",
@@ -25,13 +27,11 @@ _NUMBER = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
 
 def error_number(error: BaseException | str) -> int | None:
     """Return the errno of an error, of its cause or named in its text; None without."""
-    link: BaseException | str | None = error
-    while link is not None:
+    for link in [error] if isinstance(error, str) else error_chain(error, implicit=False):
         if isinstance(link, OSError) and link.errno is not None:
             return link.errno
         if found := _NUMBER.search(str(link)):
             return int(found[1] or found[2])
-        link = None if isinstance(link, str) else link.__cause__
     return None
 
 

@@ -190,6 +190,9 @@ def test_what_cannot_be_is_refused(monkeypatch):
         osft_moments(make(), [], targets={})
     with pytest.raises(AdapterError, match="stack of experts"):
         protecting(mixture(), target_modules=("attention", "experts"))
+    # Before a model is loaded its outline says so.
+    with pytest.raises(AdapterError, match="stack of experts"):
+        adapt(mixture().to("meta"), AdapterSettings(**INPUTS, target_modules=("attention", "experts")))
     model = make()
     with torch.no_grad():
         model.model.embed_tokens.weight[:] = np.inf

@@ -263,7 +263,8 @@ class _Constants(NodeTransformer):
             raise
         except Exception as error:
             if isinstance(error.__cause__, LimitError):
-                raise error.__cause__ from error
+                # Not `from error`, of which it is the cause: whoever followed causes would go round for ever.
+                raise error.__cause__ from None
             return node
         self._environment.budget.take(_length(value))
         return nodes.Const(value, lineno=node.lineno, environment=node.environment)

@@ -73,7 +73,10 @@ def lacks_memory(error: BaseException) -> bool:
     Some devices, and the host's allocator, say so in a plain RuntimeError.
     """
     link: BaseException | None = error
-    while link is not None:
+    seen: set[int] = set()
+    # `raise error.__cause__ from error` makes a circle.
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
         text = str(link).lower()
         said = isinstance(link, RuntimeError) and ("out of memory" in text or "allocate memory" in text)
         if said or isinstance(link, MemoryError | torch.OutOfMemoryError):

@@ -327,12 +327,11 @@ def _judge(planned: Planned, path: str) -> Any:
 
 
 def without_measurements(adapter: Any) -> Any:
-    """Return adapter settings without what is measured or cached on a real model."""
-    if adapter.adapter == "osft":
-        return attrs.evolve(
-            adapter, osft_directions="weights", osft_rank="uniform", osft_calibration_path=None, osft_cache=None
-        )
-    return adapter
+    """Return adapter settings without what is measured or cached on a real model; a model without data has any directions."""
+    if adapter.adapter != "osft":
+        return adapter
+    rows = adapter.osft_calibration_path if adapter.osft_directions == "inputs" else None
+    return attrs.evolve(adapter, osft_rank="uniform", osft_calibration_path=rows, osft_cache=None)
 
 
 _CHECKPOINTING = (

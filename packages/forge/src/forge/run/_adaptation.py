@@ -164,7 +164,12 @@ def _calibration(
     if path is None:
         return list(_few_batches(_imitated(task, train, f"{setting}={MEASURING[setting]}", _OTHER_RANK), row_tokens(s)))
     place = root / "data" / "calibration"
-    ranks.first(lambda: str(forge_data.prepare(path, tokenizer, place, progress=False).fingerprint))
+    # As the task's own rows are: in its template, and no longer.
+    given = {name: getattr(s.data, name, None) for name in ("chat_template", "chat_template_kwargs", "max_seq_len")}
+    overflow: Any = "truncate" if given["max_seq_len"] else "drop"
+    ranks.first(
+        lambda: str(forge_data.prepare(path, tokenizer, place, on_overflow=overflow, progress=False, **given).fingerprint)
+    )
     rows = Samples(forge_data.TokenStore.open(place))
     # Several tasks may stand one after the other in the file: a part of each is taken.
     return list(_few_batches(rows, row_tokens(s), spread=True))

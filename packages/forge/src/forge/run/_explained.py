@@ -14,6 +14,7 @@ from typing import Any
 
 import forge_accel
 import forge_dist
+from forge._error_chain import error_chain
 from forge._errors import OutOfMemoryError
 from forge.memory._memory_plan import size
 from forge.run._memory import FILE
@@ -75,9 +76,7 @@ def out_of_memory(error: Exception, s: Any, path: Path) -> OutOfMemoryError | No
 
     """
     machine = forge_accel.accelerator(s.device.device)
-    link: BaseException | None = error
-    while link is not None and not machine.is_out_of_memory(link):
-        link = link.__cause__ or link.__context__
+    link = next((each for each in error_chain(error) if machine.is_out_of_memory(each)), None)
     if link is None:
         return None
     words, phase = _phase_of(link)

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import forge_accel
 import forge_algos
 import forge_dist
+from forge._error_chain import error_chain
 from forge._progress import Reporter
 from forge.run._precision import trained_dtype
 from forge.tasks._task import Task
@@ -177,10 +178,8 @@ def _no_packing(s: Any, leak: Exception) -> Exception:
 
 def _without_frames(error: Exception) -> Exception:
     """Clear the frames that an error and its causes hold: the refused model is in them."""
-    link: BaseException | None = error
-    while link is not None:
-        traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__
+    for each in error_chain(error):
+        traceback.clear_frames(each.__traceback__)
     # The modules of a model refer to each other.
     gc.collect()
     return error

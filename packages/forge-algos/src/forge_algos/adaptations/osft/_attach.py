@@ -250,12 +250,12 @@ _MOMENT_BYTES = 1 << 30
 
 
 def _moments(model: nn.Module, settings: AdapterSettings, targets: Mapping[str, Target], context: Context) -> Moments | None:
-    """Return what measures the inputs of targets, where osft_directions=inputs asks for them.
+    """Return what measures the inputs of targets, where osft_directions=inputs asks for them; None too for a model without data.
 
     Raises:
         AdapterError: nothing measures them, or a target is a stack of experts.
     """
-    if settings.osft_directions == "weights" or next(model.parameters()).is_meta:
+    if settings.osft_directions == "weights":
         return None
     stacked = next((name for name, target in targets.items() if target.experts is not None), None)
     if stacked is not None:
@@ -263,6 +263,8 @@ def _moments(model: nn.Module, settings: AdapterSettings, targets: Mapping[str, 
             f"osft_directions='inputs': {stacked} is a stack of experts, each of which is given some tokens only: leave "
             "experts out of target_modules (attention,mlp), or take osft_directions=weights"
         )
+    if next(model.parameters()).is_meta:
+        return None
     if context.moments is None:
         raise AdapterError(
             "osft_directions='inputs' protects what layers are given on rows of earlier tasks, and nothing measures that: give "
