@@ -261,7 +261,7 @@ class _Constants(NodeTransformer):
                 value = node.as_const(self._context)
         except LimitError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is no constant then
             if isinstance(error.__cause__, LimitError):
                 # Not `from error`, of which it is the cause: whoever followed causes would go round for ever.
                 raise error.__cause__ from None
