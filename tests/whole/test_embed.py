@@ -114,10 +114,26 @@ def test_sentence_transformers_finds_its_files(trained: Any) -> None:
 
 
 def test_trained_on_from_its_own_export(trained: Any, tmp_path: Path) -> None:
-    """A model without a head, with its own pooling, is trained on; and no other verb takes it for a language model."""
+    """A model without a head, with its own pooling and prompts, is trained on; and no other verb takes it for a language model.
+
+    The first loss says that texts have the prompts: it is the trained model's with them.
+    """
     data = write_rows(tmp_path / "rows.jsonl", rows())
     given = {"model_path": trained.model_dir, "data_path": data, **SHORT, "max_steps": 1}
-    assert forge.embed(**given, ckpt_output_dir=tmp_path / "run").steps == 1
+    again = forge.embed(**given, eval_data_path=data, ckpt_output_dir=tmp_path / "run")
+    assert again.steps == 1
+    text = (tmp_path / "run" / "config.yaml").read_text()
+    assert "query_prefix: 'query: '  # chosen: the prompt that is stored with the model" in text
+    assert json.loads((Path(again.model_dir) / "config_sentence_transformers.json").read_text())["prompts"] == {
+        "query": "query: ", "document": "passage: "
+    }  # fmt: skip
+    bare = forge.embed(**given, eval_data_path=data, query_prefix="", document_prefix="", ckpt_output_dir=tmp_path / "bare")
+    from transformers import AutoModel, AutoTokenizer
+
+    model, tokenizer = (each.from_pretrained(trained.model_dir) for each in (AutoModel, AutoTokenizer))
+    with_them = infonce(model, tokenizer, rows(), query="query: ", document="passage: ")[0]
+    assert again.eval_before["eval_loss"] == pytest.approx(with_them, rel=1e-5)
+    assert bare.eval_before["eval_loss"] != pytest.approx(with_them, rel=1e-3)
     with pytest.raises(forge.dist.ModelError, match="LlamaModel.*no causal language model"):
         forge.sft(**given, ckpt_output_dir=tmp_path / "other")
     with pytest.raises(forge.SettingsError, match="has no head: it embeds texts"):

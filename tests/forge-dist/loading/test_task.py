@@ -23,6 +23,7 @@ from forge_dist import (
     load_trained,
     merge_adapter,
     model_pooling,
+    model_prompts,
 )
 
 from ...ranks import run_on_ranks
@@ -388,6 +389,20 @@ def test_modules_after_the_pooling_are_refused(content, message, tmp_path):
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(ModelError, match=message):
         model_pooling(str(tmp_path))
+
+
+def test_prompts_that_are_stored(tmp_path):
+    """They are read by their names; without a file there are none, and one that cannot be read is named."""
+    assert model_prompts(str(tmp_path)) == {}
+    path = tmp_path / "config_sentence_transformers.json"
+    path.write_text('{"prompts": {"query": "query: "}}')
+    assert model_prompts(str(tmp_path)) == {"query": "query: "}
+    path.write_text('{"__version__": {}}')
+    assert model_prompts(str(tmp_path)) == {}
+    for content in ("{", "[]", '{"prompts": {"query": 3}}', '{"prompts": ["query: "]}'):
+        path.write_text(content)
+        with pytest.raises(ModelError, match=r"config_sentence_transformers\.json cannot be read"):
+            model_prompts(str(tmp_path))
 
 
 def test_the_width_of_a_model(base):

@@ -223,12 +223,13 @@ class EmbedDataSettings(RowSettings):
     """What becomes of a row with a text longer than max_seq_len: it is left out and counted, the text is cut (special tokens
     at its end stay), or an error."""
 
-    query_prefix: str = attrs.field(default="", validator=validators.instance_of(str))
+    query_prefix: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
     """Put before each query, such as "query: "; stored with the model as its prompt of that name. What it needs at its end, a
-    space or a line break, is part of it."""
+    space or a line break, is part of it. By default the one that is stored with the model, if any; "" for none."""
 
-    document_prefix: str = attrs.field(default="", validator=validators.instance_of(str))
-    """Put before each document, hard negatives too, such as "passage: "; stored with the model."""
+    document_prefix: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
+    """Put before each document, hard negatives too, such as "passage: "; stored with the model. By default the one that is
+    stored with the model, if any; "" for none."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         directory_task as directory_task,
         hidden_size as hidden_size,
         model_pooling as model_pooling,
+        model_prompts as model_prompts,
     )
     from forge_dist.ranks._failure_report import worker_report as worker_report
     from forge_dist.ranks._ranks import Ranks as Ranks, join as join
@@ -103,7 +104,7 @@ _PUBLIC = {
     "loading._outline": "check_model outline_model",
     "loading._positions": "max_positions position_table",
     "loading._request": "LoadRequest",
-    "loading._task": "directory_task hidden_size model_pooling",
+    "loading._task": "directory_task hidden_size model_pooling model_prompts",
     "ranks._failure_report": "worker_report",
     "ranks._ranks": "Ranks join",
     "strategies._choose": "make_strategy",

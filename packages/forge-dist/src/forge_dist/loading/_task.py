@@ -34,6 +34,7 @@ Pool = Literal["last", "mean", "cls"]
 
 _POOLING = "1_Pooling/config.json"
 _MODULES = "modules.json"
+_PROMPTS = "config_sentence_transformers.json"
 _TRAINED_MODULES = ("Transformer", "Pooling", "Normalize")
 """Modules of sentence-transformers after which an embedding is what is trained here."""
 _POOLS: dict[str, Pool] = {
@@ -228,6 +229,25 @@ def model_pooling(model_path: str) -> tuple[Pool, str]:
     if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING:
         return "mean", f"a model of the type {config.model_type} looks at a text from both sides"
     return "last", "the last token of a causal model has seen the whole text"
+
+
+def model_prompts(model_path: str) -> dict[str, str]:
+    """Return the prompts that sentence-transformers stored with a model, by their names; none without its file.
+
+    They are those of config_sentence_transformers.json.
+
+    Raises:
+        ModelError: the file cannot be read, or its prompts are no texts.
+    """
+    if (file := _stored_file(model_path, _PROMPTS)) is None:
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get("prompts") or {}
+        if not all(isinstance(text, str) for text in found.values()):
+            raise ValueError("a prompt is no text")
+        return dict(found)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}; correct it") from error
 
 
 def hidden_size(model: Any) -> int:

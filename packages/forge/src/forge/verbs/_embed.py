@@ -61,7 +61,10 @@ class Embed(Task):
                 f"adapter={s.adapter.adapter} puts virtual tokens before a text, which sentence-transformers would not. Take "
                 "adapter=lora."
             )
-        for name in ("query_prefix", "document_prefix") if _of_labels(s) else ():
+        if not _of_labels(s):
+            _prefixes(s)  # a file of prompts that cannot be read
+            return
+        for name in ("query_prefix", "document_prefix"):
             if getattr(s.data, name):
                 raise SettingsError(
                     f"{name} has no effect with loss=batch_all_triplet, whose texts are neither queries nor documents. Leave "
@@ -74,7 +77,6 @@ class Embed(Task):
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:  # noqa: ARG002 - texts are short
         """Tokenize the texts of each row."""
-        of_pairs = {"query_prefix": s.data.query_prefix, "document_prefix": s.data.document_prefix}
         return (forge_data.prepare_labelled if _of_labels(s) else forge_data.prepare_text_pairs)(
             path,
             tokenizer,
@@ -83,7 +85,7 @@ class Embed(Task):
             max_bad_rows=s.data.max_bad_rows,
             max_seq_len=s.data.max_seq_len,
             on_overflow=s.data.on_overflow,
-            **({} if _of_labels(s) else of_pairs),
+            **({} if _of_labels(s) else _prefixes(s)),
             **more,
         )
 
@@ -95,6 +97,9 @@ class Embed(Task):
         """Choose the pooling of the model, and the loss's own number."""
         if s.objective.pooling == "auto":
             s = s.resolved("pooling", *forge_dist.model_pooling(s.model.model_path))
+        for setting, prefix in ({} if _of_labels(s) else _prefixes(s)).items():
+            if getattr(s.data, setting) is None:
+                s = s.resolved(setting, prefix, "the prompt that is stored with the model" if prefix else "it has none stored")
         name, value = ("margin", _MARGIN) if _of_labels(s) else ("temperature", _TEMPERATURE)
         if getattr(s.objective, name) is None:
             s = s.resolved(name, value, f"the default with loss={s.objective.loss}")
@@ -145,8 +150,8 @@ class Embed(Task):
             width=forge_dist.hidden_size(model),
             pooling=s.objective.pooling,
             max_seq_len=s.data.max_seq_len,
-            query_prefix=s.data.query_prefix,
-            document_prefix=s.data.document_prefix,
+            query_prefix=s.data.query_prefix or "",
+            document_prefix=s.data.document_prefix or "",
         )
 
     def step_source(self, run: Run) -> OfflineSteps:
@@ -157,6 +162,16 @@ class Embed(Task):
 
 def _of_labels(s: Any) -> bool:
     return s.objective.loss == "batch_all_triplet"
+
+
+def _prefixes(s: Any) -> dict[str, str]:
+    """Return what stands before each query and document: what is set, or else the prompts that are stored with the model."""
+    given = {name: getattr(s.data, name) for name in ("query_prefix", "document_prefix")}
+    if None not in given.values():
+        return given
+    stored = forge_dist.model_prompts(s.model.model_path)
+    own = {"query_prefix": stored.get("query", ""), "document_prefix": stored.get("document", stored.get("passage", ""))}
+    return {name: own[name] if prefix is None else prefix for name, prefix in given.items()}
 
 
 def _objective(s: Any) -> forge_algos.Objective:
