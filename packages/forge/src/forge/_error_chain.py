@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 
 def error_chain(error: BaseException, *, implicit: bool = True) -> Iterator[BaseException]:
-    """Yield an error and what it came from, each once: `raise error.__cause__ from error` makes a circle.
+    """Yield an error and what it came from, each once.
+
+    `raise error.__cause__ from error` makes a circle.
 
     Args:
         error: the first one.

@@ -232,9 +232,9 @@ def model_pooling(model_path: str) -> tuple[Pool, str]:
 
 
 def model_prompts(model_path: str) -> dict[str, str]:
-    """Return the prompts that sentence-transformers stored with a model, by their names; none without its file.
+    """Return the prompts that sentence-transformers stored with a model, by name.
 
-    They are those of config_sentence_transformers.json.
+    They are those of config_sentence_transformers.json; without that file there are none.
 
     Raises:
         ModelError: the file cannot be read, or its prompts are no texts.

@@ -327,7 +327,10 @@ def _judge(planned: Planned, path: str) -> Any:
 
 
 def without_measurements(adapter: Any) -> Any:
-    """Return adapter settings without what is measured or cached on a real model; a model without data has any directions."""
+    """Return adapter settings without what is measured or cached on a real model.
+
+    A model without data has any directions.
+    """
     if adapter.adapter != "osft":
         return adapter
     rows = adapter.osft_calibration_path if adapter.osft_directions == "inputs" else None

@@ -165,7 +165,7 @@ def _of_labels(s: Any) -> bool:
 
 
 def _prefixes(s: Any) -> dict[str, str]:
-    """Return what stands before each query and document: what is set, or else the prompts that are stored with the model."""
+    """Return what stands before each query and document: what is set, or the model's own."""
     given = {name: getattr(s.data, name) for name in ("query_prefix", "document_prefix")}
     if None not in given.values():
         return given

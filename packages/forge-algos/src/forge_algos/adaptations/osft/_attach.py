@@ -250,7 +250,9 @@ _MOMENT_BYTES = 1 << 30
 
 
 def _moments(model: nn.Module, settings: AdapterSettings, targets: Mapping[str, Target], context: Context) -> Moments | None:
-    """Return what measures inputs, where osft_directions=inputs asks for it; None too for a model without data.
+    """Return what measures inputs, where osft_directions=inputs asks for it.
+
+    None for a model without data.
 
     Raises:
         AdapterError: nothing measures them, or a target is a stack of experts.
