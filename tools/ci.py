@@ -1,9 +1,10 @@
 """All that must pass, in new environments, and where the time went: `.ci/run` calls this.
 
 What a stranger does first, then what a maintainer must: every test but the lanes' once, a leaf's where the leaf is alone and
-all others where everything is; lint, format, types, the site, and the six packages as wheels. The tests run one step after
-another, each over three processes, for a test often waits for those that it started; beside them a second lane makes the
-environments, in the order in which the tests want them, and does everything else. A step that fails stops no other one.
+all others where everything is; lint, format, types, the site, and the six packages as wheels. The tests run in two lanes, over
+three processes and over two, for a test often waits for those that it started, and a step's last test for none; beside them a
+third lane makes the environments, in the order in which the tests want them, and does everything else. A step that fails stops
+no other one.
 Everything that it makes lies in .ci-env (git ignores it) and goes when it ends; CI_KEEP=1 leaves it there.
 """
 
@@ -18,6 +19,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import suite
@@ -28,8 +30,12 @@ TOGETHER = "together and not lane"
 """Tests of leaves that are skipped where the leaf is alone."""
 MINUTES = 20
 """What this may take on two cores. It is reported, not enforced: no machine is as fast as another."""
-PROCESSES = ("-n", "3", *suite.TWO_PROCESSES[2:])
-"""pytest-xdist's arguments: with two, a third of the processors' time is left over."""
+THREE = ("-n", "3", *suite.TWO_PROCESSES[2:])
+"""pytest-xdist's arguments for the longest step; the others, in the lane beside it, run over two processes.
+
+With three processes and no lane beside them, a quarter of the time of two processors was left over.
+"""
+TWO = suite.TWO_PROCESSES
 LAST_LINES = 40
 """How much of a failed step's output is printed again at the end."""
 
@@ -67,24 +73,25 @@ class Step:
         self.ended.set()
 
 
-def steps() -> tuple[list[Step], list[Step]]:
-    """Return the lane of the tests and the lane beside it."""
+def steps() -> list[list[Step]]:
+    """Return two lanes of tests, of which the first is as long as all others, and the lane beside them."""
     # The small environments come first, so that the tests begin soon.
     alone = ["forge-packing", "forge-data", "forge-accel", "forge-dist", "forge-algos"]
     assert set(alone) == set(packages()) - {FACADE}
     made = {leaf: Step(f"environment: {leaf}", ["hatch", "env", "create", f"hatch-test.{leaf}"]) for leaf in alone}
     everything = Step("environment: all", ["hatch", "env", "create", "all"])
-    tests = [
-        testing(f"{leaf} alone", made[leaf], "hatch", "test", "-i", f"package={leaf}", "--", f"tests/{leaf}") for leaf in alone
-    ]
     others = ["tests/whole", "tests/forge", "tests/tools", "tests/peers"]
-    tests.insert(2, testing("everything together", everything, "hatch", "run", "test", *others))
+    longest = testing("everything together", everything, THREE, "hatch", "run", "test", *others)
+    tests = [
+        testing(f"{leaf} alone", made[leaf], TWO, "hatch", "test", "-i", f"package={leaf}", "--", f"tests/{leaf}")
+        for leaf in alone
+    ]
     # What a leaf's own environment lacks: DeepSpeed, other leaves.
     leaves = [f"tests/{leaf}" for leaf in alone if any("mark.together" in text for text in sources(leaf))]
-    tests.insert(3, testing("leaves together", everything, "hatch", "run", "test", "-m", TOGETHER, *leaves))
+    tests.insert(2, testing("leaves together", everything, TWO, "hatch", "run", "test", "-m", TOGETHER, *leaves))
     checks = ["hatch check code", "hatch check fmt", "hatch check types", "hatch run wheels", "hatch run docs:build"]
     environments = [made["forge-packing"], made["forge-data"], everything, *(made[leaf] for leaf in alone[2:])]
-    return tests, [*environments, *(Step(check, check.split()) for check in checks)]
+    return [[longest], tests, [*environments, *(Step(check, check.split()) for check in checks)]]
 
 
 def sources(leaf: str) -> list[str]:
@@ -92,15 +99,15 @@ def sources(leaf: str) -> list[str]:
     return [path.read_text(encoding="utf-8") for path in (ROOT / "tests" / leaf).rglob("*.py")]
 
 
-def testing(name: str, needs: Step, *command: str) -> Step:
+def testing(name: str, needs: Step, processes: tuple[str, ...], *command: str) -> Step:
     """Return a step that runs pytest over several processes and writes a report."""
     step = Step(name, [], needs)
-    step.command = [*command, "-q", *PROCESSES, *suite.writing(step.report)]
+    step.command = [*command, "-q", *processes, *suite.writing(step.report)]
     return step
 
 
 def main() -> int:
-    """Install hatch, run both lanes, say what came of it and where the time went."""
+    """Install hatch, run all lanes, say what came of it and where the time went."""
     began = time.monotonic()
     shutil.rmtree(HOME, ignore_errors=True)
     (HOME / "reports").mkdir(parents=True)
@@ -110,18 +117,17 @@ def main() -> int:
     environ |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     environ.pop("PYTHONPATH", None)
     printing = threading.Lock()
-    # The environment that passes commands on is made here, for both lanes use it.
+    # The environment that passes commands on is made here, for all lanes use it.
     install = f"'{sys.executable}' -m venv '{HOME / 'venv'}' && pip install --quiet hatch && hatch env create"
     hatch = Step("pip install hatch", ["sh", "-c", install])
     try:
         hatch.run(environ, printing)
-        tests, beside = steps()
-        with suite.temporary_folder() as variables, ThreadPoolExecutor(2) as lanes:
-            for _ in lanes.map(
-                lambda lane, more: [step.run(environ | more, printing) for step in lane], (tests, beside), (variables, {})
-            ):
+        lanes = steps()
+        with suite.temporary_folder() as variables, ThreadPoolExecutor(len(lanes)) as pool:
+            of_tests = [environ | variables] * (len(lanes) - 1)
+            for _ in pool.map(lambda lane, own: [step.run(own, printing) for step in lane], lanes, [*of_tests, environ]):
                 pass
-        return summary([hatch, *tests, *beside], time.monotonic() - began)
+        return summary([hatch, *chain.from_iterable(lanes)], time.monotonic() - began)
     finally:
         if not os.environ.get("CI_KEEP"):
             shutil.rmtree(HOME, ignore_errors=True)

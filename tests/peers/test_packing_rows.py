@@ -7,12 +7,17 @@ import pytest
 
 import forge_packing
 
+from ..lanes import ci_keeps
 from .packing_lengths import lengths as families
 
 trl = pytest.importorskip("trl", reason="TRL is not installed here: `hatch run peers:test`")
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+LONG = {"long context", "long reasoning"}
+"""Of these TRL takes seconds."""
+
+
+@pytest.mark.parametrize("family", ci_keeps([name for name in families.FAMILIES if name not in LONG], families.FAMILIES))
 def test_no_more_rows_than_trl(family):
     """2,000 samples of each family: every one in a row, no row over the budget, no more rows than TRL's best-fit decreasing."""
     from datasets import Dataset

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import processors
+import pytest
+
+from ..lanes import ci_keeps
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,13 +40,19 @@ def test_every_other_test_is_repeated():
     assert max(map(len, chunks.values())) <= 8
 
 
-def test_the_settings_reach_the_libraries():
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    ci_keeps(
+        [("ATEN default, 1 thread", "DEFAULT 1")],
+        [("ATEN default, 1 thread", "DEFAULT 1"), ("ATEN avx2, 3 threads", "AVX2 3")],
+    ),
+)
+def test_the_settings_reach_the_libraries(name, expected):
     """torch computes with the instruction set and the number of threads that a configuration names."""
     code = "import torch; print(torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())"
-    for name, expected in {"ATEN default, 1 thread": "DEFAULT 1", "ATEN avx2, 3 threads": "AVX2 3"}.items():
-        environ = os.environ | processors.CONFIGURATIONS[name]
-        done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == expected
+    environ = os.environ | processors.CONFIGURATIONS[name]
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
 
 
 def test_the_table_names_every_failure():

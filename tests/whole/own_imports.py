@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
-from .repository import called, prose
+from .repository import called, nodes, prose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,8 +28,8 @@ def own_imports(
     such strings are left out, as the rows of a table and the groups of entry points are.
     """
     root, here, documentation, loads = package.import_name, package_of(module, modules), prose(tree), _importers(tree)
-    bound = {root: root}
-    for node in ast.walk(tree):
+    bound, named = {root: root}, set(modules) - {root}
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             bound |= {alias.asname: alias.name for alias in node.names if alias.asname}
         elif isinstance(node, ast.ImportFrom):
@@ -47,14 +48,14 @@ def own_imports(
             if first in bound:
                 yield ".".join([bound[first], *rest])
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
-            if rows and (name := node.value.partition(":")[0]) in set(modules) - {root}:
+            if rows and (name := node.value.partition(":")[0]) in named:
                 yield name
         elif isinstance(node, ast.Call) and loads(node):
             name = getattr(node.args[0], "value", None)
             if isinstance(name, str) and name.startswith("."):
                 yield _absolute(here, len(name) - len(name.lstrip(".")), name.lstrip("."))
 
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         for name in names(node):
             if name.partition(".")[0] == root:
                 yield getattr(node, "lineno", 0), _home_of(package, name, modules)
@@ -63,15 +64,16 @@ def own_imports(
 def dynamic_imports(package: Package, tree: ast.Module) -> Iterator[int]:
     """Lines of imports whose module's name is put together from the package's own."""
     own, loads = re.compile(rf"\b{package.import_name}\b|__name__|__package__"), _importers(tree)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         called_with = node.args[0] if isinstance(node, ast.Call) and loads(node) else None
         if called_with and not isinstance(called_with, ast.Constant) and own.search(ast.unparse(called_with)):
             yield called_with.lineno
 
 
+@cache
 def _importers(tree: ast.Module) -> Callable[[ast.Call], bool]:
     """Whether a call imports by name: `import_module(...)` and its like, under another name too."""
-    imported = [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    imported = [alias for node in nodes(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
     known = IMPORTERS | {alias.asname for alias in imported if alias.name in IMPORTERS}
     return lambda call: bool(call.args) and called(call).rpartition(".")[2] in known
 

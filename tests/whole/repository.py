@@ -6,7 +6,7 @@ import ast
 import re
 import tomllib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,11 @@ class Source:
     """One Python file of one package."""
 
     path: Path
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree, made when it is first asked for: every process that runs tests lists the sources, few read all."""
+        return ast.parse(self.path.read_text(), str(self.path))
 
     @property
     def where(self) -> str:
@@ -74,8 +78,8 @@ class Package:
 
     @cached_property
     def sources(self) -> list[Source]:
-        """Every Python file that is shipped, parsed."""
-        return [Source(path, ast.parse(path.read_text(), str(path))) for path in sorted(self.source_dir.rglob("*.py"))]
+        """Every Python file that is shipped."""
+        return [Source(path) for path in sorted(self.source_dir.rglob("*.py"))]
 
     @cached_property
     def modules(self) -> dict[str, bool]:
@@ -145,17 +149,28 @@ def _imports(node: ast.AST, *, deferred: bool) -> Iterator[Import]:
 
 def called(call: ast.Call) -> str:
     """Dotted name of what a call calls, such as `torch.load`."""
-    return ast.unparse(call.func)
+    node, parts = call.func, []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ast.unparse(call.func)
 
 
+@cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """Return every node of a tree, walked once for all the laws that read it."""
+    return list(ast.walk(tree))
+
+
+@cache
 def prose(tree: ast.Module) -> set[int]:
     """Ids of the string nodes that are documentation: bare strings, which is what docstrings are."""
-    return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    return {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, text) of the docstrings of a file's module, classes and functions, indentation removed."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text is not None:
@@ -165,7 +180,7 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def field_docstrings(tree: ast.Module, class_name: str) -> dict[str, str]:
     """Field → the bare string under it, in one class."""
     found = {}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             for field, text in zip(node.body, node.body[1:], strict=False):
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):

@@ -62,6 +62,7 @@ def test_a_launcher_that_works(kind: str, words: list[str], tmp_path: Path, mode
     assert losses[0] == pytest.approx(losses[1], rel=5e-3 if kind == "cpu" else 1e-6)
 
 
+@pytest.mark.lane
 def test_several_processes_of_which_one_is_started(words: list[str], tmp_path: Path) -> None:
     """`--cpu --num_processes 2` starts one process: it is refused before anything is written, unless told how many."""
     run = ["-m", "forge", "sft", *words, "--ckpt-output-dir", str(tmp_path / "run")]

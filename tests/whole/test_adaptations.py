@@ -53,8 +53,9 @@ CASES = [
 ]
 # In one process each, and with pairs each kind: beside the weights, in front of the tokens, in their place.
 ALONE = [*(("sft", name) for name in ADAPTERS), *(("dpo", name) for name in ("lora", "prefix", "osft"))]
-# Of two ranks: each form of weights that is divided (quantised, no module of the model, projected). LoRA is below.
-DIVIDED = [("sft", name) for name in ("qlora", "prefix", "osft")]
+# Of two ranks: forms of weights that are divided (no module of the model, projected). LoRA is below, and quantised weights are
+# in forge-dist/loading/test_quantization.py.
+DIVIDED = [("sft", name) for name in ("prefix", "osft")]
 
 
 def test_every_adaptation_is_tried() -> None:

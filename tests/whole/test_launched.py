@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -188,37 +189,48 @@ def workers(run: Path) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
-def test_a_rank_that_is_killed_is_named_and_the_run_goes_on(given: dict[str, Any], two: Path, tmp_path: Path) -> None:
-    """The run ends and names the rank; the same command then ends with the bits of an uninterrupted run."""
+def test_a_rank_is_killed_then_the_launcher_stopped(given: dict[str, Any], two: Path, hanging: Any, tmp_path: Path) -> None:
+    """The run ends and names the killed rank; the same command goes on, and a signal to its launcher stops it with status 75.
+
+    Given once more it ends with the bits of an uninterrupted run."""
     run = tmp_path / "run"
     settings = {**given, "ckpt_output_dir": run, "nproc_per_node": 2}
-    process = command(settings)
+    # A second a step, so that none of the two comes too late.
+    slowly = hanging[0](0, 0, "slowly")
+    process = command(settings, **slowly)
     until(lambda: (run / "metrics.jsonl").exists() and (run / "full_state" / "latest").exists())
     os.kill(workers(run)[1], signal.SIGKILL)
     status, _, err = ended(process)
     assert status == 1
     assert re.search(r"rank 1 on .* was killed by SIGKILL", err)
-    forge.sft(**settings, keep_full_state=True)
-    assert untimed(run) == untimed(two)
-    assert weights(run) == weights(two)
+    stopped_by_a_signal(settings, lambda process: process.pid, **slowly)
+    assert "resuming after step " in (run / "log.txt").read_text()
+    goes_on(settings, two)
     assert final_state(run) == final_state(two)
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
-@pytest.mark.parametrize("whom", ci_keeps(["the launcher"], ["the launcher", "rank 1"]))
-def test_a_signal_to_one_stops_all(whom: str, given: dict[str, Any], two: Path, tmp_path: Path) -> None:
-    """The step is finished, the state saved, the status 75; and the same command resumes it."""
-    run = tmp_path / "run"
-    settings = {**given, "ckpt_output_dir": run, "nproc_per_node": 2}
-    process = command(settings)
-    until(lambda: (run / "full_state" / "latest").exists())
-    os.kill(process.pid if whom == "the launcher" else workers(run)[1], signal.SIGTERM)
+def stopped_by_a_signal(settings: dict[str, Any], whom: Callable[[subprocess.Popen[str]], int], **more: str) -> None:
+    """Assert that SIGTERM to one process lets the step be finished and the state be saved, and ends all with status 75."""
+    run = settings["ckpt_output_dir"]
+    latest = run / "full_state" / "latest"
+    before = latest.read_text() if latest.exists() else None
+    process = command(settings, **more)
+    until(lambda: latest.exists() and latest.read_text() != before)
+    os.kill(whom(process), signal.SIGTERM)
     status, _, err = ended(process)
     assert status == 75, err
     assert "holds the state to resume from; the same command resumes it" in err
     assert not workers(run)
-    done = len(losses(run))
-    assert (run / "full_state" / "latest").read_text().strip() == f"step_{done}"
+    assert latest.read_text().strip() == f"step_{len(losses(run))}"
+
+
+@pytest.mark.lane
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
+@pytest.mark.parametrize("whom", ["the launcher", "rank 1"])
+def test_a_signal_to_one_stops_all(whom: str, given: dict[str, Any], two: Path, tmp_path: Path) -> None:
+    """The step is finished, the state saved, the status 75; and the same command resumes it."""
+    settings = {**given, "ckpt_output_dir": tmp_path / "run", "nproc_per_node": 2}
+    stopped_by_a_signal(settings, lambda process: process.pid if whom == "the launcher" else workers(tmp_path / "run")[1])
     goes_on(settings, two)
 
 

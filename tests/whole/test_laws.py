@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .repository import FACADE, LEAVES, PACKAGES, called, docstrings, imports, prose
+from .repository import FACADE, LEAVES, PACKAGES, called, docstrings, imports, nodes, prose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ def undeclared_imports(package: Package, tree: ast.Module) -> Iterator[str]:
 def device_words(tree: ast.Module) -> Iterator[str]:
     """What names a kind of accelerator: an attribute, a keyword or a string, documentation aside."""
     documentation = prose(tree)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         texts = []
         if isinstance(node, ast.Attribute):
             texts = [node.attr]
@@ -63,7 +63,7 @@ def unsafe(tree: ast.Module) -> Iterator[str]:
     for found in imports(tree):
         if found.name in UNSAFE_MODULES:
             yield f"{found.line}: import {found.name}"
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call):
             if called(node) in UNSAFE_CALLS:
                 yield f"{node.lineno}: {called(node)}(...)"
@@ -132,7 +132,7 @@ def test_only_the_facade_prints() -> None:
         f"{source.where}:{node.lineno}"
         for folder in LEAVES
         for source in PACKAGES[folder].sources
-        for node in ast.walk(source.tree)
+        for node in nodes(source.tree)
         if isinstance(node, ast.Call) and called(node) == "print"
     ]
     assert found == []

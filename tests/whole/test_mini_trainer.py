@@ -102,13 +102,12 @@ def test_the_loss_falls_and_the_result_loads(model: Path, tmp_path: Path, adapte
 GOOD = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
 
 
-# Each is a process: a line, a row, all rows, a setting, and what the model refuses.
+# Each is a process: a line, a row, all rows, a setting.
 IN_CI = [
     ([GOOD, '{"input_ids": [1,'], [], r"train\.jsonl:2: this is no JSON"),
     ([{**GOOD, "labels": [-100, 6]}], [], r"train\.jsonl:1: 3 input_ids, 2 labels"),
     ([], [], "no row holds a token to learn"),
     ([GOOD], ["--learning-rate", "-1"], "learning_rate must be above 0"),
-    ([{**GOOD, "input_ids": [5, 6, 999]}], [], r"token id 999.*vocabulary ends at 130"),
 ]
 
 

@@ -22,7 +22,7 @@ from forge.verbs._registry import VERBS, task_of
 from forge_data.cli._parser import _parser
 from forge_dist._strategy_table import strategy_names
 
-from .repository import PACKAGES, ROOT
+from .repository import PACKAGES, ROOT, nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -219,7 +219,7 @@ def messages() -> str:
     found = []
     for package in PACKAGES.values():
         for source in package.sources:
-            for node in ast.walk(source.tree):
+            for node in nodes(source.tree):
                 if isinstance(node, ast.JoinedStr):
                     found.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -240,7 +240,7 @@ def test_every_exit_status_is_explained() -> None:
     codes = {0, 130, 137, 141, 143}
     for package in PACKAGES.values():
         for source in package.sources:
-            for node in ast.walk(source.tree):
+            for node in nodes(source.tree):
                 name = ast.unparse(node.target) if isinstance(node, ast.AnnAssign) else ""
                 if name == "exit_status" and isinstance(node.value, ast.Constant):
                     codes.add(node.value.value)

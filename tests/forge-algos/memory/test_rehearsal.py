@@ -154,7 +154,11 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["none", "selective", "full", "casts", "bfloat16 weights"])
+@pytest.mark.parametrize(
+    "kind",
+    # A plain step is measured above; selective recomputation holds what full does, and keeps products beside.
+    ci_keeps(["selective", "casts", "bfloat16 weights"], ["none", "selective", "full", "casts", "bfloat16 weights"]),
+)
 def test_each_way_to_save_memory_is_planned(kind: str, tmp_path: Path) -> None:
     """Within 2 percent of what torch's allocator gave: recomputed layers, casts kept for a step, bfloat16 weights."""
     if kind == "bfloat16 weights":
@@ -260,7 +264,7 @@ def test_an_evaluation_is_less_than_a_step() -> None:
     assert found.parts["gradients"] == sum(p.numel() * 4 for p in model.parameters())
 
 
-@pytest.mark.parametrize(("adapter", "prompts"), [("none", (9, 30)), ("lora", (5, 5, 21))])
+@pytest.mark.parametrize(("adapter", "prompts"), ci_keeps([("lora", (5, 5, 21))], [("none", (9, 30)), ("lora", (5, 5, 21))]))
 def test_sampling_takes_what_was_planned(adapter: str, prompts: tuple[int, ...], tmp_path: Path) -> None:
     """Within 5 percent of completions that no token ends: the cache at its longest, and the logits of the widest batch."""
     asked = [np.arange(3, 3 + length) for length in prompts]
