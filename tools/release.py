@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import subprocess
 import sys
 import tarfile
@@ -22,7 +23,7 @@ import environments
 import suite
 import wheels
 from packaging.requirements import Requirement
-from packaging.version import Version
+from packaging.version import VERSION_PATTERN, Version
 from repository import FACADE, LAWS, ROOT, Package, git, packages
 
 NOT_OF_A_PAIR = (*LAWS, "tests/whole/test_doctests.py", "tests/whole/test_benchmarks.py")
@@ -60,7 +61,10 @@ def problems(package: Package) -> list[str]:
     """Return why a package cannot be released as it is, if so."""
     root, tag = package.root, f"{package.distribution}-v{package.version}"
     found = []
-    if git("status", "--porcelain", root=root):
+    status = git("status", "--porcelain", root=root)
+    if status is None:
+        return ["git does not answer here: releases are tags of a git checkout"]
+    if status:
         found.append("the working tree has uncommitted changes")
     heading, _, notes = (package.path / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n## ")[2].partition("\n")
     if heading.split()[:1] != [package.version]:
@@ -80,9 +84,10 @@ def problems(package: Package) -> list[str]:
 
 
 def last_release(package: Package) -> str | None:
-    """Return the tag of the package's greatest released version."""
+    """Return the tag of the package's greatest released version; a tag that names no version is none of a release."""
     tags = (git("tag", "--list", f"{package.distribution}-v*", root=package.root) or "").split()
-    return max(tags, key=lambda tag: Version(version_of(tag)), default=None)
+    releases = [tag for tag in tags if re.fullmatch(VERSION_PATTERN, version_of(tag), re.VERBOSE | re.IGNORECASE)]
+    return max(releases, key=lambda tag: Version(version_of(tag)), default=None)
 
 
 def version_of(tag: str) -> str:
@@ -110,11 +115,13 @@ def test_beside_released(package: Package) -> list[str]:
     failed = []
     with tempfile.TemporaryDirectory(prefix="forge-release-") as scratch:
         folder = Path(scratch)
-        released = {name: released_source(other, folder / "released" / name) for name, other in here.items()}
-        pairs = {
-            "new beside released": released | {package.folder: package},
-            "released beside new": here | {package.folder: released[package.folder]},
-        }
+        sources = {name: released_source(other, folder / "released" / name) for name, other in here.items()}
+        released = {name: source for name, source in sources.items() if source.path.is_dir()}
+        pairs = {"new beside released": released | {package.folder: package}}
+        if package.folder in released:
+            pairs["released beside new"] = here | {package.folder: released[package.folder]}
+        else:
+            print(f"No release beside which the others are tested: {package.distribution} is in no tag")
         for title, mixed in pairs.items():
             versions = {other.distribution: other.version for other in mixed.values()}
             print(f"\n=== {title}: {', '.join(' '.join(pair) for pair in versions.items())}", flush=True)
@@ -126,7 +133,10 @@ def test_beside_released(package: Package) -> list[str]:
 
 
 def released_source(package: Package, folder: Path) -> Package:
-    """Lay out the commit of a package's last release in `folder`; one that never was comes from the facade's last release."""
+    """Lay out the commit of a package's last release in `folder`; one that never was comes from the facade's last release.
+
+    A package that is newer than that is not in it.
+    """
     tag = last_release(package) or last_release(packages(package.root)[FACADE])
     done = subprocess.run(["git", "archive", "--format=tar", str(tag)], cwd=package.root, capture_output=True, check=True)
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:

@@ -116,3 +116,30 @@ def test_a_leaf_that_was_never_released_comes_from_the_facades_release(family, t
     family.commit()
     found = release.released_source(packages(family.root)["forge-dist"], tmp_path / "out")
     assert found.version == "2.0.0"
+
+
+def test_a_package_that_is_in_no_release_meets_the_released_others(family, monkeypatch, capsys):
+    """A leaf that is newer than every tag is tested beside what is released; no other package is missed there."""
+    family.package("forge-new", "0.1.0")
+    family.commit()
+    seen = []
+    monkeypatch.setattr(release, "tested", lambda mixed, folder: seen.append(set(mixed)) or [])
+    known = packages(family.root)
+    assert release.test_beside_released(known["forge-new"]) == []
+    assert seen == [{"forge-data", "forge-dist", "forge", "forge-new"}]
+    assert "forge-new is in no tag" in capsys.readouterr().out
+    assert release.test_beside_released(known["forge-data"]) == []
+    assert seen[1:] == [{"forge-data", "forge-dist", "forge"}, {"forge-data", "forge-dist", "forge", "forge-new"}]
+
+
+def test_a_tag_that_names_no_version_is_no_release(family):
+    """Somebody's tag of a state is passed over."""
+    family.git("tag", "forge-data-v1.0.0-before-the-move")
+    assert release.last_release(packages(family.root)["forge-data"]) == "forge-data-v1.0.0"
+    assert problems(family) == []
+
+
+def test_without_git_nothing_is_released(family, monkeypatch):
+    """A folder whose state nobody can tell is not taken for a clean one."""
+    monkeypatch.setattr(release, "git", lambda *_, **__: None)
+    assert problems(family) == ["git does not answer here: releases are tags of a git checkout"]

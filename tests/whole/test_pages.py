@@ -35,6 +35,32 @@ def test_the_readme_links() -> None:
     assert {f"packages/{folder}" for folder in PACKAGES} <= set(links)
 
 
+FILE = re.compile(r"`((?:[\w-]+/)+[\w-]+\.py|test_\w+\.py|(?:tests|whole|forge[-_]\w+)/[\w/-]+)/?`")
+BASES = [
+    ROOT,
+    ROOT / "tests",
+    ROOT / "tests" / "whole",
+    *(package.source_dir.parents[up] for package in PACKAGES.values() for up in (0, 1)),
+]
+
+
+def absent_files(text: str) -> list[str]:
+    """Files and folders of the repository that a text names and that are not there: from its root, its tests or a package."""
+    return [name for name in FILE.findall(text) if not any((base / name).exists() for base in BASES)]
+
+
+@pytest.mark.parametrize("page", ["docs/extending.md", "docs/development.md"])
+def test_a_newcomer_is_sent_to_files_that_are_there(page: str) -> None:
+    """The pages on where to change what name files and folders as they are today."""
+    assert absent_files((ROOT / page).read_text()) == []
+
+
+def test_a_file_that_moved_is_found() -> None:
+    """A file and a folder that are not there any more; one of a package and one of the tests are."""
+    text = "`forge_accel/devices/_gone.py`, `forge-dist/gone`, `forge_accel/devices/_cpu.py`, `whole/test_pages.py`"
+    assert absent_files(text) == ["forge_accel/devices/_gone.py", "forge-dist/gone"]
+
+
 def too_long(text: str, most: int = 120) -> bool:
     """Whether a page has more lines than a README may have."""
     return len(text.splitlines()) > most

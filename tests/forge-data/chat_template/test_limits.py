@@ -153,6 +153,7 @@ def test_what_transformers_limits_itself(with_template, chat):
         tokenize(chat(("user", "hi"), ("assistant", "ho")), with_template(TURNS + "{{ range(10**12) }}"))
 
 
+@pytest.mark.slow
 def test_a_long_conversation_is_within_the_limits():
     """Hundreds of long messages, each compared with all others and each appended to all before it, are rendered."""
     messages = [{"role": "user", "content": "word " * 200} for _ in range(600)]

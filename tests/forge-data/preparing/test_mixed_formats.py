@@ -12,7 +12,7 @@ ALPACA = [{"instruction": "a", "input": "", "output": f"c {n}"} for n in range(2
 PREFERRED = [{"prompt": "a", "chosen": "b", "rejected": f"c {n}"} for n in range(2)]
 
 
-@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_store(write_rows, chatml_tokenizer, tmp_path, workers):
     """Each file has its own format, and the store is that of the files one after the other."""
     rows = {"a": [*CHATS, {"messages": CHATS[0]["messages"][:1]}], "b": PAIRS, "c": ALPACA}

@@ -95,6 +95,7 @@ def test_faults(tmp_path, text, expected):
         rows(reader(tmp_path, text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "broken"), [('{"a": 1}', False), ('{"a" 1}', True)])
 def test_memory(tmp_path, first, broken):
     """A large array takes no more memory than a row and a block, also if it turns out to be broken."""

@@ -65,6 +65,7 @@ def test_the_store_is_that_of_a_file(kind, chatml_tokenizer, small_chats, write_
     assert [made.source(index) for index in (0, 11)] == ["data_path[0]", "data_path[11]"]
 
 
+@pytest.mark.slow
 def test_several_workers_make_the_same_store(chatml_tokenizer, small_chats, tmp_path):
     """Chunks of a Dataset travel to other processes and keep their places."""
     alone, shared = (
@@ -107,6 +108,7 @@ def test_a_stream_is_read_once_and_never_known_beforehand(chatml_tokenizer, smal
         prepare(rows, chatml_tokenizer, tmp_path / "store", progress=False)
 
 
+@pytest.mark.slow
 def test_a_stream_is_never_in_memory_as_a_whole(chatml_tokenizer, tmp_path):
     """Rows are asked for a few chunks ahead of the tokenizer, not all at once."""
     asked, ahead = 0, []

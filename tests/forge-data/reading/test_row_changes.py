@@ -18,7 +18,7 @@ def files(write_rows):
     return write_rows(ROWS), write_rows(PLAIN, "plain.jsonl")
 
 
-@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_prepared_alike(files, chatml_tokenizer, tmp_path, workers):
     """Renamed rows become the samples that rows with these names become, in any number of processes."""
     other, plain = files
@@ -37,6 +37,7 @@ def test_everywhere(files, chatml_tokenizer, tmp_path):
     assert (asked[0].prompt, asked[0].columns) == ("count to 1", {"answer": "0 .", "id": 1})
 
 
+@pytest.mark.slow
 def test_after_preprocess(files, chatml_tokenizer, tmp_path):
     """The function gets the columns of the file; what it returns is renamed."""
     seen = []
