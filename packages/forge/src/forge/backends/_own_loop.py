@@ -129,10 +129,8 @@ class OwnLoopBackend(Backend):
                 out.check(None)
                 folder = out.path / FOLDER
                 shutil.rmtree(folder, ignore_errors=True)
-                classes = importlib.import_module(self.types)
-                given = self.training_args(classes, prepared, start.path, folder)
                 # Both classes check their values, before anything of the run is written.
-                arguments = classes.TorchrunArgs(**self.torchrun_args(s)), classes.TrainingArgs(**given)
+                given, arguments = self._arguments(prepared, start.path, folder)
                 out.publish(as_recipe(s, task.name))
                 out.rewind(0, 0)
                 prepared = open_prepared(task, s, machine, out.path, shards)
@@ -156,9 +154,7 @@ class OwnLoopBackend(Backend):
             if found["finished"]:
                 return f"{out.path} holds this very run, finished: the same command would return its result and train nothing."
             prepared, start = self._opened(request, found, machine, shards)
-            classes = importlib.import_module(self.types)
-            given = self.training_args(classes, prepared, start.path, out.path / FOLDER)
-            classes.TrainingArgs(**given)
+            given, _ = self._arguments(prepared, start.path, out.path / FOLDER)
         lines = [f"  {name}={value!r}" for name, value in {**self.torchrun_args(s), **given}.items()]
         head = f"forge {task.name} would write {s.checkpoints.ckpt_output_dir}, by {self.module}.run_training:"
         return "\n".join([head, f"  data: {prepared.train}", *lines, "Nothing was trained, and nothing is left behind."])
@@ -172,6 +168,28 @@ class OwnLoopBackend(Backend):
         s = absolute_paths(request.task, request.settings)
         check_names(request.task, s, request.rows)
         return request._replace(settings=s)
+
+    def _arguments(self, prepared: Prepared, model_path: str, folder: Path) -> tuple[dict[str, Any], tuple[Any, Any]]:
+        """Return the arguments by name, and both argument classes made of them.
+
+        Raises:
+            SettingsError: the library refuses a value, or is of a version that no longer knows an argument.
+
+        """
+        classes = importlib.import_module(self.types)
+        given = self.training_args(classes, prepared, model_path, folder)
+        try:
+            made = classes.TorchrunArgs(**self.torchrun_args(prepared.settings)), classes.TrainingArgs(**given)
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"backend={self.name} does not take its arguments: {error}") from error
+        # Classes of pydantic pass over a name that they do not know.
+        lost = [name for name in given if not hasattr(made[1], name)]
+        if lost:
+            raise SettingsError(
+                f"backend={self.name}: the library that is installed has no {', '.join(lost)}, so that what it stands for "
+                f"would have no effect: `pip install '{self.install}'` of the version on the page about backends."
+            )
+        return given, made
 
     def _shards(self, s: Any) -> int:
         number = s.launch.nproc_per_node

@@ -152,9 +152,9 @@ def _defaults(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
             **({"eval_every_steps": 500} if "eval_data_path" in given else {}),
         }
     if function == "embedding_sft":
-        found = {"lr_scheduler": "linear", "weight_decay": 0.0, **_trainer_betas(given)}
-        return found | ({"exclude_same_text": True} if given["loss_type"] == "mnrl" else {})
-    found = {"lr_scheduler": "constant"}
+        pairs = {"lr_scheduler": "linear", "weight_decay": 0.0, **_trainer_betas(given)}
+        return pairs | ({"exclude_same_text": True} if given["loss_type"] == "mnrl" else {})
+    found: dict[str, Any] = {"lr_scheduler": "constant"}
     if not given["use_dr_grpo"]:
         found["kl_weight"] = 0.01
     if function == "lora_grpo":
