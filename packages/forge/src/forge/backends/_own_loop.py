@@ -107,8 +107,8 @@ class OwnLoopBackend(Backend):
 
     def torchrun_args(self, s: Any) -> dict[str, Any]:
         """Return the arguments of the library's `TorchrunArgs`."""
-        number = s.launch.nproc_per_node
-        return {"nnodes": 1, "node_rank": 0, "nproc_per_node": "gpu" if number == "auto" else number or 1, "rdzv_id": 0}
+        number = "gpu" if s.launch.nproc_per_node in ("auto", "gpu") else self._shards(s)
+        return {"nnodes": 1, "node_rank": 0, "nproc_per_node": number, "rdzv_id": 0}
 
     def execute_training(self, params: Mapping[str, object]) -> RunResult:
         """Run a training verb to its end."""
@@ -165,6 +165,12 @@ class OwnLoopBackend(Backend):
         where = forge_dist.topology(request.settings.launch, devices=1)
         if where.role == "worker":
             raise SettingsError(f"backend={self.name} starts torchrun itself: call it once, without a launcher.")
+        if where.max_nodes > 1:
+            # Each node would train alone, to the same directory.
+            raise SettingsError(
+                f"backend={self.name} trains on one node, and {where.origins['nnodes']} says that there are {where.max_nodes}: "
+                "start it on one, or choose backend=forge."
+            )
         s = absolute_paths(request.task, request.settings)
         check_names(request.task, s, request.rows)
         return request._replace(settings=s)
@@ -192,8 +198,8 @@ class OwnLoopBackend(Backend):
         return given, made
 
     def _shards(self, s: Any) -> int:
-        number = s.launch.nproc_per_node
-        return number if isinstance(number, int) else max(1, forge_accel.device_count(s.device.device)) if number else 1
+        """Return the processes of this node: the setting's, or what a cluster says in the environment."""
+        return forge_dist.topology(s.launch, devices=max(1, forge_accel.device_count(s.device.device))).nproc_per_node
 
     def _opened(
         self, request: Request, found: dict[str, Any], machine: forge_accel.Accelerator, shards: int
