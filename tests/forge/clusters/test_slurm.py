@@ -58,6 +58,10 @@ def test_what_the_nodes_would_refuse_does_not_wait_in_a_queue(
         assert main([*words, *asked]) == 2
         assert message in capsys.readouterr().err
     assert main([*words, "--nodes", "4", "--gpus", "8"]) == 0
+    recipe.write_text(yaml.safe_dump({**GIVEN, "backend": "mini-trainer"}))
+    assert main([*words, "--nodes", "2", "--gpus", "8"]) == 2
+    assert "is not available with backend=mini-trainer: it starts the processes of one node" in capsys.readouterr().err
+    assert main([*words, "--gpus", "8"]) == 0
     recipe.write_text(yaml.safe_dump({**GIVEN, "strategy": "fsdp2", "tp_size": 4, "effective_batch_size": 10}))
     assert main([*words, "--nodes", "5", "--gpus", "8"]) == 0, "ranks that share rows count as one"
 

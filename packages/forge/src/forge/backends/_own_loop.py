@@ -198,7 +198,7 @@ class OwnLoopBackend(Backend):
         return given, made
 
     def _shards(self, s: Any) -> int:
-        """Return the processes of this node: the setting's, or what a cluster says in the environment."""
+        """Return the processes of this node: the setting's, or what a cluster says."""
         return forge_dist.topology(s.launch, devices=max(1, forge_accel.device_count(s.device.device))).nproc_per_node
 
     def _opened(

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from forge._errors import SettingsError
+from forge.settings._backends import FORGE, backend_class
 
 
 def count(name: str, value: object, least: int) -> None:
@@ -45,6 +46,12 @@ def processes(settings: Any, nodes: int, gpus: int, nproc_per_node: int | None) 
         attrs.evolve(settings.launch, nproc_per_node=number)
     except ValueError as error:
         raise SettingsError(f"{error}.") from None
+    backend = settings.backend.backend
+    why = backend_class(backend).refused.get("nnodes") if nodes > 1 and backend != FORGE else None
+    if why is not None:
+        raise SettingsError(
+            f"nodes={nodes} is not available with backend={backend}: {why}. Ask for one, or choose backend=forge."
+        )
     # Ranks that share rows count as one, as in the run, which would refuse it in the cluster.
     shards = nodes * number // (settings.strategy.tp_size * settings.strategy.cp_size)
     if settings.plan.effective_batch_size < shards:

@@ -165,7 +165,7 @@ def _defaults(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trainer_betas(given: Mapping[str, Any]) -> dict[str, float]:
-    """Return the defaults of transformers' Trainer, which trains there; another optimizer has its own."""
+    """Return the betas of transformers' Trainer, which trains there, for AdamW."""
     return {} if "optimizer" in given else {"beta1": 0.9, "beta2": 0.999}
 
 
