@@ -130,6 +130,25 @@ def test_a_cpu_is_refused_by_name(backend: str, model_dir: Path, tmp_path: Path)
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_cluster_says_how_many_processes(
+    backend: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod's eight are eight; several nodes, of which each would train alone, are refused."""
+    settings = given("sft", model_dir, tmp_path, backend, max_steps=None, effective_batch_size=8)
+    monkeypatch.setenv("PET_NNODES", "1")
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "8")
+    assert "  nproc_per_node=8" in forge.dry_run(forge.sft, **settings)
+    monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setenv("PET_NODE_RANK", "0")
+    monkeypatch.setenv("PET_MASTER_ADDR", "localhost")
+    monkeypatch.setenv("PET_MASTER_PORT", "29400")
+    with pytest.raises(forge.SettingsError, match=f"backend={backend} trains on one node, and PET_NNODES says .* 2"):
+        forge.sft(**settings)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_dry_run_builds_the_real_classes(backend: str, model_dir: Path, tmp_path: Path) -> None:
     """The arguments are those of the libraries' own classes, which check them; nothing is left behind."""
     text = forge.dry_run(forge.sft, **given("sft", model_dir, tmp_path, backend, max_steps=None))

@@ -17,6 +17,8 @@ from forge.settings._backends import shipped_names
 from forge.settings._settings import flat_fields, groups
 from forge.verbs._registry import VERBS, task_of
 
+from .repository import PACKAGES
+
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -137,6 +139,36 @@ def test_a_backend_whose_package_is_missing_names_the_command(given: dict[str, A
         forge.SettingsError, match=r"no_such_package_here is not installed: `pip install 'outside-backend\[all\]'"
     ):
         forge.sft(**given)
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        ({"attrs": ">=1,<2"}, r"attrs [\d.]+ is installed, and >=1,<2 is needed: `pip install 'outside-backend\[all\]'`"),
+        ({"attrs": ">=999"}, "and >=999 is needed"),
+        ({"no-such-package-here": ">=1"}, "no-such-package-here is not installed"),
+    ],
+)
+def test_a_backend_whose_package_is_of_another_version_is_refused(
+    given: dict[str, Any], versions: dict[str, str], message: str
+) -> None:
+    """A newer major version too, and a module without its package: one error with the pip command, and nothing written."""
+    backend: Any = forge.backends.get("scribe")
+    type(backend).versions, type(backend).install = versions, "outside-backend[all]"
+    with pytest.raises(forge.SettingsError, match=message):
+        forge.sft(**given)
+    assert not Path(given["ckpt_output_dir"]).exists()
+
+
+def test_versions_are_those_of_the_extras() -> None:
+    """What a backend accepts is what pip installs for it."""
+    extras: Any = PACKAGES["forge"].project["optional-dependencies"]
+    for backend in map(forge.backends.get, shipped_names()):
+        if backend.requires:
+            declared = extras[backend.install.partition("[")[2].rstrip("]")]
+            for distribution, wanted in backend.versions.items():
+                assert f"{distribution}{wanted}" in declared
+            assert backend.versions
 
 
 def test_names_and_get(installed: Path) -> None:

@@ -23,7 +23,7 @@ from ..lanes import ci_keeps
 from .starts import metrics, untimed, weights
 from .verbs import VERBS, settings_of
 
-ONLINE = ("ppo", "grpo", "rloo")
+SAMPLING = ("ppo", "grpo", "rloo", "sdft")
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_the_limit_that_is_reached_first_ends_a_run(given: dict[str, Any], tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ci_keeps(["dpo"], [verb for verb in VERBS if verb not in ONLINE]))
+@pytest.mark.parametrize("verb", ci_keeps(["dpo"], [verb for verb in VERBS if verb not in SAMPLING]))
 def test_every_verb_plans_by_tokens_and_without_end(
     verb: str, model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,8 +140,8 @@ def test_every_verb_plans_by_tokens_and_without_end(
     assert "without end" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ci_keeps(["grpo"], ONLINE))
-def test_online_methods_run_without_end_and_refuse_tokens(
+@pytest.mark.parametrize("verb", ci_keeps(["grpo"], SAMPLING))
+def test_verbs_that_sample_run_without_end_and_refuse_tokens(
     verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their tokens are known only once they are sampled; a refusal says so."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,33 @@ def arguments(backend: str, verb: str = "sft", **more: Any) -> dict[str, Any]:
     for name, value in found.items():
         assert getattr(made, name) == value, name
     return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_library_that_passes_over_an_argument_is_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version whose class drops a name in silence, does not know it, or refuses its value: one error, by name."""
+    kind = BACKENDS[backend]
+    s = resolve(task_of("sft").settings, ("argument", {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}))
+    prepared: Any = Prepared(s, Items(), None, None)  # ty: ignore
+    library = types.SimpleNamespace(TorchrunArgs=dict)
+
+    class Arguments:
+        def __init__(self, *, batch_size: int, **_: object) -> None:
+            self.batch_size = batch_size
+
+    class Strict:
+        def __init__(self, *, num_epochs: int) -> None: ...
+
+    monkeypatch.setitem(sys.modules, "library", library)
+    monkeypatch.setattr(kind, "types", "library")
+    monkeypatch.setattr(kind, "training_args", lambda *_: {"batch_size": 4, "seed": 1})
+    for made, message in (
+        (Arguments, "the library that is installed has no seed, so that"),
+        (Strict, f"backend={backend} does not take its arguments: .*unexpected keyword"),
+    ):
+        library.TrainingArgs = made
+        with pytest.raises(forge.SettingsError, match=message):
+            kind()._arguments(prepared, "start", Path("/folder"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import forge
-from forge.backends import _trl
+from forge.backends import _backend
 from forge.backends._trl import REFUSED, TRLBackend
 from forge.backends._trl_arguments import BY_FORGE, CLASSES, OBJECTIVE, Cut, arguments, cut_step, short_steps, spread
 from forge.backends._trl_rows import planned_batches, rows_of
@@ -184,12 +184,13 @@ def test_what_trl_does_not_have_is_refused(verb: str, given: dict[str, Any], mes
         getattr(forge, verb)(model_path="m", data_path="d", ckpt_output_dir="o", backend="trl", **reward, **given)
 
 
-def test_an_old_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an older TRL cannot be given is not found out by a TypeError."""
+@pytest.mark.parametrize("version", ["1.9.0", "2.0.0rc1"])
+def test_a_version_that_it_is_not_written_for_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an older or a newer TRL cannot be given is not found out by a TypeError."""
     pytest.importorskip("trl", reason="TRL is not installed here: forge-llm[trl]")
-    monkeypatch.setattr(_trl, "version", lambda _: "1.9.0")
+    monkeypatch.setattr(_backend, "version", lambda _: version)
     with pytest.raises(
-        forge.SettingsError, match=r"trl 1.9.0 is installed, and 1.16 is needed: `pip install 'forge-llm\[trl\]'"
+        forge.SettingsError, match=rf"trl {version} is installed, and >=1.16,<2 is needed: `pip install 'forge-llm\[trl\]'"
     ):
         forge.sft(model_path="m", data_path="d", ckpt_output_dir="o", backend="trl")
 

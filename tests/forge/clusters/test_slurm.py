@@ -45,6 +45,27 @@ def test_it_asks_for_what_was_asked(recipe: Path) -> None:
     assert "gpus" not in " ".join(options(sbatch(recipe)))
 
 
+@pytest.mark.parametrize("render", ["slurm", "kubeflow"])
+def test_what_the_nodes_would_refuse_does_not_wait_in_a_queue(
+    render: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More ranks than a step has samples, and more processes than a node may have."""
+    words = [render, "render", str(recipe), *(["--dataset-uri", "hf://org/rows"] if render == "kubeflow" else [])]
+    for asked, message in (
+        (("--nodes", "5", "--gpus", "8"), "effective_batch_size=32 is less than the 40 ranks of 5 nodes"),
+        (("--gpus", "2000"), "must be at most 1024 processes on a node; got 2000"),
+    ):
+        assert main([*words, *asked]) == 2
+        assert message in capsys.readouterr().err
+    assert main([*words, "--nodes", "4", "--gpus", "8"]) == 0
+    recipe.write_text(yaml.safe_dump({**GIVEN, "backend": "mini-trainer"}))
+    assert main([*words, "--nodes", "2", "--gpus", "8"]) == 2
+    assert "is not available with backend=mini-trainer: it starts the processes of one node" in capsys.readouterr().err
+    assert main([*words, "--gpus", "8"]) == 0
+    recipe.write_text(yaml.safe_dump({**GIVEN, "strategy": "fsdp2", "tp_size": 4, "effective_batch_size": 10}))
+    assert main([*words, "--nodes", "5", "--gpus", "8"]) == 0, "ranks that share rows count as one"
+
+
 def test_a_shell_reads_the_command_back(recipe: Path) -> None:
     """Whatever the directory and the recipe are called."""
     text = sbatch("my recipe.yaml", nodes=2, nproc_per_node=3)

@@ -249,9 +249,10 @@ def test_dollars_are_what_the_recipe_says() -> None:
 @pytest.mark.parametrize(("nodes", "runtime", "most"), [(1, None, 33), (1000, None, 33), (1, "mine", 48), (1000, "mine", 46)])
 def test_names_leave_room_for_those_of_pods(nodes: int, runtime: str | None, most: int) -> None:
     """A TrainJob of 63 characters is taken by the cluster, and its pods, whose names are longer, are never made."""
-    assert job(name="a" * most, nodes=nodes, runtime=runtime)["metadata"]["name"] == "a" * most
+    given = {**GIVEN, "effective_batch_size": 1000}
+    assert job(given, name="a" * most, nodes=nodes, runtime=runtime)["metadata"]["name"] == "a" * most
     with pytest.raises(SettingsError, match=f"name must be at most {most} "):
-        job(name="a" * (most + 1), nodes=nodes, runtime=runtime)
+        job(given, name="a" * (most + 1), nodes=nodes, runtime=runtime)
 
 
 def test_texts_stay_texts_in_every_reader_of_yaml() -> None:

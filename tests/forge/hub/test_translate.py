@@ -37,22 +37,28 @@ SIGNATURES = {
         mlflow_tracking_uri mlflow_experiment_name mlflow_run_name callbacks enable_jit_checkpoint checkpoint_storage""",
     "osft": """model_path data_path unfreeze_rank_ratio effective_batch_size max_tokens_per_gpu max_seq_len learning_rate
         ckpt_output_dir data_output_dir backend target_patterns seed use_liger use_processed_dataset unmask_messages
-        is_pretraining block_size document_column_name lr_scheduler warmup_steps lr_scheduler_kwargs checkpoint_at_epoch
-        save_final_checkpoint num_epochs""",
+        is_pretraining block_size document_column_name lr_scheduler warmup_steps lr_scheduler_kwargs beta1 beta2 eps
+        weight_decay checkpoint_at_epoch save_final_checkpoint num_epochs nproc_per_node nnodes node_rank rdzv_id
+        rdzv_endpoint master_port master_addr wandb_project wandb_entity wandb_run_name tensorboard_log_dir
+        mlflow_tracking_uri mlflow_experiment_name mlflow_run_name trust_remote_code callbacks enable_jit_checkpoint
+        checkpoint_storage""",
     "lora_sft": """model_path data_path ckpt_output_dir backend lora_r lora_alpha lora_dropout target_modules num_epochs
         effective_batch_size micro_batch_size gradient_accumulation_steps learning_rate max_seq_len lr_scheduler warmup_steps
         load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_compute_dtype bnb_4bit_use_double_quant flash_attention
         sample_packing bf16 fp16 tf32 save_steps eval_steps logging_steps save_total_limit wandb_project wandb_entity
         wandb_run_name tensorboard_log_dir mlflow_tracking_uri mlflow_experiment_name mlflow_run_name dataset_type
         field_messages field_instruction field_input field_output nproc_per_node nnodes node_rank rdzv_id rdzv_endpoint
-        master_addr master_port enable_model_splitting finetune_vision_layers finetune_language_layers trust_remote_code""",
+        master_addr master_port enable_model_splitting finetune_vision_layers finetune_language_layers trust_remote_code
+        callbacks eval_data_path per_device_eval_batch_size enable_jit_checkpoint checkpoint_storage""",
     "lora_grpo": """model_path ckpt_output_dir data_path data_config n_train n_val rollout_fn tasks reward_fn num_iterations
         group_size prompt_batch_size learning_rate temperature max_tokens max_prompt_length concurrency lora_r lora_alpha
         target_modules max_grad_norm gpu_memory_utilization max_lora_rank enforce_eager n_gpus nnodes tensor_parallel_size
-        use_dr_grpo backend iteration_callback wandb_project""",
+        use_dr_grpo backend iteration_callback wandb_project wandb_entity wandb_run_name mlflow_tracking_uri
+        mlflow_experiment_name mlflow_run_name""",
     "grpo": """model_path ckpt_output_dir data_path data_config n_train n_val reward_fn num_iterations group_size
         prompt_batch_size learning_rate temperature max_tokens max_prompt_length gpu_memory_utilization n_gpus nnodes
-        tensor_parallel_size use_dr_grpo iteration_callback wandb_project""",
+        tensor_parallel_size use_dr_grpo iteration_callback wandb_project wandb_entity wandb_run_name mlflow_tracking_uri
+        mlflow_experiment_name mlflow_run_name""",
     "embedding_sft": """model_path data_path ckpt_output_dir backend loss_type loss_fn num_epochs batch_size learning_rate
         warmup_ratio batch_sampler eval_data_path text_column label_column seed""",
 }
@@ -65,10 +71,10 @@ def known(verb):
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_signatures(function):
-    """Names in training_hub's order; None or its own value by default."""
-    names = SIGNATURES[function].split()
-    assert list(signature(function).parameters)[: len(names)] == names
-    assert list(inspect.signature(getattr(forge.hub, function)).parameters)[: len(names)] == names
+    """Every name in training_hub's order; None or its own value by default."""
+    names = [*SIGNATURES[function].split(), "kwargs"]
+    assert list(signature(function).parameters) == names
+    assert list(inspect.signature(getattr(forge.hub, function)).parameters) == names
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -174,9 +180,10 @@ def test_unknown_names():
         ("osft", {"lr_scheduler_kwargs": 3}, "mapping"),
         ("osft", {"save_final_checkpoint": False}, "a run ends with its model"),
         ("osft", {"osft": False}, "call sft"),
+        ("sft", {"use_liger": "no"}, "use_liger must be True or False"),
         ("lora_sft", {"load_in_8bit": True}, "there are no 8 bits"),
         ("lora_sft", {"load_in_4bit": True, "use_dora": True}, "adapters of their own"),
-        ("lora_sft", {"bnb_4bit_quant_type": "nf4"}, "without load_in_4bit"),
+        ("lora_sft", {"bnb_4bit_quant_type": "nf4"}, "bnb_4bit_quant_type has no effect without load_in_4bit"),
         ("lora_sft", {"bf16": True, "load_in_4bit": True, "bnb_4bit_compute_dtype": "float32"}, "one dtype"),
         ("lora_sft", {"effective_batch_size": 8, "micro_batch_size": 2}, "micro_batch_size has no effect beside"),
         ("lora_sft", {"nproc_per_node": "auto"}, "effective_batch_size is required where .* is 'auto'"),
@@ -196,6 +203,7 @@ def test_unknown_names():
         ("embedding_sft", {"loss_type": "cosine"}, "there are batch_all_triplet and mnrl"),
         ("embedding_sft", {"loss_fn": len}, "a loss is named"),
         ("embedding_sft", {"warmup_ratio": 0.2}, "give warmup_steps"),
+        ("embedding_sft", {"warmup_ratio": 0.1}, "give warmup_steps"),
         ("embedding_sft", {"batch_sampler": "group_by_label"}, "drawn from all rows"),
         ("embedding_sft", {"batch_sampler": "no_duplicates"}, "not available with triplets"),
         ("embedding_sft", {"loss_type": "mnrl", "text_column": "sentence"}, "whose rows are pairs"),
@@ -246,13 +254,19 @@ def test_names_that_are_none():
         ("osft", {"unmask_messages": True, "target_patterns": ["q"]}, {"train_on": "all", "target_modules": ["q"]}),
         ("osft", {"lr_scheduler": "constant_with_warmup"}, {"lr_scheduler": "constant"}),
         ("osft", {"lr_scheduler_kwargs": {"min_lr_rate": 0.1}}, {"min_lr_ratio": 0.1}),
-        ("lora_sft", {}, {"effective_batch_size": 2, "lora_alpha": 32, "warmup_steps": 10, "adapter": "lora"}),
+        ("osft", {"learning_rate": 0.5, "lr_scheduler_kwargs": {"min_lr": 0.25}}, {"min_lr_ratio": 0.5}),
+        ("lora_sft", {"optimizer": "adafactor"}, {"beta2": None}),
+        ("lora_sft", {}, {"effective_batch_size": 2, "lora_alpha": 32, "beta2": 0.999, "adapter": "lora"}),
         ("lora_sft", {"gradient_accumulation_steps": 3, "nproc_per_node": 2, "nnodes": 2}, {"effective_batch_size": 24}),
         ("lora_sft", {"load_in_4bit": True, "bnb_4bit_compute_dtype": "bfloat16"}, {"adapter": "qlora", "dtype": "bfloat16"}),
         ("lora_sft", {"field_input": "a", "field_output": "b"}, {"rename_columns": {"a": "input", "b": "output"}}),
         ("lora_sft", {"eval_data_path": "e"}, {"eval_every_steps": 500}),
         ("lora_grpo", {}, {"num_epochs": 15, "loss_type": "dr_grpo", "scale_rewards": "none", "lora_alpha": 8}),
-        ("lora_grpo", {"backend": "art"}, {"max_steps": 15}),
+        ("lora_grpo", {"backend": "art"}, {"max_steps": 15, "kl_weight": None}),
+        ("lora_grpo", {"use_dr_grpo": False}, {"loss_type": "grpo", "scale_rewards": "group", "kl_weight": 0.01}),
+        ("grpo", {"use_dr_grpo": False, "kl_weight": 0.0}, {"kl_weight": 0.0}),
+        ("sft", {"backend": "trl"}, {"backend": "trl", "checkpoint_at_epoch": None}),
+        ("lora_sft", {"backend": "trl"}, {"keep_last_n": None, "full_state_every_steps": None, "max_grad_norm": 0.3}),
         ("embedding_sft", {}, {"loss": "batch_all_triplet", "num_epochs": 20, "effective_batch_size": 32}),
         ("embedding_sft", {"backend": "sentence-transformers", "warmup_ratio": 0}, {"lr_scheduler": "linear", "beta2": 0.999}),
         ("embedding_sft", {"loss_type": "mnrl"}, {"loss": "contrastive", "exclude_same_text": True}),

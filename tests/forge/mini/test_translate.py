@@ -117,6 +117,8 @@ def test_the_verb_that_is_asked_for() -> None:
     ("given", "named"),
     [
         ({"osft": True}, "osft_unfreeze_rank_ratio is required"),
+        ({"osft": "false"}, "osft must be True or False, not 'false'"),
+        ({"use_liger_kernels": "no"}, "use_liger_kernels must be True or False"),
         ({"osft_target_patterns": ["q"]}, r"osft_target_patterns=\['q'\] has no effect without osft"),
         ({"max_steps": 5}, "max_steps=5 has no effect with training_mode=epoch: set training_mode=step"),
         ({"max_epochs": 2, "training_mode": "infinite"}, "max_epochs=2 has no effect with training_mode=infinite"),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -41,6 +45,8 @@ class Backend(ABC):
     """Frozen attrs class of settings that this backend alone has; its names, types and ranges are checked like forge's."""
     requires: ClassVar[tuple[str, ...]] = ()
     """Modules that must be installed."""
+    versions: ClassVar[Mapping[str, str]] = {}
+    """Distribution → the versions that this backend is written for, as pip has them: `>=1.16,<2`."""
     install: ClassVar[str] = ""
     """Requirement for pip that installs them."""
     refused: ClassVar[Mapping[str, str]] = {}
@@ -129,11 +135,40 @@ class Backend(ABC):
             )
 
     def _check_installed(self) -> None:
-        from importlib.util import find_spec
-
+        found: dict[str, str] = {}
+        for distribution in self.versions:
+            with contextlib.suppress(PackageNotFoundError):
+                found[distribution] = version(distribution)
         missing = [module for module in self.requires if find_spec(module) is None]
+        # A module may be there without its package: a namespace such as `instructlab` is that of several.
+        missing = missing or [distribution for distribution in self.versions if distribution not in found]
         if missing:
             raise SettingsError(
                 f"backend={self.name}: {' and '.join(missing)} is not installed: `pip install '{self.install}'`, or choose "
                 "backend=forge."
             )
+        for distribution, wanted in self.versions.items():
+            if not within(found[distribution], wanted):
+                raise SettingsError(
+                    f"backend={self.name}: {distribution} {found[distribution]} is installed, and {wanted} is needed: "
+                    f"`pip install '{self.install}'`, or choose backend=forge."
+                )
+
+
+def within(found: str, wanted: str) -> bool:
+    """Return whether a version's release is in a range.
+
+    >>> [within(found, ">=1.16,<2") for found in ("1.16.0", "1.9", "1.17rc1", "2.0.dev3")]
+    [True, False, True, False]
+    """
+    clauses = (re.fullmatch(r"(>=|<)([\d.]+)", clause) for clause in wanted.split(","))
+    return all(clause is not None and (_release(found) >= _release(clause[2])) is (clause[1] == ">=") for clause in clauses)
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """Return the numbers of a version without the zeros at its end; 1.17rc1 is 1.17."""
+    numbers = re.match(r"\d+(\.\d+)*", text)
+    parts = [int(each) for each in numbers[0].split(".")] if numbers else []
+    while parts and not parts[-1]:
+        parts.pop()
+    return tuple(parts)

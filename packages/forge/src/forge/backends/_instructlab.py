@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import attrs
 
@@ -47,6 +47,7 @@ class InstructLabBackend(OwnLoopBackend):
     name = "instructlab-training"
     Settings = InstructLabSettings
     requires = ("instructlab",)
+    versions: ClassVar[Mapping[str, str]] = {"instructlab-training": ">=0.16.2"}
     install = "forge-llm[instructlab]"
     refused = REFUSED
     module = types = "instructlab.training"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import attrs
 
@@ -56,6 +56,7 @@ class MiniTrainerBackend(OwnLoopBackend):
     name = "mini-trainer"
     Settings = MiniTrainerSettings
     requires = ("mini_trainer",)
+    versions: ClassVar[Mapping[str, str]] = {"rhai-innovation-mini-trainer": ">=0.9"}
     install = "forge-llm[mini-trainer]"
     refused = REFUSED
     module, types = "mini_trainer.api_train", "mini_trainer.training_types"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge._errors import SettingsError
 from forge.backends._backend import Backend, Capabilities
@@ -40,6 +40,7 @@ class MLXBackend(Backend):
 
     name = "mlx"
     requires = ("mlx", "mlx_lm")
+    versions: ClassVar[Mapping[str, str]] = {"mlx-lm": ">=0.32.2,<0.33"}
     install = "forge-llm[mlx]"
     refused = REFUSED
 

@@ -107,8 +107,8 @@ class OwnLoopBackend(Backend):
 
     def torchrun_args(self, s: Any) -> dict[str, Any]:
         """Return the arguments of the library's `TorchrunArgs`."""
-        number = s.launch.nproc_per_node
-        return {"nnodes": 1, "node_rank": 0, "nproc_per_node": "gpu" if number == "auto" else number or 1, "rdzv_id": 0}
+        number = "gpu" if s.launch.nproc_per_node in ("auto", "gpu") else self._shards(s)
+        return {"nnodes": 1, "node_rank": 0, "nproc_per_node": number, "rdzv_id": 0}
 
     def execute_training(self, params: Mapping[str, object]) -> RunResult:
         """Run a training verb to its end."""
@@ -129,10 +129,8 @@ class OwnLoopBackend(Backend):
                 out.check(None)
                 folder = out.path / FOLDER
                 shutil.rmtree(folder, ignore_errors=True)
-                classes = importlib.import_module(self.types)
-                given = self.training_args(classes, prepared, start.path, folder)
                 # Both classes check their values, before anything of the run is written.
-                arguments = classes.TorchrunArgs(**self.torchrun_args(s)), classes.TrainingArgs(**given)
+                given, arguments = self._arguments(prepared, start.path, folder)
                 out.publish(as_recipe(s, task.name))
                 out.rewind(0, 0)
                 prepared = open_prepared(task, s, machine, out.path, shards)
@@ -156,9 +154,7 @@ class OwnLoopBackend(Backend):
             if found["finished"]:
                 return f"{out.path} holds this very run, finished: the same command would return its result and train nothing."
             prepared, start = self._opened(request, found, machine, shards)
-            classes = importlib.import_module(self.types)
-            given = self.training_args(classes, prepared, start.path, out.path / FOLDER)
-            classes.TrainingArgs(**given)
+            given, _ = self._arguments(prepared, start.path, out.path / FOLDER)
         lines = [f"  {name}={value!r}" for name, value in {**self.torchrun_args(s), **given}.items()]
         head = f"forge {task.name} would write {s.checkpoints.ckpt_output_dir}, by {self.module}.run_training:"
         return "\n".join([head, f"  data: {prepared.train}", *lines, "Nothing was trained, and nothing is left behind."])
@@ -169,13 +165,41 @@ class OwnLoopBackend(Backend):
         where = forge_dist.topology(request.settings.launch, devices=1)
         if where.role == "worker":
             raise SettingsError(f"backend={self.name} starts torchrun itself: call it once, without a launcher.")
+        if where.max_nodes > 1:
+            # Each node would train alone, to the same directory.
+            raise SettingsError(
+                f"backend={self.name} trains on one node, and {where.origins['nnodes']} says that there are {where.max_nodes}: "
+                "start it on one, or choose backend=forge."
+            )
         s = absolute_paths(request.task, request.settings)
         check_names(request.task, s, request.rows)
         return request._replace(settings=s)
 
+    def _arguments(self, prepared: Prepared, model_path: str, folder: Path) -> tuple[dict[str, Any], tuple[Any, Any]]:
+        """Return the arguments by name, and both argument classes made of them.
+
+        Raises:
+            SettingsError: the library refuses a value, or is of a version that no longer knows an argument.
+
+        """
+        classes = importlib.import_module(self.types)
+        given = self.training_args(classes, prepared, model_path, folder)
+        try:
+            made = classes.TorchrunArgs(**self.torchrun_args(prepared.settings)), classes.TrainingArgs(**given)
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"backend={self.name} does not take its arguments: {error}") from error
+        # Classes of pydantic pass over a name that they do not know.
+        lost = [name for name in given if not hasattr(made[1], name)]
+        if lost:
+            raise SettingsError(
+                f"backend={self.name}: the library that is installed has no {', '.join(lost)}, so that what it stands for "
+                f"would have no effect: `pip install '{self.install}'` of the version on the page about backends."
+            )
+        return given, made
+
     def _shards(self, s: Any) -> int:
-        number = s.launch.nproc_per_node
-        return number if isinstance(number, int) else max(1, forge_accel.device_count(s.device.device)) if number else 1
+        """Return the processes of this node: the setting's, or what a cluster says."""
+        return forge_dist.topology(s.launch, devices=max(1, forge_accel.device_count(s.device.device))).nproc_per_node
 
     def _opened(
         self, request: Request, found: dict[str, Any], machine: forge_accel.Accelerator, shards: int

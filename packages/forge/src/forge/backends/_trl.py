@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
@@ -54,7 +53,6 @@ class TRLSettings:
 
 
 STEP = "TRL takes its own mean, which depends on the cut"
-_OLDEST = (1, 16)
 _EVAL = "it measures nothing while it trains; `forge eval` and `forge compare` do afterwards"
 _STATES = "it saves no full states: a run that was stopped begins anew"
 _EXPORTS = "the model is exported once, at the end"
@@ -98,6 +96,7 @@ class TRLBackend(Backend):
     name = "trl"
     Settings = TRLSettings
     requires = ("trl",)
+    versions: ClassVar[Mapping[str, str]] = {"trl": ">=1.16,<2"}
     install = "forge-llm[trl]"
     refused = REFUSED
 
@@ -112,9 +111,6 @@ class TRLBackend(Backend):
     def check(self, verb: str, s: Any) -> None:
         """Raise SettingsError for what TRL does not have."""
         super().check(verb, s)
-        found = version("trl")
-        if tuple(int(part) for part in found.split(".")[:2]) < _OLDEST:
-            raise SettingsError(f"backend=trl: trl {found} is installed, and 1.16 is needed: `pip install '{self.install}'`.")
         if verb == "sft" and s.objective.label_smoothing:
             raise SettingsError("label_smoothing is not available with sft of backend=trl, which gives it up with version 2.")
         if s.plan.num_epochs == "inf" and s.plan.max_steps is None and s.plan.max_tokens is None:

@@ -59,7 +59,7 @@ def sbatch(
     count("grace", grace, 1)
     if grace > _MOST_GRACE:
         raise SettingsError(f"grace must be at most {_MOST_GRACE} seconds, not {grace}.")
-    procs = processes(settings, gpus, nproc_per_node)
+    procs = processes(settings, nodes, gpus, nproc_per_node)
     job = f"forge-{config.verb}" if name is None else name
     for argument, value in (("name", job), ("partition", partition), ("account", account)):
         if value is not None and not _WORD.fullmatch(value):

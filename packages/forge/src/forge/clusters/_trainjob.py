@@ -95,7 +95,7 @@ def train_job(
     _place_output(values, job, shipped=shipped)
     _refuse_local(values, verb, shipped=shipped)
     checked = attrs.evolve(config, settings=values, peft_config=None, sharding_config=None).checked()
-    procs = processes(checked, gpus, nproc_per_node)
+    procs = processes(checked, nodes, gpus, nproc_per_node)
     # The controller says it, and a flag would outrank it.
     values.pop("nproc_per_node", None)
     initializer = {key: {"storageUri": uri} for key, uri in (("dataset", dataset_uri), ("model", model_uri)) if uri is not None}

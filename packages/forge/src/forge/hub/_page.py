@@ -41,7 +41,7 @@ def _table(parameters: Iterable[Parameter]) -> str:
     """Return the rows of a function; those of the same kind are one row."""
     rows: list[tuple[list[str], str, str]] = []
     for each in parameters:
-        default = "" if each.default in (None, REQUIRED) else f"{each.default} where it is left out"
+        default = "" if each.default in (None, REQUIRED) or each.refused else f"{each.default} where it is left out"
         note = "; ".join(filter(None, (each.note or _refusal(each), default)))
         settings = _settings(each)
         same = not note and each.ours == each.name

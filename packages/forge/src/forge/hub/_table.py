@@ -142,9 +142,10 @@ OSFT = (
     Parameter(
         "lr_scheduler_kwargs",
         "min_lr_ratio, decay_steps, power, num_cycles",
-        "other names are refused",
+        "`min_lr` and `lr_end` become a share of `learning_rate`; other names are refused",
         take=v.lr_scheduler_kwargs,
     ),
+    *ADAMW,
     *same("checkpoint_at_epoch"),
     Parameter(
         "save_final_checkpoint",
@@ -154,12 +155,13 @@ OSFT = (
         refused="a run ends with its model, which is its result. Leave it out",
     ),
     Parameter("num_epochs", "num_epochs", "1 where it is left out"),
-    TRUST,
-    *ADAMW,
-    *TORCHRUN,
+    # Its port comes before its address here.
+    *TORCHRUN[:-2],
+    *TORCHRUN[:-3:-1],
     *WANDB,
     *TENSORBOARD,
     *MLFLOW,
+    TRUST,
     *KEYWORDS,
     *hidden(
         (
@@ -206,9 +208,9 @@ LORA = (
     Parameter("warmup_steps", "warmup_steps", "10 where it is left out"),
     Parameter("load_in_4bit", "adapter", "true is `adapter=qlora`", take=v.elsewhere),
     *refused("load_in_8bit", "adapter=qlora has 4 bits (load_in_4bit=True); there are no 8 bits", neutral=(False,)),
-    Parameter("bnb_4bit_quant_type", "quant_type", take=v.four_bits("quant_type")),
+    Parameter("bnb_4bit_quant_type", "quant_type", take=v.four_bits("bnb_4bit_quant_type", "quant_type")),
     Parameter("bnb_4bit_compute_dtype", "dtype", take=v.bnb_4bit_compute_dtype),
-    Parameter("bnb_4bit_use_double_quant", "double_quant", take=v.four_bits("double_quant")),
+    Parameter("bnb_4bit_use_double_quant", "double_quant", take=v.four_bits("bnb_4bit_use_double_quant", "double_quant")),
     Parameter(
         "flash_attention",
         "attention",
@@ -245,12 +247,13 @@ LORA = (
     *refused("finetune_vision_layers", "the language part trains; all else is frozen and exported unchanged", neutral=(False,)),
     Parameter("finetune_language_layers", "", "", neutral=(True,), refused="the language part is what trains. Leave it out"),
     TRUST,
-    *KEYWORDS,
+    *KEYWORDS[:1],
     *same("eval_data_path"),
     *refused(
         "per_device_eval_batch_size",
         "an evaluation does not depend on a batch size; micro-batches follow from max_tokens_per_gpu",
     ),
+    *KEYWORDS[1:],
     *hidden(
         (
             Parameter("use_rslora", "adapter", "true is `adapter=rslora`", take=v.elsewhere),
@@ -299,7 +302,13 @@ _GRPO_NODES = (
     Parameter("n_gpus", "nproc_per_node", default=1),
     Parameter("nnodes", "nnodes", default=1, take=v.nnodes),
     Parameter("tensor_parallel_size", "", "no second engine samples", default=1, neutral=(1,), refused=SAMPLER),
-    Parameter("use_dr_grpo", "loss_type, scale_rewards", "false is `loss_type=grpo`", default=True, take=v.use_dr_grpo),
+    Parameter(
+        "use_dr_grpo",
+        "loss_type, scale_rewards, kl_weight",
+        "false is `loss_type=grpo` with `kl_weight=0.01`",
+        default=True,
+        take=v.use_dr_grpo,
+    ),
 )
 _ITERATION = refused("iteration_callback", "callbacks=[...] has objects with on_step, on_evaluation and on_end")
 
@@ -356,10 +365,10 @@ EMBEDDING = (
     Parameter(
         "warmup_ratio",
         "",
-        "no warm-up where it is left out, a tenth of the steps there; another value is refused: give `warmup_steps`",
+        "no warm-up where it is left out, a tenth of the steps there; a ratio is refused: give `warmup_steps`",
         default=0.1,
-        neutral=(0.1, 0, 0.0),
-        refused="a warm-up is a number of steps: give warmup_steps",
+        neutral=(0, 0.0),
+        refused="a warm-up is a number of steps: give warmup_steps, that share of the steps of the run",
     ),
     Parameter(
         "batch_sampler",
@@ -392,6 +401,6 @@ REFUSED: Mapping[str, str] = {
 
 SWITCHES = frozenset(
     """is_pretraining unmask_messages use_processed_dataset process_data disable_flash_attn sample_packing bf16 load_in_4bit
-    flash_attention use_rslora use_dora use_dr_grpo""".split()
+    flash_attention use_liger use_rslora use_dora use_dr_grpo""".split()
 )
 """Parameters that are True or False."""

@@ -84,7 +84,8 @@ def translate(function: str, /, **given: Any) -> Call:
     # None is "left out" there, for every parameter.
     given = {name: value for name, value in given.items() if value is not None}
     for name, each in table.items():
-        if each.default is not REQUIRED and each.default is not None:
+        # A default of what is not available here asks for nothing; written out it is refused, unless it is always so.
+        if each.default is not REQUIRED and each.default is not None and not each.refused:
             given.setdefault(name, each.default)
     for name in SWITCHES & given.keys():
         if not isinstance(given[name], bool):
@@ -108,10 +109,13 @@ def translate(function: str, /, **given: Any) -> Call:
             unknown_names[name] = ""
     if unknown_names:
         raise SettingsError(unknown(unknown_names, known | table.keys(), what=f"{function}: unknown parameter"))
+    backend = given.get("backend", FORGE)
+    # What nobody asked for is not asked of a backend that has nothing of the kind.
+    refused = backend_class(backend).refused if isinstance(backend, str) and backend not in OWN_LOOP else {}
     for name, value in _defaults(function, given).items():
-        if name in known and not (name == "num_epochs" and settings.keys() & {"max_steps", "max_tokens"}):
+        ended = name == "num_epochs" and settings.keys() & {"max_steps", "max_tokens"}
+        if name in known and name not in refused and not ended:
             settings.setdefault(name, value)
-    backend = given.get("backend", "forge")
     if backend not in OWN_LOOP:
         settings["backend"] = backend
     return Call(verb, settings, callbacks)
@@ -141,21 +145,28 @@ def _defaults(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
             "lr_scheduler": "linear",
             "warmup_steps": 10,
             "weight_decay": 0.01,
+            **_trainer_betas(given),
             "max_grad_norm": 0.3,
             "full_state_every_steps": 500,
             "keep_last_n": 3,
             **({"eval_every_steps": 500} if "eval_data_path" in given else {}),
         }
     if function == "embedding_sft":
-        # The defaults of transformers' Trainer, which trains there.
-        found = {"lr_scheduler": "linear", "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999}
-        return found | ({"exclude_same_text": True} if given["loss_type"] == "mnrl" else {})
-    found = {"lr_scheduler": "constant"}
+        pairs = {"lr_scheduler": "linear", "weight_decay": 0.0, **_trainer_betas(given)}
+        return pairs | ({"exclude_same_text": True} if given["loss_type"] == "mnrl" else {})
+    found: dict[str, Any] = {"lr_scheduler": "constant"}
+    if not given["use_dr_grpo"]:
+        found["kl_weight"] = 0.01
     if function == "lora_grpo":
         found["adapter"] = "lora"
     if "reward_fn" not in given and not given.get("reward") and not given.get("reward_model_path"):
         found |= {"reward": (f"{_TOOLS}:tool_call",), "preprocess": f"{_TOOLS}:call_prompts"}
     return found
+
+
+def _trainer_betas(given: Mapping[str, Any]) -> dict[str, float]:
+    """Return the betas of transformers' Trainer, which trains there, for AdamW."""
+    return {} if "optimizer" in given else {"beta1": 0.9, "beta2": 0.999}
 
 
 def _add(settings: dict[str, Any], new: Mapping[str, object], name: str) -> None:

@@ -106,20 +106,28 @@ _SCHEDULE = {
     "decay_steps": "decay_steps",
     "power": "power",
 }
+_RATES = ("min_lr", "lr_end")
+"""Arguments of a schedule that are learning rates, where ours is a share of the highest."""
 
 
-def lr_scheduler_kwargs(value: Any, _given: Given) -> Taken:
+def lr_scheduler_kwargs(value: Any, given: Given) -> Taken:
     """Take arguments of transformers' schedules that are settings of their own."""
     if not isinstance(value, dict):
         raise SettingsError(f"lr_scheduler_kwargs must be a mapping of names to values, not {value!r}.")
     found: dict[str, Any] = {}
     for name, each in value.items():
-        if name not in _SCHEDULE:
-            raise SettingsError(
-                f"lr_scheduler_kwargs: {name!r} is not available; there are {', '.join(sorted(_SCHEDULE))}. Leave it out."
-            )
-        if found.setdefault(_SCHEDULE[name], each) != each:
-            raise SettingsError(f"lr_scheduler_kwargs: {name!r} and another name both say {_SCHEDULE[name]}: give one.")
+        if name in _RATES:
+            highest = given.get("learning_rate")
+            numbers = all(isinstance(rate, int | float) and rate > 0 for rate in (each, highest))
+            # What is no number is refused with the other settings.
+            ours, taken = "min_lr_ratio", each / highest if numbers else each
+        elif name in _SCHEDULE:
+            ours, taken = _SCHEDULE[name], each
+        else:
+            known = ", ".join(sorted({*_SCHEDULE, *_RATES}))
+            raise SettingsError(f"lr_scheduler_kwargs: {name!r} is not available; there are {known}. Leave it out.")
+        if found.setdefault(ours, taken) != taken:
+            raise SettingsError(f"lr_scheduler_kwargs: {name!r} and another name both say {ours}: give one.")
     return found
 
 
@@ -182,11 +190,11 @@ def bnb_4bit_compute_dtype(value: Any, given: Given) -> Taken:
     return {"dtype": value}
 
 
-def four_bits(ours: str) -> Any:
+def four_bits(theirs: str, ours: str) -> Any:
     """Return how a setting of a base in 4 bits is taken."""
 
     def take(value: Any, given: Given) -> Taken:
-        _only_4bit(ours, given)
+        _only_4bit(theirs, given)
         return {ours: value}
 
     return take

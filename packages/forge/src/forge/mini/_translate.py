@@ -73,6 +73,7 @@ _ONLY = {
 }
 """Argument → the one value that it can have, and why."""
 
+_SWITCHES = ("osft", "use_liger_kernels", "validate_at_final", "on_demand_checkpointing")
 _WORDS = ("lr_scheduler", "train_dtype", "save_dtype", "osft_upcast_dtype")
 _LIMITS = {TrainingMode.EPOCH: "max_epochs", TrainingMode.STEP: "max_steps", TrainingMode.TOKEN: "max_tokens"}
 _OSFT = ("osft_unfreeze_rank_ratio", "osft_target_patterns")
@@ -97,6 +98,10 @@ def translate(torch_args: TorchrunArgs | None, train_args: TrainingArgs) -> tupl
     for args, kind in ((torch_args, TorchrunArgs), (train_args, TrainingArgs)):
         if not isinstance(args, kind) and not (args is None and kind is TorchrunArgs):
             raise SettingsError(f"a forge.mini.{kind.__name__} is wanted, not {args!r}.")
+    for name in _SWITCHES:
+        value = getattr(train_args, name)
+        if not isinstance(value, bool):
+            raise SettingsError(f"{name} must be True or False, not {value!r}.")
     for name in _WORDS:
         value = getattr(train_args, name)
         if not isinstance(value, str | None):

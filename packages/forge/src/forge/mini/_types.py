@@ -96,7 +96,7 @@ class TrainingArgs:
     weight_decay: float = 0.0
     """Decoupled weight decay, on matrices."""
     use_liger_kernels: bool = False
-    """Refused: logits are never held whole."""
+    """Compute with Liger's kernels (kernels=liger); logits are never held whole in any case."""
     osft: bool = False
     """Train with OSFT."""
     osft_unfreeze_rank_ratio: float | None = None
