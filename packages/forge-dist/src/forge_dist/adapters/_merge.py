@@ -129,7 +129,10 @@ def _refuse_tied_targets(model: "PeftModel", path: Path) -> None:
 
 
 def _refuse_shared_targets(model: "PeftModel", path: Path) -> None:
-    """Refuse an adapter on a weight that several layers share (Zamba's blocks): a merge would change it for all of them."""
+    """Refuse an adapter on a weight that several layers share (Zamba's blocks).
+
+    A merge would change it for all of them.
+    """
     holders: dict[int, list[str]] = {}
     adapted: dict[int, str] = {}
     # One layer that is called in several places has one adapter there too, and comes once.

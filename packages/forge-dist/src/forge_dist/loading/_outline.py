@@ -181,7 +181,7 @@ def _class_names() -> set[str]:
 
 
 def _short(error: Exception) -> str:
-    """Return transformers' message without its list of every class that it has; of a bare one, what it is about."""
+    """Return transformers' message without its list of classes; of a bare one, what it is about."""
     text = (" ".join(str(error).split()) or type(error).__name__).partition(" Model type should be one of")[0]
     if isinstance(error, ArithmeticError | AttributeError | LookupError | TypeError):
         return f"the values in its config.json make no model: {type(error).__name__}: {text}"
