@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from forge_dist import ExportError, atomic_directory, check_guards, guarded, write_text_atomically
+from forge_dist import ExportError, atomic_directory, check_guards, file_damage, file_hash, guarded, write_text_atomically
 
 SLOW_BODY = """
 import sys, time
@@ -65,6 +65,25 @@ def test_nothing_is_written_over(tmp_path, kind):
     with pytest.raises(ExportError, match="exists already"), atomic_directory(target):
         pytest.fail("the body ran")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_is_wrong_with_a_file(tmp_path):
+    """Each kind of damage in words; what is no file is not spoken of by its bytes."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"weights")
+    size, sha256 = file_hash(file)
+    assert file_damage(file, size, sha256) is None
+    assert file_damage(file, size + 1, sha256) == "model.safetensors has 7 bytes and should have 8"
+    assert "another SHA-256" in file_damage(file, size, "0" * 64)
+    file.unlink()
+    assert file_damage(file, size, sha256) == "model.safetensors is missing"
+    file.mkdir()
+    assert file_damage(file, size, sha256).startswith(
+        "model.safetensors is a directory, and a file of 7 bytes was written there"
+    )
+    file.rmdir()
+    file.symlink_to(file)
+    assert "cannot be read (Too many levels" in file_damage(file, size, sha256)
 
 
 def test_who_comes_second_loses(tmp_path):

@@ -20,6 +20,7 @@ from forge.verbs._sft import SFTSettings
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
+from . import tiny
 from .conftest import conversations, write_rows
 from .starts import command_with_signal
 
@@ -163,6 +164,28 @@ def test_torn_weights(refused: Any, model_dir: Path, tmp_path: Path) -> None:
     weights = (torn / "model.safetensors").read_bytes()
     (torn / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     assert "torn" in refused(model_path=torn)
+
+
+@pytest.mark.parametrize("name", ["llama-untied", "qwen3.5: a state, and an error of transformers"])
+def test_a_configuration_that_is_not_the_models(name: str, refused: Any, model_dir: Path, tmp_path: Path) -> None:
+    """Of a transformer and of a hybrid: a class that does not exist, values that make no model, another model's weights, and
+    a tokenizer with more tokens than the embedding; each is said of what it is, and not of the tokenizer.
+    """
+    tiny.save(name, tmp_path / "whole")
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(model_dir / file, tmp_path / "whole")
+    config = json.loads((tmp_path / "whole" / "config.json").read_text())
+
+    def refusal(**values: object) -> str:
+        (tmp_path / "whole" / "config.json").write_text(json.dumps(config | values))
+        return refused(model_path=tmp_path / "whole")
+
+    assert "tokens without a row in the embedding" in refusal()
+    assert "has no such class" in refusal(architectures=["Qwen9ForCausalLM"])
+    assert "values in its config.json make no model: ZeroDivisionError" in refusal(num_key_value_heads=0)
+    assert "cannot be loaded: Validation error for field 'num_hidden_layers'" in refusal(num_hidden_layers="two")
+    shutil.copy(model_dir / "model.safetensors", tmp_path / "whole")
+    assert "its safetensors do not fit" in refusal()
 
 
 def test_unknown_settings(refused: Any, tmp_path: Path) -> None:

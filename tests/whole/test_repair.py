@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from .starts import damaged
 pytestmark = pytest.mark.slow
 
 LAST = "hf_format/samples_24"
+NOBODY = 65534
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +144,78 @@ def test_no_state_was_kept(given: dict[str, Any], run: Path, capfd: pytest.Captu
     assert "Made whole: hf_format/samples_24/config.json: taken from hf_format/samples_12" in printed
     assert f"`forge sft {run}/config.yaml --ckpt-output-dir NEW`" in printed
     assert "config.json" not in printed.partition("Made whole")[0]
+
+
+def linked_to_itself(entry: Path) -> None:
+    """Put a link that leads to itself in the place of a file or folder."""
+    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    entry.symlink_to(entry.name)
+
+
+def a_directory(entry: Path) -> None:
+    """Put a directory in the place of a file."""
+    entry.unlink()
+    entry.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("place", "damage", "message"),
+    [
+        ("full_state/step_4/manifest.json", Path.unlink, "manifest.json is missing.*: only training again makes it"),
+        ("full_state/step_4/rank_0.safetensors", a_directory, "rank_0.safetensors is a directory, and a file of"),
+        ("full_state/step_4/rank_0.safetensors", lambda file: file.write_bytes(b""), "rank_0.safetensors has 0 bytes"),
+        ("full_state/step_4", linked_to_itself, "step_4 is no directory"),
+    ],
+)
+def test_the_full_state_is_damaged_too(place: str, damage: Any, message: str, run: Path) -> None:
+    """What is left of the run is named, with the command that trains it again; what could be made whole is whole."""
+    shutil.rmtree(run / "hf_format" / "best")
+    (run / "hf_format" / "best.json").unlink()
+    (run / LAST / "model.safetensors").write_bytes(b"")
+    damaged(run / LAST / "config.json", "deleted", run)
+    damage(run / place)
+    with pytest.raises(forge.RunDirectoryError, match=f"is still damaged: .*damaged too: .*{message}") as caught:
+        forge.repair(run)
+    assert caught.value.exit_status == 2
+    assert f"Made whole: {LAST}/config.json: taken from hf_format/samples_12" in str(caught.value)
+    assert f"`forge sft {run}/config.yaml --ckpt-output-dir NEW`" in str(caught.value)
+
+
+def test_a_directory_in_the_place_of_an_exports_file(given: dict[str, Any], run: Path) -> None:
+    """It is named as one, by the run and by its repair; moved away, the file is made again."""
+    file = run / LAST / "model.safetensors"
+    a_directory(file)
+    (file / "mine").write_text("mine")
+    with pytest.raises(forge.RunDirectoryError, match="model.safetensors is a directory, and a file of .*move it away first"):
+        forge.sft(**given, keep_full_state=True, ckpt_output_dir=run)
+    with pytest.raises(forge.RunDirectoryError, match=r"model.safetensors: is a directory, .* Move it away, and repair again"):
+        forge.repair(run)
+    file.rename(run.parent / "away")
+    assert (run.parent / "away" / "mine").read_text() == "mine"
+    assert forge.repair(run).endswith("is whole again.")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="root alone can be somebody else for a moment")
+@pytest.mark.parametrize("closed", ["full_state", "hf_format", LAST])
+def test_what_may_not_be_read_is_named(closed: str, run: Path) -> None:
+    """A folder that is closed to whoever repairs is named, and not taken for one that is missing; nothing changes."""
+    shutil.rmtree(run / "hf_format" / "best")
+    (run / "hf_format" / "best.json").unlink()
+    (run / LAST / "model.safetensors").write_bytes(b"")
+    with tempfile.TemporaryDirectory() as home:
+        copy = shutil.copytree(run, Path(home, "run"))
+        before = content(copy)
+        for entry in (Path(home), copy, *copy.rglob("*")):
+            os.chown(entry, NOBODY, NOBODY)
+        (copy / closed).chmod(0)
+        os.seteuid(NOBODY)
+        try:
+            with pytest.raises(forge.RunDirectoryError, match=rf"{closed}.*Permission denied") as caught:
+                forge.repair(copy)
+        finally:
+            os.seteuid(0)
+        assert caught.value.exit_status == 2
+        assert content(copy) == before
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, ZambaConfig
 
 from forge_dist import ExportError, ModelError, check_export, export_model, load_model, load_trained, merge_adapter
 
@@ -29,8 +30,8 @@ MERGEABLE = {
 def adapter(save_base, tmp_path):
     """`adapter(config, architecture)`: the directory of an adapter that was trained a little."""
 
-    def write(config, architecture="llama-tied", quantization=None):
-        base = save_base(architecture)
+    def write(config, architecture="llama-tied", quantization=None, base=None):
+        base = base or save_base(architecture)
         torch.manual_seed(3)
         model = load_model(base, dtype=torch.float32, device="cpu", quantization=quantization)
         model = peft.get_peft_model(model, config)
@@ -39,6 +40,34 @@ def adapter(save_base, tmp_path):
                 if parameter.requires_grad:
                     parameter.add_(torch.randn_like(parameter) * 0.3)
         return export_model(model, tmp_path / "adapter")
+
+    return write
+
+
+@pytest.fixture
+def adapter_of_zamba(adapter, tmp_path):
+    """`adapter_of_zamba(targets)`: of LoRA on a model of which two layers have one transformer block."""
+    kinds = ["hybrid", "linear_attention", "hybrid"]
+    config = ZambaConfig(
+        vocab_size=61,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        attention_head_dim=8,
+        mamba_d_state=4,
+        mamba_expand=2,
+        mamba_dt_rank=4,
+        n_mamba_heads=2,
+        layers_block_type=kinds,
+    )
+
+    def write(targets):
+        torch.manual_seed(0)
+        base = tmp_path / "zamba"
+        AutoModelForCausalLM.from_config(config).save_pretrained(base)
+        return adapter(peft.LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM"), base=str(base))
 
     return write
 
@@ -97,6 +126,20 @@ def test_an_adapter_on_the_head_of_an_untied_model_is_merged(adapter):
     """The refusal is of tied weights alone."""
     config = peft.LoraConfig(r=2, target_modules=["lm_head"], task_type="CAUSAL_LM")
     assert merge_adapter(adapter(config, "llama-untied"), ROWS).difference <= 1e-5
+
+
+@pytest.mark.parametrize("targets", [["q_proj"], ["layers.0.shared_transf.self_attn.q_proj"]])
+def test_an_adapter_on_a_weight_of_several_layers_is_refused(targets, adapter_of_zamba):
+    """Zamba's blocks are one: what one adapter adds would change the layers of the other. Both names are given."""
+    directory = adapter_of_zamba(targets)
+    block = r"model\.layers\.\d\.shared_transf\.self_attn\.q_proj\.weight"
+    with pytest.raises(ModelError, match=rf"it adapts {block}, which is one weight with {block} \(1 such weights\)"):
+        merge_adapter(directory, ROWS)
+
+
+def test_layers_beside_shared_ones_are_merged(adapter_of_zamba):
+    """Zamba's other layers have weights of their own."""
+    assert merge_adapter(adapter_of_zamba(["linear"]), ROWS).difference <= 1e-5
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,22 @@ def test_a_class_that_transformers_lacks(base, change, message):
     assert len(str(refused.value)) < 500
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_attention_heads": 0}, "the values in its config.json make no model: ZeroDivisionError"),
+        ({"hidden_size": 17}, r"cannot be loaded: .*hidden size \(17\) is not a multiple"),
+        ({"num_hidden_layers": "two"}, "Validation error for field 'num_hidden_layers'"),
+        ({"hidden_act": "sillu"}, "the values in its config.json make no model: KeyError: 'sillu'"),
+    ],
+)
+def test_values_of_which_no_model_can_be_made(base, change, message):
+    """Whatever error transformers meets in a configuration, it is the model's, and bad input."""
+    edit(base, **change)
+    with pytest.raises(ModelError, match=message):
+        check_model(base)
+
+
 def test_other_capitals_are_the_same_class(base):
     """Some published configurations write their class with other capitals."""
     edit(base, architectures=["LLaMAForCausalLM"])

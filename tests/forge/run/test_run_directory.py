@@ -373,6 +373,8 @@ def test_a_record_that_is_not_text_is_looked_through(text: bytes, steps: bool, t
         ("data", "file"),
         ("plan", "file"),
         ("plan/plan.npz", "directory"),
+        ("hf_format/hashes.json", "directory"),
+        ("hf_format/best.json", "directory"),
         ("hf_format", "file"),
         ("full_state", "link to nothing"),
         ("events.jsonl", "link to nothing"),

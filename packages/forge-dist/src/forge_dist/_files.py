@@ -8,6 +8,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -71,13 +72,25 @@ def file_hash(path: str | os.PathLike[str]) -> tuple[int, str]:
         return os.fstat(stream.fileno()).st_size, digest
 
 
+def size_damage(path: str | os.PathLike[str], size: int) -> str | None:
+    """Return what is wrong with a file of which the size was recorded; it is not read.
+
+    Raises:
+        OSError: it is not there, or cannot be looked at.
+    """
+    found, name = os.stat(path), os.path.basename(path)
+    if not stat.S_ISREG(found.st_mode):
+        what = "a directory" if stat.S_ISDIR(found.st_mode) else "no file"
+        return f"{name} is {what}, and a file of {size} bytes was written there; move it away first"
+    return None if found.st_size == size else f"{name} has {found.st_size} bytes and should have {size}"
+
+
 def file_damage(path: str | os.PathLike[str], size: int, sha256: str) -> str | None:
     """Return what is wrong with a file of which size and SHA-256 were recorded, or None."""
     name = os.path.basename(path)
     try:
-        found = os.stat(path).st_size
-        if found != size:
-            return f"{name} has {found} bytes and should have {size}"
+        if (wrong := size_damage(path, size)) is not None:
+            return wrong
         if file_hash(path)[1] != sha256:
             return f"{name} does not have the bytes that were written (another SHA-256)"
     except FileNotFoundError:

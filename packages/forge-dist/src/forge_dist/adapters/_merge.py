@@ -59,7 +59,7 @@ def merge_adapter(directory: str | os.PathLike[str], samples: Sequence[Sequence[
 
     Raises:
         ModelError: no adapter, no base or another one; an adapter that changes no weights (virtual tokens); one on a tied
-            embedding or head, where a merge would untie them or change both.
+            embedding or head, where a merge would untie them or change both, or on a weight that several layers share.
         ExportError: the merged model does not compute what the adapter beside its base does.
     """
     quiet_imports()
@@ -67,6 +67,7 @@ def merge_adapter(directory: str | os.PathLike[str], samples: Sequence[Sequence[
     _check_kind(path)
     model: Any = load_trained(str(path), dtype=torch.float32, device="cpu", task=task, as_trained=True)
     _refuse_tied_targets(model, path)
+    _refuse_shared_targets(model, path)
     for layer in four_bit_layers(model).values():
         layer.compute_dtype = torch.float32  # the comparison is of weights, not of a run's 16 bits
     before = logits_of(model, samples)
@@ -125,6 +126,34 @@ def _refuse_tied_targets(model: "PeftModel", path: Path) -> None:
                 f"{path} cannot be merged: it adapts the {name}, which shares its weight with the {_other(name)} "
                 f"(tie_word_embeddings), and one weight cannot become two; {_HOW}"
             )
+
+
+def _refuse_shared_targets(model: "PeftModel", path: Path) -> None:
+    """Refuse an adapter on a weight that several layers share (Zamba's blocks).
+
+    A merge would change it for all of them.
+    """
+    holders: dict[int, list[str]] = {}
+    adapted: dict[int, str] = {}
+    # One layer that is called in several places has one adapter there too, and comes once.
+    for name, module in base_of(model).named_modules():
+        if ".token_adapter" in name:
+            continue  # rows of tokens, which PEFT keeps tied
+        layer, found, _ = name.partition(".base_layer")
+        for parameter_name, parameter in module.named_parameters(recurse=False):
+            full = f"{layer}.{parameter_name}"
+            holders.setdefault(id(parameter), []).append(full)
+            if found:
+                adapted[id(parameter)] = full
+    shared = {key: full for key, full in adapted.items() if len(holders[key]) > 1}
+    if shared:
+        key, full = next(iter(shared.items()))
+        other = next(name for name in holders[key] if name != full)
+        raise ModelError(
+            f"{path} cannot be merged: it adapts {full}, which is one weight with {other} ({len(shared)} such weights), while "
+            f"each has its own adapter or none, and one weight cannot become two; {_HOW}. An adapter whose target_modules name "
+            "none of these layers can be merged"
+        )
 
 
 def _trained(module: Any) -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 
 from forge_dist._errors import CheckpointError
-from forge_dist._files import file_damage
+from forge_dist._files import file_damage, size_damage
 from forge_dist.checkpoints._plan import DTYPES, Chunk, StoredTensor
 from forge_dist.checkpoints._write import WrittenFile, file_of
 
@@ -186,15 +186,15 @@ def check_sizes(directory: Path, files: Mapping[str, WrittenFile]) -> None:
     """Check that every file exists and has its size.
 
     Raises:
-        Damaged: one is missing or has another size.
+        Damaged: one is missing, is no file or has another size.
     """
     for name, written in files.items():
         try:
-            size = (directory / name).stat().st_size
+            wrong = size_damage(directory / name, written.size)
         except OSError as error:
             raise Damaged(f"{name} cannot be found ({error.strerror})") from None
-        if size != written.size:
-            raise Damaged(f"{name} has {size} bytes and should have {written.size}")
+        if wrong is not None:
+            raise Damaged(wrong)
 
 
 def check_hash(file: Path, written: WrittenFile) -> str | None:

@@ -53,7 +53,7 @@ def draft_model(request: LoadRequest, *, device: torch.device) -> "PreTrainedMod
     if is_hub_name(request.model_path):
         return None
     register_attention(request.attention, request.attention_function)
-    errors = (*LOADING_ERRORS, ModelError, TypeError, ArithmeticError, LookupError)
+    errors = (*LOADING_ERRORS, ModelError)
     with quiet_transformers(bars=False), torch.random.fork_rng(devices=[]):
         try:
             found = _of_a_size(expand_user(request.model_path), request.task)

@@ -39,12 +39,15 @@ LOADING_ERRORS = (
     OSError,
     ValueError,
     RuntimeError,
-    KeyError,
-    AttributeError,
     ImportError,
     SafetensorError,
     # A configuration with a field of another type, or fields that contradict each other.
     StrictDataclassError,
+    # The same, where transformers checks nothing and computes with it: no attention heads, a kind of layer that it has not.
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
 )
 """What transformers raises for a model that it cannot load."""
 

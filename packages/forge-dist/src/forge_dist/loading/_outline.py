@@ -98,7 +98,7 @@ def outline_model(request: LoadRequest) -> "PreTrainedModel":
             change_config(model)
     except ModelError:
         raise
-    except (*LOADING_ERRORS, TypeError) as error:
+    except LOADING_ERRORS as error:
         raise ModelError(f"model_path {request.model_path}: no outline of it can be made: {_short(error)}") from error
     if is_multimodal(model.config):
         freeze_other_modalities(model, base_dtype(request.model_path, task=request.task), request.model_path)
@@ -181,6 +181,8 @@ def _class_names() -> set[str]:
 
 
 def _short(error: Exception) -> str:
-    """Return transformers' message without its list of every class that it has."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text.partition(" Model type should be one of")[0]
+    """Return transformers' message without its list of classes; of a bare one, what it is about."""
+    text = (" ".join(str(error).split()) or type(error).__name__).partition(" Model type should be one of")[0]
+    if isinstance(error, ArithmeticError | AttributeError | LookupError | TypeError):
+        return f"the values in its config.json make no model: {type(error).__name__}: {text}"
+    return text

@@ -62,6 +62,16 @@ def repair(run: str | Path) -> str:
 
     """
     path = Path(os.path.abspath(Path(run).expanduser()))
+    try:
+        return _repair(run, path)
+    except PermissionError as error:
+        raise RunDirectoryError(
+            f"{error.filename or path}: {error.strerror}. Give the permission to read and write there, and repair again."
+        ) from error
+
+
+def _repair(run: str | Path, path: Path) -> str:
+    """Do what `repair` says, in the directory `path` of the `run` that was named."""
     if not (path / "config.yaml").is_file():
         raise RunDirectoryError(f"{run}: is no run directory (it holds no config.yaml).")
     check_files(path)
@@ -83,15 +93,19 @@ def repair(run: str | Path) -> str:
             f"{FOLDER}/{name}/{file}: taken from {source}" for name, file, source in take_twins(path, damage.exports, known)
         ]
         left = damage_of(path)
+        lost = ""
         if left.exports and (state := _last_state(path)) is not None:
-            said += _make_again(path, verb, state, left, known)
+            try:
+                said += _make_again(path, verb, state, left, known)
+            except forge_dist.CheckpointError as error:
+                lost = str(error)
         if damage.record is not None and known:
             write_hashes(path, known)
             said.append(f"{FOLDER}/{FILE}: written again from events.jsonl, for it {damage.record}")
         left = damage_of(path)
     if left:
         done = f" Made whole: {'; '.join(said)}." if said else ""
-        raise RunDirectoryError(f"{path}: is still damaged: {left}.{done} {_only_training(path, verb, left)}")
+        raise RunDirectoryError(f"{path}: is still damaged: {left}.{done} {_only_training(path, verb, left, lost)}")
     if not said:
         return f"{path} is whole: each file of its exports has the SHA-256 that was recorded."
     return "\n".join([*said, f"{path} is whole again."])
@@ -112,7 +126,15 @@ def _last_state(path: Path) -> Path | None:
         steps = read_result(path).steps
     except RunDirectoryError:
         return None
-    return next((state for state in (path / STATES).glob("step_*") if step_in(state) == steps), None)
+    states = _states(path)
+    return next((state for state in states if step_in(state) == steps), None)
+
+
+def _states(path: Path) -> list[Path]:
+    """Return the full states of a run by their steps, whole or not; of a folder that may not be read PermissionError."""
+    folder = path / STATES
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted((folder / name for name in names if name.startswith("step_")), key=step_in)
 
 
 def _make_again(path: Path, verb: str, state: Path, damage: Damage, known: Mapping[str, Hashes]) -> list[str]:
@@ -127,6 +149,8 @@ def _make_again(path: Path, verb: str, state: Path, damage: Damage, known: Mappi
     ]
     if not damaged:
         return []
+    if not state.is_dir():  # a link to nothing, or to itself
+        raise forge_dist.CheckpointError(f"{state} is no directory")
     task, scratch = task_of(verb), path / _SCRATCH
     s: Any = resolve(
         task.settings,
@@ -156,13 +180,17 @@ def _make_again(path: Path, verb: str, state: Path, damage: Damage, known: Mappi
     return [f"{FOLDER}/{name}: made again from {STATES}/{state.name}" for name in damaged]
 
 
-def _only_training(path: Path, verb: str, damage: Damage) -> str:
-    """Say which command makes what is left."""
+def _only_training(path: Path, verb: str, damage: Damage, lost: str) -> str:
+    """Say which command makes what is left; `lost` is what is wrong with the full state of the last step."""
     if not damage.exports:
         return f"Only training again makes it: {again(path, verb)}."
+    if in_the_way := [name for name in damage.exports if not_a_directory(path / FOLDER / name) is not None]:
+        return f"Move away what is in the place of {', '.join(in_the_way)}, and repair again."
+    why = f"The full state of its step is damaged too: {lost}" if lost else "No full state of its step was kept"
     counts = [count for name in damage.exports if (count := samples_of(name)) is not None]
-    before = sorted((path / STATES).glob("step_*"), key=step_in)
+    before = [state for state in _states(path) if not lost or state != _last_state(path)]
     if before and counts:
         from_there = f" with `--resume {before[0]}` it begins there, if that step is before the export's."
-        return f"Only training again makes it: {again(path, verb)};{from_there}"
-    return f"No full state of its step was kept: only training again makes it: {again(path, verb)}."
+        first = f"{why}. " if lost else ""
+        return f"{first}Only training again makes it: {again(path, verb)};{from_there}"
+    return f"{why}: only training again makes it: {again(path, verb)}."

@@ -54,6 +54,8 @@ def main(module: str, verb: str, settings: str) -> None:
         sys.excepthook = lambda *_: None
         raise
     except Exception as error:
+        # The error is reported; a launcher that ends this process meanwhile would interrupt what Python does at its exit.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         status = getattr(error, "exit_status", None)
         if status is None:
             raise

@@ -173,7 +173,7 @@ def _no_packing(s: Any, leak: Exception) -> Exception:
             f"cp_size={sharing} cuts packed rows over ranks, which this model does not allow: {why}. "
             "Leave cp_size out; tp_size and activation_checkpointing=true make room in other ways."
         )
-    return forge_algos.PackedBatchError(f"packing=on: {leak}. With packing=auto its samples run alone.")
+    return forge_algos.PackedBatchError(f"packing=on: {str(leak).removesuffix('.')}. With packing=auto its samples run alone.")
 
 
 def _without_frames(error: Exception) -> Exception:

@@ -28,7 +28,8 @@ from forge.locking._run_lock import RunLock, is_record, unwritable
 from forge.reports._report import LiveReport
 from forge.saving._damage import has_result
 from forge.saving._directories import check_files, make_directories, remove_at_once, remove_empty
-from forge.saving._exports import put_back, samples_of
+from forge.saving._exports import MARK, put_back, samples_of
+from forge.saving._hashes import FILE as HASHES, FOLDER as EXPORTS
 from forge.storage._restore import remove_half
 
 _STAGING = ".forge-preparing"
@@ -41,7 +42,10 @@ _REPLACED = (
 )
 """What is removed of a run that is replaced, in this order: until config.yaml it is a run, then what a kill may leave."""
 _PLAN = "plan/plan.npz"
-_FILES = frozenset({"config.yaml", "result.json", "run.json", "memory.json", "answers.jsonl", "report.html", _PLAN, *_GROWING})
+_RECORDS = (f"{EXPORTS}/{HASHES}", f"{EXPORTS}/{MARK}")
+_FILES = frozenset(
+    {"config.yaml", "result.json", "run.json", "memory.json", "answers.jsonl", "report.html", _PLAN, *_RECORDS, *_GROWING}
+)
 _FOLDERS = frozenset({"base_model", "data", "plan", "osft", "full_state", "hf_format", "rollouts", "samples", "trackers"})
 _WRITTEN = ("data", "plan", "osft", "hf_format", "rollouts", "samples")
 """Folders with files that are written under a hidden name first."""

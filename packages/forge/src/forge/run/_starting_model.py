@@ -39,8 +39,9 @@ def starting_model(task: Task, s: Any, out: RunDirectory, report: Reporter) -> t
 
     """
     path = s.model.model_path
-    tokenizer = forge_data.load_tokenizer(path)
+    # First, since transformers reads config.json for the tokenizer too: what is wrong there would be said of the tokenizer.
     rows = forge_dist.check_model(path, task=task.model_task(s))
+    tokenizer = forge_data.load_tokenizer(path)
     added = forge_data.add_tokens(tokenizer, s.model.add_tokens, special=s.model.add_special_tokens)
     # A token that the tokenizer has and the model has no row for is new to the model.
     new = {token: number for token, number in added.ids.items() if token in added.new or number >= rows}

@@ -78,6 +78,10 @@ def put_file(source: Path, target: Path) -> None:
         with half.open("rb") as written:
             os.fsync(written.fileno())
         half.replace(target)
+    except IsADirectoryError as error:
+        raise RunDirectoryError(
+            f"{target}: is a directory, and a file was exported there. Move it away, and repair again."
+        ) from error
     except OSError as error:
         raise RunDirectoryError(
             f"{target}: cannot be written: {error.strerror or error}. Repair again after that: {write_remedy(error)}."
