@@ -165,7 +165,10 @@ def _known_tasks(tasks: Sequence[str], task_dir: str | Path | None) -> Any:
 
 
 def _check_syntax(folder: Path) -> None:
-    """Raise SettingsError for a task file that is no YAML: the harness leaves it out without a word."""
+    """Raise SettingsError for a task file that is no YAML.
+
+    The harness would leave it out without a word.
+    """
     import yaml
 
     for file in sorted(folder.glob("**/*.yaml")):
