@@ -146,7 +146,7 @@ def test_a_dry_run_lists_what_trl_would_be_given(model_dir: Path, tmp_path: Path
     assert "by KTOTrainer of TRL" in text
     assert "  desirable_weight=1.0" in text
     assert "  per_device_train_batch_size=4" in text
-    assert "  steps: 4, each in 1 micro-batches a rank, of at most 4 rows" in text
+    assert "  steps: 4, each in 1 micro-batch a rank, of at most 4 rows" in text
     assert "fill  " not in capsys.readouterr().err, "forge's own micro-batches are not TRL's"
     words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     assert main(["kto", *words, "--dry-run", "--for", "24GB"]) == 2

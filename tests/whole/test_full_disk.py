@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 
 import forge
+from forge._disk import what_stays, write_remedy
 from forge.run import _launching
 from forge.run._run_directory import RunDirectory
+from forge.saving._room import no_room
 from forge.tasks._answers import Answers
+from forge_data import _disk
 from forge_dist.checkpoints import _save
 from forge_dist.exporting import _export
 
@@ -281,12 +284,26 @@ def test_the_rows_find_no_room(given: dict[str, Any], tmp_path: Path) -> None:
     with (
         unsynced(lambda path: "/data/.train" in path),
         pytest.raises(
-            forge.data.StoreError, match=r"run/data/train could not .*The directory is as it was.*make room"
+            forge.data.StoreError,
+            match=r"run/data/train could not .*its disk is full: make room\. The directory is as it was[^:]*\.$",
         ) as caught,
     ):
         forge.sft(**given, ckpt_output_dir=tmp_path / "run")
     assert caught.value.exit_status == 2
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG])
+def test_rows_and_runs_have_the_same_remedy(number: int) -> None:
+    """forge_data says on its own what a run says, which does not say it twice."""
+    error = OSError(number, os.strerror(number))
+    unwritten = forge.data.StoreError(f"train could not be written: {_disk.unwritten(error)}")
+    unwritten.__cause__ = error
+    for begun in (False, True):
+        found = no_room(unwritten, Path("run"), begun=begun)
+        assert str(found) == f"{unwritten}. {what_stays(begun=begun)}."
+        assert str(found).count(write_remedy(error)) == 1
+        assert no_room(found, Path("run"), begun=begun) is None
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc here")

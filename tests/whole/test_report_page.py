@@ -48,6 +48,10 @@ def test_a_run_is_watched(model_dir: Path, tmp_path: Path, browser: Any) -> None
             assert browser.run("document.documentElement.scrollWidth") <= width
             assert browser.run("document.querySelectorAll('.chart canvas').length") > 5
             assert browser.run("document.title") != "x"
+            # A table of numbers keeps its columns: each of its rows is one row, with the headings above.
+            assert browser.run(
+                "[...document.querySelectorAll('.columns tr')].every(r => getComputedStyle(r).display == 'table-row')"
+            )
     browser.open(pages[0], fragment="#smooth=0.5&log=grad_norm")
     assert browser.run("document.querySelectorAll('.chart [aria-pressed=true].quiet').length") == 1
     assert re.fullmatch(r"training-?[\d.e-]+ at step 2", browser.run("document.querySelector('.key').textContent"))

@@ -191,7 +191,7 @@ def test_a_store_counts_rows_and_samples_apart(tmp_path, write_rows, caplog):
     (finding,) = [each for each in history.lint.findings if each.rule == "not_as_prompted"]
     assert ["<think>" in text for text in finding.texts] == [False, True]
     assert [text.strip().endswith("Hello.<|im_end|>") for text in finding.texts] == [True, True]
-    assert "1 rows are learned as the whole conversation's text has them" in caplog.text
+    assert "1 row with turns that are learned as the whole conversation's text has them" in caplog.text
 
 
 def test_one_row_is_one_example():

@@ -61,7 +61,7 @@ def test_somebody_was_faster(tmp_path):
 def test_full_disk(tmp_path, monkeypatch, call):
     """A full disk is reported with the system's reason, and nothing stays."""
     with (
-        pytest.raises(StoreError, match="could not be written: No space left"),
+        pytest.raises(StoreError, match="could not be written: No space left on device; its disk is full: make room"),
         StoreWriter(tmp_path / "new" / "store") as writer,
     ):
 
@@ -80,7 +80,9 @@ def test_full_disk_for_the_tokenizer(write_rows, small_chats, chatml_tokenizer, 
         raise Exception("No space left on device (os error 28)")  # noqa: TRY002 - as the library has it
 
     monkeypatch.setattr(chatml_tokenizer, "save_pretrained", full)
-    with pytest.raises(StoreError, match=r"the tokenizer could not be written to .*: No space left on device"):
+    with pytest.raises(
+        StoreError, match=r"the tokenizer could not be written to .*: No space left on device .*; its disk is full: "
+    ):
         prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "new" / "store", progress=False)
     assert not (tmp_path / "new").exists()
 

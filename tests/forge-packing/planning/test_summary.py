@@ -62,7 +62,7 @@ def test_a_long_run_is_measured_in_part(monkeypatch):
     made = plan([1] * 100, batch_size=1, max_tokens=1, max_steps=10**9, epochs=None)
     assert made.summary().splitlines() == [
         "samples        1,000,000,000 (100 in the data), shuffled by seed 0",
-        "steps          1,000,000,000 of at most 1 samples, 10,000,000 epochs",
+        "steps          1,000,000,000 of at most 1 sample, 10,000,000 epochs",
         "measured       56 steps, in 8 stretches from the first to the last:",
         "tokens         56, a step 1 to 1",
         "micro-batches  56 on 1 rank, at most 1 a step; no division has fewer than 56",
@@ -71,7 +71,7 @@ def test_a_long_run_is_measured_in_part(monkeypatch):
     endless = plan([1] * 100, batch_size=1, max_tokens=1, epochs=None).summary().splitlines()
     assert endless[:3] == [
         "samples        100 in the data, shuffled by seed 0",
-        "steps          without end, of at most 1 samples",
+        "steps          without end, of at most 1 sample",
         "measured       the first 57 steps:",
     ]
 

@@ -110,6 +110,7 @@ def test_resolved_keeps_the_reason() -> None:
     s = resolve(SFTSettings, ("argument", REQUIRED)).resolved("num_epochs", 1, "nothing was given")
     assert s.plan.num_epochs == 1
     assert s.origins["num_epochs"] == "chosen: nothing was given"
+    assert s.resolved("dtype", "float32", "float32: the exact choice").origins["dtype"] == "chosen: the exact choice"
 
 
 def test_settings_are_frozen() -> None:

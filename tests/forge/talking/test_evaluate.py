@@ -35,10 +35,18 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     ):
         with pytest.raises(forge.SettingsError, match=said):
             forge.evaluate(tmp_path, **given)  # ty: ignore
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    (tasks / "fine.yaml").write_text("task: fine\nprocess_docs: !function utils.process\n")
     monkeypatch.setattr(_evaluate, "find_spec", lambda _: None)
+    with pytest.raises(forge.SettingsError, match="lm-evaluation-harness is not installed"):
+        forge.evaluate(tmp_path, tasks=["fine"], task_dir=tasks)
+    (tasks / "torn.yaml").write_text("task: torn\n  x: [\n")
+    with pytest.raises(forge.SettingsError, match=r"task_dir: .*torn\.yaml cannot be read: .*line 2"):
+        forge.evaluate(tmp_path, tasks=["torn"], task_dir=tasks)
     with pytest.raises(forge.SettingsError, match=r"pip install 'forge-llm\[eval\]'"):
         forge.evaluate(tmp_path, tasks=["a"])
-    assert [entry.name for entry in tmp_path.iterdir()] == ["config.yaml"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["config.yaml", "tasks"]
 
 
 @pytest.mark.lane
@@ -62,8 +70,12 @@ def test_a_task_with_local_data(
         model_path=model_dir, data_path=chats, ckpt_output_dir=run, max_steps=3, effective_batch_size=4, learning_rate=1e-2
     )
     words = ["eval", str(run), "--tasks", "forge_fruits", "--task-dir", str(tmp_path / "tasks")]
+    assert "forge_fruits" not in (run / "report.html").read_text()
     assert main(words) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("forge_fruits  acc  before ")
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1].startswith("forge_fruits  acc  before ")
+    assert "already-initialized" not in printed.err
+    assert "forge_fruits" in (run / "report.html").read_text()
     before, after = (json.loads((run / "evals" / f"{name}.json").read_text()) for name in ("before", "samples_12"))
     assert {each["results"]["forge_fruits"]["acc"] for each in (before, after)} <= {0.0, 1.0}, "three times the same question"
     assert (before["model"], after["model"]) == (model_dir.name, "samples_12")
@@ -71,3 +83,34 @@ def test_a_task_with_local_data(
     assert "| forge_fruits: acc |" in card
     with pytest.raises(forge.SettingsError, match="Did you mean 'forge_fruits'"):
         forge.evaluate(run, tasks=["forge_fruit"], task_dir=tmp_path / "tasks")
+    data.unlink()
+    monkeypatch.setattr(_evaluate, "_score", lambda *_: pytest.fail("a model was loaded for data that are not there"))
+    with pytest.raises(forge.SettingsError, match=r"tasks forge_fruits: .*fruits\.jsonl"):
+        forge.evaluate(run, tasks=["forge_fruits"], task_dir=tmp_path / "tasks")
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clients look into their caches alone meanwhile; where it answers nothing changes."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    class Session:
+        asked = 0
+
+        def head(self, url: str, timeout: float) -> None:
+            Session.asked += 1
+            assert (url, timeout) == (constants.ENDPOINT, 5.0)
+            if Session.asked == 1:
+                raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+    for offline in (True, False):
+        with _evaluate._caches_alone_without_hub():
+            assert constants.HF_HUB_OFFLINE is config.HF_HUB_OFFLINE is offline
+        assert constants.HF_HUB_OFFLINE is config.HF_HUB_OFFLINE is False
+    constants.HF_HUB_OFFLINE = True
+    with _evaluate._caches_alone_without_hub():
+        assert config.HF_HUB_OFFLINE
+    assert Session.asked == 2

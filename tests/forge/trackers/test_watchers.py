@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+import forge_accel
 from forge._errors import SettingsError
 from forge.settings._trackers import TrackerSettings
+from forge.trackers import _watchers
+from forge.trackers._callbacks import Callbacks
 from forge.trackers._table import check_trackers
 from forge.trackers._watchers import Watchers
 
@@ -114,3 +120,39 @@ def test_no_password_in_the_settings(address: str) -> None:
     with pytest.raises(ValueError, match="MLFLOW_TRACKING_PASSWORD") as caught:
         TrackerSettings(mlflow_tracking_uri=address)
     assert "SECRET" not in str(caught.value)
+
+
+class Greedy:
+    """A callback that changes whatever it can reach, and takes its time."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    def on_step(self, record: dict[str, Any]) -> None:
+        self.seen.append(dict(record))
+        record["loads"].append(9)
+        record.clear()
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002 - the global state is what it must not change
+        torch.manual_seed(1)
+        time.sleep(0.2)
+
+    def on_end(self, result: dict[str, int]) -> None:
+        result["steps"] = 0
+
+
+def test_a_callback_changes_nothing_and_a_slow_one_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record, result and random states are as they were; that the run stood still is a warning, once."""
+    monkeypatch.setattr(_watchers, "_SLOW_SECONDS", 0.1)
+    said: list[str] = []
+    first, second, line = Greedy(), Greedy(), {"step": 7, "lr": 0.1, "loads": [1]}
+    with Watchers(Callbacks([first, second]), said.append) as watchers:
+        watchers.begin(tmp_path / "trackers", "an-id", TrackerSettings(), {}, forge_accel.accelerator())
+        states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+        for _ in range(2):
+            watchers.record(line)
+        assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states  # noqa: NPY002
+        assert watchers.end({"steps": 7}) == {"steps": 7}
+    assert first.seen == second.seen == [line, line] == 2 * [{"step": 7, "lr": 0.1, "loads": [1]}]
+    assert len(said) == 1
+    assert said[0].startswith("WARNING: callbacks took 0 s after step 7, and the run stood still meanwhile")

@@ -23,9 +23,11 @@ def load_named(name: str, *, setting: str, wanted: str) -> tuple[Any, str]:
     try:
         found: Any = importlib.import_module(module_name)
     except ImportError as error:
-        raise RewardError(
-            f"{setting} {name!r}: the module cannot be imported ({error}); is its folder on PYTHONPATH?"
-        ) from error
+        advice = "is its folder on PYTHONPATH?"
+        if module_name.endswith(".py"):
+            plain = module_name.removesuffix(".py").rpartition("/")[2]
+            advice = f"a module is named without .py and folders: '{plain}:{path}', with the folder of the file on PYTHONPATH"
+        raise RewardError(f"{setting} {name!r}: the module cannot be imported ({error}); {advice}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             known = ", ".join(sorted(key for key in vars(found) if not key.startswith("_"))[:20])

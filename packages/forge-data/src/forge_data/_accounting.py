@@ -6,6 +6,8 @@ from typing import Any
 
 import attrs
 
+from forge_data._values import counted
+
 NO_TRAINED_TOKEN = "no_trained_token"  # noqa: S105
 TOO_LONG = "longer_than_max_seq_len"
 NOTHING_WITHIN = "no_trained_token_within_max_seq_len"
@@ -77,13 +79,13 @@ class Accounting:
             raise ValueError(f"{self.kept} rows were kept but became {self.samples} samples; each becomes one at least")
 
     def __str__(self) -> str:
-        text = f"kept {self.kept:,} of {self.read:,} rows"
+        text = f"kept {self.kept:,} of {counted(self.read, 'rows')}"
         if self.samples != self.kept:
-            text += f" as {self.samples:,} samples"
+            text += f" as {counted(self.samples, 'samples')}"
         text += _listed("dropped", self.dropped)
         # Tokens of dropped rows are listed with the rows; what was cut off kept rows is not.
         cut = {reason: count for reason, count in self.tokens_lost.items() if reason not in self.dropped}
-        return text + _listed("lost", cut, " tokens") + _listed("rendered", self.forms)
+        return text + _listed("lost", cut, "tokens") + _listed("rendered", self.forms)
 
     def __reduce__(self) -> tuple[type["Accounting"], tuple[Any, ...]]:
         # A read-only mapping does not pickle; the dict that it was made of does.
@@ -96,5 +98,5 @@ class Accounting:
 
 
 def _listed(verb: str, reasons: Mapping[str, int], unit: str = "") -> str:
-    text = ", ".join(f"{count:,}{unit} {reason}" for reason, count in reasons.items())
+    text = ", ".join(f"{counted(count, unit) if unit else f'{count:,}'} {reason}" for reason, count in reasons.items())
     return f"; {verb} {text}" if text else ""

@@ -30,6 +30,15 @@ def describe(value: object) -> str:
             return f"{type(value).__name__} {str(value)[:40]}"
 
 
+def counted(number: int, things: str) -> str:
+    """Write a number with its unit, which is given in the plural.
+
+    >>> counted(1200, "rows"), counted(1, "rows")
+    ('1,200 rows', '1 row')
+    """
+    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+
+
 def nearest(name: object, known: Iterable[str], likeness: float = 0.4) -> str:
     """Suggest the known name spelled most like `name`, to end a message with; empty if none is.
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import forge_dist
+from forge._counted import counted
 from forge._printable import printable
 from forge._result import RunResult, result_values
 
@@ -55,8 +56,8 @@ class Reporter:
         """Note the end of a run: steps, samples or other items, time, and where its model is."""
         skipped = f" ({result.skipped:,} skipped: not finite)" if result.skipped else ""
         self.note(
-            f"finished: {result.steps} steps{skipped}, {result.samples:,} {items}, {result.seconds:.0f} s; the model is in "
-            f"{result.model_dir}",
+            f"finished: {counted(result.steps, 'steps')}{skipped}, {counted(result.samples, items)}, "
+            f"{result.seconds:.0f} s; the model is in {result.model_dir}",
             event="finished",
             result=result_values(result),
         )

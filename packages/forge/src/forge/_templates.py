@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from functools import cache
 from importlib import resources
+from typing import Any, cast
 
 import jinja2
+
+from forge._counted import counted
 
 
 @cache
@@ -21,6 +24,7 @@ def _environment() -> jinja2.Environment:
     )
     # `tojson` escapes what could end a script element; NaN, which JSON lacks, is an error instead of a page that does not run.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.filters["counted"] = cast("Any", counted)
     environment.filters["duration"] = duration
     environment.filters["size"] = size
     environment.filters["number"] = number

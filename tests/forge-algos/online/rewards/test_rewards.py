@@ -120,6 +120,7 @@ def test_rewards_are_weighted_sums_of_what_is_scored():
     [
         ("math", "named as 'package.module:function'"),
         ("nowhere.at_all:f", "cannot be imported"),
+        ("/there/rewards.py:correct", "named without .py and folders: 'rewards:correct', with the folder"),
         ("math:squareroot", "math has no squareroot; it has acos"),
         ("math:pi", "no function but float"),
     ],

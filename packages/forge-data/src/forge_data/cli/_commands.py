@@ -15,6 +15,7 @@ from forge_data._errors import DataError, printable
 from forge_data._options import Options, PromptOptions
 from forge_data._paths import expand_user
 from forge_data._shell_values import columns_of, paths_of
+from forge_data._values import counted
 
 if TYPE_CHECKING:
     from forge_data.store._prompt_store import PromptStore
@@ -126,8 +127,8 @@ def stats(words: Namespace) -> int:
     from forge_data.viewing._show import opened
     from forge_data.viewing._stats import stats as count
 
-    counted = count(opened(words.store))
-    _print(json.dumps(counted.as_dict(), indent=1) if words.json else str(counted))
+    found = count(opened(words.store))
+    _print(json.dumps(found.as_dict(), indent=1) if words.json else str(found))
     return 0
 
 
@@ -137,11 +138,11 @@ def _describe(store: "TokenStore | PromptStore") -> None:
     tokens, place = int(store.lengths.sum()), printable(str(store.path))
     if isinstance(store, TokenStore):
         share = f"{int(store.loss_counts.sum()) / max(1, tokens):.1%}"
-        _print(f"{place}: {len(store):,} samples, {tokens:,} tokens, {share} of them learned")
+        _print(f"{place}: {counted(len(store), 'samples')}, {counted(tokens, 'tokens')}, {share} of them learned")
         _print(str(store.accounting))
-        _print(f"lint: {store.lint.stops:,} stops, {store.lint.warnings:,} warnings")
+        _print(f"lint: {counted(store.lint.stops, 'stops')}, {counted(store.lint.warnings, 'warnings')}")
     else:
-        _print(f"{place}: {len(store):,} prompts, {tokens:,} tokens")
+        _print(f"{place}: {counted(len(store), 'prompts')}, {counted(tokens, 'tokens')}")
         _print(str(store.accounting))
     _print(f"fingerprint {store.fingerprint}")
 

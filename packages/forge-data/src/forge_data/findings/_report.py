@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from forge_data._errors import StoreError
-from forge_data._values import parsed_json
+from forge_data._values import counted, parsed_json
 from forge_data.findings._finding import STOP, WARN, Finding
 from forge_data.findings._rules import RULES
 
@@ -57,7 +57,7 @@ class LintReport:
         return sum(self.counts.values()) - self.stops
 
     def __str__(self) -> str:
-        head = f"{_number(self.stops, 'stop')}, {_number(self.warnings, 'warning')} in {_number(self.rows, 'row')}"
+        head = f"{counted(self.stops, 'stops')}, {counted(self.warnings, 'warnings')} in {counted(self.rows, 'rows')}"
         groups: dict[tuple[str, str], list[Finding]] = {}
         for finding in self.findings:
             groups.setdefault((finding.severity, finding.rule), []).append(finding)
@@ -144,7 +144,3 @@ class Findings:
         # "stop" sorts before "warn".
         kept = [finding for key in sorted(self._kept) for finding in self._kept[key]]
         return LintReport(kept, counts, stops, rows)
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -14,6 +14,7 @@ from forge_data._options import Options
 from forge_data._paths import expand_user
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data._shard import Shard
+from forge_data._values import counted
 from forge_data.chat_template._asked import SWITCHES, as_form
 from forge_data.formats._registry import check_name
 from forge_data.linting._lint import store_findings
@@ -196,10 +197,10 @@ def build(
         _log.log(logging.WARNING if accounting.dropped or accounting.tokens_lost else logging.INFO, "%s: %s", names, accounting)
     if AS_HISTORY in accounting.forms:
         _log.warning(
-            "%s: %d rows are learned as the whole conversation's text has them, which is not how the model will be asked for "
-            "each of their turns: the lint's not_as_prompted names them (turns=auto learns each turn as it is asked for)",
+            "%s: %s with turns that are learned as the whole conversation's text has them, which is not how the model will "
+            "be asked for each of them: the lint's not_as_prompted names them (turns=auto learns each turn as it is asked for)",
             names,
-            accounting.forms[AS_HISTORY],
+            counted(accounting.forms[AS_HISTORY], "rows"),
         )
     return TokenStore.open(directory)
 

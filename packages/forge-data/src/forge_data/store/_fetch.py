@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from forge_data._disk import unwritten
 from forge_data._errors import DataError, StoreError
 from forge_data._paths import expand_user
 from forge_data.reading._file import filesystem
@@ -72,7 +73,7 @@ def _fetch(system: "AbstractFileSystem", root: str, url: str, text: bytes, direc
         (partial / MANIFEST).write_bytes(text)
         partial.rename(directory)
     except OSError as error:
-        raise StoreError(f"{url} could not be fetched to {directory.parent}: {error}") from error
+        raise StoreError(f"{url} could not be fetched to {directory.parent}: {unwritten(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

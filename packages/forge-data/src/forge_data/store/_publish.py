@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from forge_data._disk import unwritten
 from forge_data._errors import StoreError
 from forge_data._paths import expand_user
 from forge_data.store._files import stable
@@ -107,7 +108,7 @@ def new_file(file: str | os.PathLike[str], store: Path) -> Iterator[Path]:
         sync_file(partial)
         partial.replace(path)
     except OSError as error:
-        raise StoreError(f"{path} could not be written: {error.strerror or error}") from error
+        raise StoreError(f"{path} could not be written: {unwritten(error)}") from error
     finally:
         partial.unlink(missing_ok=True)
 

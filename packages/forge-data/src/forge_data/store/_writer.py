@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import numpy as np
 
+from forge_data._disk import unwritten
 from forge_data._errors import StoreError
 from forge_data.store._dropped import Dropped, dropped_lines
 from forge_data.store._manifest import (
@@ -73,7 +74,7 @@ class StoreWriter:
                 self._files[name] = self._stack.enter_context((self.partial / name).open("wb", buffering=1 << 20))
         except OSError as error:
             self._clean()
-            raise StoreError(f"no token store can be written at {self.directory}: {error.strerror or error}") from error
+            raise StoreError(f"no token store can be written at {self.directory}: {unwritten(error)}") from error
         for name in _CUMULATIVE:
             self._write(name, np.zeros(1, dtype=np.int64))
         return self
@@ -99,7 +100,7 @@ class StoreWriter:
                 elif len(values):
                     self._write(name, values)
         except OSError as error:
-            raise StoreError(f"{self.partial} could not be written: {error.strerror or error}") from error
+            raise StoreError(f"{self.partial} could not be written: {unwritten(error)}") from error
         self.samples += len(arrays["offsets.bin"])
         self.tokens = self._ends["offsets.bin"]
 
@@ -112,7 +113,7 @@ class StoreWriter:
         try:
             self._append(DROPPED, dropped_lines(file, rows, indexed=indexed))
         except OSError as error:
-            raise StoreError(f"{self.partial} could not be written: {error.strerror or error}") from error
+            raise StoreError(f"{self.partial} could not be written: {unwritten(error)}") from error
 
     def copy(self, store: "Store") -> None:
         """Append the samples and the rows left out of a store; its tokenizer becomes this one's.
@@ -128,7 +129,7 @@ class StoreWriter:
             if (store.path / TOKENIZER).is_dir():
                 shutil.copytree(store.path / TOKENIZER, self.partial / TOKENIZER, dirs_exist_ok=True)
         except OSError as error:
-            raise StoreError(f"{store.path} could not be copied to {self.partial}: {error.strerror or error}") from error
+            raise StoreError(f"{store.path} could not be copied to {self.partial}: {unwritten(error)}") from error
 
     def finish(
         self,
@@ -166,7 +167,7 @@ class StoreWriter:
             for path in sorted(path for path in self.partial.glob(f"{TOKENIZER}/**/*") if path.is_file()):
                 self._record(path, sha256, sizes)
         except OSError as error:
-            raise StoreError(f"the token store {self.directory} could not be finished: {error.strerror or error}") from error
+            raise StoreError(f"the token store {self.directory} could not be finished: {unwritten(error)}") from error
         return Manifest(
             kind=kind,
             samples=self.samples,
@@ -203,7 +204,7 @@ class StoreWriter:
             self._committed = True
             sync_directory(self.directory.parent)
         except OSError as error:
-            raise StoreError(f"the token store {self.directory} could not be finished: {error.strerror or error}") from error
+            raise StoreError(f"the token store {self.directory} could not be finished: {unwritten(error)}") from error
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if not self._committed:
@@ -220,7 +221,7 @@ class StoreWriter:
             tokenizer.save_pretrained(self.partial / TOKENIZER)
         except Exception as error:
             # On a full disk the Rust library that writes tokenizer.json raises a bare Exception.
-            raise StoreError(f"the tokenizer could not be written to {self.partial / TOKENIZER}: {error}") from error
+            raise StoreError(f"the tokenizer could not be written to {self.partial / TOKENIZER}: {unwritten(error)}") from error
 
     def _fill_weights(self) -> None:
         """Write the weights of the tokens so far that came without: 1 where they are learned."""

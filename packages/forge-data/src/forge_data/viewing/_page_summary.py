@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlencode
 
+from forge_data._values import counted
 from forge_data.findings._finding import STOP
 from forge_data.store._manifest import PROMPTS
 
@@ -21,7 +22,7 @@ LISTED = 1000
 def lede(store: "TokenStore | PromptStore", shown: Sequence[int]) -> str:
     """Write one sentence on what the page shows."""
     prompts = store.kind == PROMPTS
-    which = _count(len(store), "prompt" if prompts else "sample")
+    which = counted(len(store), "prompts" if prompts else "samples")
     how = "token by token, as the model is asked" if prompts else "token by token, as they are trained on"
     if len(shown) == len(store):
         return f"All {which}, {how}."
@@ -60,7 +61,7 @@ def details(store: "TokenStore | PromptStore", places: Collection[str]) -> str:
 
 
 def _linted(report: "LintReport", places: Collection[str]) -> str:
-    stops, warnings = _count(report.stops, "stop"), _count(report.warnings, "warning")
+    stops, warnings = counted(report.stops, "stops"), counted(report.warnings, "warnings")
     found = f"{stops}, {warnings}" if report.counts else "nothing"
     return _fold("Findings", found, "".join(_findings(report, places)), unfolded=report.stops > 0)
 
@@ -138,7 +139,3 @@ def _proof(store: "TokenStore | PromptStore") -> str:
 def safe(text: str) -> str:
     """Escape text for HTML; half a surrogate pair, which UTF-8 lacks, is written as an escape."""
     return escape(text.encode("utf-8", "backslashreplace").decode())
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

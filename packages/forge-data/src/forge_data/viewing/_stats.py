@@ -7,6 +7,7 @@ import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._example import ROLES
+from forge_data._values import counted
 from forge_data.store._manifest import PROMPTS
 
 if TYPE_CHECKING:
@@ -77,11 +78,11 @@ class Stats:
         prompts = self.kind == PROMPTS
         lengths = {"all": self.lengths} | ({} if prompts else {"learned": self.learned_lengths})
         lines = [
-            f"{self.samples:,} prompts, {self.tokens:,} tokens"
+            f"{counted(self.samples, 'prompts')}, {counted(self.tokens, 'tokens')}"
             if prompts
             else (
-                f"{self.samples:,} samples ({self.kind}), {self.tokens:,} tokens, {self.learned:,} of them learned "
-                f"({self.learned_share:.1%})"
+                f"{counted(self.samples, 'samples')} ({self.kind}), {counted(self.tokens, 'tokens')}, "
+                f"{self.learned:,} of them learned ({self.learned_share:.1%})"
             ),
             str(self.accounting),
             "",

@@ -20,6 +20,8 @@ from forge_dist.watching._watch import TICK_SECONDS, AwakeClock, Stall, Watch, W
 
 SIGNAL_SECONDS = 5.0
 """Time that a process has to end after its second signal, and then to leave by a thread of its own."""
+ANSWER_SECONDS = 5.0
+"""Time after which the sender of a first signal hears that it came: a process in native code says nothing until it is out."""
 STALL_SECONDS = 20.0
 """Time that a process which stands still has to raise an exception, and to write why it ends."""
 _LEAVE_SECONDS = 2.0
@@ -39,6 +41,11 @@ def main(pid: int, rank: int, world_size: int, board: Path, log_dir: Path) -> No
             if not received or 0 in received:
                 return
             signals.take(received)
+        if signals.unanswered():
+            _say(
+                f"{signal.Signals(signals.last).name} came {ANSWER_SECONDS:g} s ago: the run ends where it can, after its step "
+                "or once its state is saved; a second signal ends it at once."
+            )
         if signals.overdue():
             name = signal.Signals(signals.last).name
             _end(pid, {"second": name}, _LEAVE_SECONDS, f"a second {name} did not end the run within {SIGNAL_SECONDS:g} s")
@@ -59,6 +66,7 @@ class _Signals:
     def __init__(self) -> None:
         self._clock = AwakeClock()
         self._count, self._since = 0, 0.0
+        self._told = False
         self.last: int = signal.SIGTERM
 
     def take(self, received: bytes) -> None:
@@ -67,8 +75,16 @@ class _Signals:
             if number in _STOPPING:
                 self._count += 1
                 self.last = number
-                if self._count == 2:
+                if self._count <= 2:
                     self._since = self._clock.tick()
+
+    def unanswered(self) -> bool:
+        """Return, once, whether a first one is so long ago that its sender should hear of it."""
+        now = self._clock.tick()
+        if self._told or self._count != 1 or now - self._since <= ANSWER_SECONDS:
+            return False
+        self._told = True
+        return True
 
     def overdue(self) -> bool:
         """Return whether the second one is so long ago that the process should have ended."""

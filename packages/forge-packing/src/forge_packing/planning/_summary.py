@@ -23,18 +23,19 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divid
     parts = [block_figures(steps, loss_counts, steps.stretch(first, stop), 0, stop - first) for first, stop in stretches]
     found = concatenate(parts)
     measured = found.tokens.size
+    most_items = f"{order.batch_size:,} {items.removesuffix('s') if order.batch_size == 1 else items}"
     shuffled = f"shuffled by seed {order.seed}" if order.shuffle else "in the order of the data"
     if order.num_steps is None:
         lines = [
             f"{items:<15}{samples:,} in the data, {shuffled}",
-            f"steps          without end, of at most {order.batch_size:,} {items}",
+            f"steps          without end, of at most {most_items}",
         ]
     else:
         epochs = (order.num_steps - 1) // order.steps_per_epoch + 1
         run = "1 epoch" if epochs == 1 else f"{epochs:,} epochs"
         lines = [
             f"{items:<15}{order.position(order.num_steps):,} ({samples:,} in the data), {shuffled}",
-            f"steps          {order.num_steps:,} of at most {order.batch_size:,} {items}, {run}",
+            f"steps          {order.num_steps:,} of at most {most_items}, {run}",
         ]
     if order.shares is not None:
         shown = ", ".join(f"{share:.4g}" for share in (order.shares / order.shares.sum())[:8].tolist())

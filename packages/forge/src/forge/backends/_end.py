@@ -9,6 +9,7 @@ from typing import Any
 import forge_accel
 import forge_algos
 import forge_dist
+from forge._counted import counted
 from forge._progress import Reporter
 from forge._result import RunResult, write_result
 from forge.run._run_directory import NoDirectory, RunDirectory
@@ -43,7 +44,7 @@ def export_trained(
     strategy.ranks.first(lambda: record_hashes(out.path, name, files))
     what = "mean reward" if task.model_task(s) == "reward" else "loss"
     report.note(
-        f"exported {directory}: loaded back, on {len(samples)} short samples its {what} is {check.reloaded:.4f}, "
+        f"exported {directory}: loaded back, on {counted(len(samples), 'short samples')} its {what} is {check.reloaded:.4f}, "
         f"{check.in_memory:.4f} in memory",
         event="exported",
         export=name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge.backends._trl_arguments import Cut, cut_step, short_steps
 from forge.backends._trl_rows import rows_of
@@ -26,7 +27,8 @@ class Plan(NamedTuple):
     @property
     def cut_in_words(self) -> str:
         """How TRL divides a step."""
-        return f"{self.cut.micro_batches} micro-batches a rank, of at most {self.cut.rows} rows"
+        passes = f"{self.cut.micro_batches} micro-batch{'es' * (self.cut.micro_batches != 1)}"
+        return f"{passes} a rank, of at most {counted(self.cut.rows, 'rows')}"
 
 
 def plan_steps(task: Task, prepared: Prepared, shards: int) -> Plan:

@@ -201,7 +201,9 @@ def _export() -> Callable[..., None]:
 
 def _track() -> Callable[..., None]:
     def show(sent: dict[str, int]) -> str:
-        return "\n".join(f"{name}: has all {lines:,} lines" for name, lines in sent.items())
+        return "\n".join(
+            f"{name}: has {'its one line' if lines == 1 else f'all {lines:,} lines'}" for name, lines in sent.items()
+        )
 
     return command_of(forge.track, "forge track runs/first --trackers tensorboard", show=show)
 

@@ -9,6 +9,7 @@ from typing import Any
 import cyclopts
 import yaml
 
+from forge._counted import counted
 from forge._errors import RecipeError, SettingsError
 from forge._new_file import write_new_file
 from forge.cli._options import command_of, field_texts
@@ -48,7 +49,10 @@ def convert(file: str | Path, *, output: str | Path | None = None, verb: str | N
     if output is None:
         return text.rstrip("\n")
     target = write_new_file(output, text, argument="output=")
-    lines = [f"{target}: a recipe for forge {found.verb}, {len(found.settings)} settings from {found.library}'s {file.name}"]
+    lines = [
+        f"{target}: a recipe for forge {found.verb}, {counted(len(found.settings), 'settings')} from "
+        f"{found.library}'s {file.name}"
+    ]
     lines += [f"to be given: {', '.join(open_names)}"] if open_names else []
     lines += [f"not carried over: {len(found.lost)}", *(f"  {line}" for line in found.lost)] if found.lost else []
     return "\n".join([*lines, f"check it: forge config validate {target}"])
@@ -72,7 +76,9 @@ def validate(file: str | Path, verb: str | None = None) -> str:
     # What a recipe leaves to the command line is no fault of it.
     resolve(task.settings, (f"recipe {file}", {**values, **dict.fromkeys(open_names, "?")}))
     given = f"; to be given: {', '.join(open_names)}" if open_names else ""
-    return f"{file}: a recipe for forge {verb}, {sum(value is not None for value in values.values())} settings{given}"
+    return (
+        f"{file}: a recipe for forge {verb}, {counted(sum(value is not None for value in values.values()), 'settings')}{given}"
+    )
 
 
 def schema(verb: str) -> str:

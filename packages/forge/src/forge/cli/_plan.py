@@ -13,6 +13,7 @@ import attrs
 import cyclopts
 
 import forge_packing
+from forge._counted import counted
 from forge._errors import RunDirectoryError, SettingsError
 from forge.cli._options import converter_of, field_texts, with_signature
 
@@ -157,9 +158,9 @@ def _figures(batch_plan: forge_packing.BatchPlan, step: int) -> str:
     """Describe the load of a step."""
     found = batch_plan.figures(step)
     return (
-        f"step {step}: {found.samples:,} samples, {found.tokens:,} tokens, micro-batches: {found.micro_batches} a rank (no "
-        f"division has fewer than {found.fewest_micro_batches}), fill {found.fill:.1%}, ranks wait "
-        f"{1 - 1 / found.imbalance:.1%} of the time for the slowest"
+        f"step {step}: {counted(found.samples, 'samples')}, {counted(found.tokens, 'tokens')}, micro-batches: "
+        f"{found.micro_batches} a rank (no division has fewer than {found.fewest_micro_batches}), fill {found.fill:.1%}, "
+        f"ranks wait {1 - 1 / found.imbalance:.1%} of the time for the slowest"
     )
 
 

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge._redact import is_hub_form, last_part, redact
 from forge._templates import render
@@ -167,8 +168,8 @@ def _data(run: Path) -> list[str]:
             lost = "".join(f", dropped {count:,} ({reason})" for reason, count in (account.get("dropped") or {}).items())
             names = ", ".join(last_part(str(source.get("name"))) for source in store.get("sources") or [])
             lines.append(
-                f"{file.parent.name}: {account.get('read', 0):,} rows read, {account.get('kept', 0):,} kept{lost}; "
-                f"{store.get('tokens', 0):,} tokens; from {names}; fingerprint `{store.get('fingerprint')}`"
+                f"{file.parent.name}: {counted(account.get('read', 0), 'rows')} read, {account.get('kept', 0):,} kept{lost}; "
+                f"{counted(store.get('tokens', 0), 'tokens')}; from {names}; fingerprint `{store.get('fingerprint')}`"
             )
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise SettingsError(f"{file}: is not what a run writes ({error}). It is damaged; put it back.") from error

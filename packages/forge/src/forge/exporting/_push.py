@@ -10,6 +10,7 @@ from typing import Any
 
 import forge_data
 import forge_dist
+from forge._counted import counted
 from forge._errors import ForgeError, PushError, SettingsError
 from forge._redact import is_hub_form
 from forge.exporting._model_card import model_card
@@ -100,7 +101,7 @@ def _proofs(request: ExportRequest) -> list[str]:
     try:
         last = [event for event in events(request.run, "exported") if event.get("export") == request.folder.name][-1]
         figures = f"{last['reloaded']:.4f}, {last['in_memory']:.4f} in memory"
-        return [f"Loaded back after training: on {last['on']} samples its {last['measure']} is {figures}."]
+        return [f"Loaded back after training: on {counted(last['on'], 'samples')} its {last['measure']} is {figures}."]
     except (IndexError, KeyError, ValueError, TypeError):
         return []
 

@@ -125,7 +125,8 @@ def _planned(settings: dict[str, Any], target: str) -> dict[str, Any]:
 
 
 def _say(method: str, plan: dict[str, Any], worst: int, gpu_memory: int, verbose: int) -> None:
-    print(f"memory of {method} on each of {plan['ranks']} devices, a micro-batch of {plan['tokens']:,} tokens:")
+    on = "one device" if plan["ranks"] == 1 else f"each of {plan['ranks']} devices"
+    print(f"memory of {method} on {on}, a micro-batch of {plan['tokens']:,} tokens:")
     for phase in plan["phases"]:
         parts = ", ".join(f"{name} {number / 2**30:.2f}" for name, number in phase["parts"].items() if number)
         print(f"  {phase['name']:<11}{phase['planned'] / 2**30:>9.2f} GiB  ({parts})")

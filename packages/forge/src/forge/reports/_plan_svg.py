@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import forge_packing
+from forge._counted import counted
 from forge.reports._svg import group, line, rect, svg, text
 
 _WIDTH, _LEFT, _RIGHT = 960, 84, 24
@@ -57,7 +58,7 @@ def step_words(plan: forge_packing.BatchPlan, step: int) -> tuple[str, str]:
     )
     each = f"{found.micro_batches:,} micro-batch" + ("" if found.micro_batches == 1 else "es")
     return (
-        f"Step {step}: {found.samples:,} samples, {found.tokens:,} tokens",
+        f"Step {step}: {counted(found.samples, 'samples')}, {counted(found.tokens, 'tokens')}",
         f"{each} on each rank (no division has fewer than {found.fewest_micro_batches:,}), "
         f"{found.fill:.1%} full. {slowest} Hatched: a rank waits for the slowest. Dashed: where the step would end at the "
         f"earliest. Point at a bar for its figures.{shown}",
@@ -85,7 +86,7 @@ def _ranks(plan: forge_packing.BatchPlan, step: int) -> tuple[list[str], float]:
             longest, cost = max(row[number] for row in costs), costs[rank][number]
             samples = rows[rank][number]
             about = (
-                f"rank {rank}, pass {number}: {samples.size:,} samples, {int(plan.lengths[samples].sum()):,} tokens, "
+                f"rank {rank}, pass {number}: {counted(samples.size, 'samples')}, {int(plan.lengths[samples].sum()):,} tokens, "
                 f"waits {1 - cost / longest:.0%} of the pass"
             )
             bar = _bar(x, y, cost, longest, scale, row_height - gap, "even" if number % 2 == 0 else "odd", about)

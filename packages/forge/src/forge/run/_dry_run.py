@@ -11,6 +11,7 @@ import attrs
 
 import forge_accel
 import forge_dist
+from forge._counted import counted
 from forge._progress import Reporter
 from forge._templates import duration
 from forge.memory._forecast import one_rank
@@ -108,9 +109,9 @@ def _lines(task: Task, prepared: Any, found: Any, path: Path, *, memory_fits: bo
         for name, value in as_values(s).items()
         if s.origins[name].startswith("chosen")
     ]
-    number = f"{plan.batch_size:,} {task.items_are} a step"
+    number = f"{counted(plan.batch_size, task.items_are)} a step"
     if steps is not None:
-        number = f"{plan.num_samples:,} {task.items_are} in all, up to epoch {plan.epoch(plan.num_steps - 1) + 1:g}"
+        number = f"{counted(plan.num_samples, task.items_are)} in all, up to epoch {plan.epoch(plan.num_steps - 1) + 1:g}"
     return [
         f"forge {task.name} would {'go on with the run in' if resuming else 'write'} {path}:",
         f"  data: {prepared.train}" + (f"; held out {prepared.held_out}" if prepared.held_out is not None else ""),

@@ -9,6 +9,7 @@ from typing import Any
 import forge_accel
 import forge_data
 import forge_dist
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.tasks._task import Task
@@ -43,7 +44,7 @@ def check_positions(task: Task, s: Any, path: str, parts: Sequence[Items], asked
             _refuse_prompts(s, asked, table - virtual)
         elif over := sum(int((items.longest + virtual > limit).sum()) for items in parts):
             report.note(
-                f"WARNING: {over:,} samples have more tokens than the {limit:,} positions this model was made for "
+                f"WARNING: {counted(over, 'samples')} with more tokens than the {limit:,} positions this model was made for "
                 f"(max_position_embeddings); max_seq_len={limit} would drop them."
             )
     for name, other in task.row_readers(s).items():

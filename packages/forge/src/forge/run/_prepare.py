@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import forge_accel
 import forge_dist
 import forge_packing
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.memory._forecast import forecast
@@ -298,7 +299,7 @@ def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, dire
     account = store.accounting
     lost = "".join(f", dropped {count:,} ({reason})" for reason, count in account.dropped.items())
     report.note(
-        f"{_named(getattr(s.data, setting))}: read {account.read:,} rows, kept {account.kept:,}{lost}",
+        f"{_named(getattr(s.data, setting))}: read {counted(account.read, 'rows')}, kept {account.kept:,}{lost}",
         event="read",
         rows=setting,
         kind=store.kind,

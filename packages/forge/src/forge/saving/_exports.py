@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import forge_dist
+from forge._counted import counted
 from forge._progress import Reporter
 from forge._result import BEST
 from forge.saving._directories import remove_at_once
@@ -123,8 +124,8 @@ class Exports:
         if check is not None:
             what = {"reward": "mean reward", "causal": "loss", "embedding": "mean hidden state"}.get(self._task, "mean logit")
             self._report.note(
-                f"exported {directory}: loaded back, on {len(self._samples)} short samples its {what} is {check.reloaded:.4f}, "
-                f"{check.in_memory:.4f} in memory",
+                f"exported {directory}: loaded back, on {counted(len(self._samples), 'short samples')} its {what} "
+                f"is {check.reloaded:.4f}, {check.in_memory:.4f} in memory",
                 event="exported",
                 export=directory.name,
                 measure=what,

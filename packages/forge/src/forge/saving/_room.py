@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 import forge_accel
+import forge_data
 import forge_dist
 from forge._disk import error_number, what_stays, write_remedy
 from forge._errors import ForgeError, RunDirectoryError, RunWriteError
@@ -151,10 +152,14 @@ def no_room(error: Exception, path: Path, *, begun: bool = True) -> Exception | 
     number = error_number(error)
     if number is None or isinstance(error, ForgeError):
         return None
-    remedy = f"{what_stays(begun=begun)}: {write_remedy(error)}."
+    stays, advice = what_stays(begun=begun), write_remedy(error)
+    remedy = f"{stays}: {advice}."
     if hasattr(error, "exit_status"):
-        told = number not in _WRITING or write_remedy(error) in str(error)
-        return None if told else type(error)(f"{str(error).rstrip('.')}. {remedy}")
+        said = advice in str(error)
+        # forge_data says what to do, and knows of no run that stays.
+        if number not in _WRITING or stays in str(error) or (said and not isinstance(error, forge_data.StoreError)):
+            return None
+        return type(error)(f"{str(error).rstrip('.')}. {f'{stays}.' if said else remedy}")
     named = getattr(error, "filename", None)
     within = isinstance(named, str) and Path(named).is_relative_to(path)
     if number not in _WRITING | _OF_A_DISK and not (number in _OF_RIGHTS and within):

@@ -143,7 +143,8 @@ class RunSettings:
         """Return a copy with a value chosen for a setting that was left open, and the reason."""
         group = next(owner for owner, field in flat_fields(type(self)) if field.name == name)
         chosen = self.with_value(group, name, value)
-        return attrs.evolve(chosen, origins={**self.origins, name: f"chosen: {reason}"})
+        # The log names the value with its reason ("float32: the exact choice"); beside a setting it stands already.
+        return attrs.evolve(chosen, origins={**self.origins, name: f"chosen: {reason.removeprefix(f'{value}: ')}"})
 
     def check(self) -> None:
         """Raise SettingsError, by name, for a setting that has no effect with the others."""

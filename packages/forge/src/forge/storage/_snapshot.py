@@ -23,6 +23,7 @@ from typing import Any
 
 import attrs
 
+from forge._counted import counted
 from forge._errors import StorageError
 from forge.storage._remote import Remote
 
@@ -78,7 +79,7 @@ class Snapshot:
     def __str__(self) -> str:
         total = sum(file.bytes for file in self.files.values())
         what = "a finished run" if "result.json" in self.files else f"the run up to step {self.step}"
-        return f"{what} ({len(self.files):,} files, {total / 2**20:,.1f} MiB)"
+        return f"{what} ({counted(len(self.files), 'files')}, {total / 2**20:,.1f} MiB)"
 
 
 def newest_step(paths: Mapping[str, object]) -> int | None:

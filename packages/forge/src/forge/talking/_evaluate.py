@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,12 +19,15 @@ from typing import Any
 import forge_accel
 import forge_data
 import forge_dist
-from forge._errors import RunDirectoryError, SettingsError
+from forge._errors import ForgeError, RunDirectoryError, SettingsError
+from forge.reports._report import report
 from forge.saving._directories import last_export, run_values
+from forge.settings._elsewhere import NEAR
 from forge.talking._model import find_model
 
 BEFORE = "before"
 """Name of the base model's scores; those of an export have its name."""
+_HUB_SECONDS = 5.0
 
 
 def evaluate(
@@ -66,6 +72,8 @@ def evaluate(
             raise SettingsError(f"{name} must be at least {least}, not {value}.")
     if task_dir is not None and not Path(task_dir).expanduser().is_dir():
         raise SettingsError(f"task_dir {task_dir}: there is no such directory.")
+    if task_dir is not None:
+        _check_syntax(Path(task_dir).expanduser())
     if find_spec("lm_eval") is None:
         raise SettingsError("lm-evaluation-harness is not installed: `pip install 'forge-llm[eval]'`.")
     export = find_model(last_export(str(path)))
@@ -73,7 +81,74 @@ def evaluate(
     models[Path(export).name] = export
     manager = _known_tasks(tasks, task_dir)
     asked = {"num_fewshot": num_fewshot, "limit": limit, "apply_chat_template": chat_template}
-    return {name: _score(path, name, model, list(tasks), manager, asked) for name, model in models.items()}
+    with _caches_alone_without_hub():
+        # A model may take minutes to load: data that cannot be had are found before.
+        with _failing(tasks):
+            manager.load(list(tasks))
+        found = {name: _score(path, name, model, list(tasks), manager, asked) for name, model in models.items()}
+    try:
+        report(path)
+    except (ForgeError, OSError) as error:
+        print(f"WARNING: report.html could not be renewed: {error}", file=sys.stderr)
+    return found
+
+
+@contextmanager
+def _caches_alone_without_hub() -> Iterator[None]:
+    """Let the Hub's clients look into their caches alone where it does not answer within 5 s.
+
+    They would ask again for more than a minute for each task.
+    """
+    import datasets
+    from huggingface_hub import constants, get_session
+
+    reached: list[bool] = []
+
+    def ask() -> None:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
+        except Exception:  # noqa: BLE001 - whatever the client and its libraries raise without a network
+            reached.append(False)
+        else:
+            reached.append(True)
+
+    if not constants.HF_HUB_OFFLINE:
+        # Looking up a host's address has no time limit of its own.
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(_HUB_SECONDS)
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    if reached != [True]:
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def _failing(tasks: Sequence[str]) -> Iterator[None]:
+    """Raise what the harness raises as a SettingsError that names the tasks."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:500]
+        raise SettingsError(
+            f"tasks {', '.join(tasks)}: lm-evaluation-harness failed: {type(error).__name__}: {reason}. Data that are not here "
+            "are fetched from the network; a task with local data needs none (task_dir)."
+        ) from error
+
+
+@contextmanager
+def _quiet_wrapper() -> Iterator[None]:
+    """Silence the harness' warnings that its model is given loaded, which is what is wanted."""
+    log = logging.getLogger("lm_eval.models.huggingface")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _known_tasks(tasks: Sequence[str], task_dir: str | Path | None) -> Any:
@@ -83,10 +158,25 @@ def _known_tasks(tasks: Sequence[str], task_dir: str | Path | None) -> Any:
     manager = TaskManager(include_path=None if task_dir is None else str(Path(task_dir).expanduser()))
     for name in tasks:
         if name not in manager.all_tasks:
-            close = difflib.get_close_matches(name, manager.all_tasks, n=1)
+            close = difflib.get_close_matches(name, manager.all_tasks, n=1, cutoff=NEAR)
             hint = f" Did you mean {close[0]!r}?" if close else " `lm-eval ls tasks` lists them."
             raise SettingsError(f"tasks: there is no task {name!r}.{hint}")
     return manager
+
+
+def _check_syntax(folder: Path) -> None:
+    """Raise SettingsError for a task file that is no YAML.
+
+    The harness would leave it out without a word.
+    """
+    import yaml
+
+    for file in sorted(folder.glob("**/*.yaml")):
+        try:
+            # The syntax alone: tags such as !function are the harness' own.
+            yaml.compose(file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"task_dir: {file} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def _score(
@@ -100,15 +190,10 @@ def _score(
     machine = forge_accel.accelerator()
     device = machine.device.value
     model: Any = forge_dist.load_trained(model_path, dtype=machine.dtype("auto").value, device=device)
-    measured = HFLM(pretrained=model, tokenizer=forge_data.load_tokenizer(model_path), device=str(device))
-    try:
+    with _quiet_wrapper():
+        measured = HFLM(pretrained=model, tokenizer=forge_data.load_tokenizer(model_path), device=str(device))
+    with _failing(tasks):
         found = lm_eval.simple_evaluate(model=measured, tasks=tasks, task_manager=manager, log_samples=False, **asked)
-    except (OSError, ValueError, KeyError, ConnectionError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:500]
-        raise SettingsError(
-            f"tasks {', '.join(tasks)}: lm-evaluation-harness failed: {type(error).__name__}: {reason}. Data that are not here "
-            "are fetched from the network; a task with local data needs none (task_dir)."
-        ) from error
     results = {task: _figures(figures) for task, figures in (found or {}).get("results", {}).items()}
     about = {
         "model": Path(model_path).name,

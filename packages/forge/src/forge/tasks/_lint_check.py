@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import forge_data
+from forge._counted import counted
 from forge._errors import DataLintError, SettingsError
 
 if TYPE_CHECKING:
@@ -66,11 +67,11 @@ def check_lint(s: Any, report: Reporter, train: forge_data.TokenStore, held_out:
     if not stops:
         return
     if s.data.lint == "off":
-        report.note(f"WARNING: lint=off: training goes on in spite of {stops:,} findings that would stop it.")
+        report.note(f"WARNING: lint=off: training goes on in spite of {counted(stops, 'findings')} that would stop it.")
         return
     listed = [str(finding) for found in reports for finding in found.findings if finding.severity == "stop"]
     more = f"\n  ... and {stops - _LISTED:,} more" if stops > _LISTED else ""
     raise DataLintError(
-        f"the lint of the data found {stops:,} reasons not to train on it (lint=off overrules it; `forge data lint` lists "
-        "all):\n  " + "\n  ".join(listed[:_LISTED]) + more
+        f"the lint of the data found {counted(stops, 'reasons')} not to train on it (lint=off overrules it; `forge data "
+        "lint` lists all):\n  " + "\n  ".join(listed[:_LISTED]) + more
     )

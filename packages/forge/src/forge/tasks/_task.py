@@ -17,6 +17,7 @@ import forge_algos
 import forge_data
 import forge_dist
 import forge_packing
+from forge._counted import counted
 from forge.settings._settings import RunSettings
 from forge.tasks.items._items import Items
 
@@ -50,7 +51,7 @@ class Evaluation:
     def __str__(self) -> str:
         parts = [] if self.loss is None else [f"loss {self.loss:.4f}"]
         parts += [f"{name} {value:.4f}" for name, value in self.figures.items()]
-        return f"{', '.join(parts)} over {round(self.count, 1):,} {self.unit}"
+        return f"{', '.join(parts)} over {counted(round(self.count, 1), self.unit)}"
 
 
 @attrs.frozen(kw_only=True)

@@ -27,8 +27,9 @@ class Callbacks:
     """The callbacks of a run.
 
     `on_step(record)` gets each line of metrics.jsonl that is of a step, `on_evaluation(record)` each that is of a measurement,
-    `on_end(result)` the result. One that raises anything but KeyboardInterrupt, SystemExit too, is a warning and is not called
-    again.
+    `on_end(result)` the result: copies, so that what one changes in them changes nothing. One that raises anything but
+    KeyboardInterrupt, SystemExit too, is a warning and is not called again. In the process that trains they are called between
+    steps, which wait for them; `following` calls them from a thread, which holds nothing up.
 
     Args:
         objects: those with at least one of these methods.

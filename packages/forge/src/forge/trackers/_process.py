@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
+from forge._counted import counted
 from forge.trackers._record import Record
 from forge.trackers._state import read_sent
 from forge.trackers._tracker import TrackedRun
@@ -106,7 +107,7 @@ class TrackerProcess:
         )
         if not left:
             return f"{self.name}: all {sent.lines:,} lines were handed over, but it did not close ({reason})"
-        return f"{self.name}: {left:,} lines were not sent ({reason})"
+        return f"{self.name}: {counted(left, 'lines')} {'was' if left == 1 else 'were'} not sent ({reason})"
 
     @property
     def _stdin(self) -> IO[str]:

@@ -20,6 +20,8 @@ Result = TypeVar("Result")
 _END_SECONDS = 30.0
 _STOPPED_SECONDS = 5.0
 """How long a run that was stopped or failed waits for its trackers."""
+_SLOW_SECONDS = 5.0
+"""Time of one call of the callbacks after which the run says, once, that it stands still meanwhile."""
 
 
 class Watchers:
@@ -41,6 +43,7 @@ class Watchers:
         self._processes: list[TrackerProcess] = []
         self._run: Path | None = None
         self._machine: Any = None
+        self._slow = False
 
     def begin(
         self,
@@ -80,9 +83,18 @@ class Watchers:
         """Hand a line of metrics.jsonl to the callbacks; the trackers read the file."""
         for process in self._processes:
             process.restart_if_dead()
-        if self._callbacks:
-            with random_state_kept(self._machine):
-                self._callbacks.record(values, self._note)
+        if not self._callbacks:
+            return
+        began = time.monotonic()
+        with random_state_kept(self._machine):
+            self._callbacks.record(values, self._note)
+        took = time.monotonic() - began
+        if took > _SLOW_SECONDS and not self._slow:
+            self._slow = True
+            self._note(
+                f"WARNING: callbacks took {took:.0f} s after step {values.get('step')}, and the run stood still meanwhile: let "
+                "a thread of yours, or a tracker, do what may wait."
+            )
 
     def end(self, result: Result) -> Result:
         """Hand the result to the callbacks, and return it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import forge_data
+from forge._counted import counted
 from forge.tasks._task import Task
 
 if TYPE_CHECKING:
@@ -47,5 +48,5 @@ class PromptTask(Task):
 
     def plan_summary(self, plan: forge_packing.BatchPlan, *, divided: bool = True) -> str:  # noqa: ARG002 - only prompts are divided
         """Describe the steps or rollouts; their tokens are known once they are sampled."""
-        number = f"without end, {self.step_is}s" if plan.endless else f"{plan.num_steps:,} {self.step_is}s"
-        return f"{number} of at most {plan.batch_size:,} prompts"
+        number = f"without end, {self.step_is}s" if plan.endless else counted(plan.num_steps, f"{self.step_is}s")
+        return f"{number} of at most {counted(plan.batch_size, 'prompts')}"

@@ -91,7 +91,8 @@ _DOCSTRING = """Takes every setting of `{settings}` by name (`help` lists them; 
 optionally a YAML recipe that they override. `model_path`, `data_path` and `ckpt_output_dir` are required. `data_path` and
 `eval_data_path` may also be rows in memory: a `datasets.Dataset`, a list of dicts, any iterable of them. `accelerate_config` is
 a file that `accelerate config` wrote, read as settings that recipe and arguments override. `callbacks` is a list of objects
-with `on_step(record)`, `on_evaluation(record)` or `on_end(result)`, which watch the run and cannot change it.
+with `on_step(record)`, `on_evaluation(record)` or `on_end(result)`, which watch the run and cannot change it: they are given
+copies, and one that raises is a warning and is not called again. In a single process steps wait for them.
 
 The same call with the same `ckpt_output_dir` resumes the run where it was left: killed, stopped, or failed. A run that is
 finished returns its result again.

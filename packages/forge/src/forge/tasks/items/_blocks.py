@@ -9,6 +9,7 @@ import numpy as np
 
 import forge_data
 import forge_packing
+from forge._counted import counted
 from forge.tasks.items._items import Ints
 from forge.tasks.items._samples import shortest_samples
 
@@ -53,8 +54,8 @@ class DocumentBlocks:
         return len(self._blocks)
 
     def __str__(self) -> str:
-        learned = int(self.loss_counts.sum())
-        return f"{len(self):,} blocks of {len(self.store):,} documents, in which {learned:,} tokens are learned"
+        learned, documents = int(self.loss_counts.sum()), counted(len(self.store), "documents")
+        return f"{counted(len(self), 'blocks')} of {documents}, in which {learned:,} tokens are learned"
 
     def source(self, index: int) -> str:
         """Return the file and row of the block's first document."""

@@ -10,6 +10,7 @@ import numpy as np
 import forge_algos
 import forge_data
 import forge_packing
+from forge._counted import counted
 from forge.tasks.items._items import Ints
 
 _IGNORE = -100
@@ -98,7 +99,7 @@ class Labelled:
         return len(self.store)
 
     def __str__(self) -> str:
-        return f"{len(self):,} texts with the labels {', '.join(self._names)}"
+        return f"{counted(len(self), 'texts')} with the labels {', '.join(self._names)}"
 
     def source(self, index: int) -> str:
         """Return the file and row of a text."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import forge_algos
 import forge_data
 import forge_packing
+from forge._counted import counted
 from forge.tasks.items._items import Ints
 from forge.tasks.items._samples import shortest_samples
 
@@ -56,7 +57,7 @@ class Pairs:
         return len(self.rows)
 
     def __str__(self) -> str:
-        return f"{len(self):,} {self.noun}, in which {int(self.loss_counts.sum()):,} tokens are scored"
+        return f"{counted(len(self), self.noun)}, in which {int(self.loss_counts.sum()):,} tokens are scored"
 
     def source(self, index: int) -> str:
         """Return the file and row of an item."""

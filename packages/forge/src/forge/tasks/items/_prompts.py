@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import forge_data
+from forge._counted import counted
 from forge.tasks.items._items import Ints
 
 _CANDIDATES, _COMPARED = 64, 4
@@ -30,7 +31,7 @@ class Prompts:
         return len(self.store)
 
     def __str__(self) -> str:
-        return f"{len(self):,} prompts"
+        return counted(len(self), "prompts")
 
     def source(self, index: int) -> str:
         """Return the file and row of a prompt."""

@@ -9,6 +9,7 @@ import numpy as np
 
 import forge_data
 import forge_packing
+from forge._counted import counted
 from forge.tasks.items._items import Ints
 
 _CANDIDATES = 64
@@ -37,7 +38,7 @@ class Samples:
         return len(self.store)
 
     def __str__(self) -> str:
-        return f"{len(self):,} rows, in which {int(self.loss_counts.sum()):,} tokens are learned"
+        return f"{counted(len(self), 'rows')}, in which {int(self.loss_counts.sum()):,} tokens are learned"
 
     def source(self, index: int) -> str:
         """Return the file and row of a sample."""
@@ -89,8 +90,11 @@ class Conversations(Samples):
         return len(self._ends) - 1
 
     def __str__(self) -> str:
-        turns = f"{len(self.store):,} samples, one for each learned turn where turns are asked for in another form than history"
-        return f"{len(self):,} rows as {turns}; {int(self.loss_counts.sum()):,} tokens are learned"
+        turns = (
+            f"{counted(len(self.store), 'samples')}, one for each learned turn where turns are asked for in another form than "
+            "history"
+        )
+        return f"{counted(len(self), 'rows')} as {turns}; {int(self.loss_counts.sum()):,} tokens are learned"
 
     def source(self, index: int) -> str:
         """Return the file and row of a conversation."""

@@ -11,6 +11,7 @@ import numpy as np
 import forge_algos
 import forge_data
 import forge_packing
+from forge._counted import counted
 from forge.tasks.items._items import Ints
 from forge.tasks.items._labelled import Labelled, Unlearned, given_labels
 
@@ -42,7 +43,9 @@ class TextPairs:
 
     def __str__(self) -> str:
         negatives = self.hard_negatives
-        return f"{len(self):,} queries, each with its document" + (f", and {negatives:,} hard negatives" if negatives else "")
+        return f"{len(self):,} queries, each with its document" + (
+            f", and {counted(negatives, 'hard negatives')}" if negatives else ""
+        )
 
     @property
     def hard_negatives(self) -> int:

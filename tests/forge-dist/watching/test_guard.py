@@ -1,0 +1,30 @@
+"""Signals that a guard is told of: when it says that the first came, when the second is overdue."""
+
+import signal
+from types import SimpleNamespace
+
+from forge_dist.watching import _guard
+
+
+def test_a_first_signal_is_answered_once_and_a_second_has_an_end():
+    """Native code answers no signal: its guard does after five seconds, once, and not where a second one came."""
+    now = [0.0]
+    signals = _guard._Signals()
+    signals._clock = SimpleNamespace(tick=lambda: now[0])
+    signals.take(bytes([signal.SIGCHLD]))
+    now[0] = 60.0
+    assert not signals.unanswered()
+    signals.take(bytes([signal.SIGINT]))
+    now[0] += _guard.ANSWER_SECONDS
+    assert not signals.unanswered()
+    now[0] += 0.5
+    assert signals.unanswered()
+    assert not signals.unanswered()
+    assert not signals.overdue()
+    signals.take(bytes([signal.SIGTERM]))
+    assert signals.last == signal.SIGTERM
+    now[0] += _guard.SIGNAL_SECONDS
+    assert not signals.overdue()
+    now[0] += 0.5
+    assert signals.overdue()
+    assert not signals.unanswered()
