@@ -89,28 +89,48 @@ def test_a_task_with_local_data(
         forge.evaluate(run, tasks=["forge_fruits"], task_dir=tmp_path / "tasks")
 
 
-def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clients look into their caches alone meanwhile; where it answers nothing changes."""
+def test_the_network_is_asked_only_for_what_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local data are loaded without it; for others the Hub is asked once for an answer, and waited for if it gives one."""
     from datasets import config
     from huggingface_hub import constants
 
+    calls: list[str] = []
+
     class Session:
-        asked = 0
+        answers = False
 
         def head(self, url: str, timeout: float) -> None:
-            Session.asked += 1
+            calls.append("head")
             assert (url, timeout) == (constants.ENDPOINT, 5.0)
-            if Session.asked == 1:
+            if not self.answers:
                 raise ConnectionError("no route to host")
+
+    class Manager:
+        local = True
+
+        def load(self, tasks: list[str]) -> None:
+            assert constants.HF_HUB_OFFLINE is config.HF_HUB_OFFLINE
+            calls.append("here" if config.HF_HUB_OFFLINE else "network")
+            if not self.local and config.HF_HUB_OFFLINE:
+                raise ConnectionError(f"{tasks[0]} is not here")
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.get_session", Session)
-    for offline in (True, False):
-        with _evaluate._caches_alone_without_hub():
-            assert constants.HF_HUB_OFFLINE is config.HF_HUB_OFFLINE is offline
-        assert constants.HF_HUB_OFFLINE is config.HF_HUB_OFFLINE is False
-    constants.HF_HUB_OFFLINE = True
-    with _evaluate._caches_alone_without_hub():
+    manager = Manager()
+    with _evaluate._data(["a"], manager):
         assert config.HF_HUB_OFFLINE
-    assert Session.asked == 2
+    assert calls == ["here"]
+    manager.local = False
+    with pytest.raises(forge.SettingsError, match="tasks a: .*a is not here"), _evaluate._data(["a"], manager):
+        pytest.fail("there are no data")
+    assert calls == ["here"] * 2 + ["head"]
+    assert constants.HF_HUB_OFFLINE is config.HF_HUB_OFFLINE is False
+    Session.answers = True
+    with _evaluate._data(["a"], manager):
+        assert config.HF_HUB_OFFLINE is False
+    assert calls[3:] == ["here", "head", "network"]
+    constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
+    with pytest.raises(forge.SettingsError), _evaluate._data(["a"], manager):
+        pytest.fail("the user wants no network")
+    assert calls[6:] == ["here"]

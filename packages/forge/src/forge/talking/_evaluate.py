@@ -81,10 +81,8 @@ def evaluate(
     models[Path(export).name] = export
     manager = _known_tasks(tasks, task_dir)
     asked = {"num_fewshot": num_fewshot, "limit": limit, "apply_chat_template": chat_template}
-    with _caches_alone_without_hub():
-        # A model may take minutes to load: data that cannot be had are found before.
-        with _failing(tasks):
-            manager.load(list(tasks))
+    # A model may take minutes to load: data that cannot be had are found before.
+    with _data(list(tasks), manager):
         found = {name: _score(path, name, model, list(tasks), manager, asked) for name, model in models.items()}
     try:
         report(path)
@@ -94,12 +92,39 @@ def evaluate(
 
 
 @contextmanager
-def _caches_alone_without_hub() -> Iterator[None]:
-    """Let the Hub's clients look into their caches alone where it does not answer within 5 s.
+def _data(tasks: list[str], manager: Any) -> Iterator[None]:
+    """Load the data of tasks from what is here, and from the Hub only what is not.
 
-    They would ask again for more than a minute for each task.
+    Without the Hub's answer its clients would ask again for more than a minute for each task.
+
+    Raises:
+        SettingsError: the data cannot be had.
+
     """
     import datasets
+    from huggingface_hub import constants
+
+    def set_offline(*values: bool) -> None:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = values
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    set_offline(True, True)
+    try:
+        with _failing(tasks):
+            try:
+                manager.load(tasks)
+            except ConnectionError:
+                if before[0] or not _hub_answers():
+                    raise
+                set_offline(*before)
+                manager.load(tasks)
+        yield
+    finally:
+        set_offline(*before)
+
+
+def _hub_answers() -> bool:
+    """Return whether the Hub answers within 5 s."""
     from huggingface_hub import constants, get_session
 
     reached: list[bool] = []
@@ -112,18 +137,11 @@ def _caches_alone_without_hub() -> Iterator[None]:
         else:
             reached.append(True)
 
-    if not constants.HF_HUB_OFFLINE:
-        # Looking up a host's address has no time limit of its own.
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(_HUB_SECONDS)
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    if reached != [True]:
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+    # Looking up a host's address has no time limit of its own.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_HUB_SECONDS)
+    return reached == [True]
 
 
 @contextmanager
