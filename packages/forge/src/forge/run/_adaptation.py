@@ -165,7 +165,9 @@ def _calibration(
         return list(_few_batches(_imitated(task, train, f"{setting}={MEASURING[setting]}", _OTHER_RANK), row_tokens(s)))
     place = root / "data" / "calibration"
     # As the task's own rows are: in its template, and no longer.
-    given = {name: getattr(s.data, name, None) for name in ("chat_template", "chat_template_kwargs", "max_seq_len")}
+    given: dict[str, Any] = {
+        name: getattr(s.data, name, None) for name in ("chat_template", "chat_template_kwargs", "max_seq_len")
+    }
     overflow: Any = "truncate" if given["max_seq_len"] else "drop"
     ranks.first(
         lambda: str(forge_data.prepare(path, tokenizer, place, on_overflow=overflow, progress=False, **given).fingerprint)

@@ -104,11 +104,11 @@ def _data(tasks: list[str], manager: Any) -> Iterator[None]:
     import datasets
     from huggingface_hub import constants
 
-    def set_offline(*values: bool) -> None:
+    def set_offline(values: tuple[bool, bool]) -> None:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = values
 
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    set_offline(True, True)
+    set_offline((True, True))
     try:
         with _failing(tasks):
             try:
@@ -116,11 +116,11 @@ def _data(tasks: list[str], manager: Any) -> Iterator[None]:
             except ConnectionError:
                 if before[0] or not _hub_answers():
                     raise
-                set_offline(*before)
+                set_offline(before)
                 manager.load(tasks)
         yield
     finally:
-        set_offline(*before)
+        set_offline(before)
 
 
 def _hub_answers() -> bool:

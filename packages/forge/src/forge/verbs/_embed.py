@@ -77,6 +77,7 @@ class Embed(Task):
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:  # noqa: ARG002 - texts are short
         """Tokenize the texts of each row."""
+        of_pairs: dict[str, Any] = {} if _of_labels(s) else _prefixes(s)
         return (forge_data.prepare_labelled if _of_labels(s) else forge_data.prepare_text_pairs)(
             path,
             tokenizer,
@@ -85,7 +86,7 @@ class Embed(Task):
             max_bad_rows=s.data.max_bad_rows,
             max_seq_len=s.data.max_seq_len,
             on_overflow=s.data.on_overflow,
-            **({} if _of_labels(s) else _prefixes(s)),
+            **of_pairs,
             **more,
         )
 
