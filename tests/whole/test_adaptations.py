@@ -51,8 +51,8 @@ CASES = [
     for verb in ("sft", "dpo")
     for name in ADAPTERS
 ]
-# In one process each, and with pairs each kind: beside the weights, in front of the tokens, in their place.
-ALONE = [*(("sft", name) for name in ADAPTERS), *(("dpo", name) for name in ("lora", "prefix", "osft"))]
+# In one process each, and with pairs in front of the tokens and in the weights' place; beside the weights is in test_verbs.py.
+ALONE = [*(("sft", name) for name in ADAPTERS), *(("dpo", name) for name in ("prefix", "osft"))]
 # Of two ranks: forms of weights that are divided (no module of the model, projected). LoRA is below, and quantised weights are
 # in forge-dist/loading/test_quantization.py.
 DIVIDED = [("sft", name) for name in ("prefix", "osft")]

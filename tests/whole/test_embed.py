@@ -11,6 +11,7 @@ import torch
 
 import forge
 
+from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .conftest import FRUITS, write_rows
 from .verbs import run_verb
@@ -202,7 +203,7 @@ def test_labelled_texts(model_dir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ci_keeps(["fsdp2"], ["ddp", "fsdp2"]))
 def test_two_ranks_make_the_same_steps(strategy: str, model_dir: Path, tmp_path: Path) -> None:
     """Every step's loss, figures and gradient norm are those of one process, however the steps are cut."""
     data = write_rows(tmp_path / "rows.jsonl", rows())

@@ -150,7 +150,7 @@ LORA: dict[str, Any] = {"adapter": "lora", "lora_r": 4, "target_modules": ("q_pr
 @pytest.mark.parametrize(
     ("division", "adapter"),
     ci_keeps(
-        [({"strategy": "ddp"}, {}), (EP, {})],
+        [(EP, {})],
         [
             ({"strategy": "ddp"}, {}),
             ({"strategy": "fsdp2"}, {}),

@@ -1,6 +1,7 @@
 """Traced templates write what transformers writes, and mark whose text it is."""
 
 import json
+from functools import cache
 
 import jinja2
 import pytest
@@ -69,9 +70,15 @@ def native(template, messages):
     return texts[0], marked[0] if marks else []
 
 
+@cache
+def compiled(template):
+    """A compiled template, once for all examples."""
+    return compile_template(template)[0]
+
+
 def ours(template, messages):
     expected = {"tools": None, "documents": None, "add_generation_prompt": False, "bos_token": "<s>", "eos_token": "</s>"}
-    return render(compile_template(template)[0], messages, expected)
+    return render(compiled(template), messages, expected)
 
 
 @pytest.mark.parametrize("template", SNIPPETS.values(), ids=SNIPPETS)

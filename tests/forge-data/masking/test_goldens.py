@@ -39,7 +39,7 @@ def test_the_page_is_the_templates_own_text(case):
     assert native(tokenizer_of(case.family), case.row, tokenize=False) == case.text
 
 
-@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("make", [MAKES[0], *(pytest.param(make, marks=pytest.mark.slow) for make in MAKES[1:])])
 @named(WRITTEN)
 def test_ids_and_labels(case, make):
     """The ids are the tokenizer's own, and exactly the text between the marks is learned."""
