@@ -73,7 +73,7 @@ function drawing(chart, box, keys) {
   const plot = new uPlot({
     width: Math.max(box.clientWidth, 200), height: HEIGHT, legend: { show: false }, series, bands,
     cursor: { sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false, dist: 5 }, bind: { dblclick: () => () => zoom(null, null) } },
-    scales: { x: { time: false, range: (_, low, high) => [low, high] }, y: log ? { distr: 3 } : { range: (_, low, high) => uPlot.rangeNum(low ?? 0, high ?? 1, 0.08, true) } },
+    scales: { x: { time: false, range: (_, low, high) => [low, high] }, y: log ? { distr: 3 } : { range: (_, low, high) => uPlot.rangeNum(low ?? 0, low || high ? high : 1, 0.08, true) } },
     axes: [
       { ...axis, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? short(tick) : "")), size: 32 },
       { ...axis, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick, chart.bytes))), size: chart.bytes ? 74 : 62 },
