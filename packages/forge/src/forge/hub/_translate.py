@@ -127,7 +127,7 @@ def translate(function: str, /, **given: Any) -> Call:
 
 
 def _refused(function: str, given: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return what the backend of a call has nothing of; raise where the call asks for its states."""
+    """Return what a call's backend has nothing of; refuse a call that asks for its states."""
     backend = given.get("backend", FORGE)
     refused = backend_class(backend).refused if isinstance(backend, str) and backend not in OWN_LOOP else {}
     why = refused.get("accelerate_full_state_at_epoch")
