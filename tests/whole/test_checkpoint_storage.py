@@ -144,6 +144,15 @@ def test_the_setting_is_refused_where_it_cannot_work(given: dict[str, Any], tmp_
     assert not [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
 
 
+def test_a_path_and_its_url_are_one_place(given: dict[str, Any], tmp_path: Path) -> None:
+    """A finished run that is fetched by the other spelling is that run, and is not trained again."""
+    url, run = tmp_path / "elsewhere", tmp_path / "run"
+    settings = {**given, "ckpt_output_dir": str(run), "max_steps": 1, "save_samples": 0}
+    first = forge.sft(**settings, checkpoint_storage=str(url))
+    shutil.rmtree(run)
+    assert forge.sft(**settings, checkpoint_storage=f"file://{url}") == first
+
+
 def test_what_was_fetched_for_a_refused_run_does_not_stay(given: dict[str, Any], tmp_path: Path) -> None:
     """The directory is as it was, so that the next command may name it for another run; the copy is untouched."""
     url, settings = tmp_path / "elsewhere", {**given, "max_steps": 1, "keep_full_state": True, "save_samples": 0}

@@ -75,6 +75,8 @@ def test_a_configuration_checks_its_settings() -> None:
         ForgeConfig(settings={"lr": 1.0}).to_args()
     with pytest.raises(SettingsError, match="nnodes=4 is what the cluster says"):
         ForgeConfig(settings={"nnodes": 4}).to_args()
+    with pytest.raises(SettingsError, match="settings must be a mapping from names to values, not \\['lora_r'\\]"):
+        ForgeConfig(settings=["lora_r"])  # ty: ignore
     with pytest.raises(SettingsError, match="peft_config must be one of LoraConfig"):
         ForgeConfig(peft_config={"r": 8})  # type: ignore[arg-type]
 

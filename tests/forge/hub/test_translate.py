@@ -180,6 +180,13 @@ def test_unknown_names():
         ("osft", {"lr_scheduler_kwargs": 3}, "mapping"),
         ("osft", {"save_final_checkpoint": False}, "a run ends with its model"),
         ("osft", {"osft": False}, "call sft"),
+        ("sft", {"backend": "trl", "enable_jit_checkpoint": True}, "no effect with backend=trl: it saves no full states"),
+        (
+            "sft",
+            {"backend": "instructlab-training", "accelerate_full_state_at_epoch": True},
+            "accelerate_full_state_at_epoch=True has no effect with backend=instructlab-training: a run that was stopped",
+        ),
+        ("osft", {"backend": "mini-trainer", "on_demand_checkpointing": True}, "on_demand_checkpointing=True has no effect"),
         ("sft", {"use_liger": "no"}, "use_liger must be True or False"),
         ("lora_sft", {"load_in_8bit": True}, "there are no 8 bits"),
         ("lora_sft", {"load_in_4bit": True, "use_dora": True}, "adapters of their own"),

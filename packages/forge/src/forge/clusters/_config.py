@@ -36,7 +36,7 @@ class ForgeConfig:
 
     recipe: str | Path | None = None
     """A YAML file of settings."""
-    settings: Mapping[str, object] = attrs.field(factory=dict, validator=attrs.validators.instance_of(Mapping))
+    settings: Mapping[str, object] = attrs.field(factory=dict)
     """Settings by name, which win over the recipe."""
     verb: str = "sft"
     """Training verb; a recipe's own line `verb:` must agree with it."""
@@ -46,6 +46,8 @@ class ForgeConfig:
     """How ranks share the model, in the words of KEP-2401."""
 
     def __attrs_post_init__(self) -> None:
+        if not isinstance(self.settings, Mapping):
+            raise SettingsError(f"settings must be a mapping from names to values, not {self.settings!r}.")
         if self.verb not in VERBS:
             raise SettingsError(f"there is no verb {self.verb!r}. Verbs: {', '.join(VERBS)}.")
         for name, kinds in (

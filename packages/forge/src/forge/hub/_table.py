@@ -33,7 +33,13 @@ KEYWORDS = (
         "callbacks",
         "`TrainingHubCallback` objects, which keep their state here, or forge's own; they cannot stop a run",
     ),
-    Parameter("enable_jit_checkpoint", "", "a signal saves, and ends with status 75", neutral=(True,), refused=SAVED),
+    Parameter(
+        "enable_jit_checkpoint",
+        "",
+        "a signal saves, and ends with status 75; refused beside another backend",
+        neutral=(True,),
+        refused=SAVED,
+    ),
     Parameter("checkpoint_storage", "checkpoint_storage", "a directory of this run's own; exports are copied too"),
 )
 PRETRAINING = (
@@ -105,7 +111,7 @@ SFT = (
     Parameter(
         "accelerate_full_state_at_epoch",
         "accelerate_full_state_at_epoch",
-        "states are saved every 30 minutes and on a signal too",
+        "states are saved every 30 minutes and on a signal too; refused beside another backend",
     ),
     Parameter("checkpoint_at_epoch", "checkpoint_at_epoch", "true where it is left out, as there; false in `forge.sft`"),
     *PRETRAINING,

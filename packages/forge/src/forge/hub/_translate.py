@@ -23,6 +23,8 @@ OWN_LOOP = frozenset({"unsloth", "art", "verl", "sentence-transformers"})
 VERBS_OF = {"lora_sft": "sft", "lora_grpo": "grpo", "embedding_sft": "embed"}
 """Function of training_hub → training verb, where it has another name."""
 _TOOLS = "forge.hub._tool_calls"
+_STATES = frozenset({"accelerate_full_state_at_epoch", "enable_jit_checkpoint", "on_demand_checkpointing"})
+"""Parameters that ask for states from which a stopped run goes on."""
 
 
 class Call(NamedTuple):
@@ -110,15 +112,32 @@ def translate(function: str, /, **given: Any) -> Call:
     if unknown_names:
         raise SettingsError(unknown(unknown_names, known | table.keys(), what=f"{function}: unknown parameter"))
     backend = given.get("backend", FORGE)
-    # What nobody asked for is not asked of a backend that has nothing of the kind.
-    refused = backend_class(backend).refused if isinstance(backend, str) and backend not in OWN_LOOP else {}
+    refused = _refused(function, given)
     for name, value in _defaults(function, given).items():
-        ended = name == "num_epochs" and settings.keys() & {"max_steps", "max_tokens"}
-        if name in known and name not in refused and not ended:
+        # What nobody asked for is not asked of a backend that has nothing of the kind.
+        if (
+            name in known
+            and name not in refused
+            and not (name == "num_epochs" and settings.keys() & {"max_steps", "max_tokens"})
+        ):
             settings.setdefault(name, value)
     if backend not in OWN_LOOP:
         settings["backend"] = backend
     return Call(verb, settings, callbacks)
+
+
+def _refused(function: str, given: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return what a call's backend has nothing of; refuse a call that asks for its states."""
+    backend = given.get("backend", FORGE)
+    refused = backend_class(backend).refused if isinstance(backend, str) and backend not in OWN_LOOP else {}
+    why = refused.get("accelerate_full_state_at_epoch")
+    for name in sorted(_STATES & given.keys()):
+        # In forge's own loop each is always so.
+        if given[name] is True and why is not None:
+            raise SettingsError(
+                f"{function}: {name}=True has no effect with backend={backend}: {why}. Leave it out, or choose backend=forge."
+            )
+    return refused
 
 
 def _verb(function: str, given: Mapping[str, Any]) -> str:

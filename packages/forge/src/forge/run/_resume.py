@@ -105,6 +105,10 @@ def same_request(path: Path, s: RunSettings) -> bool:
         name for name, origin in s.origins.items() if origin == "default" or origin.startswith(("chosen", "environment"))
     }
     place = DIVISION | {"ckpt_output_dir"}
+    for values in (before, now):
+        # A path and its URL are one place.
+        if isinstance(url := values.get("checkpoint_storage"), str):
+            values["checkpoint_storage"] = url.removeprefix("file://")
     return all(
         name in was_open if name in is_open else before.get(name, now[name]) == now[name] for name in now if name not in place
     )
