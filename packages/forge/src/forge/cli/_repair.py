@@ -131,7 +131,12 @@ def _last_state(path: Path) -> Path | None:
 
 
 def _states(path: Path) -> list[Path]:
-    """Return the full states of a run by their steps, whole or not; of a folder that may not be read PermissionError."""
+    """Return the full states of a run by their steps, whole or not.
+
+    Raises:
+        PermissionError: their folder may not be read.
+
+    """
     folder = path / STATES
     names = os.listdir(folder) if folder.is_dir() else []
     return sorted((folder / name for name in names if name.startswith("step_")), key=step_in)

@@ -173,7 +173,7 @@ def prepare(
 
 
 def _identity(task: Task, s: Any, start: Start, *, read: bool) -> dict[str, str]:
-    """Return a new run's number, its verb and the digests of its models; without `read` their names.
+    """Return a new run's number, its verb and its models' digests; without `read` their paths.
 
     A dry run writes nothing that these name, and to read them takes minutes where a model has 140 GB.
     """
