@@ -186,7 +186,7 @@ def _make_again(path: Path, verb: str, state: Path, damage: Damage, known: Mappi
 
 
 def _only_training(path: Path, verb: str, damage: Damage, lost: str) -> str:
-    """Say which command makes what is left; `lost` is what is wrong with the full state of the last step."""
+    """Say which command makes what is left; `lost` is what is wrong with the last full state."""
     if not damage.exports:
         return f"Only training again makes it: {again(path, verb)}."
     if in_the_way := [name for name in damage.exports if not_a_directory(path / FOLDER / name) is not None]:
