@@ -189,8 +189,8 @@ def _only_training(path: Path, verb: str, damage: Damage, lost: str) -> str:
     """Say which command makes what is left; `lost` is what is wrong with the last full state."""
     if not damage.exports:
         return f"Only training again makes it: {again(path, verb)}."
-    if in_the_way := [name for name in damage.exports if not_a_directory(path / FOLDER / name) is not None]:
-        return f"Move away what is in the place of {', '.join(in_the_way)}, and repair again."
+    if any(not_a_directory(path / FOLDER / name) is not None for name in damage.exports):
+        return "Repair again after that."
     why = f"The full state of its step is damaged too: {lost}" if lost else "No full state of its step was kept"
     counts = [count for name in damage.exports if (count := samples_of(name)) is not None]
     before = [state for state in _states(path) if not lost or state != _last_state(path)]
