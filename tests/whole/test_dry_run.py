@@ -51,6 +51,23 @@ def test_a_dry_run_says_what_would_happen(given: dict[str, Any], tmp_path: Path,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_reads_no_weights(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers of the files tell what it needs; a 70B's weights are read for minutes. Where a run is there it compares them."""
+    read: list[str] = []
+
+    def identify(path: str) -> str:
+        read.append(path)
+        return "0" * 64
+
+    monkeypatch.setattr("forge_dist.model_identity", identify)
+    words = ["sft", *words_of(given), "--ckpt-output-dir", str(tmp_path / "run")]
+    assert main([*words, "--dry-run"]) == 0
+    assert not read
+    assert main(words) == 0
+    assert main([*words, "--dry-run", "--learning-rate", "0.1"]) == 2
+    assert len(read) >= 2
+
+
 def test_a_plan_for_another_machine_is_not_refused_by_the_disk_of_this_one(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

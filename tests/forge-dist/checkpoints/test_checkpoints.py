@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forge_dist import CheckpointError, Checkpoints
-from forge_dist.checkpoints import _save as _checkpoint_save
+from forge_dist.checkpoints import _manifest, _save as _checkpoint_save
 
 from ..alone import Alone
 
@@ -87,6 +87,23 @@ def test_in_the_foreground_it_is_there_at_once(tmp_path):
     checkpoints.save(1, {"w": torch.ones(2)}, {})
     assert names(tmp_path) == ["latest", "step_1"]
     assert checkpoints._copy._buffers == {}
+
+
+def test_older_manifests_are_read_once(tmp_path, monkeypatch):
+    """The serial of a save goes on from those on disk, which are read before the first save alone: each has megabytes."""
+    make(tmp_path, background=False).save(1, {"w": torch.ones(2)}, {})
+    reads, real = [], _manifest.read_manifest
+
+    def counted(path, step):
+        reads.append(path.name)
+        return real(path, step)
+
+    monkeypatch.setattr(_manifest, "read_manifest", counted)
+    checkpoints = make(tmp_path, background=False, keep=5)
+    for step in (2, 3, 4):
+        checkpoints.save(step, {"w": torch.ones(2)}, {})
+    assert reads == ["step_1"]
+    assert [real(tmp_path / f"step_{step}", step).serial for step in (1, 2, 3, 4)] == [1, 2, 3, 4]
 
 
 def test_leaving_waits(tmp_path, monkeypatch):

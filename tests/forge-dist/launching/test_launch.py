@@ -333,20 +333,29 @@ def alive(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_workers_do_not_outlive_their_launcher(tmp_path):
-    """kill -9 of the launcher: its workers are gone within seconds, without anybody telling them."""
+@pytest.mark.parametrize("how", ["orphan", "hangs", "stopped"])
+def test_workers_do_not_outlive_their_launcher(how, tmp_path):
+    """kill -9 of the launcher: its workers are gone within seconds, without anybody telling them; also those in which no
+    thread of Python runs any more, in native code that holds its lock or stopped.
+    """
+    what = "hangs" if how == "hangs" else "orphan"
     (tmp_path / "worker.py").write_text(WORKER)
     code = (
         "import sys; from pathlib import Path; from forge_dist import *; here = Path(sys.argv[1]);"
-        " launch(topology(LaunchSettings(nproc_per_node=2), environ={}), [str(here / 'worker.py'), str(here), 'orphan'], "
+        " launch(topology(LaunchSettings(nproc_per_node=2), environ={}), [str(here / 'worker.py'), str(here), sys.argv[2]], "
         "log_dir=here)"
     )
     launcher = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", code, str(tmp_path), what], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
         pids = [int((tmp_path / f"ready_{rank}").read_text()) for rank in range(2)]
+        if how == "hangs":
+            time.sleep(0.5)
+        elif how == "stopped":
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
     finally:
         launcher.kill()
         launcher.wait()

@@ -232,6 +232,27 @@ def test_a_run_goes_on_in_its_directory(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in (tmp_path / "hf_format").iterdir()) == ["samples_4", "samples_8"]
 
 
+def test_metrics_are_durable_before_a_state_records_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`settle` returns a length that a machine which loses its power will find: the file itself was synced at it."""
+    published(tmp_path)
+    synced: dict[int, int] = {}
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with RunDirectory(tmp_path) as out:
+        out.publish("seed: 1\n")
+        out.metrics({"step": 3})
+        synced.clear()
+        length = out.settle()
+    file = tmp_path / "metrics.jsonl"
+    assert [line["step"] for line in lines(file)] == [1, 2, 3]
+    assert length == file.stat().st_size == synced[file.stat().st_ino]
+
+
 def test_a_refused_start_leaves_the_run_alone(tmp_path: Path) -> None:
     """An error before `publish` changes not a byte of the run in the directory, its log included."""
     published(tmp_path)

@@ -1,10 +1,12 @@
 """Report of a worker's exception: a file from which its launcher rebuilds the exception."""
 
 import builtins
+import ctypes
 import faulthandler
 import json
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -28,6 +30,8 @@ LAUNCHER = "FORGE_LAUNCHER_PID"
 BEATS = "FORGE_BEATS"
 
 _POLL_SECONDS = 0.5
+_PR_SET_PDEATHSIG = 1
+"""Option of Linux's prctl: the signal that a process gets when its parent dies."""
 _STATUSES = range(1, 256)
 """Exit statuses of a process that failed."""
 
@@ -208,8 +212,12 @@ def _is_exception(found: object) -> bool:
 def exit_with_launcher(launcher: int) -> None:
     """End this process (status 1) soon after its parent process, the launcher, is gone.
 
-    Nothing else would end it, and the next run would find it still writing.
+    Nothing else would end it, and the next run would find it still writing. On Linux the kernel kills it: no thread of Python
+    runs in a process that is stopped, or whose native code hangs with Python's lock, and it would hold the run's directory.
     """
+    with suppress(OSError, AttributeError):  # no such function elsewhere
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # Elsewhere, and for a launcher that was gone before.
     threading.Thread(target=_watch_launcher, args=(launcher,), name="forge-launcher-watch", daemon=True).start()
 
 

@@ -131,7 +131,12 @@ def _last_state(path: Path) -> Path | None:
 
 
 def _states(path: Path) -> list[Path]:
-    """Return the full states of a run by their steps, whole or not; of a folder that may not be read PermissionError."""
+    """Return the full states of a run by their steps, whole or not.
+
+    Raises:
+        PermissionError: their folder may not be read.
+
+    """
     folder = path / STATES
     names = os.listdir(folder) if folder.is_dir() else []
     return sorted((folder / name for name in names if name.startswith("step_")), key=step_in)
@@ -181,11 +186,11 @@ def _make_again(path: Path, verb: str, state: Path, damage: Damage, known: Mappi
 
 
 def _only_training(path: Path, verb: str, damage: Damage, lost: str) -> str:
-    """Say which command makes what is left; `lost` is what is wrong with the full state of the last step."""
+    """Say which command makes what is left; `lost` is what is wrong with the last full state."""
     if not damage.exports:
         return f"Only training again makes it: {again(path, verb)}."
-    if in_the_way := [name for name in damage.exports if not_a_directory(path / FOLDER / name) is not None]:
-        return f"Move away what is in the place of {', '.join(in_the_way)}, and repair again."
+    if any(not_a_directory(path / FOLDER / name) is not None for name in damage.exports):
+        return "Repair again after that."
     why = f"The full state of its step is damaged too: {lost}" if lost else "No full state of its step was kept"
     counts = [count for name in damage.exports if (count := samples_of(name)) is not None]
     before = [state for state in _states(path) if not lost or state != _last_state(path)]

@@ -30,7 +30,7 @@ from forge.run._positions import check_positions
 from forge.run._resume import ORDER, compare_model, compare_order, compare_settings, former_tokens, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
-from forge.run._starting_model import starting_model
+from forge.run._starting_model import Start, starting_model
 from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores
 from forge.saving._damage import has_result, refuse_damaged_run
 from forge.saving._full_state import ended_for_good, finished_error
@@ -103,13 +103,7 @@ def prepare(
         )
     check_shards(s, shards)
     start, tokenizer = starting_model(task, s, out, report)
-    models = {"model": s.model.model_path, **task.other_models(s)}
-    identity = {
-        "run": secrets.token_hex(8),
-        "verb": task.name,
-        **{name: forge_dist.model_identity(at) for name, at in models.items()},
-        **({"base_model": forge_dist.model_identity(start.path)} if start.new_ids else {}),
-    }
+    identity = _identity(task, s, start, read=out.resuming or not dry)
     with _replacing_stepless(out, report):
         if out.resuming:
             found_identity = compare_model(out.path, identity)
@@ -177,6 +171,16 @@ def prepare(
         "chosen": chosen,
         "disk": _check_room(task, found, start.path, memory, out.path, report, target),
     }
+
+
+def _identity(task: Task, s: Any, start: Start, *, read: bool) -> dict[str, str]:
+    """Return a new run's number, its verb and its models' digests; without `read` their paths.
+
+    A dry run writes nothing that these name, and to read them takes minutes where a model has 140 GB.
+    """
+    models = {"model": s.model.model_path, **task.other_models(s), **({"base_model": start.path} if start.new_ids else {})}
+    digests = {name: forge_dist.model_identity(path) if read else path for name, path in models.items()}
+    return {"run": secrets.token_hex(8), "verb": task.name, **digests}
 
 
 def _with_checkpointing(
