@@ -190,7 +190,7 @@ def test_restarts(run, tmp_path):
 
 
 def wait_for(*paths):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while not all(path.exists() and path.read_text() for path in paths):
         assert time.monotonic() < end, f"{paths} did not appear"
         time.sleep(0.02)

@@ -128,7 +128,7 @@ def test_a_port_that_is_taken():
 def test_elastic_nodes_meet_and_are_missed():
     """An elastic run starts with the nodes that came, and says so where there were too few."""
     place = f"127.0.0.1:{free_port()}"
-    alone = topology(LaunchSettings(nnodes="1:2", rdzv_endpoint=place, rdzv_id="a", connect_seconds=12.0), environ={})
+    alone = topology(LaunchSettings(nnodes="1:2", rdzv_endpoint=place, rdzv_id="a", connect_seconds=24.0), environ={})
     with pytest.raises(LaunchError, match="did not meet at .*rdzv_id"):
         few = topology(LaunchSettings(nnodes="2:3", rdzv_endpoint=place, rdzv_id="b", connect_seconds=1.0), environ={})
         make_rendezvous(few).next_rendezvous()
