@@ -202,7 +202,8 @@ def test_what_may_not_be_read_is_named(closed: str, run: Path) -> None:
     shutil.rmtree(run / "hf_format" / "best")
     (run / "hf_format" / "best.json").unlink()
     (run / LAST / "model.safetensors").write_bytes(b"")
-    with tempfile.TemporaryDirectory() as home:
+    # Not in the folder of these tests, which may be closed to others.
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:  # noqa: S108
         copy = shutil.copytree(run, Path(home, "run"))
         before = content(copy)
         for entry in (Path(home), copy, *copy.rglob("*")):
