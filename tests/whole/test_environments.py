@@ -100,3 +100,38 @@ def test_torch_is_pinned(name: str) -> None:
     assert len(torch) == 2
     assert len(set(torch)) == 1
     assert re.fullmatch(r"torch==\d+\.\d+\.\d+", torch[0])
+
+
+FOLDERS = ("docs", "packages", "benchmarks", "tools", "examples")
+COMMAND = re.compile(r"hatch (?:-v )?run (?:([a-z]+):)?([a-z_]+)(?![\w.=:-])")
+"""`hatch run NAME`, and `hatch run ENVIRONMENT:NAME`."""
+PROGRAMS = {"python", "pytest", "pyrefly"}
+"""What an environment of the tests has without a script of that name."""
+
+
+def unknown_commands(text: str) -> list[str]:
+    """Commands of a text for which no environment has a script."""
+    found = []
+    for environment, name in COMMAND.findall(text):
+        scripts = inherited(environment or "default", "scripts") if (environment or "default") in ENVIRONMENTS else None
+        if name not in (scripts or {}) and not (environment in ENVIRONMENTS and name in PROGRAMS):
+            found.append(f"{environment}:{name}" if environment else name)
+    return found
+
+
+def test_a_command_without_a_script_is_found() -> None:
+    """The test below finds what it is for."""
+    assert unknown_commands("`hatch run quick`, `hatch -v run bench:sft`, `hatch run peers:python x.py`") == []
+    assert unknown_commands("`hatch run nothing` and `hatch run bench:nothing`, `hatch run no:sft`") == [
+        "nothing", "bench:nothing", "no:sft"
+    ]  # fmt: skip
+
+
+def test_every_command_of_the_pages_is_there() -> None:
+    """What pages and sources tell to run with hatch is a script of hatch.toml."""
+    files = [
+        ROOT / "README.md",
+        *(file for folder in FOLDERS for end in ("md", "py") for file in (ROOT / folder).rglob(f"*.{end}")),
+    ]
+    unknown = {str(file.relative_to(ROOT)): unknown_commands(file.read_text(encoding="utf-8")) for file in files}
+    assert {file: names for file, names in unknown.items() if names} == {}

@@ -203,7 +203,7 @@ def test_what_may_not_be_read_is_named(closed: str, run: Path) -> None:
     (run / "hf_format" / "best.json").unlink()
     (run / LAST / "model.safetensors").write_bytes(b"")
     # Not in the folder of these tests, which may be closed to others.
-    with tempfile.TemporaryDirectory(dir="/tmp") as home:  # noqa: S108
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:
         copy = shutil.copytree(run, Path(home, "run"))
         before = content(copy)
         for entry in (Path(home), copy, *copy.rglob("*")):
