@@ -46,14 +46,14 @@ def contents(store):
 
 @pytest.mark.slow
 def test_any_number_of_workers_and_one_row_alone(tmp_path):
-    """1, 2 and 3 workers write the same bytes over several chunks; rows add up, and each sample is its row's."""
+    """One worker and three write the same bytes over several chunks; rows add up, and each sample is its row's."""
     rows, limit = nasty_rows("qwen3", 2_300_000), 1_500
     data = tmp_path / "train.jsonl"
     data.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     tokenizer = FAMILIES["qwen3"].tokenizer()
     stores = [
         prepare(data, tokenizer, tmp_path / f"store-{workers}", max_seq_len=limit, num_proc=workers, progress=False)
-        for workers in (1, 2, 3)
+        for workers in (1, 3)
     ]
     first, *others = [contents(store) for store in stores]
     assert all(other == first for other in others)
