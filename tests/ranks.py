@@ -7,6 +7,7 @@ arguments.
 
 import contextlib
 import importlib
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -113,8 +114,10 @@ def _results(pipes, processes, timeout):
             try:
                 kind, when, payload = pickle.loads(pipe.recv_bytes())
             except EOFError:
-                ended = RuntimeError(f"rank {rank} ended with status {_status(processes[rank])} and without a result")
-                failures.append((time.monotonic(), rank, ended))
+                status = _status(processes[rank])
+                ended = RuntimeError(f"rank {rank} ended with status {status} and without a result")
+                # Others may say that they lost a rank before its end is seen here: a signal came before what follows from it.
+                failures.append((time.monotonic() if status >= 0 else -math.inf, rank, ended))
                 kind = "ended"
             if kind == "result":
                 answers[rank] = payload

@@ -271,6 +271,25 @@ def test_steps_are_recorded_while_they_are_written(tmp_path: Path) -> None:
     assert follower.last == out.lines[0]
 
 
+def test_steps_are_recorded_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that writes each line in a task of its own writes two steps the other way round, at once or one look later."""
+    out: Any = Out()
+    file = tmp_path / "log.jsonl"
+    follower = Follower(MiniTrainerBackend(), file, out)
+    monkeypatch.setattr(MiniTrainerBackend, "line", lambda _self, logged: logged)
+
+    def look(*steps: int) -> list[int]:
+        with file.open("a") as more:
+            more.writelines(json.dumps({"step": step}) + "\n" for step in steps)
+        follower._record()
+        return [line["step"] for line in out.lines]
+
+    assert look(2, 1) == []
+    assert look(4) == [1, 2]
+    assert look(3, 5) == [1, 2, 3, 4]
+    assert look() == [1, 2, 3, 4, 5]
+
+
 def test_what_cannot_be_recorded_is_raised(tmp_path: Path) -> None:
     """A full disk, or a line that is none, ends the run with an error; a failure of the library itself comes first."""
     out: Any = Out()

@@ -284,6 +284,7 @@ class Follower:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._read = 0
+        self._held: list[dict[str, Any]] = []
         self._failed: Exception | None = None
 
     def __enter__(self) -> Self:
@@ -301,11 +302,16 @@ class Follower:
             while not self._done.wait(_POLL_SECONDS):
                 self._record()
             self._record()
+            self._write(self._held)
         except Exception as error:  # noqa: BLE001 - raised in the thread that waits for this one
             self._failed = error
 
     def _record(self) -> None:
-        """Record the whole lines that were written since."""
+        """Record the steps that were there at the last look, and hold those that were written since.
+
+        A library that writes each line in a task of its own (instructlab-training) writes two steps in any order.
+        """
+        known, found = {line["step"] for line in self._held}, list(self._held)
         with contextlib.suppress(FileNotFoundError), self._file.open("rb") as file:
             file.seek(self._read)
             written = file.read()
@@ -314,8 +320,16 @@ class Follower:
             for logged in whole.splitlines():
                 line = self._backend.line(json.loads(logged))
                 if line is not None:
-                    self._out.metrics(line)
-                    self.last = line
+                    found.append(line)
+        found.sort(key=lambda line: line["step"])
+        ready = sum(line["step"] <= max(known, default=-1) for line in found)
+        self._write(found[:ready])
+        self._held = found[ready:]
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            self._out.metrics(line)
+            self.last = line
 
 
 def exports(folder: Path) -> Iterator[tuple[float, Path]]:
