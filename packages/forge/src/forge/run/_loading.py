@@ -78,8 +78,7 @@ def _load_in_some_way(
             continue
         name, reason = way.attention.value.name, way.attention.reason
         if refusals:
-            # Without what to do about it, which was done.
-            refusal = str(refusals[0]).partition(". ")[0]
+            refusal = _without_remedy(refusals[0])
             reason = f"{name}: the first choice does not fit this model ({refusal})"
             why = why if packed else f"{refusal}; {why}"
         if s.device.attention == "auto":
@@ -91,7 +90,7 @@ def _load_in_some_way(
     if (s.packing.packing == "on" or s.strategy.cp_size > 1) and leaks:
         raise _no_packing(s, leaks[0]) from leaks[0]
     if leaks and leaks[-1] is refusals[-1] and len(refusals) > 1:
-        first = str(refusals[0]).partition(". ")[0]
+        first = _without_remedy(refusals[0])
         raise forge_algos.PackedBatchError(f"{first}. Its samples cannot run alone either: {leaks[-1]}") from leaks[-1]
     raise refusals[0]
 
@@ -167,13 +166,18 @@ def _try_way(task: Task, s: Any, machine: forge_accel.Accelerator, way: _Way) ->
 
 
 def _no_packing(s: Any, leak: Exception) -> Exception:
+    why = _without_remedy(leak)
     if (sharing := s.strategy.cp_size) > 1:
-        why = str(leak).partition(". ")[0].partition(": use ")[0]
         return forge_algos.PackedBatchError(
             f"cp_size={sharing} cuts packed rows over ranks, which this model does not allow: {why}. "
             "Leave cp_size out; tp_size and activation_checkpointing=true make room in other ways."
         )
-    return forge_algos.PackedBatchError(f"packing=on: {str(leak).removesuffix('.')}. With packing=auto its samples run alone.")
+    return forge_algos.PackedBatchError(f"packing=on: {why}. With packing=auto its samples run alone.")
+
+
+def _without_remedy(refusal: Exception) -> str:
+    """Return what an error found, without what to do about it: another way is taken, or named in its place."""
+    return str(refusal).partition(". ")[0].partition(": use ")[0].removesuffix(".")
 
 
 def _without_frames(error: Exception) -> Exception:
