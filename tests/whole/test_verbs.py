@@ -11,6 +11,7 @@ import torch
 import yaml
 
 import forge
+import forge_algos
 from forge.verbs._registry import VERBS as TABLE
 
 from ..lanes import ci_keeps
@@ -103,6 +104,31 @@ def test_with_lora(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> 
         getattr(forge, verb)(**given, reference="adapter_off", ckpt_output_dir=tmp_path / "off")
         stored, off = ([line["loss"] for line in metrics(tmp_path / name) if "loss" in line] for name in ("run", "off"))
         assert stored == pytest.approx(off, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_rewards_that_teach_nothing(
+    model_dir: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rewards that are no numbers end a run at its first rollout; those that are all alike are said, once."""
+    functions = {"mute": "None", "lost": "float('nan')", "same": "1.0"}
+    body = "".join(
+        f"def {name}(completions, **_):\n    return [{value} for _ in completions]\n\n\n" for name, value in functions.items()
+    )
+    (tmp_path / "forge_test_mute.py").write_text(body)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = settings_of("grpo", model_dir, folder)
+    for name in ("mute", "lost"):
+        given["reward"] = (f"forge_test_mute:{name}",)
+        with pytest.raises(
+            forge_algos.RewardError, match=rf"forge_test_mute:{name} gave no number .* completions of .*:\d"
+        ) as got:
+            forge.grpo(**given, ckpt_output_dir=tmp_path / name)
+        assert got.value.exit_status == 2
+        assert not (tmp_path / name / "hf_format").exists()
+    capfd.readouterr()
+    forge.grpo(**given | {"reward": ("forge_test_mute:same",)}, ckpt_output_dir=tmp_path / "same")
+    assert capfd.readouterr().err.count("same reward, for every prompt; nothing but the KL is learned") == 1
 
 
 def test_dpo_begins_at_ln_2(model_dir: Path, folder: Path, tmp_path: Path) -> None:

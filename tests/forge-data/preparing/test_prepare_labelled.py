@@ -48,6 +48,7 @@ def test_too_long(tmp_path, chatml_tokenizer):
     ("row", "message"),
     [
         ({"text": "a", "label": 1.5}, "field label is float 1.5, which is no label"),
+        ({"text": "a", "label": ["x", "y"]}, "the labels of a text that has several are the field labels"),
         ({"text": "a", "label": " "}, "field label is an empty text"),
         ({"text": "a", "labels": "x"}, "field labels is the string 'x'; it must be a list"),
         ({"text": "a", "labels": ["x", None]}, r"field labels\[1\] is null"),

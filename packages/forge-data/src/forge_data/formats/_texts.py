@@ -60,6 +60,8 @@ def _checked(place: str, field: str, label: object) -> str | int:
     """Return a label as it is: a text, or a whole number."""
     if isinstance(label, bool) or not isinstance(label, (int, str)):
         remedy = "write it as a text" if isinstance(label, (bool, float)) else "it must be a text or a whole number"
+        if isinstance(label, (list, tuple)) and field == "label":
+            remedy = "the labels of a text that has several are the field labels"
         raise DataError(f"{place}: field {field} is {describe(label)}, which is no label: {remedy}")
     if isinstance(label, int):
         return label

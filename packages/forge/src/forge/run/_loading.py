@@ -176,7 +176,7 @@ def _no_packing(s: Any, leak: Exception) -> Exception:
 
 
 def _without_remedy(refusal: Exception) -> str:
-    """Return what an error found, without what to do about it: another way is taken, or named in its place."""
+    """Return what an error found, without its remedy: another is taken, or named."""
     return str(refusal).partition(". ")[0].partition(": use ")[0].removesuffix(".")
 
 

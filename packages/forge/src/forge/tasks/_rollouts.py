@@ -39,7 +39,7 @@ class RolloutSteps:
         run.report.note(f"prompts: {'computed once a group' if self._shares else 'computed once a completion'}: {why}")
         self._server = None if self._own.sampler == "transformers" else SamplingServer(run, end_ids(run))
         self._sampler = sampler_of(run) if self._server is None else self._server.sampler
-        self._loaded = False
+        self._loaded = self._said = False
         self._episodes = None if self._own.env is None else _episodes(run)
         self._rewards = _rewards(run)
         self._held_out: forge_algos.online.Rollout | None = None
@@ -98,6 +98,7 @@ class RolloutSteps:
             return forge_algos.online.Rollout.read(file)
         rows = [int(i) for i in run.plan.samples(planned)]
         made = self._make(run.train, rows, step_seed(run.settings.plan.seed, planned, 0))
+        self._warn_of_nothing_learned(made, planned)
 
         def write() -> None:
             with writing(file):
@@ -108,6 +109,34 @@ class RolloutSteps:
         figures = {name: value for name, value in made.figures().items() if value == value}  # noqa: PLR0124 - NaN is not equal
         run.metrics({"step": planned * self._updates, **{f"rollout_{name}": value for name, value in figures.items()}})
         return made
+
+    def _warn_of_nothing_learned(self, made: forge_algos.online.Rollout, planned: int) -> None:
+        """Refuse a first rollout without a score, and warn once of a later one that teaches nothing."""
+        scored = int((~np.isnan(made.rewards)).sum())
+        names = ", ".join(made.scores)
+        step = planned * self._updates + 1
+        nothing = "nothing but the KL" if self._own.kl_weight else "nothing"
+        if not scored and not planned:
+            first, last = (self._run.train.source(row(made.prompt_rows)) for row in (min, max))
+            raise forge_algos.RewardError(
+                f"no completion of the first rollout could be scored: {names} gave no number (None or NaN, or an error that "
+                f"on_reward_error=skip passes over) for any of {len(made.rewards):,} completions of {first} to {last}, so "
+                "there is nothing to learn from; return a number for those that can be scored"
+            )
+        if not scored:
+            self._say_once(f"WARNING: step {step}: {names} gave no completion a number; {nothing} is learned from this rollout")
+        elif not made.advantages.any():
+            self._say_once(
+                f"WARNING: step {step}: {names} gave all completions of a prompt the same reward, for every prompt; {nothing} "
+                "is learned from this rollout. Where that goes on: a reward that tells them apart, more num_generations, or a "
+                "higher temperature"
+            )
+
+    def _say_once(self, line: str) -> None:
+        """Print and log a line unless one was before."""
+        if not self._said:
+            self._run.report.note(line)
+        self._said = True
 
     def _make(self, prompts: Any, rows: Any, seed: int) -> forge_algos.online.Rollout:
         """Sample completions of rows of prompts, and reward them."""
