@@ -118,8 +118,8 @@ def _stat(name: str) -> tuple[Path, int]:
 
 
 def _not_loaded(name: str, directory: Path | None, error: Exception) -> str:
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    reason = reason.rstrip(".:")
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    reason = line.rstrip(".:")
     if isinstance(error, ImportError):
         return f"the tokenizer of {name!r} was not loaded: a package that it needs cannot be imported: {reason}; install it"
     if directory is not None:
@@ -127,8 +127,10 @@ def _not_loaded(name: str, directory: Path | None, error: Exception) -> str:
             files = ", ".join(sorted(path.name for path in directory.iterdir())[:8]) or "nothing"
         except OSError as unlisted:
             files = f"what cannot be listed: {unlisted.strerror}"
+        # A line that ends so is the head of a list of ways to make one, none of which is meant.
+        why = "" if line.endswith(":") else f": {reason}"
         return (
-            f"no usable tokenizer in the directory {name!r} (it holds {files}): {reason}; it needs tokenizer.json, and "
+            f"no usable tokenizer in the directory {name!r} (it holds {files}){why}; it needs tokenizer.json, and "
             "tokenizer_config.json for its special tokens"
         )
     return (
