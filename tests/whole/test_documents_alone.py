@@ -67,6 +67,7 @@ def test_a_packed_row_is_refused_where_it_is_asked_for(name: str, saved: Callabl
             model_path=str(saved(name)), data_path=str(rows(tmp_path)), ckpt_output_dir=str(run), packing="on", **SETTINGS
         )
     assert raised.value.exit_status == 2  # type: ignore[attr-defined]
+    assert ".." not in str(raised.value)
     assert not run.exists()
 
 
