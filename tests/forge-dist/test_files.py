@@ -4,10 +4,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
-from forge_dist import ExportError, atomic_directory, check_guards, file_damage, file_hash, guarded, write_text_atomically
+from forge_dist import (
+    ExportError,
+    atomic_directory,
+    check_guards,
+    file_damage,
+    file_hash,
+    guarded,
+    unreadable,
+    write_text_atomically,
+)
 
 SLOW_BODY = """
 import sys, time
@@ -84,6 +94,34 @@ def test_what_is_wrong_with_a_file(tmp_path):
     file.rmdir()
     file.symlink_to(file)
     assert "cannot be read (Too many levels" in file_damage(file, size, sha256)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="root alone can be somebody else for a moment")
+@pytest.mark.parametrize(
+    ("closed", "asked"),
+    [("run", "run/full_state/step_4/manifest.json"), ("run/full_state", "run/full_state"), ("run/full_state/step_4/m", None)],
+)
+def test_whose_a_closed_place_is(closed, asked):
+    """The first part of the path that is closed, its owner and mode, and who asks; None where it is open, or not there."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:  # the folder of these tests may be closed itself
+        os.chmod(home, 0o755)
+        os.makedirs(os.path.join(home, "run/full_state/step_4"))
+        with open(os.path.join(home, "run/full_state/step_4/m"), "w"):
+            pass
+        place = os.path.join(home, asked or closed)
+        if os.path.exists(place):
+            assert unreadable(place) is None
+        os.chmod(os.path.join(home, closed), 0o600)
+        os.seteuid(65534)
+        try:
+            said, open_there, nothing = unreadable(place), unreadable(home), unreadable(os.path.join(home, "nothing"))
+        finally:
+            os.seteuid(0)
+        whose = f"{home}/{closed} belongs to root (uid 0), with mode 0600, and "
+        assert said.startswith(whose)
+        assert "uid 65534" in said.removeprefix(whose)
+        assert said.endswith(" may not read it")
+        assert (open_there, nothing) == (None, None)
 
 
 def test_who_comes_second_loses(tmp_path):

@@ -68,6 +68,7 @@ def test_a_packed_row_is_refused_where_it_is_asked_for(name: str, saved: Callabl
         )
     assert raised.value.exit_status == 2  # type: ignore[attr-defined]
     assert "another attention" not in str(raised.value)  # one remedy, which works
+    assert ".." not in str(raised.value)
     assert not run.exists()
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -195,28 +198,91 @@ def test_a_directory_in_the_place_of_an_exports_file(given: dict[str, Any], run:
     assert forge.repair(run).endswith("is whole again.")
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="root alone can be somebody else for a moment")
-@pytest.mark.parametrize("closed", ["full_state", "hf_format", LAST])
-def test_what_may_not_be_read_is_named(closed: str, run: Path) -> None:
-    """A folder that is closed to whoever repairs is named, and not taken for one that is missing; nothing changes."""
-    shutil.rmtree(run / "hf_format" / "best")
-    (run / "hf_format" / "best.json").unlink()
-    (run / LAST / "model.safetensors").write_bytes(b"")
+ROOT_ALONE = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="root alone can be somebody else for a moment"
+)
+
+
+@pytest.fixture(scope="module")
+def open_to_all(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The settings with model and rows where everybody may read them, and the finished run in `home` there."""
     # Not in the folder of these tests, which may be closed to others.
     with tempfile.TemporaryDirectory(dir="/tmp") as home:
-        copy = shutil.copytree(run, Path(home, "run"))
-        before = content(copy)
-        for entry in (Path(home), copy, *copy.rglob("*")):
+        asked = dict(given)
+        for name in ("model_path", "data_path", "eval_data_path"):
+            copy = shutil.copytree if Path(given[name]).is_dir() else shutil.copyfile
+            asked[name] = str(copy(given[name], Path(home, f"{name}_{Path(given[name]).name}")))
+        forge.sft(**asked, keep_full_state=True, ckpt_output_dir=Path(home, "finished"))
+        for entry in (Path(home), *Path(home).rglob("*")):
             os.chown(entry, NOBODY, NOBODY)
-        (copy / closed).chmod(0)
-        os.seteuid(NOBODY)
-        try:
-            with pytest.raises(forge.RunDirectoryError, match=rf"{closed}.*Permission denied") as caught:
-                forge.repair(copy)
-        finally:
-            os.seteuid(0)
-        assert caught.value.exit_status == 2
-        assert content(copy) == before
+        yield asked
+
+
+@pytest.fixture
+def theirs(open_to_all: dict[str, Any]) -> Iterator[Path]:
+    """A copy of the run that another user has, whose export is damaged and has no twin."""
+    home = Path(open_to_all["model_path"]).parent
+    copy = Path(shutil.copytree(home / "finished", home / "run"))
+    shutil.rmtree(copy / "hf_format" / "best")
+    (copy / "hf_format" / "best.json").unlink()
+    (copy / LAST / "model.safetensors").write_bytes(b"")
+    for entry in (copy, *copy.rglob("*")):
+        os.chown(entry, NOBODY, NOBODY)
+    yield copy
+    shutil.rmtree(copy)
+
+
+@contextmanager
+def nobody(run: Path) -> Iterator[None]:
+    """Be that user for a moment; the run's files stay as they were."""
+    before = content(run)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+    assert content(run) == before
+
+
+@ROOT_ALONE
+@pytest.mark.parametrize("closed", ["full_state", "hf_format", LAST])
+def test_what_may_not_be_read_is_named(closed: str, theirs: Path) -> None:
+    """A folder that is closed to whoever repairs is named, and not taken for one that is missing; nothing changes."""
+    (theirs / closed).chmod(0)
+    with nobody(theirs), pytest.raises(forge.RunDirectoryError, match=rf"{closed} belongs to nobody .*mode 0000") as caught:
+        forge.repair(theirs)
+    assert caught.value.exit_status == 2
+
+
+@ROOT_ALONE
+@pytest.mark.parametrize(
+    ("closed", "command"),
+    [
+        *(("full_state", command) for command in ("repair", "again", "more epochs", "goes on", "resume")),
+        *(("full_state/step_4", command) for command in ("repair", "goes on")),
+    ],
+)
+def test_full_states_of_another_user_are_not_taken_for_lost(
+    closed: str, command: str, open_to_all: dict[str, Any], theirs: Path
+) -> None:
+    """What may not be read, whose it is, what to do: by its repair, and by each start that would go on from there."""
+    os.chown(theirs / closed, 0, 0)
+    (theirs / closed).chmod(0o700)
+    asked = open_to_all | {"keep_full_state": True, "ckpt_output_dir": theirs}
+    if command == "more epochs":
+        asked["num_epochs"] = 2
+    elif command == "goes on":
+        (theirs / "result.json").unlink()
+    elif command == "resume":
+        asked["resume"] = str(theirs / "full_state" / "step_4")
+    with nobody(theirs), pytest.raises(forge.ForgeError) as caught:
+        forge.repair(theirs) if command == "repair" else forge.sft(**asked)
+    assert caught.value.exit_status == 2
+    said = str(caught.value)
+    whose = r"belongs to root \(uid 0\), with mode 0700, and nobody \(uid 65534\) may not read it"
+    assert re.search(rf"{theirs / closed} {whose}\. Have it given to this user", said)
+    assert "kept" not in said
+    assert "removed" not in said
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
 """Damage of every kind to every file of a full state: named, and the one before it is taken."""
 
+import builtins
+import io
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -157,6 +161,28 @@ def test_a_renamed_one_is_not_taken_for_another_step(root):
     found, message = newest(root)
     check_is(found, 30)
     assert "is of step 20" in message[0]
+
+
+@pytest.mark.parametrize("closed", ["", "step_30", "step_30/manifest.json", "step_30/rank_0.safetensors"])
+def test_one_that_may_not_be_read_is_not_passed_over(root, closed, monkeypatch):
+    """It is no damage: an older one would be taken, and this one deleted. Whose it is is said, and nothing changes."""
+    place = root / closed
+    before = sorted(root.rglob("*"))
+
+    def refusing(call):
+        def refused(path, *rest, **more):
+            if not isinstance(path, int) and place in (Path(path), *Path(path).parents):
+                raise PermissionError(13, "Permission denied", str(path))
+            return call(path, *rest, **more)
+
+        return refused
+
+    for owner, name in ((os, "listdir"), (os, "scandir"), (io, "open"), (builtins, "open")):
+        monkeypatch.setattr(owner, name, refusing(getattr(owner, name)))
+    with pytest.raises(CheckpointError, match=rf"^{place}\S* belongs to .* may not read it. .* is not passed over"):
+        newest(root)
+    monkeypatch.undo()
+    assert sorted(root.rglob("*")) == before
 
 
 def test_none_is_whole(root):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         file_damage as file_damage,
         file_hash as file_hash,
         guarded as guarded,
+        unreadable as unreadable,
         write_bytes_atomically as write_bytes_atomically,
         write_text_atomically as write_text_atomically,
     )
@@ -79,7 +80,8 @@ __version__ = "0.4.0"
 _PUBLIC = {
     "_errors": "CheckpointError ExportError ForgeDistError LaunchError MeetingError ModelError StallError StrategyError "
     "WorkerError",
-    "_files": "atomic_directory check_guards file_damage file_hash guarded write_bytes_atomically write_text_atomically",
+    "_files": "atomic_directory check_guards file_damage file_hash guarded unreadable write_bytes_atomically "
+    "write_text_atomically",
     "_settings": "CheckpointSettings LaunchSettings ModelSettings StrategySettings",
     "_strategy_table": "StrategySpec",
     "_temporary": "temporary_folder",

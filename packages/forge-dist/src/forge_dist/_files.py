@@ -72,6 +72,49 @@ def file_hash(path: str | os.PathLike[str]) -> tuple[int, str]:
         return os.fstat(stream.fileno()).st_size, digest
 
 
+def unreadable(path: str | os.PathLike[str]) -> str | None:
+    """Return why this user may not read a file or directory; None where it may.
+
+    The text names the first part of the path that is closed, whose that is, its mode, and the user of this process. What is
+    not there is not closed.
+    """
+    place = Path(os.path.abspath(path))
+    for part in (*reversed(place.parents), place):
+        try:
+            found = os.stat(part)
+        except PermissionError:
+            return _closed(part.parent)
+        except OSError:
+            return None
+    try:
+        if stat.S_ISDIR(found.st_mode):
+            os.scandir(place).close()
+        elif stat.S_ISREG(found.st_mode):  # to open a pipe may never end
+            place.open("rb").close()
+    except PermissionError:
+        return _closed(place)
+    except OSError:
+        return None
+    return None
+
+
+def _closed(place: Path) -> str:
+    found = os.stat(place)
+    # Windows, which has no such users, gives every file to number 0.
+    user = _user_name(os.geteuid()) if hasattr(os, "geteuid") else "this user"
+    whose = f"{_user_name(found.st_uid)}, with mode {stat.S_IMODE(found.st_mode):04o}"
+    return f"{place} belongs to {whose}, and {user} may not read it"
+
+
+def _user_name(number: int) -> str:
+    try:
+        import pwd
+
+        return f"{pwd.getpwuid(number).pw_name} (uid {number})"
+    except (ImportError, KeyError):
+        return f"uid {number}"
+
+
 def size_damage(path: str | os.PathLike[str], size: int) -> str | None:
     """Return what is wrong with a file of which the size was recorded; it is not read.
 

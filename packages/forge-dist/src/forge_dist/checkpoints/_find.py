@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_dist._errors import CheckpointError
+from forge_dist._files import unreadable
 from forge_dist.checkpoints._folder import listed, step_of
 from forge_dist.checkpoints._manifest import Damaged, Manifest, check_hash, check_sizes, read_manifest, refuse_foreign
 from forge_dist.checkpoints._read import Checkpoint
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from forge_dist.ranks._ranks import Ranks
 
 _FOREIGN = "it belongs to another run"
+_CLOSED = "A full state that may not be read is not passed over: have it given to this user (`chmod`, `chown`)"
 _THREADS = 4  # hashing releases the GIL; more than this and the disk is the limit
 
 
@@ -29,7 +31,8 @@ def find_newest(
 
     Raises:
         CheckpointError: there are some and none is whole; the newest has other values in `must_match`, or another format
-            version. Where only its "run" differs, it was copied in from another run, and is passed over like a broken one.
+            version, or may not be read by this user. Where only its "run" differs, it was copied in from another run, and is
+            passed over like a broken one.
     """
     try:
         order = _from_first_rank(ranks, lambda: [str(path) for path in _by_age(root)])
@@ -60,7 +63,7 @@ def open_checkpoint(path: Path, ranks: "Ranks", must_match: Mapping[str, Any]) -
     """Return the full state in `path`.
 
     Raises:
-        CheckpointError: it does not exist, is not whole, of another run or format version.
+        CheckpointError: it does not exist, is not whole, may not be read, or is of another run or format version.
     """
     if not _from_first_rank(ranks, path.is_dir):
         raise CheckpointError(f"{path} is no directory of a full state")
@@ -95,6 +98,9 @@ def _verified(path: Path, ranks: "Ranks", must_match: Mapping[str, Any], *, pass
         named = {} if pass_over or "run" not in manifest.must_match else {"run": manifest.must_match["run"]}
         refuse_foreign(path, manifest.must_match, {**must_match, **named})
         check_sizes(path, manifest.files)
+        for name in manifest.files:
+            if (closed := unreadable(path / name)) is not None:
+                raise CheckpointError(f"{closed}. {_CLOSED}.")
         return manifest
 
     manifest = Manifest.from_text(_from_first_rank(ranks, lambda: read().to_text()))
@@ -122,7 +128,8 @@ def _from_first_rank(ranks: "Ranks", read: Callable[[], Any]) -> Any:
         except CheckpointError as error:
             answer = ["refused", str(error)]
         except OSError as error:
-            answer = ["damaged", f"it cannot be read: {error}"]
+            closed = unreadable(error.filename) if isinstance(error, PermissionError) and error.filename else None
+            answer = ["damaged", f"it cannot be read: {error}"] if closed is None else ["refused", f"{closed}. {_CLOSED}."]
     kind, value = ranks.broadcast(answer)
     if kind == "damaged":
         raise Damaged(value)

@@ -17,10 +17,10 @@ from forge._sealed import sealed
 from forge.run._run import run as train
 from forge.run._run_directory import RunDirectory
 from forge.run._stores import whole_stores
-from forge.saving._damage import Damage, again, damage_of, finished_values, has_result
+from forge.saving._damage import Damage, again, damage_of, finished_values, has_result, remedy
 from forge.saving._directories import check_files, run_values
 from forge.saving._exports import put_back, samples_of
-from forge.saving._full_state import FOLDER as STATES, step_in
+from forge.saving._full_state import FOLDER as STATES, closed_states, step_in
 from forge.saving._hashes import (
     FILE,
     FOLDER,
@@ -65,8 +65,11 @@ def repair(run: str | Path) -> str:
     try:
         return _repair(run, path)
     except PermissionError as error:
+        where = error.filename or path
+        closed = forge_dist.unreadable(where)
+        why = f"{where}: {error.strerror}" if closed is None else f"{where}: {error.strerror}; {closed}"
         raise RunDirectoryError(
-            f"{error.filename or path}: {error.strerror}. Give the permission to read and write there, and repair again."
+            f"{why}. Give the permission to read and write there (`chmod`, `chown`), or repair as a user who may."
         ) from error
 
 
@@ -94,6 +97,9 @@ def _repair(run: str | Path, path: Path) -> str:
         ]
         left = damage_of(path)
         lost = ""
+        if left.exports and closed_states(path) is not None:
+            done = f" Made whole: {'; '.join(said)}." if said else ""
+            raise RunDirectoryError(f"{path}: is still damaged: {left}.{done} {remedy(path, verb, left)}")
         if left.exports and (state := _last_state(path)) is not None:
             try:
                 said += _make_again(path, verb, state, left, known)

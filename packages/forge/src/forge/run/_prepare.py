@@ -33,7 +33,7 @@ from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import Start, starting_model
 from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores
 from forge.saving._damage import has_result, refuse_damaged_run
-from forge.saving._full_state import ended_for_good, finished_error
+from forge.saving._full_state import OPENED, ended_for_good, finished_error, refuse_closed_states
 from forge.saving._room import room_of
 from forge.settings._settings import row_tokens
 from forge.tasks._lint_check import warn_of_plain_text
@@ -96,11 +96,7 @@ def prepare(
         refuse_damaged_run(out.path, task.name)
         report.note(f"finished already: {out.path} holds this very run, with its result and every file as it was exported")
         return {"finished": True}
-    if not again and not Path(s.checkpoints.resume).expanduser().is_dir():
-        raise SettingsError(
-            f"resume={s.checkpoints.resume}: there is no such full state. Give the directory of one (full_state/step_N), or "
-            "resume=auto."
-        )
+    _check_states(s, out)
     check_shards(s, shards)
     start, tokenizer = starting_model(task, s, out, report)
     identity = _identity(task, s, start, read=out.resuming or not dry)
@@ -171,6 +167,22 @@ def prepare(
         "chosen": chosen,
         "disk": _check_room(task, found, start.path, memory, out.path, report, target),
     }
+
+
+def _check_states(s: Any, out: RunDirectory) -> None:
+    """Refuse full states to go on from that this user may not read, and a `resume` that is none."""
+    resume = s.checkpoints.resume
+    if resume in ("auto", "never"):
+        if out.resuming:
+            refuse_closed_states(out.path)
+        return
+    state = Path(resume).expanduser()
+    if (closed := forge_dist.unreadable(state)) is not None:
+        raise SettingsError(f"resume={resume}: {closed}. {OPENED}, or give the command as one who may.")
+    if not state.is_dir():
+        raise SettingsError(
+            f"resume={resume}: there is no such full state. Give the directory of one (full_state/step_N), or resume=auto."
+        )
 
 
 def _identity(task: Task, s: Any, start: Start, *, read: bool) -> dict[str, str]:

@@ -14,7 +14,7 @@ from forge._errors import RunDirectoryError
 from forge._result import BEST, RESULT
 from forge._sealed import unsealed
 from forge.saving._exports import MARK, samples_of
-from forge.saving._full_state import FOLDER as STATES
+from forge.saving._full_state import FOLDER as STATES, OPENED, closed_states
 from forge.saving._hashes import FILE, FOLDER, damaged_files, events, hashes_in_events, not_a_directory, read_hashes
 
 _MOST = 5
@@ -133,6 +133,11 @@ def remedy(run: Path, verb: str, damage: Damage) -> str:
     """Say what makes a damaged run whole."""
     if not damage.exports:
         return f"`forge repair {run}` writes it again from events.jsonl."
+    if (closed := closed_states(run)) is not None:
+        return (
+            f"`forge repair {run}` makes it whole from {STATES}/ for a user who may read that: {closed}. {OPENED}, or "
+            "repair as one who may."
+        )
     if any((run / STATES).glob("step_*")):
         return f"`forge repair {run}` makes it whole from {STATES}/."
     return (

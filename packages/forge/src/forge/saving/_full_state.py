@@ -26,6 +26,9 @@ from forge.tasks.items._items import Items
 FOLDER = "full_state"
 """Folder of the full states in a run directory."""
 
+OPENED = "Have it given to this user (`chmod`, `chown`)"
+"""What to do about full states that this user may not read."""
+
 _LISTED = 8
 
 
@@ -78,6 +81,23 @@ def remove_states(path: Path) -> None:
 def ended_for_good(path: Path) -> bool:
     """Return whether a run is finished and without the state that more steps would need."""
     return (path / "result.json").exists() and not any((path / FOLDER).glob("step_*"))
+
+
+def closed_states(path: Path) -> str | None:
+    """Return why this user may not read the full states of a run; None where it may."""
+    if (closed := forge_dist.unreadable(path / FOLDER)) is not None or not (path / FOLDER).is_dir():
+        return closed
+    states = sorted((state for state in (path / FOLDER).iterdir() if step_in(state) >= 0), key=step_in, reverse=True)
+    return next((closed for state in states if (closed := forge_dist.unreadable(state)) is not None), None)
+
+
+def refuse_closed_states(path: Path) -> None:
+    """Raise RunDirectoryError where a run has full states that this user may not read."""
+    if (closed := closed_states(path)) is not None:
+        raise RunDirectoryError(
+            f"ckpt_output_dir {path}: its run goes on from {FOLDER}/, and {closed}. {OPENED}, give the command as one who "
+            "may, or give another ckpt_output_dir."
+        )
 
 
 def finished_error(path: Path) -> RunDirectoryError:
