@@ -163,7 +163,9 @@ def measure(case: Case, machine: forge_accel.Accelerator) -> dict[str, Any]:
             return forge_algos.make_optimizer(model, optimizer_settings, fused=machine.fused_optimizer.value)
 
         began = time.perf_counter()
-        rehearsal = forge_algos.Rehearsal(device=device, allocated=machine.allocated_bytes, autocast=autocast)
+        rehearsal = forge_algos.Rehearsal(
+            device=device, allocated=machine.allocated_bytes, autocast=autocast, product_scratch=machine.product_scratch
+        )
         outline = rehearsal.model(forge_dist.outline_model(request), draft)
         with rehearsal.adapting():
             adaptation = forge_algos.adapt(outline, adapter)

@@ -295,10 +295,14 @@ def test_each_kind_of_verb_has_a_dry_run(verb: str, model_dir: Path, tmp_path: P
     assert [phase.name for phase in plans[0].phases] == [*measured, "saving", "export"]
 
 
-def test_a_run_measures_itself(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """memory.json has the first steps as planned and as measured, within 2 percent of each other."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_measures_itself(dtype: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """memory.json has the first steps as planned and as measured, within 2 percent of each other.
+
+    In bfloat16 with what some processors' products take for themselves, 5 percent of a model as tiny as this.
+    """
     monkeypatch.setattr(_memory, "_SMALL", 0)
-    forge.sft(**given, ckpt_output_dir=tmp_path / "run")
+    forge.sft(**given, dtype=dtype, ckpt_output_dir=tmp_path / "run")
     found = json.loads((tmp_path / "run" / "memory.json").read_text())
     phase = found["phases"][-1]
     assert phase["name"] == "first steps"

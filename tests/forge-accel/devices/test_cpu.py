@@ -66,6 +66,39 @@ def test_an_unknown_dtype_names_those_that_exist():
         CPUAccelerator().dtype("float16")
 
 
+@pytest.mark.parametrize(
+    ("own", "files", "gibibytes"),
+    [
+        ("0::/\n", {}, 8),
+        ("0::/\n", {"memory.max": "max"}, 8),
+        ("0::/\n", {"memory.max": 3 * 2**30}, 3),
+        ("0::/system.slice/job_7/step_0\n", {"system.slice/job_7/memory.max": 2 * 2**30, "memory.max": 4 * 2**30}, 2),
+        ("0::/kubepods/pod1\n", {"memory.max": 2**30}, 1),
+        ("4:cpuset,memory:/a/b\n1:cpu:/\n0::/\n", {"memory/a/memory.limit_in_bytes": 5 * 2**30}, 5),
+        ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": 9223372036854771712}, 8),
+    ],
+)
+def test_a_container_s_limit_is_the_memory(cpu_with, tmp_path, monkeypatch, own, files, gibibytes):
+    """A pod of 16 GiB on a host of 1 TiB is planned for 16: its own group's limit, or of any group around it."""
+    machine = cpu_with(AVX2)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text(own)
+    monkeypatch.setattr("forge_accel.devices._cpuinfo.GROUPS", tmp_path / "groups")
+    for name, limit in files.items():
+        file = tmp_path / "groups" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{limit}\n")
+    assert machine.memory_limit_bytes() == gibibytes * 2**30
+
+
+def test_a_limit_of_the_address_space_is_one(cpu_with, monkeypatch):
+    """`ulimit -v` ends what a process may take before the machine does."""
+    resource = pytest.importorskip("resource")
+    machine = cpu_with(AVX2)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**30, resource.RLIM_INFINITY))
+    assert machine.memory_limit_bytes() == 2**30
+
+
 def test_the_machine_line_names_processor_and_memory(cpu_with):
     """One line for a log."""
     assert cpu_with(AMX).machine == "Test CPU (amx_bf16, avx512_bf16, avx512f, avx2), 8.0 GiB"

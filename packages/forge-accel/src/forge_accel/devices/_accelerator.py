@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
@@ -290,6 +291,14 @@ class Accelerator(ABC):
     def allocated_bytes(self, size: int) -> int:
         """Return the bytes that the allocator takes for a tensor of `size` bytes."""
         return size
+
+    def product_scratch(self, products: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
+        """Return the bytes that matrix products take for themselves and give back.
+
+        Args:
+            products: the two factors of each, of whose tensors only shape, strides and dtype are read.
+        """
+        return [0] * len(products)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether an error says that the device, or the host beside it, has no memory left."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from forge_accel._choice import Choice
@@ -10,6 +12,7 @@ from forge_accel._errors import AccelError
 from forge_accel.devices import _cpuinfo
 from forge_accel.devices._accelerator import Accelerator
 from forge_accel.devices._memory import MemoryMeter, ProfilerMeter
+from forge_accel.devices._products import product_scratch
 from forge_accel.devices._quantization import check_quantization
 
 
@@ -138,6 +141,10 @@ class CPUAccelerator(Accelerator):
     def meter(self) -> MemoryMeter:
         """Return a recording of torch's profiler."""
         return ProfilerMeter()
+
+    def product_scratch(self, products: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
+        """Measure the bytes that products in bfloat16 take for themselves, by products like them."""
+        return product_scratch(products)
 
     def peak_flops(self, dtype: torch.dtype) -> float | None:  # noqa: ARG002 - unknown for every dtype
         """Return None: clock, cores and units vary too much for a table."""

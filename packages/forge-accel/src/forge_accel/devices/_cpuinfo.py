@@ -1,14 +1,16 @@
-"""Processor and memory of this machine, read from /proc."""
+"""Processor and memory of this machine, read from /proc, and the limits that a process has there."""
 
 from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 PROC = Path("/proc")
+GROUPS = Path("/sys/fs/cgroup")
 
 
 def features() -> frozenset[str]:
@@ -29,8 +31,12 @@ def processor() -> str:
 
 
 def memory_bytes() -> int | None:
-    """Read the machine's memory in bytes; None where the system does not report it."""
-    return _bytes(PROC / "meminfo", "MemTotal")
+    """Read the memory that this process may fill, in bytes; None where the system does not report it.
+
+    It is the machine's, or less: what its control group allows (a container's, a pod's, a Slurm job's), or `ulimit -v`.
+    """
+    found = [_bytes(PROC / "meminfo", "MemTotal"), *_group_limits(), _address_space()]
+    return min((number for number in found if number is not None), default=None)
 
 
 def rss_bytes() -> int | None:
@@ -66,6 +72,40 @@ def reset_peak_rss() -> bool:
     return True
 
 
+def _group_limits() -> Iterator[int]:
+    """Yield the limits of this process' control groups and of those that they are in (cgroups(7), versions 1 and 2)."""
+    for line in _lines(PROC / "self" / "cgroup"):
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not controllers:
+            root, name = GROUPS, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = GROUPS / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # A container sees its own group as the root, and may be told the host's path.
+        names = [part for part in path.split("/") if part]
+        for depth in range(len(names), -1, -1):
+            for words in _lines(root.joinpath(*names[:depth], name))[:1]:
+                if words.strip().isdigit():
+                    yield int(words)
+
+
+def _address_space() -> int | None:
+    try:
+        import resource
+    except ImportError:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
 def _cpuinfo(field: str) -> str:
     return _value(PROC / "cpuinfo", field) or ""
 
@@ -76,11 +116,7 @@ def _bytes(path: Path, field: str) -> int | None:
 
 
 def _value(path: Path, field: str) -> str | None:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    for line in text.splitlines():
+    for line in _lines(path):
         name, colon, value = line.partition(":")
         if colon and name.strip() == field:
             return value.strip()

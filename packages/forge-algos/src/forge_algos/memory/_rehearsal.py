@@ -18,7 +18,7 @@ from forge_algos.adaptations.base._adaptation import Adaptation
 from forge_algos.memory._fake import fake_mode, without_data
 from forge_algos.memory._findings import adopt_findings, pass_for_probed
 from forge_algos.memory._gathered import Gathered
-from forge_algos.memory._tracker import Peak, Tracker
+from forge_algos.memory._tracker import Peak, Products, Tracker
 from forge_algos.objectives import Objective
 from forge_algos.optimizers._schedules import schedule
 from forge_algos.settings._moe import MoEAuxLoss
@@ -47,6 +47,8 @@ class Rehearsal:
     """Bytes of a tensor → bytes that its allocator takes for them."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Makes the context of the forwards; with `gather_dtype` of those that cannot do without."""
+    product_scratch: Callable[[Products], Sequence[int]] | None = None
+    """Products → the bytes that each takes for itself and gives back, on the device; None where they take none."""
     gather_dtype: torch.dtype | None = None
     """Dtype in which ranks gather float32 weights to compute with; None where each computes with its own. What is gathered at a
     time is not counted."""
@@ -218,7 +220,7 @@ class Rehearsal:
         others = list(others)
 
         def tried(autocast: Callable[[], AbstractContextManager[Any]]) -> Peak:
-            tracker = Tracker(self.allocated)
+            tracker = Tracker(self.allocated, self.product_scratch)
             for each in (model, *others):
                 tracker.hold(tensors_of(each), "weights")
             tracker.hold(_state(optimizer), "optimizer")

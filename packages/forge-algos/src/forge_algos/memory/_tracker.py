@@ -6,7 +6,7 @@ autograd saves stays, a view costs nothing. So the sum is what an allocator woul
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +18,20 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-PARTS = ("weights", "gradients", "optimizer", "activations", "head", "cache")
+PARTS = ("weights", "gradients", "optimizer", "activations", "head", "cache", "kernels")
 """What tensors are for, in the order of a table."""
 
 _aten = torch.ops.aten
+_PRODUCTS = {
+    **dict.fromkeys((_aten.mm.default, _aten.mm.out, _aten.bmm.default, _aten.bmm.out), 0),
+    **dict.fromkeys((_aten.addmm.default, _aten.addmm.out, _aten.addmm_.default), 1),
+    **dict.fromkeys((_aten.baddbmm.default, _aten.baddbmm.out, _aten.baddbmm_.default), 1),
+}
+"""Kernels that multiply two matrices → the place of the first among their arguments."""
+_NEAR = 64 * 2**20
+"""Bytes below the worst moment at which what a product takes for itself is not asked for: it takes less."""
+Products = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""Factors of matrix products, as tensors of their shapes, strides and dtypes on the meta device."""
 _READS = frozenset({_aten._local_scalar_dense.default, _aten.equal.default, _aten.allclose.default})
 """Kernels that read a tensor's value, which one without data does not have."""
 
@@ -46,11 +56,16 @@ class Tracker(TorchDispatchMode):
 
     Args:
         allocated: bytes of a tensor → bytes that the device's allocator takes for them.
+        scratch: products → the bytes that each takes for itself and gives back; None where they take none.
     """
 
-    def __init__(self, allocated: Callable[[int], int] = int) -> None:
+    def __init__(
+        self, allocated: Callable[[int], int] = int, scratch: Callable[[Products], Sequence[int]] | None = None
+    ) -> None:
         super().__init__()
-        self._allocated = allocated
+        self._allocated, self._scratch = allocated, scratch
+        self._products: list[tuple[int, tuple[Any, ...]]] = []
+        """(number of allocations and releases before it, shapes, strides and dtype of its factors) of each product."""
         self._events: list[tuple[int, int]] = []
         """(storage's number, bytes; less than 0 where they are freed)."""
         self._part_of: dict[int, str] = {}
@@ -74,6 +89,9 @@ class Tracker(TorchDispatchMode):
         for each in tree_leaves(made):
             if isinstance(each, torch.Tensor):
                 self._see(each)
+        if self._scratch is not None and (first := _PRODUCTS.get(func)) is not None:
+            factors = args[first], args[first + 1]
+            self._products.append((len(self._events), tuple((f.shape, f.stride(), f.dtype) for f in factors)))
         return made
 
     def hold(self, tensors: Iterable[torch.Tensor], part: str) -> None:
@@ -124,15 +142,30 @@ class Tracker(TorchDispatchMode):
         always = always or {}
         held = most = sum(always.values())
         at = -1
+        moments = []
         for index, (storage, number) in enumerate(self._events):
             held += 0 if self._part_of[storage] in always else number
+            moments.append(held)
             if index >= since and held > most:
                 most, at = held, index
+        kernels = 0
+        for index, size in self._product_scratch(moments, max(1, since), most - _NEAR):
+            if moments[index] + size > most:
+                most, at, kernels = moments[index] + size, index, size
         parts = dict.fromkeys(PARTS, 0)
         for storage, number in self._events[: at + 1]:
             parts[self._part_of[storage]] += number
-        parts |= always
+        parts |= {**always, "kernels": kernels}
         return Peak(bytes=most, parts=parts, guesses=tuple(self._guesses))
+
+    def _product_scratch(self, moments: Sequence[int], since: int, least: int) -> list[tuple[int, int]]:
+        """Return (event, bytes) of the products that began with at least so many bytes held."""
+        near = [(count - 1, key) for count, key in self._products if count > since and moments[count - 1] >= least]
+        if self._scratch is None or not near:
+            return []
+        keys = list(dict.fromkeys(key for _, key in near))
+        sizes = dict(zip(keys, self._scratch([(_factor(*first), _factor(*second)) for first, second in keys]), strict=True))
+        return [(index, sizes[key]) for index, key in near]
 
     def _see(self, tensor: torch.Tensor, part: str | None = None) -> None:
         if type(tensor) is not torch.Tensor and not isinstance(tensor, FakeTensor | torch.nn.Parameter):
@@ -171,6 +204,10 @@ class Tracker(TorchDispatchMode):
         if name.partition(".")[0] != __name__.partition(".")[0]:
             self._guesses[f"{name}:{frame.f_lineno}"] = None
         return True if tensor is None or tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+
+
+def _factor(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
 def _empty(tensor: torch.Tensor) -> bool:

@@ -150,6 +150,7 @@ class Rehearsed(NamedTuple):
             device=machine.device.value,
             allocated=target.allocated,
             autocast=planned.autocast,
+            product_scratch=None if target.elsewhere else machine.product_scratch,
             gather_dtype=planned.gathers,
         )
         model: Any = rehearsal.model(_outline(planned, planned.model_path), planned.draft, packed=planned.packed)
