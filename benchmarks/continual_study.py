@@ -39,6 +39,7 @@ RATES = [2.5e-5 * 2**k for k in range(15)]
 GROUPS = (
     (("strict/direct", 180), ("full", 180), ("paper", 180), ("replay", 180), ("sdft", 180)),
     (("inputs", 180), ("inputs .50", 180), ("inputs, general", 180)),
+    (("inputs, paper", 180), ("inputs .10", 180), ("inputs, adaptive", 180)),
     (("strict/direct", 60), ("paper", 60), ("full", 60), ("replay", 60)),
     (("lora", 180), ("peft-osf", 180), ("mini-trainer", 180), ("strict/factors", 180)),
     (("direct .10", 180), ("direct .50", 180), ("paper .10", 180), ("paper .50", 180)),
@@ -47,8 +48,8 @@ GROUPS = (
 """Cells (method, steps of a task) in the order in which they are run: of each group first the rates, on the tuning seed, then
 one reported seed after another over all of its methods."""
 ORDER = tuple(each for group in GROUPS for each in group)
-BEGIN = {"full": 2, "replay": 2, "paper": 3, "lora": 5, "sdft": 4}
-"""Index of the rate at which the search of a method, by the first word of its name, begins; of all others `START`."""
+BEGIN = {"full": 2, "replay": 2, "paper": 3, "inputs, paper": 3, "lora": 5, "sdft": 4}
+"""Index of the rate at which the search of a method, by its name or the first word of it, begins; of all others `START`."""
 START = 7
 LEVELS = (0.9, 0.93, 0.95, 0.96, 0.985)
 """Accuracies on tasks just learned at which methods are compared."""
@@ -121,7 +122,7 @@ class Study:
 
 def begins(method: str) -> int:
     """Return the index of the rate at which a method's search begins."""
-    return BEGIN.get(re.split("[ ,]", method)[0], START)
+    return BEGIN.get(method, BEGIN.get(re.split("[ ,]", method)[0], START))
 
 
 def tables(study: Study, seeds: Sequence[int]) -> tuple[str, dict[str, dict[str, float]]]:
