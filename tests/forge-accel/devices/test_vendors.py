@@ -81,6 +81,8 @@ def test_every_answer_is_there(found, kind):
     assert (seen["ranks"] is None) == (kind in ("hpu", "npu"))
     assert seen["full"] == [kind == each for each in ("npu", "hpu", "xpu", "mps", "none")]
     assert (seen["reserved"] is None) == (kind in ("hpu", "mps"))
+    # Gaudi documents one backend of torch.compile, which is not inductor.
+    assert seen["compiling"] == [None, "hpu_backend" if kind == "hpu" else "inductor", None]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -62,6 +62,7 @@ def look(kind):
         "index": refusal(accelerator, f"{kind}:5"),
         "quantization": {name: refusal(machine.quantization, name) for name in ("nf4", "fp4")},
         "ranks": refusal(machine.check_ranks, 2),
+        "compiling": [machine.compiling(asked).value for asked in ("auto", "blocks", "off")],
         "full": [
             machine.is_out_of_memory(RuntimeError(text))
             for text in (

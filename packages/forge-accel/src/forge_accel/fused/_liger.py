@@ -11,6 +11,7 @@ import os
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from math import isfinite
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -30,25 +31,30 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Most difference of outputs and gradients over their norms: both round as often, in another order."""
 
 
+_WITHOUT_TRITON = ("hpu", "mps")
+"""Kinds of devices for which there is no Triton."""
+
+
 def check_liger(device: str) -> str:
     """Check that Liger's kernels can be used on a kind of device; return Liger's version.
 
     Raises:
-        AccelError: liger-kernel or Triton is missing, or the device is a CPU and Triton is not asked to interpret.
+        AccelError: liger-kernel or Triton is missing, Triton has nothing for the device, or that is a CPU and Triton is not
+            asked to interpret.
 
     """
     try:
         found = version("liger-kernel")
-        version("triton")
     except PackageNotFoundError:
-        try:
-            found = version("liger-kernel")
-            version("pytorch-triton-rocm")
-        except PackageNotFoundError:
-            raise AccelError(
-                "kernels=liger needs liger-kernel and Triton, which are not both installed: `pip install liger-kernel`, "
-                "or kernels=none."
-            ) from None
+        found = None
+    # By its module: its package has another name in each vendor's build of torch (triton-rocm, triton-xpu, triton-ascend).
+    if found is None or find_spec("triton") is None:
+        raise AccelError(
+            "kernels=liger needs liger-kernel and Triton, which are not both installed: `pip install liger-kernel`, "
+            "or kernels=none."
+        )
+    if device in _WITHOUT_TRITON:
+        raise AccelError(f"kernels=liger: Triton, in which Liger is written, has no kernels for {device}: set kernels=none.")
     if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise AccelError(
             "kernels=liger: Triton has no kernels for CPUs (with TRITON_INTERPRET=1 it interprets them, which is for tests): "
