@@ -176,7 +176,10 @@ that are text."""
 def protecting_inputs(
     model: LlamaForCausalLM, data: Any, earlier: Sequence[str], *, general_alone: bool = False, **options: Any
 ) -> Stage:
-    """Train OSFT's direct form, protecting the largest inputs on rows of the pretraining and of the tasks before."""
+    """Train OSFT, protecting the largest inputs on rows of the pretraining and of the tasks before.
+
+    With osft_rank=adaptive the importance of layers is measured on the same rows.
+    """
     random = np.random.default_rng(77)
     drawn = [data.rule(SKILLS + TASKS, KEPT, random), data.text(KEPT // 5, random)]
     drawn += [] if general_alone else [data.rule(task, KEPT, random) for task in earlier]
@@ -186,12 +189,16 @@ def protecting_inputs(
             end = np.flatnonzero(label != -100)[-1] + 1
             samples.append((row[:end].astype(np.int32), label[:end].astype(np.int32)))
     batches = [forge_packing.collate(samples[at : at + 64]) for at in range(0, len(samples), 64)]
-    moments = partial(_moments, model, batches)
-    return _osft(osft_directions="inputs", **options)(model, moments=moments)
+    moments, importance = partial(_moments, model, batches), partial(_importance, model, batches)
+    return _osft(osft_directions="inputs", **options)(model, moments=moments, importance=importance)
 
 
 def _moments(model: LlamaForCausalLM, batches: Sequence[Any], targets: Any) -> dict[str, torch.Tensor]:
     return forge_algos.osft_moments(model, batches, targets=targets)
+
+
+def _importance(model: LlamaForCausalLM, batches: Sequence[Any], targets: Sequence[str]) -> dict[str, float]:
+    return forge_algos.osft_importance(model, batches, targets=targets)
 
 
 METHODS: dict[str, Callable[[LlamaForCausalLM], Stage]] = {
@@ -211,7 +218,10 @@ METHODS: dict[str, Callable[[LlamaForCausalLM], Stage]] = {
 }
 INFORMED: dict[str, Callable[..., Stage]] = {
     "inputs": protecting_inputs,
+    "inputs .10": partial(protecting_inputs, unfreeze_rank_ratio=0.1),
     "inputs .50": partial(protecting_inputs, unfreeze_rank_ratio=0.5),
+    "inputs, paper": partial(protecting_inputs, osft_rule="paper"),
+    "inputs, adaptive": partial(protecting_inputs, osft_rank="adaptive"),
     "inputs, general": partial(protecting_inputs, general_alone=True),
 }
 """Methods that are given the data and the tasks before, too: `inputs` is osft_directions=inputs, `general` on rows of the

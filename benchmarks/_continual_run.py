@@ -41,8 +41,8 @@ class Sizes:
     """Rows of each step."""
     measured: int = 256
     """Held-out rows of each rule."""
-    shown: int = 0
-    """Rows of each step of the pretraining that show an answer before they ask for it, as self-distillation needs."""
+    shown_steps: int = 0
+    """Steps after the pretraining of which most rows show an answer before they ask for it, as self-distillation needs."""
 
 
 def loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
@@ -113,15 +113,20 @@ def pretrained(data: Data, sizes: Sizes, file: Path, seed: int = 0) -> dict[str,
         return torch.load(file, weights_only=True)
     torch.manual_seed(seed)
     model = new_model(sizes)
-    random = np.random.default_rng(seed)
+    if sizes.shown_steps:
+        first = attrs.evolve(sizes, shown_steps=0)
+        model.load_state_dict(pretrained(data, first, file.with_name("plain.pt"), seed))
+    random = np.random.default_rng([seed, 7] if sizes.shown_steps else seed)
 
     def drawn() -> list[Batch]:
-        shown = [data.shown(SKILLS + TASKS, sizes.shown, random)] if sizes.shown else []
-        return [data.rule(SKILLS + TASKS, 48, random), data.text(12, random), *shown]
+        if sizes.shown_steps:
+            return [data.rule(SKILLS + TASKS, 16, random), data.text(6, random), data.shown(SKILLS + TASKS, 32, random)]
+        return [data.rule(SKILLS + TASKS, 48, random), data.text(12, random)]
 
     batches = iter(drawn, None)
     begun = file.with_suffix(".begun")
-    _take(Stage(model, dict), sizes.pretraining_steps, 3e-3, 0.5, batches, begun)
+    steps, rate = (sizes.shown_steps, 1e-3) if sizes.shown_steps else (sizes.pretraining_steps, 3e-3)
+    _take(Stage(model, dict), steps, rate, 0.5, batches, begun)
     torch.save(model.state_dict(), file)
     begun.unlink(missing_ok=True)
     return model.state_dict()

@@ -4,8 +4,8 @@ The tasks of `osft_continual.py`, with the steps of a task as an axis, further m
 self-distillation on own answers, other shares of free directions), and methods compared at the same accuracy on new tasks.
 Rates are searched for each method and number of steps on a seed of its own; then five further seeds run at the rates around
 each level. Cells run in the order of `ORDER`, so that a study that is stopped has the first ones whole; a cell that was not
-run says so. The base is pretrained with rows that show an answer before they ask for it, without which nothing could teach
-itself; all methods begin from it.
+run says so. With `--base shown` the pretraining ends with rows that show an answer before they ask for it, without which
+nothing could teach itself; all methods begin from it.
 
     python benchmarks/continual_study.py --work DIRECTORY     # days of one core for all of it; resumes; Ctrl-C at any time
     python benchmarks/continual_study.py --work DIRECTORY --report     # the tables of what there is
@@ -39,6 +39,7 @@ RATES = [2.5e-5 * 2**k for k in range(15)]
 GROUPS = (
     (("strict/direct", 180), ("full", 180), ("paper", 180), ("replay", 180), ("sdft", 180)),
     (("inputs", 180), ("inputs .50", 180), ("inputs, general", 180)),
+    (("inputs, paper", 180), ("inputs .10", 180), ("inputs, adaptive", 180)),
     (("strict/direct", 60), ("paper", 60), ("full", 60), ("replay", 60)),
     (("lora", 180), ("peft-osf", 180), ("mini-trainer", 180), ("strict/factors", 180)),
     (("direct .10", 180), ("direct .50", 180), ("paper .10", 180), ("paper .50", 180)),
@@ -47,8 +48,8 @@ GROUPS = (
 """Cells (method, steps of a task) in the order in which they are run: of each group first the rates, on the tuning seed, then
 one reported seed after another over all of its methods."""
 ORDER = tuple(each for group in GROUPS for each in group)
-BEGIN = {"full": 2, "replay": 2, "paper": 3, "lora": 5, "sdft": 4}
-"""Index of the rate at which the search of a method, by the first word of its name, begins; of all others `START`."""
+BEGIN = {"full": 2, "replay": 2, "paper": 3, "inputs, paper": 3, "lora": 5, "sdft": 4}
+"""Index of the rate at which the search of a method, by its name or the first word of it, begins; of all others `START`."""
 START = 7
 LEVELS = (0.9, 0.93, 0.95, 0.96, 0.985)
 """Accuracies on tasks just learned at which methods are compared."""
@@ -69,10 +70,10 @@ PICKED = {
 }
 """Rates of the plain base, taken without a search from an earlier look at seeds 0 and 1, those of `inputs` at seed 0;
 neither is reported."""
-BASES = {"shown": Sizes(pretraining_steps=1500, shown=32), "plain": Sizes()}
-"""Bases: one whose pretraining shows answers before it asks for them, as self-distillation needs, and that of
-`osft_continual.py`, which is pretrained in a third of the time and where no method may distil itself."""
-TOY = Sizes(width=32, layers=1, pretraining_steps=3, steps=2, rows=4, measured=8, shown=4)
+BASES = {"shown": Sizes(shown_steps=400), "plain": Sizes()}
+"""Bases: that of `osft_continual.py`, where no method may distil itself, and the same after 400 steps that show answers before
+they ask for them, as self-distillation needs."""
+TOY = Sizes(width=32, layers=1, pretraining_steps=3, steps=2, rows=4, measured=8, shown_steps=2)
 
 
 class Study:
@@ -121,7 +122,7 @@ class Study:
 
 def begins(method: str) -> int:
     """Return the index of the rate at which a method's search begins."""
-    return BEGIN.get(re.split("[ ,]", method)[0], START)
+    return BEGIN.get(method, BEGIN.get(re.split("[ ,]", method)[0], START))
 
 
 def tables(study: Study, seeds: Sequence[int]) -> tuple[str, dict[str, dict[str, float]]]:
@@ -209,14 +210,14 @@ def main() -> None:
     model.load_state_dict(base)
     before = {task: accuracy(model, data.rule(task, sizes.measured, np.random.default_rng(4), held=True)) for task in TASKS}
     before |= left(model, data, sizes)
-    if sizes.shown:
+    if sizes.shown_steps:
         before["shown"] = accuracy(model, data.shown(SKILLS + TASKS, sizes.measured, np.random.default_rng(6)))
     note(f"the base: {before}")
     study = Study(work / "cells.jsonl", base, data, sizes)
     for group in () if options.report else GROUPS:
         there = [(m, TOY.steps if options.toy else n) for m, n in group if m not in NEEDS or importlib.util.find_spec(NEEDS[m])]
         there = [(m, n) for m, n in there if options.only is None or m in options.only]
-        if not sizes.shown:
+        if not sizes.shown_steps:
             there = [(m, n) for m, n in there if not m.startswith("sdft")]
         picked = PICKED if options.base == "plain" else {}
         rates = {(m, n): [begins(m)] if options.toy else picked.get((m, n)) or study.searched(m, n) for m, n in there}

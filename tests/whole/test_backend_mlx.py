@@ -130,3 +130,21 @@ def test_without_mlx_the_command_that_installs_it(model_dir: Path, tmp_path: Pat
     """One error, with what to install."""
     with pytest.raises(forge.SettingsError, match=r"mlx.*is not installed: `pip install 'forge-llm\[mlx\]'`"):
         forge.sft(**given(model_dir, tmp_path), backend="mlx", ckpt_output_dir=tmp_path / "run")
+
+
+def test_a_folder_named_mlx_is_not_mlx(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlx-cpu without mlx leaves a namespace that can be found and not used: mlx is named, and nothing is written."""
+    from importlib.metadata import PackageNotFoundError
+
+    from forge.backends import _backend
+
+    def version(name: str) -> str:
+        if name == "mlx":
+            raise PackageNotFoundError(name)
+        return "0.32.2"
+
+    monkeypatch.setattr(_backend, "find_spec", lambda name: name)
+    monkeypatch.setattr(_backend, "version", version)
+    with pytest.raises(forge.SettingsError, match=r"mlx is not installed: `pip install 'forge-llm\[mlx\]'`"):
+        forge.sft(**given(model_dir, tmp_path), backend="mlx", ckpt_output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

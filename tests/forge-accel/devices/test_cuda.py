@@ -207,6 +207,18 @@ def test_cuda_where_there_is_none_says_what_torch_sees(monkeypatch, cuda, hidden
     assert said in fallback.device.reason
 
 
+def test_rocm_where_there_is_none_names_what_hides_it(monkeypatch):
+    """ROCm has two variables of its own that hide GPUs, beside CUDA's."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "")
+    with pytest.raises(AccelError, match=r"sees no GPU or no driver \(HIP_VISIBLE_DEVICES='7', ROCR_VISIBLE_DEVICES=''\)"):
+        accelerator("rocm")
+
+
 def test_four_bits(gpus, monkeypatch):
     """Every chip since Pascal holds them; an older one is refused by its name, and ROCm is said to be untried."""
     monkeypatch.setattr("forge_accel.devices._quantization.version", lambda _: "0.50.2")

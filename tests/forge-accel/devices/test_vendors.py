@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -77,14 +78,33 @@ def test_every_answer_is_there(found, kind):
     assert seen["count"] == (1 if kind == "mps" else 2)
     assert seen["limit"] > 60 * 2**30
     assert f"{kind}:5" in seen["index"]
-    assert f"on {kind}" in seen["quantization"]
     assert (seen["ranks"] is None) == (kind in ("hpu", "npu"))
-    assert not seen["full"][2]
+    assert seen["full"] == [kind == each for each in ("npu", "hpu", "xpu", "mps", "none")]
+    assert (seen["reserved"] is None) == (kind in ("hpu", "mps"))
+    # Gaudi documents one backend of torch.compile, which is not inductor.
+    assert seen["compiling"] == [None, "hpu_backend" if kind == "hpu" else "inductor", None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_counting_takes_no_device(found, kind):
+    """A launcher counts: a chip that it opened would be missing to its ranks, for a Gaudi HPU serves one process."""
+    assert set(found[kind]["counting"]) <= {"is_available", "device_count"}
+
+
+def test_four_bits_are_those_that_bitsandbytes_documents(found):
+    """XPU and MPS have both types, Gaudi NF4, Ascend none; another is refused with what the device has."""
+    refused = {
+        kind: {name for name, why in found[kind]["quantization"].items() if f"on {kind}" in (why or "")} for kind in KINDS
+    }
+    assert refused == {"xpu": set(), "mps": set(), "hpu": {"fp4"}, "npu": {"nf4", "fp4"}}
+    assert "on hpu (it documents nf4 there)" in found["hpu"]["quantization"]["fp4"]
 
 
 def test_what_a_chip_lacks_is_refused(found):
-    """Lazy mode on Gaudi, bfloat16 on an old NPU."""
-    assert "PT_HPU_LAZY_MODE=1: device=hpu computes in eager mode" in found["lazy"]
+    """Lazy mode on Gaudi (which all but 0 is), bfloat16 on an old NPU."""
+    assert [text[: len("PT_HPU_LAZY_MODE=1: device=hpu computes")] for text in found["lazy"]] == [
+        f"PT_HPU_LAZY_MODE={mode}: device=hpu computes" for mode in (1, 2)
+    ]
     assert found["old npu"] == ["torch.float32", "dtype=bfloat16: Ascend910B3 does not compute it: use dtype=float32."]
 
 
@@ -103,3 +123,29 @@ def test_the_stand_ins_have_the_arguments_of_torchs_own(kind):
     for name, arguments in stand_ins().DOCUMENTED[kind].items():
         own = inspect.signature(getattr(getattr(torch, kind), name))
         assert list(own.parameters) == [part.partition("=")[0].strip() for part in arguments.split(",") if part], name
+
+
+@pytest.mark.parametrize("mode", ["", "0"])
+def test_gaudis_library_that_was_loaded_before(mode):
+    """torch, transformers or Accelerate may load it first: in its lazy mode it is refused, for the variable comes too late."""
+    script = f"""
+import sys
+sys.path[:0] = [{str(CHIPS)!r}, {str(CHIPS / "libraries" / "hpu")!r}]
+import torch, habana_frameworks.torch, forge_accel
+forge_accel.HPUAccelerator.nodes = ({__file__!r},)
+try:
+    print(forge_accel.accelerator("hpu").name)
+except forge_accel.AccelError as error:
+    print(error)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PT_HPU_LAZY_MODE"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment | ({"PT_HPU_LAZY_MODE": mode} if mode else {}),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    expected = "hpu\n" if mode else "Gaudi's library was loaded in lazy mode already: device=hpu computes in eager mode"
+    assert done.stdout.startswith(expected), done.stderr

@@ -7,6 +7,7 @@ import pytest
 from forge_accel import AccelError, accelerator
 from forge_accel.attention._flash import missing_flash
 from forge_accel.fused import _liger
+from forge_accel.fused._choices import choose_kernels
 
 CPU = accelerator("cpu")
 
@@ -43,7 +44,7 @@ def test_unknown_values_are_refused(ask, wrong):
 
 
 def test_liger_is_refused_where_it_cannot_be(monkeypatch):
-    """Without the package, and on a CPU unless Triton is asked to interpret."""
+    """Without the package, on devices without Triton, and on a CPU unless Triton is asked to interpret."""
     installed = {"liger-kernel": "0.6.4"}
 
     def version(name):
@@ -51,11 +52,18 @@ def test_liger_is_refused_where_it_cannot_be(monkeypatch):
             raise _liger.PackageNotFoundError(name)
         return installed[name]
 
+    there = []
     monkeypatch.setattr(_liger, "version", version)
+    monkeypatch.setattr(_liger, "find_spec", lambda name: name if name in there else None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(AccelError, match="kernels=liger needs liger-kernel and Triton.*kernels=none"):
         CPU.kernels("liger")
-    installed["triton"] = "3.5.1"
+    there.append("triton")
+    for device in ("hpu", "mps"):
+        with pytest.raises(AccelError, match=f"no kernels for {device}: set kernels=none"):
+            choose_kernels("liger", auto="", device=device)
+    for device in ("cuda", "xpu", "npu"):
+        assert choose_kernels("liger", auto="", device=device).value == "liger"
     with pytest.raises(AccelError, match="Triton has no kernels for CPUs.*kernels=none"):
         CPU.kernels("liger")
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -38,6 +38,11 @@ def refusal(function, *arguments):
 
 def look(kind):
     """Describe the device, and use all of it once."""
+    # A launcher counts the devices: that must not take one of them.
+    chips = getattr(getattr(torch, kind, None), "_chips", None)
+    before = len(chips.calls) if chips else 0
+    count = forge_accel.device_count(kind)
+    counting = sorted({name for name, _ in getattr(torch, kind)._chips.calls[before:]})
     machine = accelerator(kind)
     machine.seed(7)
     state = machine.rng_state()
@@ -48,16 +53,25 @@ def look(kind):
         "bfloat16": str(machine.dtype("bfloat16").value),
         "states": {name: (str(each.dtype), str(each.device)) for name, each in state.items()},
         "peak": machine.peak_memory_bytes(),
+        "reserved": machine.peak_reserved_bytes(),
         "reset": machine.reset_peak_memory(),
         "limit": machine.memory_limit_bytes(),
         "held": machine.held_bytes(),
-        "count": forge_accel.device_count(kind),
+        "count": count,
+        "counting": counting,
         "index": refusal(accelerator, f"{kind}:5"),
-        "quantization": refusal(machine.quantization, "nf4"),
+        "quantization": {name: refusal(machine.quantization, name) for name in ("nf4", "fp4")},
         "ranks": refusal(machine.check_ranks, 2),
+        "compiling": [machine.compiling(asked).value for asked in ("auto", "blocks", "off")],
         "full": [
             machine.is_out_of_memory(RuntimeError(text))
-            for text in ("NPU out of memory. Tried to allocate 2.00 GiB", "MPS backend out of memory", "shapes do not fit")
+            for text in (
+                "NPU out of memory. Tried to allocate 2.00 GiB",
+                "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::1073741824 (1024)MB",
+                "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+                "MPS backend out of memory",
+                "shapes do not fit",
+            )
         ],
         "calls": sorted({name for name, _ in getattr(torch, kind)._chips.calls}),
         "text": repr(machine),
@@ -77,8 +91,10 @@ def main():
     ]
     for kind in ("xpu", "mps"):
         stand_ins.put_in_torch(stand_ins.Chips(kind, name={"xpu": "Intel Data Center GPU Max 1550", "mps": "M4"}[kind]))
-    os.environ["PT_HPU_LAZY_MODE"] = "1"
-    found["lazy"] = refusal(accelerator, "hpu")
+    found["lazy"] = []
+    for mode in ("1", "2"):
+        os.environ["PT_HPU_LAZY_MODE"] = mode
+        found["lazy"].append(refusal(accelerator, "hpu"))
     del os.environ["PT_HPU_LAZY_MODE"]
     for kind in CLASSES:
         found[kind] = look(kind)

@@ -4,9 +4,9 @@ Each function has the documented arguments, so that a call with others is a Type
 
 - torch.npu: github.com/Ascend/pytorch, torch_npu/npu/__init__.py (`__all__`), utils.py, memory.py and random.py, as of
   0037c399; hiascend.com, "torch_npu.npu: the same as torch.cuda".
-- torch.hpu: docs.habana.ai, PyTorch Theory of Operations, and the modules hpu and hpu.random of its Python packages; calls
-  of Accelerate 1.15 (`mem_get_info`, `current_device`, `device_count`) and of Habana's GPU migration
-  (`random.get_rng_state(device)`, `random.set_rng_state(new_state, device)`, `random.manual_seed_all(seed)`).
+- torch.hpu: docs.habana.ai, PyTorch Theory of Operations, and habana_frameworks/torch/hpu/{__init__,memory,random}.py of
+  github.com/HabanaAI/gaudi-pytorch-bridge (1.19.0). What asks about a chip takes it for this process, `device_count` and
+  `is_available` do not.
 - torch.xpu and torch.mps: torch's own, whose signatures a test compares.
 """
 
@@ -96,6 +96,10 @@ class Chips:
         self.at(device)
         return self.bytes("peak")
 
+    def max_memory_reserved(self, device: Any = None) -> int:
+        """Peak of what the allocator took."""
+        return self.max_memory_allocated(device)
+
     def reset_peak_memory_stats(self, device: Any = None) -> None:
         """Reset the peak."""
         self.at(device)
@@ -150,6 +154,7 @@ DOCUMENTED = {
     "npu": {
         **_all("npu"),
         "set_device": "device",
+        "max_memory_reserved": "device=None",
         "synchronize": "device=None",
         "get_device_name": "device_name=None",
         "get_device_properties": "device_name=None",
@@ -159,6 +164,7 @@ DOCUMENTED = {
     "xpu": {
         **_all("xpu"),
         "set_device": "device",
+        "max_memory_reserved": "device=None",
         "synchronize": "device=None",
         "get_device_name": "device=None",
         "get_device_properties": "device=None",

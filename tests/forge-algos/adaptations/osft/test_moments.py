@@ -61,6 +61,28 @@ def test_equals_the_naive_way(architecture):
     assert torch.equal(found[f"{layer}.q_proj"], found[f"{layer}.k_proj"])
 
 
+@pytest.mark.parametrize(
+    "error",
+    [TypeError("Cannot convert a MPS Tensor to float64"), RuntimeError("Required aspect fp64 is not supported on the device")],
+)
+def test_a_device_without_float64_measures_in_float32(monkeypatch, error):
+    """MPS and some GPUs of Intel say so in words of their own; another error stays one."""
+
+    def double(_self):
+        raise error
+
+    name = "model.layers.0.mlp.up_proj"
+    exact = osft_moments(make().eval(), [pack(EARLIER)], targets={name: [name]})[name]
+    monkeypatch.setattr(torch.Tensor, "double", double)
+    found = osft_moments(make().eval(), [pack(EARLIER)], targets={name: [name]})[name]
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, exact.float(), rtol=1e-4, atol=1e-5)
+    error.args = ("out of memory",)
+    if isinstance(error, RuntimeError):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            osft_moments(make().eval(), [pack(EARLIER)], targets={name: [name]})
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("N", "M"), [(12, 12), (20, 9), (9, 20)])
 def test_directions_are_principal_components(N, M, transposed):

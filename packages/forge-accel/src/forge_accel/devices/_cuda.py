@@ -20,12 +20,16 @@ from forge_accel.devices._memory import BLOCK_BYTES, CONTEXT_BYTES, AllocatorMet
 from forge_accel.devices._peak_flops import peak_of
 from forge_accel.devices._quantization import check_quantization, refuse_quantization
 
+_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables by which GPUs are hidden; the second and third are ROCm's."""
+
 
 def gpus_seen(built: str) -> Choice[bool]:
     """Decide whether torch, built for `built`, sees a GPU."""
     if not torch.cuda.is_available():
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        note = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden!r})"
+        hiding = _HIDING if torch.version.hip else _HIDING[:1]
+        hidden = [f"{name}={os.environ[name]!r}" for name in hiding if name in os.environ]
+        note = f" ({', '.join(hidden)})" if hidden else ""
         return Choice(value=False, reason=f"torch {torch.__version__}, built for {built}, sees no GPU or no driver{note}")
     return Choice(value=True, reason=f"torch sees {torch.cuda.device_count()} GPU(s) through {built}")
 

@@ -1,7 +1,7 @@
 """Intel's Gaudi HPUs in eager mode: `torch.hpu`, which habana_frameworks adds to torch.
 
 After https://docs.habana.ai/en/latest/PyTorch (Theory of Operations, Runtime Environment Variables, Distributed Backend
-Initialization) and the calls of Accelerate.
+Initialization), the bridge's own sources (github.com/HabanaAI/gaudi-pytorch-bridge, 1.19.0) and the calls of Accelerate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from forge_accel.devices._module import ModuleAccelerator
 _HCCL = "habana_frameworks.torch.distributed.hccl"
 """Module that registers the backend."""
 _LAZY = "PT_HPU_LAZY_MODE"
-"""Variable of the execution mode: 0 eager, 1 lazy. It is read when the library is loaded."""
+"""Variable of the execution mode: 0 eager, all else lazy, by default either. It is read once, when the library is loaded."""
+_INTERNAL = "habana_frameworks.torch.utils.internal"
+"""Module whose `is_lazy` says which mode that was."""
 
 
 class HPUAccelerator(ModuleAccelerator):
@@ -33,16 +35,20 @@ class HPUAccelerator(ModuleAccelerator):
     install = "it comes with Intel's Gaudi containers"
     nodes = ("/dev/accel/accel[0-9]*", "/dev/hl[0-9]*")
     collectives = "hccl"
-    out_of_memory = "out of memory"
+    out_of_memory = ("Allocation failed for size",)
+    quant_types = ("nf4",)
 
     @classmethod
     def _load(cls) -> None:
-        if os.environ.setdefault(_LAZY, "0") not in ("0", "2"):
-            raise AccelError(
-                f"{_LAZY}={os.environ[_LAZY]}: device=hpu computes in eager mode, as lazy mode needs calls in the loop that "
-                f"forge does not make. Unset {_LAZY}, or set it to 0."
-            )
+        remedy = (
+            f"device=hpu computes in eager mode, as lazy mode needs calls in the loop that forge does not make. Set {_LAZY}=0"
+        )
+        if (mode := os.environ.setdefault(_LAZY, "0")) != "0":
+            raise AccelError(f"{_LAZY}={mode}: {remedy}, or unset it.")
         super()._load()
+        # Something else may have loaded the library before the variable was set: torch itself, transformers or Accelerate.
+        if import_module(_INTERNAL).is_lazy():
+            raise AccelError(f"Gaudi's library was loaded in lazy mode already: {remedy} before Python starts.")
 
     def _chosen(self, index: int | None) -> int:
         current = int(self._torch().current_device())
@@ -73,3 +79,8 @@ class HPUAccelerator(ModuleAccelerator):
     def fused_optimizer(self) -> Choice[bool]:
         """False: Gaudi has fused optimizers of its own, which are not torch's."""
         return Choice(value=False, reason="not fused: Gaudi's fused optimizers are other classes than torch's")
+
+    def compiling(self, requested: str = "auto") -> Choice[str | None]:
+        """Choose Gaudi's own backend of `torch.compile`, the only one that it has."""
+        found = super().compiling(requested)
+        return found if found.value is None else Choice("hpu_backend", f"{found.reason}, by Gaudi's hpu_backend")

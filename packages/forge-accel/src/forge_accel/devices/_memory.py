@@ -17,7 +17,7 @@ BLOCK_BYTES = 512
 CONTEXT_BYTES = 2**29
 """Bytes that a chip's libraries take beside torch's allocator."""
 
-_ASKED = re.compile(r"you tried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)|Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)|Allocation failed for size::(\d+)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -94,10 +94,11 @@ def asked_bytes(error: BaseException) -> int | None:
     4096
     >>> asked_bytes(RuntimeError("Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB"))
     2147483648
+    >>> asked_bytes(RuntimeError("FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::1073741824 (1024)MB"))
+    1073741824
 
     """
     found = _ASKED.search(str(error))
     if found is None:
         return None
-    number, unit = found[1] or found[3], found[2] or found[4]
-    return int(float(number) * _UNITS[unit])
+    return int(found[3]) if found[3] else int(float(found[1]) * _UNITS[found[2]])

@@ -18,6 +18,7 @@ from forge_accel.attention._attention import Attention
 from forge_accel.attention._documents import document_attention
 from forge_accel.devices._accelerator import Accelerator, local_rank, tokens_for
 from forge_accel.devices._memory import CONTEXT_BYTES, AllocatorMeter, MemoryMeter
+from forge_accel.devices._quantization import choose_quantization
 
 
 class ModuleAccelerator(Accelerator):
@@ -43,8 +44,10 @@ class ModuleAccelerator(Accelerator):
     """Patterns of the driver's files, one a chip."""
     collectives: ClassVar[str]
     """Backend of `torch.distributed` for this device."""
-    out_of_memory: ClassVar[str]
-    """Text of the device's error where its memory is full, beside `torch.OutOfMemoryError`."""
+    out_of_memory: ClassVar[tuple[str, ...]]
+    """Texts of the device's errors where its memory is full, beside `torch.OutOfMemoryError`."""
+    quant_types: ClassVar[tuple[str, ...]] = ()
+    """4-bit types that bitsandbytes documents for this device."""
 
     def __init__(self, *, index: int | None = None, why: str = "asked for by name") -> None:
         super().__init__(why=why)
@@ -64,7 +67,8 @@ class ModuleAccelerator(Accelerator):
             for module in cls.imports:
                 import_module(module)
             seen = cls._torch().is_available()
-        except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        except (ImportError, OSError, AttributeError, RuntimeError, AssertionError) as error:
+            # habana_frameworks asserts that torch has its version.
             raise AccelError(
                 f"device={cls.name!r}: {cls.library} could not be used: {error}. It has to fit torch {torch.__version__}."
             ) from error
@@ -111,7 +115,8 @@ class ModuleAccelerator(Accelerator):
 
     @classmethod
     def count(cls) -> int:
-        """Count the devices that torch sees."""
+        """Count the devices that torch sees, without opening one."""
+        cls._load()
         return cls._torch().device_count()
 
     @property
@@ -161,6 +166,10 @@ class ModuleAccelerator(Accelerator):
             f"variable-length flash kernel is untried on {self.name}",
         )
 
+    def quantization(self, quant_type: str) -> Choice[str]:
+        """Choose 4 bits where bitsandbytes documents them for this device."""
+        return choose_quantization(quant_type, self.quant_types, self.name)
+
     def seed(self, seed: int) -> None:
         """Seed the generators of the CPU and of every such device."""
         super().seed(seed)
@@ -198,7 +207,9 @@ class ModuleAccelerator(Accelerator):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether an error says that the device, or the host beside it, has no memory left."""
-        return super().is_out_of_memory(error) or (isinstance(error, RuntimeError) and self.out_of_memory in str(error))
+        return super().is_out_of_memory(error) or (
+            isinstance(error, RuntimeError) and any(text in str(error) for text in self.out_of_memory)
+        )
 
     def meter(self) -> MemoryMeter:
         """Return the allocator's own statistics."""

@@ -15,6 +15,7 @@ from forge_accel._errors import AccelError
 from forge_accel.attention._attention import Attention
 from forge_accel.attention._documents import document_attention
 from forge_accel.devices._accelerator import Accelerator, tokens_for
+from forge_accel.devices._quantization import choose_quantization
 
 
 class MPSAccelerator(Accelerator):
@@ -98,6 +99,10 @@ class MPSAccelerator(Accelerator):
             "documents: causal SDPA for each packed sample by itself, exact but a call a sample, because MPS has no "
             "variable-length kernel",
         )
+
+    def quantization(self, quant_type: str) -> Choice[str]:
+        """Choose 4 bits by bitsandbytes, in kernels that it fetches from macOS 26 on, and in plain torch before."""
+        return choose_quantization(quant_type, ("nf4", "fp4"), self.name)
 
     def seed(self, seed: int) -> None:
         """Seed the generators of the CPU and the GPU."""

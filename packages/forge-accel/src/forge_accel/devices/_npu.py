@@ -21,7 +21,7 @@ class NPUAccelerator(ModuleAccelerator):
     install = "pip install torch-npu, in the version of this torch, beside CANN"
     nodes = ("/dev/davinci[0-9]*",)
     collectives = "hccl"
-    out_of_memory = "NPU out of memory"
+    out_of_memory = ("NPU out of memory",)
 
     def _total_bytes(self) -> int:
         return int(self._torch().get_device_properties(self._index).total_memory)
@@ -33,6 +33,10 @@ class NPUAccelerator(ModuleAccelerator):
     def fused_optimizer(self) -> Choice[bool]:
         """False: torch_npu documents no kernel for torch's fused optimizers."""
         return Choice(value=False, reason="not fused: torch_npu documents no kernel for torch's fused AdamW")
+
+    def peak_reserved_bytes(self) -> int | None:
+        """Read the peak of what the caching allocator took from the chip."""
+        return self._torch().max_memory_reserved(self._index)
 
     def allocated_bytes(self, size: int) -> int:
         """Round up to blocks of 512 bytes, as torch_npu's allocator does."""

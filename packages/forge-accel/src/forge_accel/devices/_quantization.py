@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import PackageNotFoundError, version
 
+from forge_accel._choice import Choice
 from forge_accel._errors import AccelError
 
 QUANT_TYPES = {"nf4": "4-bit NormalFloat", "fp4": "4-bit floats"}
@@ -46,12 +47,26 @@ def check_quantization(quant_type: str) -> str:
     return found
 
 
+def choose_quantization(quant_type: str, there: tuple[str, ...], device: str) -> Choice[str]:
+    """Choose a 4-bit type on a device for which bitsandbytes documents those of `there`, and which nobody has tried.
+
+    Raises:
+        AccelError: there is no such `quant_type`, not on this device, or bitsandbytes is missing or too old.
+
+    """
+    check_quant_type(quant_type)
+    if quant_type not in there:
+        raise refuse_quantization(quant_type, f"{device} (it documents {' and '.join(there)} there)" if there else device)
+    found = check_quantization(quant_type)
+    return Choice(quant_type, f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits; untried on {device}")
+
+
 def refuse_quantization(quant_type: str, device: str) -> AccelError:
     """Return the error for a device that bitsandbytes has no kernels for.
 
     It names the CPU, which every machine has: what other devices can is known in their own files.
     """
     return AccelError(
-        f"quant_type={quant_type}: bitsandbytes is not known to hold 4 bits on {device}. It does on every CPU: use device=cpu, "
-        "or a base that is not quantized (adapter=lora)."
+        f"quant_type={quant_type}: bitsandbytes is not known to hold these 4 bits on {device}. It does on every CPU: use "
+        "device=cpu, or a base that is not quantized (adapter=lora)."
     )

@@ -53,9 +53,28 @@ def accelerator(name: str = "auto") -> Accelerator:
     >>> accelerator("cpu").device
     Choice(value=device(type='cpu'), reason='cpu: asked for by name')
     """
+    found, index, why = _find(name)
+    return found(index=index) if why is None else found(why=why)
+
+
+def device_count(name: str = "auto") -> int:
+    """Count the devices of `device=name` that can each serve a process; 0 for the shared CPU.
+
+    None is opened: a launcher that counts must not hold one (a Gaudi HPU serves one process).
+
+    Raises:
+        AccelError: as `accelerator`, as far as it is known without opening a device.
+
+    """
+    return 1 if ":" in name else _find(name)[0].count()
+
+
+def _find(name: str) -> tuple[type[Accelerator], int | None, str | None]:
+    """Find (class, index, reason) of a device by its name; the reason is None for one that was asked for."""
     known = _known()
     if name == "auto":
-        return _best(known)
+        best, why = _best(known)
+        return best, None, why
     kind, index = _parse(name)
     if kind not in known:
         hint = f" For {kind} {_ALIASES[kind]}." if kind in _ALIASES else ""
@@ -66,20 +85,10 @@ def accelerator(name: str = "auto") -> Accelerator:
         # torch itself calls AMD's GPUs so.
         amd = _load(known["rocm"])
         if amd.available().value:
-            return amd(index=index)
+            return amd, index, None
     if not available.value:
         raise AccelError(f"device={name!r} is not there: {available.reason}.")
-    return found(index=index)
-
-
-def device_count(name: str = "auto") -> int:
-    """Count the devices of `device=name` that can each serve a process; 0 for the shared CPU.
-
-    Raises:
-        AccelError: as `accelerator`.
-
-    """
-    return 1 if ":" in name else type(accelerator(name)).count()
+    return found, index, None
 
 
 def _known() -> dict[str, EntryPoint]:
@@ -113,7 +122,7 @@ def _load(entry: EntryPoint) -> type[Accelerator]:
     return found
 
 
-def _best(known: dict[str, EntryPoint]) -> Accelerator:
+def _best(known: dict[str, EntryPoint]) -> tuple[type[Accelerator], str]:
     candidates: list[type[Accelerator]] = []
     for entry in known.values():
         try:
@@ -127,11 +136,11 @@ def _best(known: dict[str, EntryPoint]) -> Accelerator:
         if available.value:
             if found is candidates[-1] and not missing:
                 missing.append(f"torch {torch.__version__} is built for no other device")
-            return found(why="; ".join([*missing, available.reason]))
+            return found, "; ".join([*missing, available.reason])
         if found.possible():
             missing.append(available.reason)
     raise AccelError(f"no accelerator is available: {'; '.join(missing)}.")  # pragma: no cover - the CPU always is
 
 
 def _warn(message: str) -> None:
-    warnings.warn(f"{GROUP}: {message}", RuntimeWarning, stacklevel=4)
+    warnings.warn(f"{GROUP}: {message}", RuntimeWarning, stacklevel=5)

@@ -20,7 +20,9 @@ class XPUAccelerator(ModuleAccelerator):
     priority = 90
     vendor = "Intel GPU"
     collectives = "xccl"
-    out_of_memory = "XPU out of memory"
+    # The second is the driver's, outside of torch's allocator.
+    out_of_memory = ("XPU out of memory", "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY")
+    quant_types = ("nf4", "fp4")
 
     @classmethod
     def possible(cls) -> bool:
@@ -52,6 +54,10 @@ class XPUAccelerator(ModuleAccelerator):
     def fused_optimizer(self) -> Choice[bool]:
         """True: torch has the fused kernels for XPUs."""
         return Choice(value=True, reason="fused: torch's fused AdamW has a kernel for XPUs")
+
+    def peak_reserved_bytes(self) -> int | None:
+        """Read the peak of what the caching allocator took from the GPU."""
+        return torch.xpu.max_memory_reserved(self._index)
 
     def allocated_bytes(self, size: int) -> int:
         """Round up to torch's blocks of 512 bytes."""

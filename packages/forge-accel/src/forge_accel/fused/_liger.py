@@ -11,8 +11,10 @@ import os
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from importlib.util import find_spec
+from math import isfinite
+from types import CellType, FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -29,25 +31,30 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Most difference of outputs and gradients over their norms: both round as often, in another order."""
 
 
+_WITHOUT_TRITON = ("hpu", "mps")
+"""Kinds of devices for which there is no Triton."""
+
+
 def check_liger(device: str) -> str:
     """Check that Liger's kernels can be used on a kind of device; return Liger's version.
 
     Raises:
-        AccelError: liger-kernel or Triton is missing, or the device is a CPU and Triton is not asked to interpret.
+        AccelError: liger-kernel or Triton is missing, Triton has nothing for the device, or that is a CPU and Triton is not
+            asked to interpret.
 
     """
     try:
         found = version("liger-kernel")
-        version("triton")
     except PackageNotFoundError:
-        try:
-            found = version("liger-kernel")
-            version("pytorch-triton-rocm")
-        except PackageNotFoundError:
-            raise AccelError(
-                "kernels=liger needs liger-kernel and Triton, which are not both installed: `pip install liger-kernel`, "
-                "or kernels=none."
-            ) from None
+        found = None
+    # By its module: its package has another name in each vendor's build of torch (triton-rocm, triton-xpu, triton-ascend).
+    if found is None or find_spec("triton") is None:
+        raise AccelError(
+            "kernels=liger needs liger-kernel and Triton, which are not both installed: `pip install liger-kernel`, "
+            "or kernels=none."
+        )
+    if device in _WITHOUT_TRITON:
+        raise AccelError(f"kernels=liger: Triton, in which Liger is written, has no kernels for {device}: set kernels=none.")
     if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise AccelError(
             "kernels=liger: Triton has no kernels for CPUs (with TRITON_INTERPRET=1 it interprets them, which is for tests): "
@@ -107,12 +114,45 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield "RMSNorm", module
         elif {"gate_proj", "up_proj", "down_proj"} <= children.keys() and hasattr(module, "act_fn"):
             yield "SwiGLU", module
-        elif ROPE in getattr(type(module).forward, "__globals__", {}) and ROPE in _names(type(module).forward):
+        elif _rope_of(type(module).forward) is not None:
             yield "RoPE", module
 
 
-def _names(function: Any) -> tuple[str, ...]:
-    return function.__code__.co_names if isinstance(function, FunctionType) else ()
+def _rope_of(function: Any) -> Callable[..., Any] | None:
+    """Return the function that a forward, or what it decorates, calls by the name of `ROPE`."""
+    if not isinstance(function, FunctionType):
+        return None
+    if ROPE in function.__code__.co_names and ROPE in function.__globals__:
+        return function.__globals__[ROPE]
+    return None if _decorated(function) is None else _rope_of(_decorated(function))
+
+
+def _decorated(function: FunctionType) -> Any:
+    """Return the function that a decorator's wrapper holds in its closure; None for one that is not such a wrapper."""
+    inner = getattr(function, "__wrapped__", None)
+    return inner if inner is not None and any(_holds(cell, inner) for cell in function.__closure__ or ()) else None
+
+
+def _holds(cell: CellType, value: object) -> bool:
+    try:
+        return cell.cell_contents is value
+    except ValueError:
+        # It is empty.
+        return False
+
+
+def _rotating_by(function: FunctionType, rope: Callable[..., Any]) -> FunctionType:
+    """Copy a forward, and the decorators around it, that finds `rope` by the name of `ROPE`."""
+    names, closure = function.__globals__, function.__closure__
+    if ROPE in function.__code__.co_names and ROPE in names:
+        names = {**names, ROPE: rope}
+    else:
+        inner = _decorated(function)
+        copied = _rotating_by(inner, rope)
+        closure = tuple(CellType(copied) if _holds(cell, inner) else cell for cell in closure or ())
+    found = FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
+    found.__kwdefaults__ = function.__kwdefaults__
+    return found
 
 
 Trial = tuple["Callable[[nn.Module], ReplacedForward] | None", str]
@@ -156,7 +196,7 @@ def _try_mlp(module: nn.Module, functions: Any, dtype: torch.dtype, device: torc
 
 
 def _try_rope(module: nn.Module, functions: Any, dtype: torch.dtype, device: torch.device) -> Trial:
-    own = type(module).forward.__globals__[ROPE]
+    own = cast("Callable[..., Any]", _rope_of(type(module).forward))
     query, key = (torch.randn(1, heads, 7, 16, device=device).to(dtype) for heads in (4, 2))
     angles = torch.randn(1, 7, 8, device=device).repeat(1, 1, 2)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
@@ -198,10 +238,7 @@ class _Rotating(ReplacedForward):
 
     def __init__(self, module: nn.Module, *, function: Callable[..., Any]) -> None:
         super().__init__(module)
-        own = type(module).forward
-        names = {**own.__globals__, ROPE: function}
-        self._forward = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
-        self._forward.__kwdefaults__ = own.__kwdefaults__
+        self._forward = _rotating_by(type(module).forward, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward(self.module, *args, **kwargs)
@@ -246,5 +283,9 @@ def _fault(own: Callable[..., Any], fused: Callable[..., Any], tensors: tuple[to
     for theirs, ours in zip(*results, strict=True):
         if theirs is None or ours is None:
             return "Liger gives no gradient where it does"
-        worst = max(worst, float((ours.float() - theirs.float()).norm() / theirs.float().norm().clamp_min(1e-30)))
+        difference = float((ours.float() - theirs.float()).norm() / theirs.float().norm().clamp_min(1e-30))
+        if not isfinite(difference):
+            # NaN is above no limit: `max` would pass it over.
+            return "Liger gives NaN or infinity, or a difference without a bound"
+        worst = max(worst, difference)
     return "" if worst <= limit else f"Liger differs by {worst:.1e} of the norm"

@@ -60,8 +60,9 @@ def token_changes(
         for batch in batches:
             with autocast():
                 _, found = bound.compare(batch)
+            # On the CPU first: not every device has float64.
             yield TokenChanges(
-                kl=found.kl.double().cpu().numpy(),
-                before=found.base_nll.double().cpu().numpy(),
-                after=found.nll.double().cpu().numpy(),
+                kl=found.kl.cpu().double().numpy(),
+                before=found.base_nll.cpu().double().numpy(),
+                after=found.nll.cpu().double().numpy(),
             )

@@ -28,15 +28,34 @@ def grad_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> torch
     whole = shards.pop((), [])
     if not shards:
         return torch.linalg.vector_norm(torch.stack(whole)).float() if whole else torch.zeros((), device=device)
-    squares = [torch.stack(whole).double().square().sum()] if whole else []
+    squares = [_squares(whole)] if whole else []
     for groups, norms in shards.items():
-        # A square of a float32 norm may pass float32's largest number; in float64 it cannot. MPS has no float64, and no groups
-        # either.
-        square = torch.stack(norms).double().square().sum()
+        square = _squares(norms)
         for group in groups:
             all_reduce(square, group=group)
         squares.append(square)
-    return torch.stack(squares).sum().sqrt().float()
+    return _root(torch.stack(squares).sum(0)).float()
+
+
+_SCALE = 2.0**96
+"""Factor by which numbers near the ends of float32's range come to its middle, where their squares are in it too."""
+
+
+def _squares(norms: list[torch.Tensor]) -> torch.Tensor:
+    """Sum the squares of norms three times: as they are, scaled down, scaled up; [3].
+
+    The square of a norm may pass float32's range, or vanish in it. float64 has room, but some chips have none (Intel's Arc),
+    and the collectives of others do not add it (Ascend's hccl).
+    """
+    stacked = torch.stack(norms)
+    return torch.stack([(stacked * scale).square().sum() for scale in (1.0, 1 / _SCALE, _SCALE)])
+
+
+def _root(squares: torch.Tensor) -> torch.Tensor:
+    """Take the root of what `_squares` summed, from the sum that neither passed the range nor vanished."""
+    plain, lower, upper = squares.unbind()
+    small = torch.where(plain < 1e-30, upper.sqrt() / _SCALE, plain.sqrt())
+    return torch.where(plain.isinf(), lower.sqrt() * _SCALE, small)
 
 
 def scale_grads(parameters: Iterable[nn.Parameter], factor: float) -> None:

@@ -40,7 +40,8 @@ class MLXBackend(Backend):
 
     name = "mlx"
     requires = ("mlx", "mlx_lm")
-    versions: ClassVar[Mapping[str, str]] = {"mlx-lm": ">=0.32.2,<0.33"}
+    # mlx by its package too: mlx-cpu and mlx-metal alone make a folder of that name, without what can be imported.
+    versions: ClassVar[Mapping[str, str]] = {"mlx": ">=0.32", "mlx-lm": ">=0.32.2,<0.33"}
     install = "forge-llm[mlx]"
     refused = REFUSED
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from forge_algos._errors import AdapterError
 from forge_algos.adaptations.base._adaptation import Ranks
 from forge_algos.adaptations.osft import _cache as files
-from forge_algos.adaptations.osft._svd import exact, left_out, randomized, with_signs
+from forge_algos.adaptations.osft._svd import exact, lacks_float64, left_out, randomized, with_signs
 
 Svd = Literal["exact", "randomized"]
 _SAME_INPUTS = 1e-4
@@ -396,8 +396,10 @@ def _full_matrix(weight: torch.Tensor) -> torch.Tensor:
 def _float64(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
     try:
         return weight.to(device, torch.float64)
-    except TypeError:
-        return weight.to("cpu", torch.float64)
+    except (TypeError, RuntimeError) as error:
+        if not lacks_float64(error):
+            raise
+        return weight.cpu().double()
 
 
 def _complement(basis: torch.Tensor) -> torch.Tensor:

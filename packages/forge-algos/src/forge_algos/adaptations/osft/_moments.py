@@ -10,6 +10,7 @@ from torch import nn
 
 from forge_algos._errors import AdapterError
 from forge_algos._modules import gathering, mode
+from forge_algos.adaptations.osft._svd import lacks_float64
 from forge_algos.batches._learned import RowLoader
 from forge_algos.batches._packed import PackedBatch
 from forge_algos.isolation._alone import tokens_of
@@ -107,7 +108,9 @@ class _Shared:
 def _wide(tokens: torch.Tensor) -> torch.Tensor:
     try:
         return tokens.double()
-    except TypeError:
+    except (TypeError, RuntimeError) as error:
+        if not lacks_float64(error):
+            raise
         return tokens.float()
 
 

@@ -18,6 +18,14 @@ _SMALL = 1e-4
 images: their cosines are at most 1e-15 by the square of it."""
 
 
+def lacks_float64(error: Exception) -> bool:
+    """Return whether an error says that a device computes no float64.
+
+    MPS says so by a TypeError, some GPUs of Intel (Arc) in the words of their driver.
+    """
+    return isinstance(error, TypeError) or (isinstance(error, RuntimeError) and "aspect fp64 is not supported" in str(error))
+
+
 class Triplets(NamedTuple):
     """The m largest singular triplets of W [N, M], float64 on the device of W."""
 
