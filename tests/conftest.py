@@ -31,8 +31,22 @@ Where no profile is named, as in CI, it is `forge`; `quick` is `hatch run quick`
 """
 
 
+def pytest_addoption(parser):
+    """Add the option by which CI runs, of a leaf's tests, those that need more than the leaf."""
+    what = "of the tests below this folder, only those marked `together`"
+    parser.addoption("--only-together", action="append", default=[], metavar="FOLDER", help=what)
+
+
 def pytest_collection_modifyitems(config, items):
-    """Lower the number of examples that tests ask for to what the chosen profile draws of them."""
+    """Leave out what is run elsewhere, and lower the number of examples to what the chosen profile draws of them."""
+    folders = [config.rootpath / folder for folder in config.getoption("--only-together")]
+    here, elsewhere = [], []
+    for item in items:
+        below = any(item.path.is_relative_to(folder) for folder in folders)
+        (here if not below or item.get_closest_marker("together") else elsewhere).append(item)
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = here
     drawn = EXAMPLES.get(config.getoption("--hypothesis-profile") or "forge")
     for test in {getattr(item, "function", None) for item in items} if drawn else ():
         own = getattr(test, "_hypothesis_internal_use_settings", None)

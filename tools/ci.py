@@ -2,15 +2,16 @@
 
 What a stranger does first, then what a maintainer must: every test but the lanes' once, a leaf's where the leaf is alone and
 all others where everything is; lint, format, types, the site, and the six packages as wheels. The tests run in two lanes, over
-three processes and over two, for a test often waits for those that it started, and a step's last test for none; beside them a
-third lane makes the environments, in the order in which the tests want them, and does everything else. A step that fails stops
-no other one.
+three processes and over two, for a test often waits for those that it started, and a step's last test for none; the lane of
+three is the longer one, so that the end keeps two processors busy. Beside them a third lane makes the environments, in the
+order in which the tests want them, and does everything else. A step that fails stops no other one.
 Everything that it makes lies in .ci-env (git ignores it) and goes when it ends; CI_KEEP=1 leaves it there.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -26,8 +27,11 @@ import suite
 from repository import FACADE, ROOT, packages
 
 HOME = ROOT / ".ci-env"
-TOGETHER = "together and not lane"
-"""Tests of leaves that are skipped where the leaf is alone."""
+WARMED = ("all", "hatch-test.forge-dist", "hatch-test.forge-algos")
+"""Environments in which one process imports what all tests import, before several would compile it at once.
+
+pip compiles no bytecode (hatch.toml), and 13 of the 20 seconds of a first import are compilation.
+"""
 MINUTES = 20
 """What this may take on two cores. It is reported, not enforced: no machine is as fast as another."""
 THREE = ("-n", "3", *suite.TWO_PROCESSES[2:])
@@ -74,29 +78,41 @@ class Step:
 
 
 def steps() -> list[list[Step]]:
-    """Return two lanes of tests, of which the first is as long as all others, and the lane beside them."""
+    """Return two lanes of tests, of which the first is longer than all others, and the lane beside them."""
     # The small environments come first, so that the tests begin soon.
     alone = ["forge-packing", "forge-data", "forge-accel", "forge-dist", "forge-algos"]
     assert set(alone) == set(packages()) - {FACADE}
-    made = {leaf: Step(f"environment: {leaf}", ["hatch", "env", "create", f"hatch-test.{leaf}"]) for leaf in alone}
-    everything = Step("environment: all", ["hatch", "env", "create", "all"])
-    others = ["tests/whole", "tests/forge", "tests/tools", "tests/peers"]
+    made = {leaf: environment(leaf, f"hatch-test.{leaf}") for leaf in alone}
+    everything = environment("all", "all")
+    # A leaf's tests that are skipped where it is alone, for they need DeepSpeed or another leaf.
+    together = {leaf: files for leaf in alone if (files := together_files(ROOT / "tests" / leaf))}
+    leaves = [f"--only-together=tests/{leaf}" for leaf in together]
+    others = ["tests/whole", "tests/forge", "tests/tools", "tests/peers", *chain.from_iterable(together.values()), *leaves]
     longest = testing("everything together", everything, THREE, "hatch", "run", "test", *others)
     tests = [
         testing(f"{leaf} alone", made[leaf], TWO, "hatch", "test", "-i", f"package={leaf}", "--", f"tests/{leaf}")
         for leaf in alone
     ]
-    # What a leaf's own environment lacks: DeepSpeed, other leaves.
-    leaves = [f"tests/{leaf}" for leaf in alone if any("mark.together" in text for text in sources(leaf))]
-    tests.insert(2, testing("leaves together", everything, TWO, "hatch", "run", "test", "-m", TOGETHER, *leaves))
     checks = ["hatch check code", "hatch check fmt", "hatch check types", "hatch run wheels", "hatch run docs:build"]
     environments = [made["forge-packing"], made["forge-data"], everything, *(made[leaf] for leaf in alone[2:])]
     return [[longest], tests, [*environments, *(Step(check, check.split()) for check in checks)]]
 
 
-def sources(leaf: str) -> list[str]:
-    """Return the texts of a leaf's tests and of what they share."""
-    return [path.read_text(encoding="utf-8") for path in (ROOT / "tests" / leaf).rglob("*.py")]
+def environment(name: str, environ: str) -> Step:
+    """Return a step that makes an environment of hatch, and imports what its tests do where that takes long."""
+    make = f"hatch env create {environ}"
+    warm = f" && hatch -e {environ} run python tests/preload.py"
+    return Step(f"environment: {name}", ["sh", "-c", make + warm] if environ in WARMED else make.split())
+
+
+def together_files(folder: Path) -> list[str]:
+    """Return a leaf's test files in which a test is marked `together`, there or by a helper of the leaf that is imported."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))}
+    marking = [path for path, text in texts.items() if "mark.together" in text]
+    helpers = "|".join(path.stem for path in marking if not path.name.startswith("test_"))
+    imports = re.compile(rf"^from \.+({helpers}) import " if helpers else r"(?!)", re.MULTILINE)
+    found = [path for path, text in texts.items() if path in marking or imports.search(text)]
+    return [path.relative_to(folder.parents[1]).as_posix() for path in found if path.name.startswith("test_")]
 
 
 def testing(name: str, needs: Step, processes: tuple[str, ...], *command: str) -> Step:
@@ -108,7 +124,7 @@ def testing(name: str, needs: Step, processes: tuple[str, ...], *command: str) -
 
 def main() -> int:
     """Install hatch, run all lanes, say what came of it and where the time went."""
-    began = time.monotonic()
+    began, before = time.monotonic(), busy_seconds()
     shutil.rmtree(HOME, ignore_errors=True)
     (HOME / "reports").mkdir(parents=True)
     # hatch's environments are made anew: those of an earlier run would hide a dependency that nobody declared.
@@ -127,13 +143,28 @@ def main() -> int:
             of_tests = [environ | variables] * (len(lanes) - 1)
             for _ in pool.map(lambda lane, own: [step.run(own, printing) for step in lane], lanes, [*of_tests, environ]):
                 pass
-        return summary([hatch, *chain.from_iterable(lanes)], time.monotonic() - began)
+        seconds = time.monotonic() - began
+        busy = (busy_seconds() - before) / (seconds * (os.cpu_count() or 1))
+        return summary([hatch, *chain.from_iterable(lanes)], seconds, busy)
     finally:
         if not os.environ.get("CI_KEEP"):
             shutil.rmtree(HOME, ignore_errors=True)
 
 
-def summary(done: list[Step], seconds: float) -> int:
+def busy_seconds(stat: Path = Path("/proc/stat")) -> float:
+    """Return how long the processors have worked: those of the machine where it tells, else for what this process started.
+
+    Ranks of tests are forked from servers that nobody waits for, so that what was started is known in part only.
+    """
+    try:
+        user, nice, system, _idle, _waiting, *more = map(int, stat.read_text(encoding="ascii").splitlines()[0].split()[1:8])
+    except (OSError, ValueError):
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+    return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK")
+
+
+def summary(done: list[Step], seconds: float, busy: float) -> int:
     """Print each step's time, the slowest test files, what failed and the counts; return the exit status."""
     total, lines = suite.Report(), []
     for step in done:
@@ -157,8 +188,6 @@ def summary(done: list[Step], seconds: float) -> int:
         print(f"\n=== the end of what {step.name} printed\n" + "\n".join(line[:300] for line in last))
     if total.failed:
         print("\n=== failed\n" + "\n".join(total.failed))
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    busy = (used.ru_utime + used.ru_stime) / (seconds * (os.cpu_count() or 1))
     print(f"\n{seconds:.0f} s in all, of {60 * MINUTES} on two cores; {busy:.0%} of the processors' time was used")
     print(f"{total.passed} passed, {len(total.failed)} failed, {total.skipped} skipped")
     return int(bool(total.failed) or any(step.state != "ok" for step in done))

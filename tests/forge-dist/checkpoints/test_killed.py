@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from ...lanes import ci_keeps
+
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")]
 KEEP = 2
 
@@ -129,8 +131,11 @@ def one(root, count, delay):
         return status != 0, max(map(int, pipe), default=0)
 
 
-def drive(scratch):
-    """All kills, in a process that has no threads; prints how many there were, and which steps were found."""
+def drive(scratch, stride, number):
+    """Kills at each `stride`th operation and at `number` random moments, in a process that has no threads.
+
+    Prints how many there were, and which steps were found.
+    """
     template = Path(scratch) / "template"
     prepare(template)
     found, chosen, at_random = [], 0, 0
@@ -139,7 +144,7 @@ def drive(scratch):
     while killed:
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(template, root)
-        killed, finished = one(root, chosen + 1, None)
+        killed, finished = one(root, chosen * stride + 1, None)
         found.append(check_whole(root, max(2, finished)))
         chosen += killed
     # The same directory all the time: what one kill left is what the next run meets.
@@ -150,7 +155,7 @@ def drive(scratch):
     for attempt in range(300):
         # On a machine whose speed changes, many a run is over before its moment comes: such a one proves nothing and is not
         # counted.
-        if at_random == 15 and attempt >= 30:
+        if at_random == number and attempt >= 2 * number:
             break
         killed, finished = one(root, None, draw.uniform(0, seconds))
         at_random += killed
@@ -171,8 +176,9 @@ def scratch(tmp_path):
         yield Path(folder)
 
 
-def test_a_kill_leaves_a_whole_one(scratch):
-    """A run that tidies up, saves, replaces and deletes is killed at each of its file operations, then at 15 random moments.
+@pytest.mark.parametrize(("stride", "number"), ci_keeps([(4, 5)], [(4, 5), (1, 15)]))
+def test_a_kill_leaves_a_whole_one(scratch, stride, number):
+    """A run that tidies up, saves, replaces and deletes is killed at its file operations, then at random moments.
 
     Each time on what the last one left: the newest is whole every time, never older than the one before, nothing accumulates.
     """
@@ -180,19 +186,19 @@ def test_a_kill_leaves_a_whole_one(scratch):
     code = (
         "import importlib, sys, types\n"
         "package = types.ModuleType('tested'); package.__path__ = [sys.argv[1]]; sys.modules['tested'] = package\n"
-        "importlib.import_module('tested.checkpoints.' + sys.argv[2]).drive(sys.argv[3])\n"
+        "importlib.import_module('tested.forge-dist.checkpoints.' + sys.argv[2]).drive(sys.argv[3], *map(int, sys.argv[4:]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(here.parents[1]), here.stem, str(scratch)],
+        [sys.executable, "-c", code, str(here.parents[2]), here.stem, str(scratch), str(stride), str(number)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
-    assert report["chosen"] >= 60, report
-    assert report["random"] >= 15, report
+    assert report["chosen"] >= 60 // stride, report
+    assert report["random"] >= number, report
     # Kills before the first commit find the old one, later ones the new ones.
     assert set(report["found"]) == {2, 3, 4}, report
     assert report["last"] > 4, report

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, strategies as st
 
 from forge import RecipeError, SettingsError
-from forge.settings._recipe import as_recipe, as_values, read_recipe
+from forge.settings._recipe import as_recipe, as_values, read_recipe, values_in
 from forge.settings._settings import resolve
 from forge.verbs._sft import SFTSettings
 
@@ -22,13 +23,22 @@ REQUIRED: dict[str, Any] = {"model_path": "m", "data_path": "d", "ckpt_output_di
     names=st.lists(st.text(alphabet="abc_.#: ", min_size=1), min_size=1, max_size=3),
 )
 def test_round_trip(text: str, rate: float, names: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """config.yaml read back as a recipe gives the same settings, whatever is in the strings."""
+    """config.yaml read back as a recipe gives the same settings, whatever is in the strings; so does PyYAML's own parser."""
     given_values = {**REQUIRED, "data_path": text, "learning_rate": rate, "adapter": "lora", "target_modules": names}
     first = resolve(SFTSettings, ("argument", given_values))
     path = tmp_path_factory.getbasetemp() / "config.yaml"
-    path.write_text(as_recipe(first, "sft"), encoding="utf-8", newline="\n")
+    written = as_recipe(first, "sft")
+    path.write_text(written, encoding="utf-8", newline="\n")
     again = resolve(SFTSettings, ("recipe", {name: value for name, value in read_recipe(path).items() if value is not None}))
     assert as_values(again) == as_values(first)
+    assert values_in(written) == yaml.safe_load(written)
+
+
+def test_a_damaged_file_of_any_depth_is_no_yaml() -> None:
+    """What is nested without end is refused with one of the errors that those who read it catch, and ends no process."""
+    for damaged in ("[" * 100_000, "- " * 5000 + "x"):
+        with pytest.raises((yaml.YAMLError, RecursionError)):
+            values_in(damaged)
 
 
 def test_an_empty_recipe_says_nothing(tmp_path: Path) -> None:

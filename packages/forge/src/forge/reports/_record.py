@@ -18,7 +18,7 @@ import yaml
 
 from forge._errors import SettingsError
 from forge.locking._run_lock import has_owner
-from forge.settings._recipe import origins_in
+from forge.settings._recipe import origins_in, values_in
 
 _STARTS = ("started", "resumed")
 _ENDINGS = ("finished", "preempted", "interrupted", "failed")
@@ -86,7 +86,7 @@ def read_record(path: Path, *, running: bool | None = None) -> Record:
     file = path / "config.yaml"
     try:
         text = file.read_text(encoding="utf-8")
-        values = yaml.safe_load(text) or {}
+        values = values_in(text) or {}
     except FileNotFoundError:
         what = "there is no such directory" if not path.exists() else "is no run directory: it has no config.yaml"
         raise SettingsError(f"{path}: {what}. Give the ckpt_output_dir of a run.") from None

@@ -13,6 +13,7 @@ import yaml
 import forge_dist
 from forge._errors import RunDirectoryError, SettingsError
 from forge.locking._run_lock import unwritable
+from forge.settings._recipe import values_in
 
 _OF_OTHERS = ("logs", "trackers", "evals")
 """Folders of a run in which other programs write."""
@@ -115,8 +116,8 @@ def run_values(run: Path) -> dict[str, Any]:
     """
     file = run / "config.yaml"
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        found = values_in(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise SettingsError(f"{file}: cannot be read: {reason}. A run directory has one; put it back.") from error
     if not isinstance(found, dict) or not isinstance(found.get("model_path"), str):
