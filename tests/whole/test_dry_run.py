@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -308,6 +309,28 @@ def test_a_run_measures_itself(dtype: str, given: dict[str, Any], tmp_path: Path
     assert phase["name"] == "first steps"
     assert math.isclose(phase["planned"], phase["measured"], rel_tol=0.02)
     assert sum(phase["parts"].values()) == phase["planned"]
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_a_measurement_ends_with_its_run(
+    profiled: bool, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that fails leaves no profiler behind in a script or a notebook; one that was there before goes on."""
+    from forge_algos.heads import _head
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    monkeypatch.setattr(_head.Head, "nll", full)
+    own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) if profiled else nullcontext()
+    with own:
+        with pytest.raises(forge.OutOfMemoryError, match="forward pass|evaluation"):
+            forge.sft(**given, ckpt_output_dir=tmp_path / "run")
+        assert torch.autograd._profiler_enabled() is profiled
+        torch.ones(3).sum()
+    if profiled:
+        assert "aten::sum" in {event.name for event in own.events()}
 
 
 @pytest.mark.parametrize(

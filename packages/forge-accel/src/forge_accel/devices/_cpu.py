@@ -138,9 +138,9 @@ class CPUAccelerator(Accelerator):
         """Read this process' resident memory, Python and the data included."""
         return _cpuinfo.rss_bytes()
 
-    def meter(self) -> MemoryMeter:
-        """Return a recording of torch's profiler."""
-        return ProfilerMeter()
+    def meter(self) -> MemoryMeter | None:
+        """Return a recording of torch's profiler; None where somebody else's runs, which a second one would end."""
+        return None if torch.autograd._profiler_enabled() else ProfilerMeter()
 
     def product_scratch(self, products: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
         """Measure the bytes that products in bfloat16 take for themselves, by products like them."""

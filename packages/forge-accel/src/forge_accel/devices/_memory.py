@@ -32,6 +32,9 @@ class MemoryMeter(ABC):
     def stop(self) -> int:
         """Return the bytes of all tensors at the worst moment."""
 
+    def abandon(self) -> None:  # noqa: B027 - most have nothing that goes on
+        """End without an answer, as where what was measured failed."""
+
 
 class ProfilerMeter(MemoryMeter):
     """Counts what torch's allocator on the CPU takes and frees, as the profiler saw it."""
@@ -43,6 +46,11 @@ class ProfilerMeter(MemoryMeter):
         self._held = held
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self._profile.start()
+
+    def abandon(self) -> None:
+        """End the recording, which would go on in the process otherwise."""
+        self._profile.stop()
+        del self._profile
 
     def stop(self) -> int:
         """Add up what was taken and freed, in order."""

@@ -137,6 +137,15 @@ class FirstSteps:
                 self._steps.append(_worst_two(batches, objective.tokens))
             yield batches
 
+    def __enter__(self) -> None:
+        """Begin nothing yet: the first micro-batches do."""
+
+    def __exit__(self, *_: object) -> None:
+        """End a measurement whose steps were not made."""
+        if self._meter is not None:
+            self._meter.abandon()
+            self._meter = None
+
     def made(self) -> None:
         """Count a step that was made; after the last of them the measurement ends, and is written."""
         if self._meter is None or not self._left:

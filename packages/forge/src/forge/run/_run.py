@@ -302,7 +302,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         return ended_by(s, waited=at.best.waited, measured=at.measured)
 
     updates = task.updates(s)
-    with StopSignal() as stop, states.files, report.steps(num_steps, done=at.step):
+    with StopSignal() as stop, states.files, report.steps(num_steps, done=at.step), first_steps or nullcontext():
         if restored is None and (before := evaluate(0)) is not None:
             best = at.best.after(before, 0, s.evaluation.metric_for_best)
             at = attrs.evolve(at, eval_before=before.metrics(), best=best)
