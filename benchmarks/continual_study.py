@@ -62,7 +62,7 @@ WIDEST = 6
 PICKED = {
     ("strict/direct", 180): [7, 8, 9],
     ("full", 180): [2, 3, 4],
-    ("paper", 180): [3, 4],
+    ("paper", 180): [3, 4, 5],
     ("replay", 180): [2, 3],
     ("inputs", 180): [8, 9],
     ("inputs .50", 180): [7, 8],
@@ -129,8 +129,9 @@ def tables(study: Study, seeds: Sequence[int]) -> tuple[str, dict[str, dict[str,
     """Return (markdown, backward transfer by cell and level): what each method keeps at each level, with standard errors."""
     columns = [f"{100 * level:g} %" for level in LEVELS]
     lines = [
-        f"| method | steps | seeds | {' | '.join(columns)} | skills at 93 % | kl_base at 93 % | CPU seconds |",
-        "|---|---|---|" + "---|" * (len(LEVELS) + 3),
+        f"| method | steps | seeds | {' | '.join(columns)} | skills at 93 % | kl_base at 93 % "
+        "| learns, forgets, skills left at each rate | CPU seconds |",
+        "|---|---|---|" + "---|" * (len(LEVELS) + 4),
     ]
     means: dict[str, dict[str, float]] = {}
     for method, steps in ORDER:
@@ -138,7 +139,7 @@ def tables(study: Study, seeds: Sequence[int]) -> tuple[str, dict[str, dict[str,
         if not rows:
             begun = sum((c["method"], c["steps"]) == (method, steps) for c in study.cells)
             word = f"{begun} cells of the search" if begun else "not run"
-            lines.append(f"| {method} | {steps} | {word} |" + " |" * (len(LEVELS) + 3))
+            lines.append(f"| {method} | {steps} | {word} |" + " |" * (len(LEVELS) + 4))
             continue
         written, found = [], {}
         for level in LEVELS:
@@ -153,9 +154,10 @@ def tables(study: Study, seeds: Sequence[int]) -> tuple[str, dict[str, dict[str,
             written.append(f"{100 * mean:.1f} ± {100 * error:.1f}")
         at = along(rows, COMPARED)
         more = ["", ""] if at is None else [f"{100 * spread(at, 'skills')[0]:.1f}", f"{spread(at, 'kl_base')[0]:.3f}"]
+        each = [", ".join(f"{100 * spread(row, f)[0]:.1f}" for f in ("new_task", "backward", "skills")) for row in rows]
         seconds = np.mean([c["cpu_seconds"] for row in rows for c in row])
         count = f"{len(rows[0])} of {len(seeds)}"
-        lines.append(f"| {method} | {steps} | {count} | {' | '.join([*written, *more])} | {seconds:.0f} |")
+        lines.append(f"| {method} | {steps} | {count} | {' | '.join([*written, *more, '; '.join(each)])} | {seconds:.0f} |")
         means[f"{method}, {steps}"] = found
     return "\n".join(lines), means
 

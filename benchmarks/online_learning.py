@@ -34,10 +34,11 @@ RATE = forge_algos.OptimizerSettings(learning_rate=3e-3, lr_scheduler="constant"
 ONLINE_RATE = forge_algos.OptimizerSettings(learning_rate=2e-3, lr_scheduler="constant")
 ADAPTERS = {
     "none": ({}, 2e-3),
-    "lora": ({"adapter": "lora", "lora_r": 16, "lora_alpha": 32}, 1e-2),
+    "lora": ({"adapter": "lora", "lora_r": 16, "lora_alpha": 32}, 3e-3),
     "osft": ({"adapter": "osft", "unfreeze_rank_ratio": 0.5}, 2e-3),
 }
-"""Adapter → its settings, and its learning rate."""
+"""Adapter → its settings, and its learning rate. LoRA's was chosen with RLOO on seed 100, which is not reported: at 1e-2 it
+learns as fast, and then its share of right answers jumps between 0.68 and 0.87 for as long as it trains."""
 
 
 def decode(ids):
@@ -144,14 +145,15 @@ def share_right(sampler, task, prompts, seed):
     return float(np.mean(TASKS[task]([p.prompt for p in asked], texts, [p.columns["digit"] for p in asked])))
 
 
-def learn(method, task, seed, adapter, *, sft_steps, rollouts, enough):
-    """Run one method on a task: {method, adapter, task, seed, before, after, rollouts, seconds}.
+def learn(method, task, seed, adapter, *, sft_steps, rollouts, enough, rate=None):
+    """Run one method on a task: {method, adapter, rate, task, seed, before, after, rollouts, seconds}.
 
     It ends early once nearly all is right.
     """
     model = fine_tuned(task, seed, sft_steps)
     objective, settings = METHODS[method]
-    own, rate = ADAPTERS[adapter]
+    own, usual = ADAPTERS[adapter]
+    rate = usual if rate is None else rate
     torch.manual_seed(seed)
     adaptation = forge_algos.adapt(model, forge_algos.AdapterSettings(**own))
     model = adaptation.model
@@ -193,6 +195,7 @@ def learn(method, task, seed, adapter, *, sft_steps, rollouts, enough):
     return {
         "method": method,
         "adapter": adapter,
+        "rate": rate,
         "task": task,
         "seed": seed,
         "before": round(before, 4),
@@ -209,19 +212,20 @@ def main() -> None:
     parser.add_argument("--adapter", choices=ADAPTERS, action="append", help="by default all three")
     parser.add_argument("--task", choices=TASKS, action="append", help="by default all three")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them; rates are chosen on 100")
+    parser.add_argument("--rate", type=float, help="learning rate in place of each adapter's own")
     parser.add_argument("--rollouts", type=int, default=150, help="at most")
     parser.add_argument("--toy", action="store_true", help="two rollouts of each method: seconds, and no proof")
     options = parser.parse_args()
     if options.toy:
         options.task, options.seeds, options.rollouts = ["digit"], 1, 2
     at = machine()
-    runs = []
+    runs, seeds = [], range(options.first_seed, options.first_seed + options.seeds)
     for task in options.task or TASKS:
-        for method, adapter, seed in itertools.product(
-            options.method or METHODS, options.adapter or ADAPTERS, range(options.seeds)
-        ):
+        for method, adapter, seed in itertools.product(options.method or METHODS, options.adapter or ADAPTERS, seeds):
             sft_steps = 10 if options.toy else 60
-            runs.append(learn(method, task, seed, adapter, sft_steps=sft_steps, rollouts=options.rollouts, enough=0.97))
+            sizes = {"sft_steps": sft_steps, "rollouts": options.rollouts, "enough": 0.97}
+            runs.append(learn(method, task, seed, adapter, **sizes, rate=options.rate))
             note(" ".join(f"{name} {value}" for name, value in runs[-1].items()))
     emit(
         "online_learning",
