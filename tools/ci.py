@@ -130,7 +130,8 @@ def main() -> int:
     # hatch's environments are made anew: those of an earlier run would hide a dependency that nobody declared.
     path = f"{HOME / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environ = os.environ | {"PATH": path, "HATCH_DATA_DIR": str(HOME / "hatch"), "HATCH_INTERACTIVE": "0", "NO_COLOR": "1"}
-    environ |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    # One thread a process, as tests have: several processes whose threads spin for the same processors hold each other up.
+    environ |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     environ.pop("PYTHONPATH", None)
     printing = threading.Lock()
     # The environment that passes commands on is made here, for all lanes use it.

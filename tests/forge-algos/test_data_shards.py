@@ -157,6 +157,7 @@ def test_check_reference():
 SETTINGS = GRPOSettings(num_generations=2, max_new_tokens=5, kl_weight=0.1)
 
 
+@pytest.mark.slow
 def test_rollouts_and_their_batches():
     """Prompts and batches are divided over the shards, and ranks of one shard get the same."""
 

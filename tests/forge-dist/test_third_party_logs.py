@@ -7,7 +7,7 @@ import pytest
 
 from .divided import zero
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lane]
 
 
 @zero

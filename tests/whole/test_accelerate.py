@@ -35,7 +35,7 @@ def words(model_dir: Path, chats: Path) -> list[str]:
 def launched(*words: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """Run accelerate launch without a configuration of this machine."""
     environ = {**os.environ, "HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*LAUNCH, *words], env=environ, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run([*LAUNCH, *words], env=environ, capture_output=True, text=True, timeout=480, check=False)
 
 
 KINDS = {
@@ -91,7 +91,7 @@ def test_mpi_starts_workers(words: list[str], tmp_path: Path) -> None:
         }
         line = [sys.executable, "-m", "forge", "sft", *words, "--ckpt-output-dir", str(tmp_path / "run")]
         started.append(subprocess.Popen(line, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
-    ended = [process.communicate(timeout=240)[1] for process in started]
+    ended = [process.communicate(timeout=480)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], ended
     assert "ranks: 2, " in (tmp_path / "run" / "log.txt").read_text()
     assert len(metrics(tmp_path / "run")) == 2

@@ -47,10 +47,13 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
 ADAPTERS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"adapter": "lora", "lora_r": 4}}
 
 IN_CI = [
-    *(("full", way) for way in ("hsdp 2x2", "fsdp2 with cp2 x4", "zero3 x2")),
+    *(("full", way) for way in ("fsdp2 with cp2 x4", "zero3 x2")),
     ("lora", "cp2"),
 ]
-"""Pairs of adapter and way: each structure, and one that is adapted. ddp and fsdp2 are in the chain below."""
+"""Pairs of adapter and way: each structure, and one that is adapted. ddp and fsdp2 are in the chain below.
+
+Steps, states and exports of hsdp are compared with one process's in `forge-dist/strategies`.
+"""
 
 TOPOLOGIES = {name: WAYS[name] for name in ("single", "ddp x2", "fsdp2 x2", "fsdp2 x4", "cp2", "tp2")} | {
     "ddp x4": (4, {"strategy": "ddp"})

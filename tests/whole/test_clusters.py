@@ -139,20 +139,20 @@ def test_an_sbatch_file_requeues_itself(
         until(process, lambda before=before: (run / "full_state" / "latest").exists() and len(metrics(run)) > before)
         # What Slurm sends to the batch script alone, so many seconds before the time limit.
         process.send_signal(signal.SIGUSR1)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=480)
         assert process.returncode == 75, err
         job = asked.read_text().split()[-1]
         assert (f"requeue {job}" in asked.read_text()) == (state == "RUNNING")
         assert ("requeued: status 75" in out) == (state == "RUNNING")
     process = sbatch(Path("job.sh"), folder, 2)
-    out, err = process.communicate(timeout=180)
+    out, err = process.communicate(timeout=480)
     assert process.returncode == 0, err
     # Each node says where the model is.
     assert set(out.split()) == {str(run / "hf_format" / "samples_72")}
     np.testing.assert_allclose(losses(run), expected, rtol=1e-5)
 
 
-def until(process: subprocess.Popen[str], condition: Any, seconds: float = 120) -> None:
+def until(process: subprocess.Popen[str], condition: Any, seconds: float = 300) -> None:
     """Wait for something to become true while a process runs."""
     end = time.monotonic() + seconds
     while not condition():
@@ -176,6 +176,6 @@ def test_a_signal_to_the_script_alone_ends_nothing(tmp_path: Path) -> None:
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGUSR1)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=480)
     assert (process.returncode, "requeued: status 75" in out) == (75, True), err
     assert os.environ.get("SLURM_JOB_ID") is None

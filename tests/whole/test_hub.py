@@ -348,7 +348,7 @@ def test_two_numbered_nodes(model_dir: Path, chats: Path, tmp_path: Path) -> Non
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "SLURM_"))}
     nodes = [subprocess.Popen([*words, str(rank)], env=environ, stdout=subprocess.PIPE, text=True) for rank in (1, 0)]
     for node in nodes:
-        out, _ = node.communicate(timeout=240)
+        out, _ = node.communicate(timeout=480)
         assert node.returncode == 0
         assert out.splitlines()[-1] == "steps 3"
     alone = sft(str(model_dir), str(chats), str(tmp_path / "alone"), num_epochs=1, effective_batch_size=8, learning_rate=1e-3)

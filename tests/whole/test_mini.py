@@ -106,7 +106,7 @@ def test_the_command_under_torchrun(given: dict[str, Any], tmp_path: Path) -> No
     words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     words += ["--training-mode", "token", "--max-tokens", "200"]
     line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "forge.mini", *words]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=480, check=False)
     assert done.returncode == 0, done.stderr
     assert "ranks: 2, " in (tmp_path / "run" / "log.txt").read_text()
     assert len(done.stdout.split()) == 1

@@ -86,7 +86,7 @@ def place(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory
 def started(name: str, folder: Path) -> Path:
     """Run the recipe by a command of this machine."""
     words = [word.format(port=free_port()) for word in STARTED[name]]
-    done = subprocess.run(words, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(words, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False, timeout=480)
     assert done.returncode == 0, done.stderr
     return folder / "run"
 
@@ -100,7 +100,7 @@ def submitted(folder: Path) -> Path:
     finally:
         os.chdir(before)
     process = sbatch(folder / "job.sh", commands(folder / "bin"), 2)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=480)
     assert process.returncode == 0, err
     return folder / "run"
 

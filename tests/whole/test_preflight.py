@@ -120,7 +120,7 @@ def test_two_nodes_meet_and_answer_alike(recipe: Path, tmp_path: Path) -> None:
 
     port = free_port()
     nodes = [start(node, port) for node in range(2)]
-    answers = [node.communicate(timeout=120) for node in nodes]
+    answers = [node.communicate(timeout=480) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], answers
     assert answers[0][0] == answers[1][0]
     assert "cluster: 2 nodes" in answers[0][0]
@@ -129,11 +129,11 @@ def test_two_nodes_meet_and_answer_alike(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text('{"messages": 3}\n')
     port = free_port()
     nodes = [start(node, port, "--data-path", str(tmp_path / "broken.jsonl")) for node in range(2)]
-    errors = [node.communicate(timeout=120)[1] for node in nodes]
+    errors = [node.communicate(timeout=480)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [2, 1], errors
     assert all("broken.jsonl:1" in error for error in errors)
 
     alone = start(0, free_port(), "--connect-seconds", "3")
-    _, error = alone.communicate(timeout=120)
+    _, error = alone.communicate(timeout=480)
     assert (alone.returncode, "rank 1 of 2 did not come" in error) == (1, True), error
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["broken.jsonl", "recipe.yaml"]

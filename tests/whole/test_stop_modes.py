@@ -196,7 +196,7 @@ def test_a_run_without_end_on_other_ranks_and_killed(given: dict[str, Any], tmp_
     with subprocess.Popen([*endless, "--nproc-per-node", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
         grown(first, run, 3)
         first.terminate()
-        assert first.wait(timeout=240) == 75
+        assert first.wait(timeout=480) == 75
     before = len(steps_of(run))
     with subprocess.Popen(endless, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as second:
         grown(second, run, before + 3)

@@ -158,6 +158,7 @@ def test_forwards_of_other_ranks_and_any_lines_give_the_same(small, monkeypatch)
     assert len(asked) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["gated delta net", "state space that is told nothing", "several convolutions beside attention"]
 )
@@ -262,6 +263,7 @@ def test_packing_on_is_taken():
     assert divided_layers(model) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lightning attention", "gated delta net"])
 def test_prompts_are_sampled_as_each_alone(name):
     """Beside prompts of other lengths a prompt gets the completions that plain transformers gives it by itself."""

@@ -201,6 +201,7 @@ def test_each_way_to_save_memory_is_planned(kind: str, tmp_path: Path) -> None:
 _PLANNED: dict[str, Any] = {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [True, False])
 def test_weights_that_are_gathered_in_bfloat16_compute_in_it(alone: bool) -> None:
     """Activations are those of bfloat16 weights without autocast; weights, gradients and moments are float32's.
@@ -261,6 +262,7 @@ def test_an_evaluation_is_less_than_a_step() -> None:
     assert found.parts["gradients"] == sum(p.numel() * 4 for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("adapter", "prompts"), ci_keeps([("lora", (5, 5, 21))], [("none", (9, 30)), ("lora", (5, 5, 21))]))
 def test_sampling_takes_what_was_planned(adapter: str, prompts: tuple[int, ...], tmp_path: Path) -> None:
     """Within 5 percent of completions that no token ends: the cache at its longest, and the logits of the widest batch."""

@@ -119,6 +119,7 @@ def test_figures_do_not_depend_on_the_cut(multi_label):
         assert found.figures["f1"] == pytest.approx(f1(predicted, actual))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("multi_label", "adapter"),
     ci_keeps(

@@ -100,6 +100,7 @@ def test_equals_one_token_at_a_time(architecture, beta):
     assert len(taught_batches(samples, max_tokens=30)) > 2
 
 
+@pytest.mark.slow
 def test_equals_trl():
     """At β=1 and β=0 it is TRL's full-vocabulary loss at α=1 and α=0."""
     trl = pytest.importorskip("trl.experimental.sdft.loss_utils", reason="TRL is not installed")

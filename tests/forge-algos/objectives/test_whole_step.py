@@ -137,6 +137,7 @@ def test_any_cut_has_the_loss_and_gradients_of_one_text_at_a_time(cuts, pooling)
     assert distance(gradients(model), gradients(plain)) < 1e-5
 
 
+@pytest.mark.slow
 @settings(max_examples=24)
 @given(cuts=cuts_of_texts, margin=st.sampled_from([0.05, 5.0]))
 def test_any_cut_has_all_triplets(cuts, margin):
@@ -236,6 +237,7 @@ def test_texts_that_a_row_would_mix_are_run_alone(kind):
     assert distance(gradients(model), gradients(plain)) < 1e-5
 
 
+@pytest.mark.slow
 def test_lora_with_dropout_trains_and_reports_what_it_learns():
     """Low-rank adapters on a model without a head: PEFT's kind is FEATURE_EXTRACTION; the loss falls."""
     torch.manual_seed(0)

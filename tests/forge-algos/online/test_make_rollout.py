@@ -337,6 +337,7 @@ def test_skipped_groups_are_no_work():
     assert [GRPO(settings).count(batch) for batch in update] == [0] * len(update)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_ranks_make_the_same_rollout(name):
     """Two ranks, and three for two prompts, each have the rollout of one process.

@@ -115,7 +115,7 @@ def test_real_ranks_equal_one_process(tmp_path):
     """
     digit_model(size=0.3).save_pretrained(tmp_path)
     folder = str(tmp_path)
-    for results in zip(*run_on_ranks(on_rank, 2, folder, timeout=240), CASES, strict=True):
+    for results in zip(*run_on_ranks(on_rank, 2, folder), CASES, strict=True):
         *ranks, (_, method, number) = results
         expected, outputs = run(None, folder, method, number)
         for made, found in ranks:

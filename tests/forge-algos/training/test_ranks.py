@@ -187,7 +187,7 @@ def test_real_ranks_equal_one_process(folders, world_size):
     for _, _, folder, adapter, _, wrong in cases:
         if wrong is None and (folder, adapter) not in expected:
             expected[folder, adapter] = run(None, folder, adapter, 0, 1)
-    results = run_on_ranks(on_rank, world_size, cases, timeout=240)
+    results = run_on_ranks(on_rank, world_size, cases)
     for found, total in results:
         assert total == [world_size]
         for (_, _, folder, adapter, on_nan, wrong), ours, first in zip(cases, found, results[0][0], strict=True):
@@ -247,7 +247,7 @@ def test_noise_measured_means_optimizers_and_teachers_on_real_ranks(folders):
     """
     pytest.importorskip("schedulefree", reason="schedulefree is an optional package")
     folder = folders["llama-untied"]
-    results = run_on_ranks(noisy_on_rank, 2, folder, timeout=240)
+    results = run_on_ranks(noisy_on_rank, 2, folder)
     expected = {name: run(None, folder, False, 0, 1, config=optimizer_of(name)) for name in OPTIMIZERS}
     expected_taught = run(None, folder, False, 0, 1, objective=distilled(load(folder)))
     for noisy, moved, taught in results:

@@ -119,6 +119,7 @@ def test_off_and_a_coefficient_of_zero_give_the_plain_loss():
     assert one_step(model, [pack(examples)])[0].loss == pytest.approx(plain, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["global", "trl"])
 @pytest.mark.parametrize("shards", [(4, 1), (4, 2)], ids=["four ranks", "two shards"])
 def test_ranks_are_one_process(kind, shards):

@@ -47,6 +47,7 @@ def still(model, steps):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", ["none", "lora"])
 @pytest.mark.parametrize("accumulation", [1, 2, 5])
 def test_six_steps_equal_the_naive_ones(adapter, accumulation):

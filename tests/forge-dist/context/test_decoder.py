@@ -130,6 +130,7 @@ def test_two_ranks_share_each_row(paths):
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 def test_four_ranks_in_two_pairs(paths):
     """Two data shards of two ranks each: the sums of both shards, whose rows differ; one shard of four ranks."""
     path = paths["llama-tied"]

@@ -57,7 +57,7 @@ def oracles(base):
 def runs(request, base):
     """[(scenario, what each rank reports)]"""
     reported = scenarios(base, request.param)
-    answers = run_on_ranks(reports, request.param, reported, timeout=150)
+    answers = run_on_ranks(reports, request.param, reported)
     return [(name, reported[name], [answer[name] for answer in answers]) for name in reported]
 
 

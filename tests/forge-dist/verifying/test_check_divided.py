@@ -124,6 +124,7 @@ def test_two_ranks_find_what_one_process_finds(save_base, tmp_path):
     compare(save_base("llama-tied"), tmp_path, ["ddp", "fsdp2"], 2)
 
 
+@pytest.mark.lane
 def test_four_ranks_find_what_one_process_finds(save_base, tmp_path):
     """The same where copies of the model are each divided, and where parts are of unequal sizes."""
     compare(save_base("gemma3"), tmp_path, ["hsdp", "fsdp2"], 4, KINDS[1:])

@@ -231,7 +231,7 @@ def test_stacks_come_out_of_native_code(tmp_path, stopped):
         time.sleep(0.5)
         if stopped:
             os.kill(process.pid, signal.SIGSTOP)
-            end = time.monotonic() + 10
+            end = time.monotonic() + 120
             while _watch._state(process.pid) != "T" and time.monotonic() < end:
                 time.sleep(0.01)
             assert _watch._state(process.pid) == "T"

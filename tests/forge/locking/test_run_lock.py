@@ -99,7 +99,7 @@ def test_a_silent_owner_is_followed_and_writes_nothing_more(owner: RunLock, tmp_
 def test_the_thread_of_a_lost_owner_finds_out_by_itself(owner: RunLock, tmp_path: Path) -> None:
     """A record that is gone is not written again: it would pass for a living owner's."""
     (tmp_path / ".forge-owner-1").unlink()
-    owner._thread.join(30)
+    owner._thread.join(300)
     assert owner.lost
     with pytest.raises(
         RunTakenOverError, match="its record .* is gone: another run took it over and ended, or somebody removed"
@@ -413,7 +413,7 @@ def test_a_run_that_was_stopped_past_its_lease_writes_nothing(tmp_path: Path) ->
             before = content()
             assert any(b"took over" in line for line in before["log.txt"].splitlines())
             process.send_signal(signal.SIGCONT)
-            said, _ = process.communicate(timeout=60)
+            said, _ = process.communicate(timeout=300)
             assert said.startswith("RunTakenOverError 1 ckpt_output_dir")
             assert f"process {os.getpid()} on host" in said
             assert content() == before

@@ -238,10 +238,10 @@ def test_it_is_on_where_the_controller_says_so(server: Server, monkeypatch: pyte
 def test_a_run_ends_at_100_percent(server: Server, tmp_path: Path) -> None:
     """Sent by the process beside the run, with the number of steps that the run told it."""
     said: list[str] = []
-    with Watchers(note=said.append, seconds=60) as watchers:
+    with Watchers(note=said.append, seconds=240) as watchers:
         watchers.begin(tmp_path / "trackers", "an-id", TrackerSettings(), {}, None, num_steps=4)
         write(tmp_path, *(step(number) for number in range(1, 5)))
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while not server.got and time.monotonic() < end:
             time.sleep(0.05)
         (tmp_path / "result.json").write_text('{"steps": 4}')
@@ -256,7 +256,7 @@ def test_a_server_that_takes_nothing_is_said_at_the_end(server: Server, tmp_path
     """The run ends as it would; its log has a warning."""
     server.answer = 500
     said: list[str] = []
-    with Watchers(note=said.append, seconds=60) as watchers:
+    with Watchers(note=said.append, seconds=240) as watchers:
         watchers.begin(tmp_path / "trackers", "an-id", TrackerSettings(), {}, None, num_steps=1)
         write(tmp_path, step(1))
     (warning,) = [line for line in said if line.startswith("WARNING")]

@@ -43,7 +43,7 @@ def step(number: int, **more: Any) -> dict[str, Any]:
     return {"time": "now", "step": number, "epoch": 0, "loss": 1 / number, "lr": 0.1, **more}
 
 
-def watch(run: Path, *names: str, lines: tuple[dict[str, Any], ...] = (), seconds: float = 20) -> list[str]:
+def watch(run: Path, *names: str, lines: tuple[dict[str, Any], ...] = (), seconds: float = 240) -> list[str]:
     """Write lines while trackers watch; what the run says."""
     said: list[str] = []
     with Watchers(note=said.append, seconds=seconds) as watchers:

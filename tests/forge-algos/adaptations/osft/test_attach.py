@@ -95,6 +95,7 @@ def test_train_needs_the_adaptation_of_a_rule_around_steps(rule):
         next(train(model, steps(1), objective=SFT(), optimizer=optimizer, scheduler=schedule(optimizer, config, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_plain_model_is_saved_in_one_line(rule, tmp_path):
     """`save_pretrained` of `plain_state` loads as the plain class with the trained logits."""

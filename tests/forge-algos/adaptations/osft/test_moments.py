@@ -104,6 +104,7 @@ def test_directions_are_principal_components(N, M, transposed):
     assert found.error == pytest.approx(1 - float((V.T.double() @ C @ V.double()).diagonal()[:4].sum() / C.trace()), abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make_model", [make, partial(make, "qwen3"), partial(gpt2, linear=False)], ids=["llama", "qwen3", "gpt2"]
 )

@@ -109,6 +109,7 @@ def peft_s(init, seed=3, **more):
         return get_peft_model(make(), config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("init", "adapter"),
     ci_keeps(
@@ -234,6 +235,7 @@ def test_evas_rows_may_be_cut():
         eva_directions(base, [pack(samples([3], learned=1.0))], ranks=ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", ci_keeps(["pissa", "mica"], ["pissa", "olora", "mica", "orthogonal"]))
 def test_the_same_on_divided_weights(a_mesh, init):
     """Beside weights that ranks divide the adapters have the bits of those beside whole ones."""

@@ -170,6 +170,7 @@ def test_ktos_kl_is_not_zero():
     assert drift[:4].mean() != pytest.approx(drift[4:].mean(), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", ["1x8", "7=4+3"])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "kto" and name not in UNCOUPLED])
 def test_shared_prompts_give_the_naive_gradients(name, cut):

@@ -150,7 +150,7 @@ def test_real_ranks_equal_one_process(tmp_path_factory):
         model.save_pretrained(folders[key])
     cases = [("fsdp2", name) for name in OBJECTIVES]
     cases += [("ddp", name) for name in ("dpo, adapter off", "kto, live", "reward with an adapter")]
-    results = run_on_ranks(on_rank, 2, cases, folders, timeout=240)
+    results = run_on_ranks(on_rank, 2, cases, folders)
     for (_, name), first, second in zip(cases, *results, strict=True):
         steps, figures, after, references, weights = run(None, folders, name, 0, 1)
         for rank, ours in enumerate((first, second)):

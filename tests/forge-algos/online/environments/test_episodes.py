@@ -174,6 +174,7 @@ def test_an_episode_ends_after_its_turns_or_tokens(turns, tokens):
     assert made.finished.tolist() == np.repeat(whole, 3).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.lane)])
 def test_episodes_do_not_depend_on_the_ranks(ranks):
     """The same tokens and rewards on one rank and on several, and from one seed twice."""
