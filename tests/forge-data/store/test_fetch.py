@@ -5,6 +5,7 @@ import json
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import fsspec
 import pytest
@@ -23,9 +24,10 @@ def remote(chatml_tokenizer, small_chats, write_rows, tmp_path):
     system = fsspec.filesystem("memory")
     system.put(f"{store.path}/", "/bucket/store/", recursive=True)
     yield store
-    # Not by `rm(recursive=True)`, which in early versions of fsspec leaves folders in a wrong order.
+    # Not by `rm(recursive=True)`, which in early versions of fsspec leaves folders in a wrong order; these find folders too.
     for file in system.find("/bucket"):
-        system.rm_file(file)
+        with suppress(FileNotFoundError):
+            system.rm_file(file)
 
 
 def files(folder):
