@@ -46,6 +46,14 @@ class Rank(Alone):
         assert len({len(each) for each in met}) == 1
         return [float(torch.tensor(column, dtype=torch.float64).sum()) for column in zip(*self.one_a_shard(met), strict=True)]
 
+    def gather(self, rows):
+        self.calls.append(("gather", len(rows)))
+        met = self.meet(rows.detach())
+        # What gloo or NCCL do with different shapes or types is not defined.
+        assert len({(each.dtype, each.shape[1:]) for each in met}) == 1
+        shards = self.one_a_shard(met)
+        return torch.cat(shards), sum(map(len, shards[: self.data_parallel_rank]))
+
     def any(self, flag):
         self.calls.append(("any",))
         return any(self.meet(bool(flag)))

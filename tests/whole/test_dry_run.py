@@ -60,7 +60,7 @@ def test_a_dry_run_reads_no_weights(given: dict[str, Any], tmp_path: Path, monke
         read.append(path)
         return "0" * 64
 
-    monkeypatch.setattr("forge_dist.model_identity", identify)
+    monkeypatch.setattr("forge_dist.loading._identity.model_identity", identify)
     words = ["sft", *words_of(given), "--ckpt-output-dir", str(tmp_path / "run")]
     assert main([*words, "--dry-run"]) == 0
     assert not read

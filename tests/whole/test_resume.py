@@ -8,15 +8,20 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import forge
+import forge_dist
+from forge.run import _resume, _run
 from forge.run._launching import read_settings, write_settings
 from forge.settings._settings import resolve
 from forge.verbs._sft import SFTSettings
+from forge_dist.loading import _identity
 
 from .conftest import conversations, write_rows
 from .starts import damaged, metrics, untimed, weights
@@ -88,18 +93,93 @@ def test_other_rows_are_refused(given: dict[str, Any], left: Path, tmp_path: Pat
     assert {file: file.read_bytes() for file in (left / "data").rglob("*") if file.is_file()} == before
 
 
-def test_another_base_is_refused(given: dict[str, Any], left: Path, tmp_path: Path) -> None:
-    """A run is not resumed with another model of the same shape."""
+def other_model(given: dict[str, Any], folder: Path) -> str:
+    """Another model of the same shape, with the same tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(given["model_path"])
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(1.5)
-    model.save_pretrained(tmp_path / "other")
-    AutoTokenizer.from_pretrained(given["model_path"]).save_pretrained(tmp_path / "other")
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(given["model_path"]).save_pretrained(folder)
+    return str(folder)
+
+
+def content(run: Path) -> dict[Path, bytes]:
+    """Every file of a run."""
+    return {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+
+
+def test_another_base_is_refused(given: dict[str, Any], left: Path, tmp_path: Path) -> None:
+    """A run is not resumed with another model of the same shape."""
     with pytest.raises(forge.SettingsError, match="the model in model_path is not the one that its run began with"):
-        forge.sft(**{**given, "model_path": str(tmp_path / "other")}, ckpt_output_dir=left)
+        forge.sft(**{**given, "model_path": other_model(given, tmp_path / "other")}, ckpt_output_dir=left)
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Models' files are hashed only once the model is loaded, as those of a large one may be; which were."""
+    hashed: list[Path] = []
+    loaded, content_of, load = threading.Event(), _identity._content, _run.load_with_attention
+
+    def late(file: Any) -> bytes:
+        assert loaded.wait(300), "the run waited for its model's hashes before it loaded it"
+        hashed.append(file[0])
+        return content_of(file)
+
+    def loading(*given: Any) -> Any:
+        found = load(*given)
+        loaded.set()
+        return found
+
+    _identity._digest.cache_clear()
+    monkeypatch.setattr(_identity, "_content", late)
+    monkeypatch.setattr(_run, "load_with_attention", loading)
+    monkeypatch.setattr(_resume, "_SHORT_SECONDS", 0.05)
+    return hashed
+
+
+def test_a_large_model_is_hashed_beside_what_comes_before_training(
+    given: dict[str, Any], finished: Path, tmp_path: Path, large: list[Path]
+) -> None:
+    """The start does not wait for it until the model is loaded, reads each file once, and records the same identity."""
+    run = forge.sft(**given, ckpt_output_dir=tmp_path / "run").output_dir
+    assert large == [Path(given["model_path"], "model.safetensors")]
+    known, expected = (json.loads((path / "run.json").read_text()) for path in (run, finished))
+    assert known.keys() == expected.keys()
+    assert {**known, "run": ""} == {**expected, "run": ""}
+    assert known["model"] == forge_dist.model_identity(given["model_path"])
+    assert weights(run) == weights(finished)
+
+
+def test_another_large_base_is_refused(given: dict[str, Any], left: Path, tmp_path: Path, large: list[Path]) -> None:
+    """As any other, once it is read: before the first step, and with the run as it was."""
+    before = content(left)
+    with pytest.raises(forge.SettingsError, match="the model in model_path is not the one that its run began with"):
+        forge.sft(**{**given, "model_path": other_model(given, tmp_path / "other")}, ckpt_output_dir=left)
+    assert [file.parent.name for file in large] == ["other"]
+    assert content(left) == before
+
+
+def test_a_large_base_is_known_again(given: dict[str, Any], left: Path, finished: Path, large: list[Path]) -> None:
+    """The same model, read late, goes on."""
+    forge.sft(**given, ckpt_output_dir=left)
+    assert len(large) == 1
+    assert weights(left) == weights(finished)
+
+
+def test_another_large_base_is_said_before_its_rows(
+    given: dict[str, Any], left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the rows or the settings do not fit either, the model that is read still is waited for, and said first."""
+    monkeypatch.setattr(_resume, "_SHORT_SECONDS", 0.0)
+    _identity._digest.cache_clear()
+    content_of = _identity._content
+    monkeypatch.setattr(_identity, "_content", lambda file: time.sleep(1) or content_of(file))
+    other = {"model_path": other_model(given, tmp_path / "other"), "seed": 7}
+    with pytest.raises(forge.SettingsError, match="the model in model_path is not the one that its run began with"):
+        forge.sft(**{**given, **other}, ckpt_output_dir=left)
 
 
 def test_what_leaves_the_past_alone_is_accepted(given: dict[str, Any], left: Path, finished: Path) -> None:

@@ -1,13 +1,15 @@
 """A model directory is identified by its content."""
 
+import hashlib
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from forge_dist import model_identity
+from forge_dist import ModelIdentities, model_identity
 from forge_dist.loading import _identity
 
 
@@ -57,3 +59,51 @@ def test_files_are_read_once(base, monkeypatch):
 def test_a_hub_name_stays_one():
     """Nothing is fetched to tell it."""
     assert model_identity("org/name") == "hub:org/name"
+
+
+@pytest.fixture
+def sharded(base, tmp_path):
+    """The weights in seven files, as large models have them."""
+    folder = tmp_path / "sharded"
+    folder.mkdir()
+    shutil.copy(Path(base, "config.json"), folder)
+    tensors = list(load_file(Path(base, "model.safetensors")).items())
+    for number in range(7):
+        save_file(dict(tensors[number::7]), folder / f"model-{number}.safetensors", metadata={"format": "pt"})
+    _identity._digest.cache_clear()
+    return folder
+
+
+def test_files_are_hashed_in_the_order_of_their_names(sharded):
+    """Several at a time, and the identity is that of one after another."""
+    expected = hashlib.sha256((sharded / "config.json").read_bytes())
+    for file in sorted(sharded.glob("*.safetensors")):
+        expected.update(f"{file.name} {file.stat().st_size}".encode() + hashlib.sha256(file.read_bytes()).digest())
+    assert model_identity(str(sharded)) == expected.hexdigest()
+
+
+def test_identities_beside_other_work(base, sharded, monkeypatch):
+    """Those of several models are there once all files are read, and not before; nothing is read twice."""
+    go, read, content = threading.Event(), [], _identity._content
+
+    def gated(file):
+        assert go.wait(60)
+        read.append(file[0])
+        return content(file)
+
+    monkeypatch.setattr(_identity, "_content", gated)
+    reading = ModelIdentities({"model": str(sharded), "teacher": str(base), "judge": "org/name"})
+    assert reading.wait(0.05) is None
+    go.set()
+    found = reading.wait()
+    assert found == {"model": model_identity(str(sharded)), "teacher": model_identity(str(base)), "judge": "hub:org/name"}
+    assert len(read) == len(set(read)) == 8
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_who_waits(sharded, monkeypatch):
+    """Of the thread that asks, with the file's name."""
+    (sharded / "model-3.safetensors").unlink()
+    (sharded / "model-3.safetensors").mkdir()
+    reading = ModelIdentities({"model": str(sharded)})
+    with pytest.raises(OSError, match="model-3"):
+        reading.wait()

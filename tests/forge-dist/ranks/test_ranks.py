@@ -13,6 +13,18 @@ from forge_dist.ranks._agreement import disagreement
 
 from ...ranks import run_on_ranks
 
+ODD = torch.tensor([-0.0, math.inf, math.pi, 1e-45]), torch.tensor([2**53 + 1, -1]), torch.zeros(3, dtype=torch.bfloat16)
+
+
+def rows_of(n):
+    """Rows of several types and shapes: n of them, and of one type none on rank 0; a NaN whose bits are its own."""
+    nan = torch.tensor([0x7FC01234], dtype=torch.int32).view(torch.float32)
+    return [*(each.repeat(n + 1, 1) + n for each in ODD), nan, torch.zeros(n, 2, 3), torch.zeros(0, 5), torch.zeros(n, 0)]
+
+
+def bits_of(rows):
+    return rows.dtype, tuple(rows.shape), rows.contiguous().view(torch.uint8).tolist() if rows.numel() else []
+
 
 def talk(ranks, extra):
     n = ranks.rank
@@ -25,6 +37,7 @@ def talk(ranks, extra):
         "any": (ranks.any(n == 2), ranks.any(False)),
         "gather": ranks.gather({"rank": n, "text": "ü" * n}),
         "empty": ranks.gather(None),
+        "rows": [[bits_of(part) for part in ranks.gather_rows(rows)] for rows in rows_of(n)],
         "broadcast": ranks.broadcast([n, extra]),
         # Short and long values, of different lengths on each rank.
         "collect": ranks.collect({"rank": n, "text": "ü" * n * 1000}),
@@ -71,6 +84,7 @@ def test_what_ranks_exchange():
     assert reported["any"] == (True, False)
     assert reported["gather"] == [{"rank": n, "text": "ü" * n} for n in range(3)]
     assert reported["empty"] == [None] * 3
+    assert reported["rows"] == [[bits_of(rows_of(n)[kind]) for n in range(3)] for kind in range(len(rows_of(0)))]
     assert reported["broadcast"] == [0, "x"]
     assert reported["order"] == [1.0]
     assert reported["first"] == [{"made by": 0}, 0]

@@ -57,6 +57,9 @@ def scenario(ranks, site, path, directory):
     strategy, model, optimizer = start(ranks, path, options)
     found["data"] = (strategy.data_parallel_size, strategy.data_parallel_rank)
     found["sums"] = strategy.sum([1.0, float(ranks.rank)]), strategy.any(ranks.rank == 1), strategy.any(flag=False)
+    shard = strategy.data_parallel_rank
+    mine = torch.full((2 - shard, 3), float(shard), requires_grad=True)
+    found["gathered"] = [(rows.tolist(), rows.requires_grad, begin) for rows, begin in [strategy.gather(mine)]]
     found["first"] = train(strategy, model, optimizer, (0,))
     strategy, model, where = go_on(found, ranks, path, options, directory, started=(strategy, model, optimizer))
     with torch.no_grad():
@@ -76,6 +79,7 @@ def test_it_works_like_a_built_in_one(site, path, tmp_path):
     assert [rank["data"] for rank in found] == [(2, 0), (2, 0), (2, 1), (2, 1)]
     for rank in found:
         assert rank["sums"] == ([2.0, 2.0], True, False)
+        assert rank["gathered"] == [([[0.0] * 3] * 2 + [[1.0] * 3], False, 2 * rank["data"][1])]
         assert rank["strategy"] == (NAME, f"strategy={NAME}")
         for name, grad in expected["gradients"].items():
             assert (rank["gradients"][name] - grad).abs().max() <= 1e-6 * max(1, grad.abs().max()), name

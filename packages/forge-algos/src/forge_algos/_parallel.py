@@ -42,6 +42,14 @@ class Parallel(Protocol):
         """
         ...
 
+    def gather(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Concatenate the rows [n, ...] of all data shards, in their order, and say where this shard's begin.
+
+        They arrive to the bit, without a graph, on the device of `rows`. A shard may have any number of them, of one shape and
+        dtype on all; the ranks that share it give the same.
+        """
+        ...
+
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set on at least one rank, whichever data shard it has."""
         ...
@@ -99,6 +107,10 @@ class Alone:
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the values."""
         return list(values)
+
+    def gather(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Return the rows, which begin at 0."""
+        return rows.detach(), 0
 
     def any(self, flag: bool) -> bool:
         """Return the flag."""

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from forge_dist.loading._draft import draft_model as draft_model
     from forge_dist.loading._dtype import base_dtype as base_dtype
     from forge_dist.loading._hub import check_hub_name as check_hub_name
-    from forge_dist.loading._identity import model_identity as model_identity
+    from forge_dist.loading._identity import ModelIdentities as ModelIdentities, model_identity as model_identity
     from forge_dist.loading._load import load_model as load_model
     from forge_dist.loading._model_path import Classifier as Classifier, check_model_path as check_model_path
     from forge_dist.loading._outline import check_model as check_model, outline_model as outline_model
@@ -100,7 +100,7 @@ _PUBLIC = {
     "loading._draft": "draft_model",
     "loading._dtype": "base_dtype",
     "loading._hub": "check_hub_name",
-    "loading._identity": "model_identity",
+    "loading._identity": "ModelIdentities model_identity",
     "loading._load": "load_model",
     "loading._model_path": "Classifier check_model_path",
     "loading._outline": "check_model outline_model",

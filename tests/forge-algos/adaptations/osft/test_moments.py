@@ -23,10 +23,15 @@ EARLIER = samples([5, 9, 3, 7], seed=8)
 INPUTS = {"adapter": "osft", "osft_directions": "inputs"}
 
 
-def protecting(model, rows=EARLIER, *, cache=None, free=None, **changes):
-    """Return the model under OSFT that protects its inputs on `rows`."""
-    measured = partial(_moments, model, [pack(rows[:2]), pack(rows[2:])] if len(rows) > 1 else [pack(rows)])
-    return adapt(model, AdapterSettings(**{**INPUTS, **changes}), cache=cache, moments=measured, free=free)
+def protecting(model, rows=EARLIER, *, cache=None, free=None, known_by="", calls=None, **changes):
+    """Return the model under OSFT that protects its inputs on `rows`; `calls` gets the targets of each measurement."""
+
+    def measured(targets):
+        if calls is not None:
+            calls.append(list(targets))
+        return _moments(model, [pack(rows[:2]), pack(rows[2:])] if len(rows) > 1 else [pack(rows)], targets)
+
+    return adapt(model, AdapterSettings(**{**INPUTS, **changes}), cache=cache, moments=measured, rows=known_by, free=free)
 
 
 def _moments(model, batches, targets):
@@ -268,3 +273,32 @@ def test_a_copy_is_left_alone():
     assert model.training
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("change", "measures"),
+    [("nothing", False), ("other rows", True), ("no name", True), ("one altered", True), ("one cut", True), ("one gone", True)],
+)
+def test_what_was_measured_is_measured_once(change, measures, tmp_path):
+    """Directions in the cache of the same rows are taken as they are; where one is not whole, or of others, all are measured.
+    They are the same to the bit.
+    """
+    calls = []
+    began = protecting(make("llama-tied"), cache=tmp_path, known_by="rows a", calls=calls)
+    assert len(calls) == 1
+    file = sorted(tmp_path.iterdir())[1]
+    if change == "one altered":
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    elif change == "one cut":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif change == "one gone":
+        file.unlink()
+    known_by = {"other rows": "rows b", "no name": ""}.get(change, "rows a")
+    free = {name: target["free"] for name, target in began.plan.items()}
+    again = protecting(make("llama-tied"), cache=tmp_path, known_by=known_by, calls=calls, free=free)
+    assert len(calls) == 1 + measures
+    assert {name: target["bases"] for name, target in again.plan.items()} == {
+        name: target["bases"] for name, target in began.plan.items()
+    }

@@ -21,6 +21,7 @@ def adapt(
     ranks: Ranks | None = None,
     importance: Importance | None = None,
     moments: Moments | None = None,
+    rows: str = "",
     directions: Directions | None = None,
     free: Mapping[str, int] | None = None,
     tokenizer_path: str | None = None,
@@ -40,6 +41,8 @@ def adapt(
         importance: OSFT with osft_rank=adaptive: measures the importance of each target (`osft_importance`).
         moments: OSFT with osft_directions=inputs: measures what each target is given (`osft_moments`); called for some targets
             after the others, as many at once as 1 GiB holds.
+        rows: what the model and the rows that `moments` measures on are known by, a digest say: directions in `cache` that were
+            measured on the same are taken without measuring again. With "" all are measured.
         directions: LoRA with init_lora_weights=eva: measures the directions of each target's inputs (`eva_directions`).
         free: OSFT: free directions of each target when the run began, to resume it; by default as `settings` have them.
         tokenizer_path: adapter=prompt with prompt_init_text: path of its tokenizer; by default the model's own path.
@@ -62,6 +65,7 @@ def adapt(
         ranks=ranks or OneRank(),
         importance=importance,
         moments=moments,
+        rows=rows,
         directions=directions,
         free=free,
         tokenizer_path=tokenizer_path,

@@ -151,5 +151,5 @@ class Contrastive(WholeStepLoss):
 
 
 def _number_of(text: bytes) -> int:
-    # Few enough bits that a float64, in which ranks exchange numbers, holds it.
+    # What an int64 holds, whatever its sign.
     return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest())

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from forge_algos._gather import gather
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.batches._learned import RowLoader
 from forge_algos.heads._embedding import Pool, choose_embedder
@@ -67,7 +66,7 @@ class WholeStepLoss(ABC):
 
     @abstractmethod
     def facts(self, batch: Any) -> NDArray[np.int64]:
-        """Return what the loss needs to know of each text of a batch, below 2^53: int64[B, F].
+        """Return what the loss needs to know of each text of a batch: int64[B, F].
 
         Raises:
             PackedBatchError: the batch is none.
@@ -219,16 +218,9 @@ def _of_all_shards(mine: StepTexts, parallel: Parallel) -> tuple[StepTexts, int]
     """Return the texts of all data shards, and where this one's begin; collective."""
     if parallel.data_parallel_size == 1:
         return mine, 0
-    shard = parallel.data_parallel_rank
-    device, dtype = mine.embeddings.device, mine.embeddings.dtype
-    width, facts = mine.embeddings.shape[1], mine.facts.shape[1]
-    numbers = np.full((len(mine), 1), shard)
-    values = np.concatenate([mine.embeddings.cpu().double().numpy().reshape(len(mine), width), mine.facts, numbers], axis=1)
-    rows = gather(values.reshape(-1), parallel, shard).reshape(-1, width + facts + 1)
-    found = StepTexts(
-        embeddings=torch.tensor(rows[:, :width], dtype=dtype, device=device), facts=rows[:, width:-1].astype(np.int64)
-    )
-    return found, int((rows[:, -1] < shard).sum())
+    embeddings, begin = parallel.gather(mine.embeddings)
+    facts, _ = parallel.gather(torch.from_numpy(mine.facts))
+    return StepTexts(embeddings=embeddings, facts=facts.numpy()), begin
 
 
 class _GivenGradient(torch.autograd.Function):

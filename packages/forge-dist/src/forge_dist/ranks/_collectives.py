@@ -42,6 +42,28 @@ def gather_padded(data: bytes, size: int, group: "dist.ProcessGroup", device: "t
     return [part.cpu().numpy().tobytes() for part in parts]
 
 
+def gather_rows(rows: "torch.Tensor", group: "dist.ProcessGroup", device: "torch.device") -> list["torch.Tensor"]:
+    """Gather every rank's rows [n, ...] to the bit, by rank, on every rank, on the device of `rows`.
+
+    Two collectives: the numbers of rows, then their bytes, padded to the most.
+    """
+    import torch
+    import torch.distributed as dist
+
+    size, shape = dist.get_world_size(group), rows.shape[1:]
+    counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
+    dist.all_gather(counts, torch.tensor([len(rows)], dtype=torch.int64, device=device), group=group)
+    numbers = [int(count.item()) for count in counts]
+    # As bytes, which every backend carries, whatever the dtype.
+    mine = torch.zeros(max(numbers), *shape, dtype=rows.dtype, device=device)
+    if not mine.numel():
+        return [rows.new_zeros(number, *shape) for number in numbers]
+    mine[: len(rows)] = rows.detach()
+    parts = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather([part.view(torch.uint8) for part in parts], mine.view(torch.uint8), group=group)
+    return [part[:number].to(rows.device) for part, number in zip(parts, numbers, strict=True)]
+
+
 def sum_numbers(values: Sequence[float], size: int, group: "dist.ProcessGroup", device: "torch.device") -> list[float]:
     """Sum float64 numbers over ranks, correctly rounded: the same bits on every rank.
 

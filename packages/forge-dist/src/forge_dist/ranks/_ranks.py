@@ -210,6 +210,17 @@ class Ranks:
         assert self._wire is not None
         return [collectives.from_json(part) for part in collectives.gather_bytes(data, self._group, self._wire)]
 
+    def gather_rows(self, rows: "torch.Tensor") -> list["torch.Tensor"]:
+        """Return every rank's rows [n, ...], by rank, on every rank, without a graph; *collective*.
+
+        Each rank may have any number of rows, of one shape and dtype. They arrive to the bit.
+        """
+        if self._group is None:
+            self._check_connected()
+            return [rows.detach()]
+        assert self._wire is not None
+        return collectives.gather_rows(rows, self._group, self._wire)
+
     def broadcast(self, value: object) -> Any:
         """Return rank 0's value (as JSON) on every rank; the others' are ignored; *collective*."""
         if self._group is None:

@@ -81,7 +81,8 @@ def _run(task: Task, s: Any, rows: Rows, out: RunDirectory, report: Reporter, wa
     strategy = forge_dist.make_strategy(s.strategy, ranks, device=machine.device.value, adapter=True, optimizer="adamw")
     machine.seed(s.plan.seed)
     model = strategy.load(start.path, dtype=forge_accel.float32, attention="sdpa", task=task.model_task(s))
-    adaptation = adapt_model(task, s, start, model, tokenizer, train, Path(found["root"]), strategy, nullcontext, report)
+    root, identity = Path(found["root"]), found["identity"]
+    adaptation = adapt_model(task, s, start, model, tokenizer, train, root, strategy, nullcontext, report, identity)
     adapted = adaptation.model.eval()
     layers = peft_layers(adapted)
     out.check(None)

@@ -175,7 +175,17 @@ def _run(
     _check_routers(task, s, model, device)
     pads = _pad_ids(model)
     adaptation = adapt_model(
-        task, s, start, model, tokenizer, train, root, strategy, partial(machine.autocast, dtype.value), report
+        task,
+        s,
+        start,
+        model,
+        tokenizer,
+        train,
+        root,
+        strategy,
+        partial(machine.autocast, dtype.value),
+        report,
+        found["identity"],
     )
     optimizer = forge_algos.make_optimizer(adaptation.model, s.optimizer, fused=machine.fused_optimizer.value)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=plan.optimizer_steps)

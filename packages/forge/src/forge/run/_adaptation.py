@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ import numpy as np
 import forge_algos
 import forge_data
 import forge_dist
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.run._starting_model import Start, untrained
@@ -40,8 +42,12 @@ def adapt_model(
     strategy: forge_dist.Strategy,
     autocast: Callable[[], AbstractContextManager[Any]],
     report: Reporter,
+    identity: Mapping[str, str],
 ) -> forge_algos.Adaptation:
-    """Attach the adapter, log what trains, and store what OSFT protects; collective."""
+    """Attach the adapter, log what trains, and store what OSFT protects; collective.
+
+    `identity` has the digests of the run's models, by which what was measured of them is known again.
+    """
     ranks = strategy.ranks
     if s.adapter.adapter != "osft":
         directions = None
@@ -60,7 +66,7 @@ def adapt_model(
         folder = root / "osft"
         cache = folder if s.adapter.osft_cache is None else Path(s.adapter.osft_cache)
         before = ranks.first(lambda: _read_plan(folder / "plan.json"))
-        importance = moments = None
+        importance, moments, rows, batches = None, None, "", []
         measures = [name for name, value in MEASURING.items() if getattr(s.adapter, name) == value]
         if before is not None:
             # The shares of a run that is resumed are in its plan.
@@ -76,8 +82,10 @@ def adapt_model(
                 return found
 
         if "osft_directions" in measures:
+            rows = _known_by(batches, identity.get("base_model", identity["model"]))
 
             def moments(targets: Mapping[str, Sequence[str]]) -> Mapping[str, Any]:
+                report.note(f"osft_directions=inputs: measuring what {counted(len(targets), 'targets')} are given")
                 found = forge_algos.osft_moments(model, batches, targets=targets, autocast=autocast)
                 strategy.settle(model)
                 return found
@@ -85,7 +93,7 @@ def adapt_model(
         free = None if before is None else {name: target["free"] for name, target in before.items()}
         kept = set(cache.glob("*.safetensors"))
         adaptation = forge_algos.adapt(
-            model, s.adapter, cache=cache, ranks=ranks, importance=importance, moments=moments, free=free
+            model, s.adapter, cache=cache, ranks=ranks, importance=importance, moments=moments, rows=rows, free=free
         )
         plan: Any = getattr(adaptation, "plan", {})
         ranks.first(
@@ -175,6 +183,15 @@ def _calibration(
     rows = Samples(forge_data.TokenStore.open(place))
     # Several tasks may stand one after the other in the file: a part of each is taken.
     return list(_few_batches(rows, row_tokens(s), spread=True))
+
+
+def _known_by(batches: Sequence[Any], model: str) -> str:
+    """Return the digest of a model, as its identity has it, and of rows that it is measured on."""
+    found = hashlib.sha256(model.encode())
+    for batch in batches:
+        for values in (batch.input_ids, batch.cu_seqlens):
+            found.update(f"{len(values)}\n".encode() + np.asarray(values, np.int64).tobytes())
+    return found.hexdigest()
 
 
 def _imitated(task: Task, train: Items, setting: str, instead: str) -> Samples:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,10 +25,10 @@ from forge.run._early_checks import check_before_rows, check_prompts
 from forge.run._loading import try_packing
 from forge.run._memory import is_small, planned_of, write_plan
 from forge.run._positions import check_positions
-from forge.run._resume import ORDER, compare_model, compare_order, compare_settings, former_tokens, same_request
+from forge.run._resume import ORDER, Identity, compare_order, compare_settings, former_tokens, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
-from forge.run._starting_model import Start, starting_model
+from forge.run._starting_model import starting_model
 from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores
 from forge.saving._damage import has_result, refuse_damaged_run
 from forge.saving._full_state import OPENED, ended_for_good, finished_error, refuse_closed_states
@@ -62,6 +60,7 @@ def prepare(
     *,
     target: Target | None,
     dry: bool = False,
+    identity: Identity | None = None,
 ) -> dict[str, Any]:
     """Tokenize, check and plan; on the first rank only.
 
@@ -75,6 +74,7 @@ def prepare(
         report: the progress report.
         target: devices that the memory plan is for; None where the steps are not those of forge's own loop.
         dry: whether there is a memory plan in any case: else for a new run of a model that is not small.
+        identity: of the run, which the caller settles; without one the models' files are read when this returns.
 
     Returns:
         As JSON: `finished`; where it is false also `root`, the folder of data and plan, `identity`, for full states, `start`,
@@ -99,14 +99,16 @@ def prepare(
     _check_states(s, out)
     check_shards(s, shards)
     start, tokenizer = starting_model(task, s, out, report)
-    identity = _identity(task, s, start, read=out.resuming or not dry)
-    with _replacing_stepless(out, report):
+    own = identity is None
+    identity = identity or Identity()
+    models = {"model": s.model.model_path, **task.other_models(s), **({"base_model": start.path} if start.new_ids else {})}
+    identity.begin(task.name, models, read=out.resuming or not dry)
+    with _replacing_stepless(out, identity, report):
         if out.resuming:
-            found_identity = compare_model(out.path, identity)
+            identity.resume(out.path, wait=not out.has_steps)
             compare_settings(out.path, s, open_left=True)
             if again and ended_for_good(out.path):
                 raise finished_error(out.path)
-            identity = found_identity
             report.note(f"{out.path} holds this run already: resuming it")
             link_stores(task, out.path, out.staging)
     chosen: dict[str, tuple[Any, str]] = {}
@@ -127,11 +129,11 @@ def prepare(
     task.check_data(s, report, found.train.store, None if found.held_out is None else found.held_out.store)
     parts = [found.train] if found.held_out is None else [found.train, found.held_out]
     check_positions(task, s, start.path, parts, asked, report)
-    plan_now = partial(planned_of, task, s, machine, divided, start, tokenizer, identity=identity)
+    plan_now = partial(planned_of, task, s, machine, divided, start, tokenizer, identity=identity.known)
     s, found = _with_checkpointing(s, found, start.path, target, plan_now, chosen, report)
     memory = None
     if open_tokens and not chosen and target is not None and (target.elsewhere or not is_small(start.path)):
-        planned = planned_of(task, s, machine, divided, start, tokenizer, found, identity)
+        planned = planned_of(task, s, machine, divided, start, tokenizer, found, identity.known)
         tokens, why, memory = choose_tokens(planned, target)
         if tokens is None:
             tokens, default = found.settings.plan.max_tokens_per_gpu, found.settings.origins["max_tokens_per_gpu"]
@@ -142,26 +144,26 @@ def prepare(
         report.note(f"max_tokens_per_gpu: {tokens:,} ({why})")
     (out.root / "plan").mkdir()
     found.plan.save(out.root / "plan" / "plan.npz")
-    own = target is not None
-    summary, figures = task.plan_summary(found.plan, divided=own), plan_figures(found.plan, divided=own)
+    ours = target is not None
+    summary, figures = task.plan_summary(found.plan, divided=ours), plan_figures(found.plan, divided=ours)
     report.note(summary, event="planned", **figures)
-    with _replacing_stepless(out, report):
+    with _replacing_stepless(out, identity, report):
         if out.resuming:
             for change in compare_settings(out.path, found.settings):
                 report.note(f"changed since then: {change}")
             compare_stores(task, out.path, out.root, paths, report.note)
             compare_order(out.path, found.plan, report.note)
     if not out.resuming:
-        about = {**identity, STORES: fingerprints(task, out.root, paths), ORDER: found.plan.order_fingerprint}
-        (out.root / "run.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
+        about = {STORES: fingerprints(task, out.root, paths), ORDER: found.plan.order_fingerprint}
+        identity.record(out.root / "run.json", about)
     if memory is None and target is not None and (dry or not is_small(start.path)):
-        memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity), target)
+        memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity.known), target)
     if memory is not None:
         write_plan(memory, out.path, out.root, report)
     return {
         "finished": False,
         "root": str(out.path if out.resuming else out.root),
-        "identity": identity,
+        "identity": identity.settle(out) if own else identity.known,
         "start": start._asdict(),
         "rows": {setting: getattr(s.data, setting) for setting in rows},
         "chosen": chosen,
@@ -183,16 +185,6 @@ def _check_states(s: Any, out: RunDirectory) -> None:
         raise SettingsError(
             f"resume={resume}: there is no such full state. Give the directory of one (full_state/step_N), or resume=auto."
         )
-
-
-def _identity(task: Task, s: Any, start: Start, *, read: bool) -> dict[str, str]:
-    """Return a new run's number, its verb and its models' digests; without `read` their paths.
-
-    A dry run writes nothing that these name, and to read them takes minutes where a model has 140 GB.
-    """
-    models = {"model": s.model.model_path, **task.other_models(s), **({"base_model": start.path} if start.new_ids else {})}
-    digests = {name: forge_dist.model_identity(path) if read else path for name, path in models.items()}
-    return {"run": secrets.token_hex(8), "verb": task.name, **digests}
 
 
 def _with_checkpointing(
@@ -250,12 +242,14 @@ def with_chosen(s: Any, chosen: Mapping[str, tuple[Any, str]]) -> Any:
 
 
 @contextmanager
-def _replacing_stepless(out: RunDirectory, report: Reporter) -> Iterator[None]:
+def _replacing_stepless(out: RunDirectory, identity: Identity, report: Reporter) -> Iterator[None]:
     """Let a run that holds no steps be replaced where it cannot be resumed with these settings."""
     try:
         yield
     except SettingsError as error:
         if out.has_steps:
+            # Another model, which may be what the refused rows or settings come from, is said first.
+            identity.refuse_other_model(out.path)
             raise
         out.replace()
         why = str(error).partition("; ")[0].partition(". ")[0]

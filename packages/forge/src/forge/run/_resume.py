@@ -7,13 +7,16 @@ shown or kept may change at every start.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import forge_algos
+import forge_dist
 import forge_packing
 from forge._errors import SettingsError
+from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._stores import STORES
 from forge.saving._directories import run_values
 from forge.settings._recipe import as_values, left_open, origins_in
@@ -93,6 +96,9 @@ _FREE = DIVISION | frozenset(
 )
 ORDER = "order"
 """Entry of run.json: the fingerprint of the order of samples, by which a plan that was lost is known again."""
+
+_SHORT_SECONDS = 1.0
+"""Seconds that a start waits for its models' digests before it goes on without them."""
 
 _LENGTH = ("num_epochs", "max_steps", "max_tokens")
 
@@ -202,8 +208,78 @@ def compare_order(path: Path, plan: forge_packing.BatchPlan, note: Callable[[str
         )
 
 
-def compare_model(path: Path, identity: Mapping[str, str]) -> dict[str, str]:
-    """Return the identity of the run in `path`. Raises SettingsError for another model."""
+class Identity:
+    """Number of a run, its verb, and the digests of its models, which threads read beside what comes before training.
+
+    A new run's run.json is written, and the models of a resumed run are compared, once the digests are known: by `settle` at
+    the latest, before the first thing that a run leaves or goes on from.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+        """As run.json has it; of a model whose files are still being read the path."""
+        self._reading: forge_dist.ModelIdentities | None = None
+        self._record: tuple[Path, dict[str, Any]] | None = None
+        self._resumed = False
+
+    def begin(self, verb: str, models: Mapping[str, str], *, read: bool) -> None:
+        """Begin to read the models: name → path. Small ones are known at once; without `read` the paths stay.
+
+        A dry run writes nothing that these name, and to read them takes minutes where a model has 140 GB.
+        """
+        self.known = {"run": secrets.token_hex(8), "verb": verb, **models}
+        if read:
+            self._reading = forge_dist.ModelIdentities(models)
+            self._take(self._reading.wait(_SHORT_SECONDS))
+
+    def resume(self, path: Path, *, wait: bool) -> None:
+        """Take the number of the run in `path`. Raises SettingsError for another verb or model; of models only known ones."""
+        if wait:
+            self._wait()
+        self.known = compare_model(path, self.known, digests=self._reading is None)
+        self._resumed = True
+
+    def refuse_other_model(self, path: Path) -> None:
+        """Wait, and raise SettingsError for another model than that of the run in `path`, once it is resumed."""
+        if self._resumed and self._reading is not None:
+            self.resume(path, wait=True)
+
+    def record(self, file: Path, about: Mapping[str, Any]) -> None:
+        """Write run.json of a new run, with `about`, now or once the digests are known."""
+        self._record = file, dict(about)
+        self._write()
+
+    def settle(self, out: RunDirectory | NoDirectory) -> dict[str, str]:
+        """Wait for the digests, and compare or write them. Raises SettingsError for another model."""
+        self._wait()
+        if out.resuming:
+            self.known = compare_model(out.path, self.known)
+        self._write()
+        return self.known
+
+    def _wait(self) -> None:
+        while self._reading is not None:
+            self._take(self._reading.wait(_SHORT_SECONDS))
+            forge_dist.beat()
+
+    def _take(self, digests: Mapping[str, str] | None) -> None:
+        if digests is not None:
+            self.known, self._reading = {**self.known, **digests}, None
+
+    def _write(self) -> None:
+        if self._record is not None and self._reading is None:
+            file, about = self._record
+            file.write_text(json.dumps({**self.known, **about}) + "\n", encoding="utf-8")
+            self._record = None
+
+
+def compare_model(path: Path, identity: Mapping[str, str], *, digests: bool = True) -> dict[str, str]:
+    """Return the identity of the run in `path`; without `digests` only which models there are is compared.
+
+    Raises:
+        SettingsError: it is a run of another verb or model.
+
+    """
     try:
         known = {name: str(value) for name, value in json.loads((path / "run.json").read_text(encoding="utf-8")).items()}
         run, verb = known["run"], known["verb"]
@@ -221,7 +297,7 @@ def compare_model(path: Path, identity: Mapping[str, str]) -> dict[str, str]:
     for name in sorted((identity.keys() | known.keys()) - {"run", "verb", STORES, ORDER}):
         if name == "base_model" and not (name in known and name in identity):
             continue  # other new tokens than before: the comparison of settings says so
-        if known.get(name) != identity.get(name):
+        if known.get(name) != identity.get(name) and (digests or not (name in known and name in identity)):
             raise SettingsError(
                 f"ckpt_output_dir {path}: the model in {'model_path' if name == 'model' else name} is not the one that its run "
                 "began with: its config.json or its weights changed. Put it back, or give another ckpt_output_dir."

@@ -31,7 +31,7 @@ from forge.run._loading import computing, gathered, load_frozen, load_with_atten
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
 from forge.run._precision import choose_dtype, report_weights, trained_dtype
 from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
-from forge.run._resume import must_match
+from forge.run._resume import Identity, must_match
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import Start
@@ -112,7 +112,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     # data and plan: the first rank makes them, before there is a process group whose collectives could time out
     divided = (strategy.name, strategy.data_parallel_size)
     target = Target.here(machine, processes=ranks.local_world_size)
-    found = ranks.first(lambda: prepare(task, s, rows, out, machine, divided, report, target=target))
+    identity = Identity()
+    found = ranks.first(lambda: prepare(task, s, rows, out, machine, divided, report, target=target, identity=identity))
     if found["finished"]:
         return read_result(out.path)
     s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
@@ -132,6 +133,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
     with report.taking(f"loading {start.path}", f"loaded {start.path}, and tried how its samples stay apart,"):
         s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest)
+    # Its files were hashed meanwhile: from here on the run goes on from what it began with, or is refused.
+    with report.taking(f"hashing {start.path}", f"hashed {start.path}, which was not done when it was loaded,"):
+        found["identity"] = ranks.first(lambda: identity.settle(out))
     report.note(f"attention: {attention}")
     if gathering := gathered(strategy):
         report.note(f"gather_dtype: {gathering}")
@@ -139,7 +143,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     if s.packing.packing == "off":
         report.note(f"packing: {cost_alone(model, plan, train)}")
     fuse_layers(s, machine, dtype, model, report)
-    adaptation = adapt_model(task, s, start, model, tokenizer, train, Path(found["root"]), strategy, autocast, report)
+    adaptation = adapt_model(
+        task, s, start, model, tokenizer, train, Path(found["root"]), strategy, autocast, report, found["identity"]
+    )
     model = adaptation.model
     task.add_modules(model, s)
     forge_algos.cast_trained(model, trained_dtype(s))

@@ -66,6 +66,8 @@ class Context:
     """Measures the importance of targets (OSFT with osft_rank=adaptive)."""
     moments: Moments | None = None
     """Measures the inputs of targets (OSFT with osft_directions=inputs)."""
+    rows: str = ""
+    """What the rows that it measures on, and the model, are known by."""
     free: Mapping[str, int] | None = None
     """Free directions of each target, of a run that is resumed (OSFT)."""
     tokenizer_path: str | None = None

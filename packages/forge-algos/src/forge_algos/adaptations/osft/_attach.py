@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import attrs
@@ -294,10 +295,15 @@ def _bases(
     names = list(weights)
     for start in range(0, len(names), step):
         group = {name: weights[name] for name in names[start : start + step]}
-        # Before the weights are gathered, for the forwards gather them by themselves.
-        inputs = None if moments is None else _inputs(moments, {name: partly[name] for name in group})
+        inputs = measure = None
+        if moments is not None:
+            measure = partial(_inputs, moments, {name: partly[name] for name in group}, context.rows)
+            # ZeRO-3's forwards gather the weights by themselves, so they are measured before that is done here.
+            divided = any(hasattr(weight, "ds_id") for weight in group.values())
+            inputs = measure() if divided else {name: _input(partly[name], None, context.rows) for name in group}
         with _whole(list(group.values())):
-            for name, found in walk_bases(group, protected, **how, inputs=inputs, fixed=context.free is not None):
+            fixed = context.free is not None
+            for name, found in walk_bases(group, protected, **how, inputs=inputs, measure=measure, fixed=fixed):
                 yield name, [found]
     for name, target in partly.items():
         if target.experts is not None:
@@ -305,13 +311,14 @@ def _bases(
                 yield name, walk_stack(target.weight, name, protected[name], **how)
 
 
-def _inputs(moments: Moments, targets: Mapping[str, Target]) -> dict[str, Inputs]:
+def _inputs(moments: Moments, targets: Mapping[str, Target], rows: str) -> dict[str, Inputs]:
     """Measure what targets are given."""
     found = moments({name: (name, *target.others) for name, target in targets.items()})
-    return {
-        name: Inputs(moment=found[name], name=target.parameter, transposed=is_transposed(target.module))
-        for name, target in targets.items()
-    }
+    return {name: _input(target, found[name], rows) for name, target in targets.items()}
+
+
+def _input(target: Target, moment: torch.Tensor | None, rows: str) -> Inputs:
+    return Inputs(moment=moment, name=target.parameter, rows=rows, transposed=is_transposed(target.module))
 
 
 def _whole(weights: list[nn.Parameter]) -> AbstractContextManager[Any]:

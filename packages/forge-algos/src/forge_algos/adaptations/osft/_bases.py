@@ -4,7 +4,7 @@ They are computed once, cached in files, and shared by ranks.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -29,10 +29,12 @@ _SAME_SIZES = 0.05
 class Inputs:
     """Inputs of a layer on the rows that osft_directions=inputs measures on."""
 
-    moment: torch.Tensor
-    """float[M, M], the second moment E[x xᵀ] of its inputs (`osft_moments`)."""
+    moment: torch.Tensor | None
+    """float[M, M], the second moment E[x xᵀ] of its inputs (`osft_moments`); None before it is measured."""
     name: str
     """Full name of the weight, which its file is named by too: equal weights may be given other inputs."""
+    rows: str = ""
+    """What the rows, and the model that is given them, are known by; "" where nothing is."""
     transposed: bool = False
     """Whether the weight is [inputs, outputs], as transformers' Conv1D has it."""
 
@@ -57,6 +59,8 @@ class Bases:
     measured on these float32 numbers. With m = d it is ‖W − U S Vh‖ / ‖W‖, rounding; with fewer it bounds what W has between
     these directions and the others, nothing for exact ones. With osft_directions=inputs it is the share of E‖x‖² of the inputs
     that lies outside of the protected directions."""
+    rows: str = ""
+    """`Inputs.rows` of the inputs whose directions they are; "" of singular vectors."""
     note: str = ""
     """Remark for the log: why they are exact after all, or that a file in the cache was bad;
     empty where all went as asked."""
@@ -204,7 +208,7 @@ def decompose_inputs(weight: torch.Tensor, inputs: Inputs, *, protected: int) ->
         AdapterError: the matrix holds a number that is not finite.
     """
     device = weight.device
-    W, C = _float64(weight.detach(), device), _float64(inputs.moment, device)
+    W, C = _float64(weight.detach(), device), _float64(_measured(inputs), device)
     if not bool(torch.isfinite(W).all()):
         raise AdapterError("the weight holds NaN or infinity; it has no directions. Look at the model's files")
     W = W.T if inputs.transposed else W
@@ -215,14 +219,14 @@ def decompose_inputs(weight: torch.Tensor, inputs: Inputs, *, protected: int) ->
     U, Vh = with_signs(left[:, :d], right[:, :d].T)
     U, S, Vh = U.float().contiguous(), values[:d].clamp_min(0).sqrt().float(), Vh.float().contiguous()
     U, S, Vh = (tensor.to(device) for tensor in (U, S, Vh))
-    found = Bases(U=U, S=S, Vh=Vh, fingerprint=files.fingerprint_of(U, S, Vh), error=0.0)
+    found = Bases(U=U, S=S, Vh=Vh, fingerprint=files.fingerprint_of(U, S, Vh), error=0.0, rows=inputs.rows)
     return attrs.evolve(found, error=_outside(found, inputs, protected))
 
 
 def _outside(bases: Bases, inputs: Inputs, protected: int) -> float:
     """Return the share of E‖x‖² that lies outside of the protected directions of the inputs."""
     directions = bases.U[:, :protected] if inputs.transposed else bases.Vh[:protected].T
-    C, V = (_float64(tensor, bases.U.device) for tensor in (inputs.moment, directions))
+    C, V = (_float64(tensor, bases.U.device) for tensor in (_measured(inputs), directions))
     whole = float(C.trace())
     return max(0.0, 1 - float((V * (C.to(V.device) @ V)).sum()) / whole) if whole else 0.0
 
@@ -248,6 +252,7 @@ def walk_bases(
     cache: Path | None,
     ranks: Ranks,
     inputs: Mapping[str, Inputs] | None = None,
+    measure: Callable[[], Mapping[str, Inputs]] | None = None,
     fixed: bool = False,
 ) -> Iterator[tuple[str, Bases]]:
     """Yield (name, bases) of each weight, on its device, largest matrices first; collective.
@@ -263,6 +268,8 @@ def walk_bases(
             matrix's is replaced, and the note says why.
         ranks: those that share the model.
         inputs: what each layer is given, the same on every rank: their principal components in the place of singular vectors.
+        measure: returns them with their moments, collective; called where `inputs` have none and the cache of one rank has not
+            the directions of their `rows`, whole.
         fixed: whether the directions in the cache are those of a run that goes on: of other rows none are computed.
 
     Raises:
@@ -288,6 +295,12 @@ def walk_bases(
         if matrix is not None:
             name = group[mine]
             own = _cached(matrix, protected[name], svd, cache, None if inputs is None else inputs[name], fixed=fixed)
+        if measure is not None and inputs is not None and inputs[group[0]].moment is None:
+            lacks = matrix is not None and own is None
+            if _on_any(lacks, weights[group[0]].device) if together else lacks:
+                inputs = measure()
+                if matrix is not None:
+                    own = _cached(matrix, protected[name], svd, cache, inputs[name], fixed=fixed)
         del matrix
         for i, name in enumerate(group):
             yield name, _broadcast(own, i, i == mine, weights[name].device) if together or own is None else own
@@ -317,21 +330,35 @@ def _read(path: Path, device: torch.device) -> Bases | str:
         return found
     tensors, words = found
     on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
-    return Bases(**on_device, fingerprint=words["fingerprint"], error=float(words["error"]), note=words["note"])
+    return Bases(
+        **on_device,
+        fingerprint=words["fingerprint"],
+        error=float(words["error"]),
+        rows=words.get("rows", ""),
+        note=words["note"],
+    )
 
 
-def _cached(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None, inputs: Inputs | None, *, fixed: bool) -> Bases:
-    """Return the bases from the cache, or compute and cache them."""
+def _cached(
+    weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None, inputs: Inputs | None, *, fixed: bool
+) -> Bases | None:
+    """Return the bases from the cache, or compute and cache them.
+
+    None where they are those of inputs that were not measured, and the cache has none of their rows.
+    """
 
     def computed() -> Bases:
         if inputs is not None:
             return decompose_inputs(weight, inputs, protected=protected)
         return decompose(weight, protected=protected, svd=svd)
 
+    unmeasured = inputs is not None and inputs.moment is None
     if cache is None:
-        return computed()
+        return None if unmeasured else computed()
     path = cache / f"{_key(weight, protected, svd, None if inputs is None else inputs.name)}.safetensors"
     found = _read(path, weight.device)
+    if inputs is not None and unmeasured:
+        return found if isinstance(found, Bases) and inputs.rows and found.rows == inputs.rows else None
     if isinstance(found, Bases):
         # Measured on other ranks the inputs differ by their rounding, of other rows by much more.
         if inputs is None or _are_of(found, inputs, protected):
@@ -344,6 +371,8 @@ def _cached(weight: torch.Tensor, protected: int, svd: Svd, cache: Path | None, 
         found = f"{path.name} in the cache is of other rows"
     bases = computed()
     words = {"fingerprint": bases.fingerprint, "error": repr(bases.error), "note": bases.note}
+    if bases.rows:
+        words["rows"] = bases.rows
     files.write(path, {"U": bases.U, "S": bases.S, "Vh": bases.Vh}, words)
     return attrs.evolve(bases, note="; ".join(filter(None, (bases.note, f"{found}: computed anew" if found else ""))))
 
@@ -357,7 +386,7 @@ def _are_of(bases: Bases, inputs: Inputs, protected: int) -> bool:
     if abs(_outside(bases, inputs, protected) - bases.error) >= _SAME_INPUTS:
         return False
     V = _float64(bases.U[:, :protected] if inputs.transposed else bases.Vh[:protected].T, bases.U.device)
-    C = _float64(inputs.moment, bases.U.device).to(V.device)
+    C = _float64(_measured(inputs), bases.U.device).to(V.device)
     now, then = (V * (C @ V)).sum(0), _float64(bases.S[:protected], V.device).square()
     some = then > 1e-9 * then.max()
     return not bool(some.any()) or float(((now - then).abs() / then)[some].median()) < _SAME_SIZES
@@ -379,6 +408,18 @@ def _broadcast(own: Bases | None, source: int, is_mine: bool, device: torch.devi
         dist.broadcast(tensor, src=source)
         tensors[name] = tensor.to(device)
     return Bases(**tensors, fingerprint=fingerprint, error=error, note=note)
+
+
+def _on_any(flag: bool, device: torch.device) -> bool:
+    """Return whether the flag is set on a rank of the process group; collective."""
+    found = torch.tensor(int(flag), device=_transfer_device(device))
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found)
+
+
+def _measured(inputs: Inputs) -> torch.Tensor:
+    assert inputs.moment is not None, f"{inputs.name} was not measured"
+    return inputs.moment
 
 
 def _transfer_device(device: torch.device) -> torch.device:
