@@ -50,7 +50,7 @@ def test_losses_are_those_of_one_document_at_a_time(name: str, saved: Callable[[
     assert figures(run, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
     log = (run / "log.txt").read_text()
     if name in BY_LAYERS:
-        assert "apart; 1 layers with a state or a convolution run each alone" in log
+        assert "apart; 1 layer with a state or a convolution, run document by document" in log
         return
     assert "documents are run alone" in log
     assert re.search(r"packing: \d+ forwards of the decoder for \d+ micro-batches, 1\.\d\d places a token", log)

@@ -470,6 +470,7 @@ def test_a_run_without_a_step_is_replaced(given: dict[str, Any], tmp_path: Path,
             RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes."),
             "8.00 GiB were asked",
         ),
+        (RuntimeError("can't start new thread"), "no thread could be started"),
     ],
 )
 def test_out_of_memory_says_where(

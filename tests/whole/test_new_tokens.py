@@ -187,7 +187,7 @@ def test_a_tokenizer_larger_than_the_embedding(model_dir: Path, rows: Path, tmp_
     """It is refused before anything is written, though no row has the id; add_tokens gives the tokens rows."""
     path = larger_tokenizer(model_dir, tmp_path / "model")
     given: dict[str, Any] = {**SHORT, "model_path": path, "data_path": rows, "max_steps": 1}
-    with pytest.raises(ModelError, match=r"1 tokens without a row .* 362 rows: the first is '<extra>' with id 362"):
+    with pytest.raises(ModelError, match=r"1 token without a row .* 362 rows: the first is '<extra>' with id 362"):
         forge.sft(**given, ckpt_output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     forge.sft(**given, add_tokens=("<extra>",), ckpt_output_dir=tmp_path / "run")

@@ -89,7 +89,7 @@ def test_the_prompt_twice():
         ({"chosen": "ab", "rejected": "a"}, "f:1: there is no prompt, and of rejected nothing is left after what"),
         ({"chosen": "a", "rejected": "a"}, "f:1: there is no prompt, and of chosen nothing is left"),
         ({"chosen": [BOT], "rejected": [BAD]}, r"f:1: chosen\[0\] and rejected\[0\] differ, so there is no prompt"),
-        ({"chosen": [USER, BOT], "rejected": [USER]}, "f:1: nothing is left of rejected after the 1 messages that chosen and "
+        ({"chosen": [USER, BOT], "rejected": [USER]}, "f:1: nothing is left of rejected after the 1 message that chosen and "
                                                       "rejected"),
         ({"chosen": [USER, BOT], "rejected": [USER, BOT]}, "f:1: nothing is left of chosen after the 2 messages"),
         ({"chosen": [USER, {"role": "bot"}], "rejected": [USER]}, r"f:1: field chosen\[1\].role is the string 'bot'"),

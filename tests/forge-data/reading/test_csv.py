@@ -56,7 +56,7 @@ def test_round_trip(tmp_path_factory, values):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a,b\n1,2\n1\n", r"train.csv:3 has 1 cells, but the first line names 2 fields \(a, b\); put a cell"),
+        ("a,b\n1,2\n1\n", r"train.csv:3 has 1 cell, but the first line names 2 fields \(a, b\); put a cell"),
         ("a,b\n1,2,3\n", "train.csv:2 has 3 cells, but"),
         ("a,a\n1,2\n", "train.csv:1 names the field 'a' more than once"),
         ("a;b\n1;2\n", "train.csv:1 names one field, 'a;b'; cells must be delimited by ',', not by ';'"),

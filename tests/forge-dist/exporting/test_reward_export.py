@@ -120,7 +120,7 @@ def test_rows_that_end_with_padding_are_not_compared(base, tmp_path):
     where = export_model(model, tmp_path / "out")
     ending = ([5, 6, 1], [5, 6, 1])
     assert check_export(model, where, [*SAMPLES, ending]).loss_tokens == 3
-    with pytest.raises(ExportError, match="none of the 1 samples ends with another token than the padding one"):
+    with pytest.raises(ExportError, match="none of 1 sample ends with another token than the padding one"):
         check_export(model, where, [ending])
 
 

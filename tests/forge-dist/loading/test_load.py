@@ -54,7 +54,7 @@ def rewrite(path, change):
         (lambda t: t.pop("model.norm.weight"), r"lacks weight model\.norm\.weight:"),
         (
             lambda t: [t.pop(name) for name in list(t) if "q_proj" in name],
-            r"lacks weight model\.layers\.0\.self_attn\.q_proj\.weight and 1 others",
+            r"lacks weight model\.layers\.0\.self_attn\.q_proj\.weight and 1 other[,:;]",
         ),
         (lambda t: t.update({"score.weight": torch.zeros(2)}), r"unexpected weight score\.weight"),
         (

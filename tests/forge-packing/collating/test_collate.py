@@ -68,7 +68,7 @@ def test_examples_may_come_one_by_one():
 @pytest.mark.parametrize(
     ("example", "message"),
     [
-        (([1, 2], [1]), "example 1 has 2 input_ids and 1 labels"),
+        (([1, 2], [1]), "example 1 has 2 input_ids and 1 label:"),
         (([], []), r"example 1: input_ids must be a flat sequence of integers, at least one; got float64\[0\]"),
         (([1.5], [1]), r"example 1: input_ids must be .* got float64\[1\]"),
         (([1], [True]), r"example 1: labels must be .* got bool\[1\]"),

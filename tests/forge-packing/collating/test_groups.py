@@ -144,7 +144,7 @@ def test_examples_stay_as_they_are():
         ([], r"group 1 is a list without examples: .*\[chosen, rejected\]"),
         (7, "group 1 is a int without examples"),
         (SimpleNamespace(input_ids=[1], labels=[1]), "group 1 is a SimpleNamespace without examples"),
-        ([([1], [1]), ([1, 2], [1])], "example 1 of group 1 has 2 input_ids and 1 labels"),
+        ([([1], [1]), ([1, 2], [1])], "example 1 of group 1 has 2 input_ids and 1 label:"),
         ([([], [])], r"example 0 of group 1: input_ids must be a flat sequence of integers, at least one"),
         ([([1.5], [1])], "example 0 of group 1: input_ids must be"),
         (([1, 2], [1, 2]), "example 0 of group 1: input_ids must be"),

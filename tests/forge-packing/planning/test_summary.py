@@ -66,7 +66,7 @@ def test_a_long_run_is_measured_in_part(monkeypatch):
         "measured       56 steps, in 8 stretches from the first to the last:",
         "tokens         56, a step 1 to 1",
         "micro-batches  56 on 1 rank, at most 1 a step; no division has fewer than 56",
-        "fill           100.0% of the 1 tokens that a micro-batch may have",
+        "fill           100.0% of the 1 token that a micro-batch may have",
     ]
     endless = plan([1] * 100, batch_size=1, max_tokens=1, epochs=None).summary().splitlines()
     assert endless[:3] == [

@@ -122,7 +122,7 @@ def test_a_step_is_cut_to_fit(rows: int, shards: int, longest: int, more: dict[s
     [
         (7, 2, {}, "2 ranks cannot share evenly"),
         (8, 2, {"asked": 3}, "gradient_accumulation_steps=3 does not divide the 4 rows .* choose 1, 2, 4"),
-        (2, 2, {"least": 2}, "leaves a rank 1 rows a step, and TRL needs 2"),
+        (2, 2, {"least": 2}, "leaves a rank 1 row a step, and TRL needs 2"),
     ],
 )
 def test_a_step_that_cannot_be_cut_is_refused(rows: int, shards: int, more: dict[str, int], message: str) -> None:

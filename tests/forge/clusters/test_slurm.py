@@ -91,7 +91,7 @@ def test_a_shell_reads_the_command_back(recipe: Path) -> None:
         ({"time": "soon"}, "time must be"),
         ({"nproc_per_node": 0}, "nproc_per_node must be"),
         ({"verb": "lora"}, "no verb 'lora'"),
-        ({"verb": "dpo", "gpus": 1, "nproc_per_node": 2}, "more than the 1 accelerators"),
+        ({"verb": "dpo", "gpus": 1, "nproc_per_node": 2}, "more than the 1 accelerator of"),
     ],
 )
 def test_what_slurm_would_not_take_is_refused(recipe: Path, given: dict[str, Any], named: str) -> None:

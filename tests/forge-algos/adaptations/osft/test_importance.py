@@ -86,7 +86,7 @@ def test_uneven_ranks_are_refused():
     """
     model = make()
     targets = resolve_targets(model, None)
-    with pytest.raises(UnevenRanksError, match="1 rows and others not|2 rows and others not"):
+    with pytest.raises(UnevenRanksError, match="1 row and others not|2 rows and others not"):
         on_threads(lambda r: osft_importance(model, [pack(ROWS)] * (1 + r.rank), targets=targets, parallel=r), 2)
 
 

@@ -211,7 +211,7 @@ def test_no_pairs_are_zero():
     [
         ({"loss_type": "sigmod"}, r"loss_type: there is no 'sigmod'. Did you mean 'sigmoid'\?"),
         ({"loss_type": []}, "0 types"),
-        ({"loss_type": ["sigmoid", "hinge"], "loss_weights": [1.0]}, "2 types and 1 weights"),
+        ({"loss_type": ["sigmoid", "hinge"], "loss_weights": [1.0]}, "2 types and 1 weight$"),
         ({"loss_weights": [math.nan]}, "loss_weights: a finite number"),
         ({"beta": 0.0}, "beta: a finite number above 0 is wanted, not 0.0"),
         ({"beta": -1}, "beta"),

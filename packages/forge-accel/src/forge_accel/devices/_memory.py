@@ -18,6 +18,8 @@ CONTEXT_BYTES = 2**29
 """Bytes that a chip's libraries take beside torch's allocator."""
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)|Allocation failed for size::(\d+)")
+_NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "can't start new thread")
+"""What torch's allocator says, and Python where there is no memory for a thread's stack."""
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -91,7 +93,7 @@ class AllocatorMeter(MemoryMeter):
 def host_is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error is Python's or torch's for a host without memory left."""
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from forge_algos._counted import counted
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import (
     WITHOUT_DECODER,
@@ -92,7 +93,7 @@ def keep_documents_apart(
             why = f"{str(error).removesuffix(f'. {REMEDY}')}; "
         else:
             layers = divided_layers(model)
-            how = f"; {layers} layers with a state or a convolution run each alone" if layers else ""
+            how = f"; {counted(layers, 'layers')} with a state or a convolution, run document by document" if layers else ""
             return True, f"{type(causal_model(model)).__name__} keeps the documents of a made-up row apart{how}"
     how = run_documents_alone(model, device=device, longest=longest, agree=agree, autocast=autocast)
     return False, f"{why}documents are run alone, {how}"

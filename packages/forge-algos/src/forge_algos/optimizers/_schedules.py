@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from forge_algos._counted import counted
 from forge_algos._errors import OptimizerError
 from forge_algos.settings._optimizer import SCHEDULES_WITHOUT_LENGTH, OptimizerSettings, Schedule
 from forge_algos.settings._validators import either
@@ -65,8 +66,8 @@ def lr_factor(
         num_steps = step if lr_scheduler == "constant" else _ANY_LENGTH
     if decay_steps is not None and warmup_steps + decay_steps > num_steps:
         raise OptimizerError(
-            f"warmup_steps={warmup_steps} and decay_steps={decay_steps} are more than the run's {num_steps} steps: lower one "
-            "of them"
+            f"warmup_steps={warmup_steps} and decay_steps={decay_steps} are more than the run's "
+            f"{counted(num_steps, 'steps')}: lower one of them"
         )
     if step <= warmup_steps:
         return step / warmup_steps

@@ -6,7 +6,7 @@ from typing import Any
 
 from forge_data._accounting import EMPTY_ANSWER, PROMPTS_DIFFER, SAME_ANSWERS
 from forge_data._errors import BadPairError, DataError
-from forge_data._values import checked_text, describe
+from forge_data._values import checked_text, counted, describe
 from forge_data.formats._chat import TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._margins import margin_of
@@ -106,7 +106,7 @@ def _conversations(place: str, fields: Fields, values: Mapping[str, Any], prompt
     for name, side in zip(_SIDES, turns, strict=True):
         if len(side.messages) == shared:
             raise BadPairError(
-                f"{place}: nothing is left of {name} after the {shared} messages that chosen and rejected share; "
+                f"{place}: nothing is left of {name} after the {counted(shared, 'messages')} that chosen and rejected share; "
                 "the two must differ in their last messages",
                 reason=SAME_ANSWERS if chosen == rejected else EMPTY_ANSWER,
             )

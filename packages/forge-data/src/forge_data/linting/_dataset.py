@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forge_data._values import counted
 from forge_data.findings._finding import Finding
 from forge_data.findings._rules import found
 from forge_data.linting._sample_table import SampleTable
@@ -66,7 +67,7 @@ def outliers(table: SampleTable) -> Iterator[Finding]:
     unusual = (share * _PART < usual) | ((1 - share) * _PART < 1 - usual)
     for sample in np.flatnonzero(far & unusual):
         what = (
-            f"{share[sample]:.2%} of {table.lengths[sample]:,} tokens are learned; half of the samples lie "
+            f"{share[sample]:.2%} of {counted(int(table.lengths[sample]), 'tokens')} are learned; half of the samples lie "
             f"{'above' if share[sample] < usual else 'below'} {usual:.2%}"
         )
         yield found("label_fraction", table.where(int(sample)), "", what)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forge_data._example import IGNORED, TokenizedExample
+from forge_data._values import counted
 from forge_data.findings._finding import Finding
 from forge_data.findings._rules import Where, found
 from forge_data.formats._format import FieldOf, Fields
@@ -41,7 +42,9 @@ class TokenLint:
         if self._bos is not None and len(ids) > 1 and ids[0] == ids[1] == self._bos:
             yield found("double_bos", where, field, f"the sample begins with {self._bos_token!r} twice")
         if not example.loss_count:
-            yield found("no_trained_token", where, "labels" if tokens else field, f"none of {len(ids):,} tokens is learned")
+            yield found(
+                "no_trained_token", where, "labels" if tokens else field, f"none of {counted(len(ids), 'tokens')} is learned"
+            )
         elif tokens and not self._ends_turn(example):
             last = ids[np.flatnonzero(example.labels != IGNORED)[-1]]
             yield found("missing_eos", where, "labels", f"the last learned token is {last}, which ends no text and no turn")

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from forge_data._errors import DataError
+from forge_data._values import counted
 from forge_data.reading._file import DataFile
 from forge_data.reading._json import Values
 from forge_data.reading._record import Chunk
@@ -64,7 +65,8 @@ class CsvFile:
                     names = self._header(line, cells)
                 elif len(cells) != len(names):
                     raise DataError(
-                        f"{self.name}:{line} has {len(cells)} cells, but the first line names {len(names)} fields "
+                        f"{self.name}:{line} has {counted(len(cells), 'cells')}, but the first line names "
+                        f"{counted(len(names), 'fields')} "
                         f"({', '.join(names)}); put a cell that holds the delimiter or a line end into double quotes"
                     )
                 else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from forge_data._errors import StoreError
 from forge_data._paths import expand_user
+from forge_data._values import counted
 from forge_data.store._fetch import local_directory
 from forge_data.store._manifest import MANIFEST, PROMPTS
 from forge_data.viewing._prompts import prompt_lines
@@ -146,12 +147,12 @@ def _findings(store: "TokenStore", places: set[str]) -> Iterator[str]:
         for name, text in zip(("learned here", "as it will be asked"), finding.texts or (), strict=False):
             yield plain(f"  {name}: {text!r}")
     if len(here) > _LISTED:
-        yield f"and {len(here) - _LISTED:,} more findings on these rows"
+        yield f"and {counted(len(here) - _LISTED, 'more findings')} on these rows"
 
 
 def _dropped(store: "TokenStore | PromptStore") -> Iterator[str]:
     for row in itertools.islice(store.dropped(), _LISTED):
-        length = f", {row['tokens']:,} tokens" if row.get("tokens") else ""
+        length = f", {counted(row['tokens'], 'tokens')}" if row.get("tokens") else ""
         yield plain(f"  {row['place']} {row['reason']}{length}")
     left = sum(store.accounting.dropped.values()) - _LISTED
     if left > 0:

@@ -7,6 +7,7 @@ whatever does not print, and whatever looks like one of these marks, is written 
 import unicodedata
 from collections.abc import Iterator
 
+from forge_data._values import counted
 from forge_data.viewing._view import Segment, View
 
 LEARNED, SPECIAL, FAINT = 1, 2, 4
@@ -23,7 +24,9 @@ def lines(view: View, *, colour: bool, width: int) -> Iterator[str]:
     learned = int(view.learned.sum())
     share = f" ({learned / len(view.ids):.0%})" if view.ids else ""
     standing = f" · {view.standing}" if view.standing else ""
-    yield _bold(f"{view.place} · sample {view.index} · {len(view.ids):,} tokens, {learned:,} learned{share}{standing}", colour)
+    yield _bold(
+        f"{view.place} · sample {view.index} · {counted(len(view.ids), 'tokens')}, {learned:,} learned{share}{standing}", colour
+    )
     for segment in view.segments:
         rows = _wrapped(_cells(view, segment, colour), max(width - _GUTTER, 20))
         for number, row in enumerate(rows):

@@ -7,6 +7,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
+from forge_dist._counted import counted
 from forge_dist._errors import ModelError
 from forge_dist._third_party_logs import quiet_imports, quiet_transformers
 from forge_dist.loading._attention import AttentionFunction, register_attention
@@ -230,7 +231,7 @@ def check_report(report: dict[str, object], where: str, kind: str = "the archite
     ):
         found = sorted(map(_describe, report[key]))  # pyrefly: ignore[bad-argument-type]
         if found:
-            others = f" and {len(found) - 1:,} others" if len(found) > 1 else ""
+            others = f" and {counted(len(found) - 1, 'others')}" if len(found) > 1 else ""
             differences.append(f"{what} weight {found[0]}{others}")
     if differences:
         raise ModelError(f"{where} {', '.join(differences)}: its safetensors do not fit {kind} in its config.json")

@@ -8,6 +8,7 @@ import torch.distributed.tensor
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from forge_dist._counted import counted
 from forge_dist._errors import CheckpointError
 from forge_dist.strategies._strategy import StoredState
 from forge_dist.strategies._wrappers import resharded
@@ -181,7 +182,7 @@ def _allocate(
 def _compare(stored: set[str], wanted: set[str], whose: str) -> None:
     for verb, names in (("lacks", wanted - stored), ("has", stored - wanted)):
         if names:
-            others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+            others = f" and {counted(len(names) - 1, 'others')}" if len(names) > 1 else ""
             more = ", which is not part of it" if verb == "has" else ""
             raise CheckpointError(f"the full state does not fit {whose}: it {verb} {min(names)}{others}{more}")
 

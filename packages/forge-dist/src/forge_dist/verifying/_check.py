@@ -14,6 +14,7 @@ import attrs
 import torch
 from safetensors import SafetensorError
 
+from forge_dist._counted import counted
 from forge_dist._errors import ExportError
 from forge_dist._third_party_logs import quiet_transformers
 from forge_dist.adapters._adapter import AttachAdapter
@@ -92,7 +93,7 @@ def check_export(
     usable = comparable_samples(model, samples)
     if not usable:
         wanted = "ends with another token than the padding one" if is_sequence_classifier(base) else "has a learned token"
-        raise ExportError(f"{path} cannot be compared: none of the {len(samples)} samples {wanted}")
+        raise ExportError(f"{path} cannot be compared: none of {counted(len(samples), 'samples')} {wanted}")
     check_without(inner, without, path)
     strategy = one_process(base.device) if strategy is None else strategy
     ranks, device = strategy.ranks, strategy.device

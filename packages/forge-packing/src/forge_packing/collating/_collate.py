@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forge_packing._checks import MAX_TOKENS, Int64Array
+from forge_packing._counted import counted
 from forge_packing._errors import PackingError
 
 IGNORE = -100
@@ -127,7 +128,7 @@ def example_arrays(index: int | str, example: Any) -> tuple[np.ndarray, np.ndarr
     ids, labels = _integers(index, "input_ids", ids), _integers(index, "labels", labels)
     if ids.size != labels.size:
         raise PackingError(
-            f"example {index} has {ids.size} input_ids and {labels.size} labels: there must be one label a token"
+            f"example {index} has {ids.size} input_ids and {counted(labels.size, 'labels')}: there must be one label a token"
         )
     weights = getattr(example, "weights", None)
     return ids, labels, None if weights is None else _weights(index, weights, ids.size)

@@ -1,6 +1,7 @@
 """Summary of a plan: a few lines that a person reads before the run."""
 
 from forge_packing._checks import Int64Array
+from forge_packing._counted import counted
 from forge_packing.planning._figures import BlockFigures, block_figures, concatenate
 from forge_packing.planning._steps import Steps
 
@@ -64,7 +65,7 @@ def _division(steps: Steps, found: BlockFigures) -> list[str]:
     lines = [
         f"micro-batches  {found.micro_batches.sum():,} {ranks}, at most {found.micro_batches.max():,} a step; "
         f"no division has fewer than {found.fewest.sum():,}",
-        f"fill           {fill:.1%} of the {steps.max_tokens:,} tokens that a micro-batch may have",
+        f"fill           {fill:.1%} of the {counted(steps.max_tokens, 'tokens')} that a micro-batch may have",
     ]
     if steps.world_size > 1:
         total = found.makespan.sum()

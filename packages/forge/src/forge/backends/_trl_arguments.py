@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import forge_algos
+from forge._counted import counted
 from forge._errors import SettingsError
 
 CLASSES = {
@@ -83,22 +84,22 @@ def cut_step(s: Any, rows: int, shards: int, longest: int, *, least: int = 1, as
     """
     if rows % shards:
         raise SettingsError(
-            f"effective_batch_size={s.plan.effective_batch_size} gives {rows} rows a step, which {shards} ranks cannot share "
-            "evenly, as TRL does: choose a multiple."
+            f"effective_batch_size={s.plan.effective_batch_size} gives {counted(rows, 'rows')} a step, which {shards} ranks "
+            "cannot share evenly, as TRL does: choose a multiple."
         )
     mine = rows // shards
     choices = [number for number in range(1, mine + 1) if mine % number == 0 and mine // number >= least]
     if asked is not None:
         if asked not in choices:
             raise SettingsError(
-                f"gradient_accumulation_steps={asked} does not divide the {mine} rows that a rank has in a step: choose "
-                f"{', '.join(map(str, choices)) or 'a larger effective_batch_size'}."
+                f"gradient_accumulation_steps={asked} does not divide the {counted(mine, 'rows')} that a rank has in a step: "
+                f"choose {', '.join(map(str, choices)) or 'a larger effective_batch_size'}."
             )
         return Cut(mine // asked, asked)
     if not choices:
         raise SettingsError(
-            f"effective_batch_size={s.plan.effective_batch_size} leaves a rank {mine} rows a step, and TRL needs {least} in a "
-            "micro-batch: choose a larger one."
+            f"effective_batch_size={s.plan.effective_batch_size} leaves a rank {counted(mine, 'rows')} a step, and TRL needs "
+            f"{least} in a micro-batch: choose a larger one."
         )
     fitting = [number for number in choices if mine // number * longest <= s.plan.max_tokens_per_gpu]
     number = min(fitting, default=max(choices))

@@ -50,8 +50,8 @@ def plan_steps(task: Task, prepared: Prepared, shards: int) -> Plan:
         whole = [step for step in steps if len(step) == size]
         if not whole:
             raise SettingsError(
-                f"effective_batch_size={size} is more than the {len(items)} prompts, and TRL makes whole rollouts alone: lower "
-                "it."
+                f"effective_batch_size={size} is more than the {counted(len(items), 'prompts')}, and TRL makes whole "
+                "rollouts alone: lower it."
             )
         left = sum(map(len, steps)) - size * len(whole)
         total = len(whole) * updates
@@ -61,7 +61,7 @@ def plan_steps(task: Task, prepared: Prepared, shards: int) -> Plan:
     short = short_steps(list(map(len, steps)), shards, cut)
     if short is not None:
         raise SettingsError(
-            f"step {short + 1} has the {len(steps[short])} rows that are left of an epoch, and {shards} ranks with "
+            f"step {short + 1} has {counted(len(steps[short]), 'rows')} left of an epoch, and {shards} ranks with "
             f"{cut.micro_batches} micro-batches each cannot share them, as TRL does: choose an effective_batch_size that "
             f"divides {len(items)}, or a max_steps below {short + 1}."
         )

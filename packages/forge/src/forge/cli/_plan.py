@@ -150,7 +150,9 @@ def _checked_step(step: int, batch_plan: forge_packing.BatchPlan) -> int:
         if step < 0:
             raise SettingsError(f"step={step} is not in this plan: steps are counted from 0.")
     elif not 0 <= step < batch_plan.num_steps:
-        raise SettingsError(f"step={step} is not in this plan: it has {batch_plan.num_steps:,} steps, counted from 0.")
+        raise SettingsError(
+            f"step={step} is not in this plan: it has {counted(batch_plan.num_steps, 'steps')}, counted from 0."
+        )
     return step
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge.settings._backends import FORGE, backend_class
 
@@ -41,7 +42,9 @@ def processes(settings: Any, nodes: int, gpus: int, nproc_per_node: int | None) 
         )
     number = int(asked)
     if gpus and number > gpus:
-        raise SettingsError(f"nproc_per_node={number} is more than the {gpus} accelerators of a node: lower it, or raise gpus.")
+        raise SettingsError(
+            f"nproc_per_node={number} is more than the {counted(gpus, 'accelerators')} of a node: lower it, or raise gpus."
+        )
     try:
         attrs.evolve(settings.launch, nproc_per_node=number)
     except ValueError as error:

@@ -105,7 +105,7 @@ def summary(sources: Mapping[str, Source], total: Source) -> list[str]:
     width = max(map(len, named))
     return [
         f"{name:<{width}}  {each.verdict:<6}  loss {each.before:.4f} → {each.after:.4f} ({_change(each)})  kl_base "
-        f"{each.kl:.4f}  {counted(each.rows, 'rows')}, {each.tokens:,} tokens"
+        f"{each.kl:.4f}  {counted(each.rows, 'rows')}, {counted(each.tokens, 'tokens')}"
         for name, each in named.items()
     ]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forge._counted import counted
 from forge._disk import write_remedy
 from forge._errors import SettingsError
 from forge.reports._charts import charts, table
@@ -214,7 +215,7 @@ def _events(run: Record) -> list[dict[str, Any]]:
     if len(found) <= _MOST_EVENTS:
         return found
     half = _MOST_EVENTS // 2
-    left = {"event": "", "step": "", "at": "", "text": f"{len(found) - _MOST_EVENTS:,} more events, in events.jsonl"}
+    left = {"event": "", "step": "", "at": "", "text": f"{counted(len(found) - _MOST_EVENTS, 'more events')}, in events.jsonl"}
     return [*found[:half], left, *found[-half:]]
 
 

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge.reports._charts import charts
 from forge.reports._page import PLOTS, page, reading, write_page
@@ -115,4 +116,4 @@ def _chosen(steps: list[int], step: int | None) -> list[int]:
 def _cut(text: Any) -> str:
     """Shorten a very long text."""
     words = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
-    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]} … and {len(words) - _LONGEST:,} more characters"
+    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]} … and {counted(len(words) - _LONGEST, 'more characters')}"

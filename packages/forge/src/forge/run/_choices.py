@@ -11,6 +11,7 @@ import numpy as np
 import forge_accel
 import forge_algos
 import forge_packing
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.run._precision import for_low_precision
@@ -67,8 +68,8 @@ def check_warmup(s: Any, num_steps: int | None) -> None:
     """Raise SettingsError for a warm-up that is longer than the run."""
     if num_steps is not None and s.optimizer.warmup_steps > num_steps:
         raise SettingsError(
-            f"warmup_steps={s.optimizer.warmup_steps} is more than the {num_steps} steps of this run: the learning rate would "
-            "never reach learning_rate. Lower warmup_steps, or train longer."
+            f"warmup_steps={s.optimizer.warmup_steps} is more than the {counted(num_steps, 'steps')} of this run: the "
+            "learning rate would never reach learning_rate. Lower warmup_steps, or train longer."
         )
 
 

@@ -19,6 +19,7 @@ from forge._errors import OutOfMemoryError
 from forge.memory._memory_plan import size
 from forge.run._memory import FILE
 from forge.run._run_directory import NoDirectory, RunDirectory, name_for_good
+from forge.saving._hashes import NO_THREAD
 from forge.saving._room import no_room
 
 _PHASES = (
@@ -84,6 +85,8 @@ def out_of_memory(error: Exception, s: Any, path: Path) -> OutOfMemoryError | No
     figures = [f"{size(asked)} were asked for"] if asked is not None else []
     figures += [f"{size(held)} held"] if held is not None else []
     figures += [f"{size(planned)} planned for this phase"] if planned is not None else []
+    if NO_THREAD in str(link):
+        figures.append("no thread could be started, as also where `ulimit -u` or a container allows no process more")
     return OutOfMemoryError(
         f"out of memory in {words} on {machine.machine}: {', '.join(figures) or 'it does not say how much was asked for'}. "
         f"{_remedy(s, phase)}"

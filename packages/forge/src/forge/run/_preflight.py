@@ -17,6 +17,7 @@ import attrs
 import forge
 import forge_accel
 import forge_dist
+from forge._counted import counted
 from forge._errors import RunDirectoryError, SettingsError
 from forge.run._choices import absolute_paths
 from forge.run._dry_run import NO_MEMORY
@@ -151,9 +152,12 @@ def _faults(number: int, fact: Mapping[str, Any], first: Mapping[str, Any], path
     if fact["processes"] != first["processes"]:
         yield f"{name} would start {fact['processes']} processes and node 0 {first['processes']}: nproc_per_node must be alike."
     if fact["devices"] and fact["processes"] > fact["devices"]:
-        yield f"{name} has {fact['devices']} accelerators for {fact['processes']} processes: lower nproc_per_node."
+        yield f"{name} has {counted(fact['devices'], 'accelerators')} for {fact['processes']} processes: lower nproc_per_node."
     if bool(fact["devices"]) != bool(first["devices"]):
-        yield f"{name} has {fact['devices']} accelerators and node 0 has {first['devices']}: the nodes must be of one kind."
+        yield (
+            f"{name} has {counted(fact['devices'], 'accelerators')} and node 0 has {first['devices']}: the nodes must be of "
+            "one kind."
+        )
     for package, here in fact["versions"].items():
         if here != first["versions"][package]:
             yield f"{name} has {package} {here} and node 0 has {first['versions'][package]}: install one version on all nodes."

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import forge_data
 import forge_dist
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.run._run_directory import RunDirectory
@@ -73,7 +74,8 @@ def _check_rows(path: str, rows: int, tokenizer: Any, new: dict[str, int]) -> No
     if over:
         first = min(over)
         raise forge_dist.ModelError(
-            f"model_path {path}: its tokenizer has {len(over):,} tokens without a row in the embedding of its model, which has "
+            f"model_path {path}: its tokenizer has {counted(len(over), 'tokens')} without a row in the embedding of its "
+            "model, which has "
             f"{rows:,} rows: the first is {over[first]!r} with id {first}. Give the tokenizer that belongs to the model, or "
             "name these tokens in add_tokens or add_special_tokens, which adds rows for them."
         )

@@ -14,6 +14,7 @@ import attrs
 import forge_algos
 import forge_dist
 import forge_packing
+from forge._counted import counted
 from forge._disk import write_remedy
 from forge._errors import RunDirectoryError, RunWriteError, SettingsError
 from forge.saving._best import Best
@@ -199,7 +200,7 @@ class FullStates:
             self.files.save(at.step, strategy.state(model, optimizer), about, must_match=self._must_match, wait=wait)
             self._saved, self._saved_at = at.step, time.monotonic()
         if self.files.failures >= self._s.max_failed_saves:
-            why = f"{self.files.failures} full states in a row could not be saved: {self.files.failed}"
+            why = f"{counted(self.files.failures, 'full states')} in a row could not be saved: {self.files.failed}"
             _, remedy = self.rescue(strategy, model, optimizer, scheduler, at)
             raise RunWriteError(f"{why}. The run ends at step {at.step}, before more is lost. {remedy}")
         good = self.files.last_good

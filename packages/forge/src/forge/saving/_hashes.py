@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +23,8 @@ REPLACED = ".replaced"
 """End of the hidden name of an export that another one takes the place of."""
 _THREADS = 4  # hashing releases the GIL; more than this and the disk is the limit
 
+NO_THREAD = "can't start new thread"
+"""What Python says where a thread cannot be started."""
 Hashes = dict[str, tuple[int, str]]
 """Path of a file in an export → its bytes and its SHA-256."""
 
@@ -36,8 +38,7 @@ def hash_export(directory: Path, ranks: forge_dist.Ranks | None = None) -> Hashe
     """
     names = sorted(file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.is_file())
     mine = names if ranks is None else names[ranks.rank :: ranks.world_size]
-    with ThreadPoolExecutor(_THREADS) as threads:
-        found: Hashes = dict(zip(mine, threads.map(lambda name: forge_dist.file_hash(directory / name), mine), strict=True))
+    found: Hashes = dict(zip(mine, _each(lambda name: forge_dist.file_hash(directory / name), mine), strict=True))
     if ranks is None or ranks.world_size == 1:
         return found
     return {name: tuple(about) for part in ranks.gather(found) for name, about in sorted(part.items())}
@@ -102,9 +103,21 @@ def write_hashes(run: Path, known: Mapping[str, Hashes]) -> None:
 
 def damaged_files(directory: Path, files: Hashes) -> dict[str, str]:
     """Return file → what is wrong with it, for those of an export that are not as recorded."""
-    with ThreadPoolExecutor(_THREADS) as threads:
-        faults = threads.map(lambda name: forge_dist.file_damage(directory / name, *files[name]), files)
+    faults = _each(lambda name: forge_dist.file_damage(directory / name, *files[name]), files)
     return {name: fault for name, fault in zip(files, faults, strict=True) if fault is not None}
+
+
+def _each(work: Callable[[str], Any], names: Collection[str]) -> list[Any]:
+    """Return what `work` gives for each name, in threads where some can be started."""
+    try:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(work, names))
+    except RuntimeError as error:
+        # Python says this where there is no memory for a thread's stack, or no process more is allowed: the model of a
+        # finished run is written, and reading it needs neither.
+        if NO_THREAD not in str(error):
+            raise
+        return [work(name) for name in names]
 
 
 def not_a_directory(directory: Path) -> str | None:

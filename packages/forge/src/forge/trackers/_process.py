@@ -106,7 +106,7 @@ class TrackerProcess:
             "it did not answer in time" if self._process is not None else "its process could not be started"
         )
         if not left:
-            return f"{self.name}: all {sent.lines:,} lines were handed over, but it did not close ({reason})"
+            return f"{self.name}: {counted(sent.lines, 'lines')} handed over, but it did not close ({reason})"
         return f"{self.name}: {counted(left, 'lines')} {'was' if left == 1 else 'were'} not sent ({reason})"
 
     @property

@@ -19,6 +19,7 @@ import attrs
 import torch
 from torch import nn
 
+from forge_algos._counted import counted
 from forge_algos._errors import AdapterError, OptimizerError
 from forge_algos._experts import expert_stacks
 from forge_algos.adaptations.base._adaptation import Adaptation, Context, Importance, Moments
@@ -158,7 +159,7 @@ class OSFT(Adaptation):
         experts = sum(target.experts or 0 for target in self._targets.values())
         stacked = f" ({experts:,} expert matrices among them, each decomposed by itself)" if experts else ""
         return [
-            f"OSFT ({form}): {len(self._targets)} targets{stacked}, free directions {free}{more}; {quality}",
+            f"OSFT ({form}): {counted(len(self._targets), 'targets')}{stacked}, free directions {free}{more}; {quality}",
             f"beside the targets trains: {', '.join(rest) or 'nothing'}; frozen: {', '.join(frozen) or 'nothing'}",
             *self._notes(),
             self._memory(),
@@ -177,9 +178,8 @@ class OSFT(Adaptation):
         for name, target in self._targets.items():
             if target.note:
                 notes.setdefault(target.note, []).append(name)
-        return [
-            f"{names[0]}{f' and {len(names) - 1} others' if len(names) > 1 else ''}: {note}" for note, names in notes.items()
-        ]
+        others = {note: f" and {counted(len(names) - 1, 'others')}" for note, names in notes.items() if len(names) > 1}
+        return [f"{names[0]}{others.get(note, '')}: {note}" for note, names in notes.items()]
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an optimizer whose result is not the weights that it trains, if they are projected.

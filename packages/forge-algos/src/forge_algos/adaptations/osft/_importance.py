@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from forge_algos._counted import counted
 from forge_algos._errors import AdapterError, UnevenRanksError
 from forge_algos._modules import gathering, mode
 from forge_algos._parallel import ALONE, Parallel
@@ -34,7 +35,7 @@ def osft_importance(
     given, squares = parallel.sum([len(batches), len(batches) ** 2])
     if parallel.data_parallel_size * squares != given**2:
         raise UnevenRanksError(
-            f"importance: this rank was given {len(batches)} rows and others not; give every rank equally many"
+            f"importance: this rank was given {counted(len(batches), 'rows')} and others not; give every rank equally many"
         )
     if not given:
         raise AdapterError("osft_rank='adaptive' measures importance on rows of the tasks before, and was given none")

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from forge_algos._counted import counted
 from forge_algos._errors import AdapterError
 from forge_algos._experts import Stack, expert_stacks
 from forge_algos._modules import embeddings, head, headless
@@ -94,11 +95,15 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -
     linear = [name for name in targets if name not in stacks]
     bypassed = [name for name in linear if settings.target_modules is None and _is_bypassed(model, name)]
     linear = [name for name in linear if name not in bypassed]
-    notes = [f"no target: {len(bypassed)} layers out_proj, which Mamba's kernels read themselves"] if bypassed else []
+    notes = (
+        [f"no target: {counted(len(bypassed), 'layers')} out_proj, which Mamba's kernels read themselves"] if bypassed else []
+    )
     if settings.target_modules is None and (renamed := renamed_targets(model, config_class(settings), linear)):
         linear = [name for name in linear if name not in renamed]
         ends = ", ".join(dict.fromkeys(".".join(name.rsplit(".", 2)[-2:]) for name in renamed))
-        notes.append(f"no target: {len(renamed)} layers {ends}, whose adapters PEFT would not find when it reads them")
+        notes.append(
+            f"no target: {counted(len(renamed), 'layers')} {ends}, whose adapters PEFT would not find when it reads them"
+        )
     taken = taken_for_experts(model, config_class(settings), linear)
     check_parameters(model, settings, config_class(settings), stacks, taken)
     lora = None
@@ -267,7 +272,7 @@ def _check_tops(model: nn.Module, targets: Sequence[str]) -> None:
 def _described(model: nn.Module, settings: AdapterSettings, targets: Sequence[str], stacks: Mapping[str, Stack]) -> list[str]:
     """Return lines for the log: the adapter, its rank and its targets by kind of layer."""
     rank = f" of rank {settings.lora_r}" if "lora_r" in ADAPTERS[settings.adapter].fields else ""
-    counts = [f"{len(targets)} linear layers"] if targets or not stacks else []
+    counts = [counted(len(targets), "linear layers")] if targets or not stacks else []
     counts += [f"{sum(stack.shape[0] for stack in stacks.values()):,} expert matrices"] if stacks else []
     parts: dict[str, dict[str, None]] = {}
     for name in [*targets, *stacks]:

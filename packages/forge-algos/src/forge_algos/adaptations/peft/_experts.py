@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from forge_algos._counted import counted
 from forge_algos._errors import AdapterError
 from forge_algos._experts import Stack, expert_stacks
 from forge_algos.adaptations.base._targets import resolve_targets
@@ -60,7 +61,7 @@ def check_parameters(
     names = [*stacks, *taken]
     if not names:
         return
-    others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+    others = f" and {counted(len(names) - 1, 'others')}" if len(names) > 1 else ""
     what = f"{names[0]}{others} are expert matrices" if stacks else f"PEFT takes {names[0]}{others} for experts"
     targets = [name for name in resolve_targets(model, None) if name not in {*expert_stacks(model), *taken}]
     left_out = f"leave them out: target_modules={','.join(dict.fromkeys(name.rpartition('.')[2] for name in targets))}"

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers.pytorch_utils import Conv1D
 
+from forge_algos._counted import counted
 from forge_algos._errors import AdapterError, OptimizerError
 from forge_algos.adaptations.base._adaptation import Context
 from forge_algos.adaptations.peft._lora_patterns import alphas_of, pattern_of, ranks_of
@@ -94,7 +95,7 @@ class Lora:
         """Lines for the log."""
         init, lines = self.settings.init_lora_weights, []
         if self.left_out:
-            lines.append(f"no target: rank_pattern gives {len(self.left_out)} layers rank 0")
+            lines.append(f"no target: rank_pattern gives {counted(len(self.left_out), 'layers')} rank 0")
         if self.settings.subtracts:
             lines.append(
                 f"init_lora_weights={init}: half of each adapter is the first product, which is subtracted and stays: it is "
@@ -141,8 +142,10 @@ def _check_init(
     init = settings.init_lora_weights
     chosen = "lora_fa=True" if settings.lora_fa else f"init_lora_weights={init}"
     if experts and (settings.lora_fa or init not in ("default", "gaussian")):
+        more = len(experts) - 1
+        others = f" and {counted(more, 'others')} are expert matrices," if more else " is an expert matrix,"
         raise AdapterError(
-            f"{chosen}: {experts[0]} and {len(experts) - 1} others are expert matrices, of which PEFT keeps the factors of all "
+            f"{chosen}: {experts[0]}{others} of which PEFT keeps the factors of all "
             "experts in one matrix: leave it out, or name linear layers in target_modules"
         )
     for name, rank in ranks.items():

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from forge_algos._counted import counted
 from forge_algos._errors import AdapterError
 from forge_algos._modules import embeddings
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
@@ -121,7 +122,7 @@ def _attached(model: nn.Module, settings: AdapterSettings, config: "PeftConfig")
 
 def _described(settings: AdapterSettings) -> str:
     """Return the log's line about the adapter."""
-    return f"{settings.adapter} of {settings.num_virtual_tokens} virtual tokens"
+    return f"{settings.adapter} of {counted(settings.num_virtual_tokens, 'virtual tokens')}"
 
 
 def _refuse_zero3(model: nn.Module, settings: AdapterSettings) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from forge_algos._counted import counted
 from forge_algos._errors import AdapterError
 from forge_algos._modules import embeddings, head
 from forge_algos.adaptations.base._targets import matches, score
@@ -79,7 +80,9 @@ def describe(model: nn.Module, arguments: Arguments) -> list[str]:
         lines.append(f"trained whole beside it: {', '.join(names)}{tied}")
     if rows := arguments.get("trainable_token_indices"):
         tied = " (and the head, which is tied to it)" if _tied(model) else ""
-        lines.append(f"trained beside it: the rows of {len(next(iter(rows.values()))):,} new tokens of {', '.join(rows)}{tied}")
+        lines.append(
+            f"trained beside it: the rows of {counted(len(next(iter(rows.values()))), 'new tokens')} of {', '.join(rows)}{tied}"
+        )
     return lines
 
 

@@ -5,6 +5,7 @@ from typing import get_args
 
 import torch
 
+from forge_algos._counted import counted
 from forge_algos._errors import LossError
 from forge_algos.losses import _check
 from forge_algos.losses._terms import LossTerms, summed
@@ -133,7 +134,8 @@ def _types(loss_type: str | Sequence[str], loss_weights: Sequence[float] | None)
     weights = [1.0] * len(types) if loss_weights is None else list(loss_weights)
     if not types or len(weights) != len(types):
         raise LossError(
-            f"loss_weights: one for each of loss_type is wanted; there are {len(types)} types and {len(weights)} weights"
+            f"loss_weights: one for each of loss_type is wanted; there are {counted(len(types), 'types')} and "
+            f"{counted(len(weights), 'weights')}"
         )
     for weight in weights:
         _check.number("loss_weights", weight)

@@ -14,6 +14,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from forge_dist._counted import counted
 from forge_dist._errors import CheckpointError
 from forge_dist.loading._unwrap import is_partitioned, unwrapped
 from forge_dist.strategies._gather import destinations, first_ranks, once
@@ -272,7 +273,7 @@ def _shape(parameter: nn.Parameter) -> tuple[int, ...]:
 def _compare(stored: set[str], wanted: set[str]) -> None:
     for verb, names in (("lacks", wanted - stored), ("has", stored - wanted)):
         if names:
-            others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+            others = f" and {counted(len(names) - 1, 'others')}" if len(names) > 1 else ""
             more = ", which is not part of the run" if verb == "has" else ""
             raise CheckpointError(f"the full state does not fit: it {verb} {min(names)}{others}{more}")
 

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 import forge_accel
 import forge_dist
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge.reports._page import write_page
 from forge.reports.osft._page import leaks, osft_page
@@ -206,14 +207,17 @@ def _summary(
         verdict = f"{above:,} of {len(targets):,} above it"
     else:
         verdict = "so nothing leaked" if any(t.moved for t in targets) else "nothing moved"
-    yield f"protected   {directions - free:,} of {directions:,} directions of {len(targets):,} targets (osft_rule={rule})"
+    yield (
+        f"protected   {directions - free:,} of {counted(directions, 'directions')} of {counted(len(targets), 'targets')} "
+        f"(osft_rule={rule})"
+    )
     yield f"moved most  {most.moved:.2e} of ‖W‖: {most.name}"
     explained = f"rounding to {dtype} explains {worst.rounding:.1e}"
     yield f"worst leak  {worst.leak(rule):.1e} of ‖ΔW‖: {worst.name} ({explained}; {verdict})"
     anew = sum(target.anew for target in targets)
     if anew:
         yield (
-            f"anew        singular vectors of {anew:,} targets: the run's own are not in its osft/, these follow from the same "
-            "weights"
+            f"anew        singular vectors of {counted(anew, 'targets')}: the run's own are not in its osft/, these follow "
+            "from the same weights"
         )
     yield f"elsewhere   {changed:,} of {len(others):,} other tensors changed"
