@@ -101,7 +101,7 @@ class MPSAccelerator(Accelerator):
         )
 
     def quantization(self, quant_type: str) -> Choice[str]:
-        """Choose 4 bits by bitsandbytes, in kernels that it fetches from macOS 26 on, and in plain torch before."""
+        """Choose 4 bits by bitsandbytes: its kernels from macOS 26 on, plain torch before."""
         return choose_quantization(quant_type, ("nf4", "fp4"), self.name)
 
     def seed(self, seed: int) -> None:

@@ -48,7 +48,7 @@ def check_quantization(quant_type: str) -> str:
 
 
 def choose_quantization(quant_type: str, there: tuple[str, ...], device: str) -> Choice[str]:
-    """Choose a 4-bit type on a device for which bitsandbytes documents those of `there`, and which nobody has tried.
+    """Choose a 4-bit type on an untried device, for which bitsandbytes documents `there`.
 
     Raises:
         AccelError: there is no such `quant_type`, not on this device, or bitsandbytes is missing or too old.

@@ -128,7 +128,7 @@ def _rope_of(function: Any) -> Callable[..., Any] | None:
 
 
 def _decorated(function: FunctionType) -> Any:
-    """Return the function that a decorator's wrapper holds in its closure; None for one that is not such a wrapper."""
+    """Return the function that a decorator's wrapper holds in its closure; None without one."""
     inner = getattr(function, "__wrapped__", None)
     return inner if inner is not None and any(_holds(cell, inner) for cell in function.__closure__ or ()) else None
 
