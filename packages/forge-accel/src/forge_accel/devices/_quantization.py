@@ -48,7 +48,7 @@ def check_quantization(quant_type: str) -> str:
 
 
 def choose_quantization(quant_type: str, there: tuple[str, ...], device: str) -> Choice[str]:
-    """Choose a 4-bit type among those that bitsandbytes documents for an untried device.
+    """Choose a 4-bit type on an untried device, for which bitsandbytes documents `there`.
 
     Raises:
         AccelError: there is no such `quant_type`, not on this device, or bitsandbytes is missing or too old.

@@ -70,7 +70,7 @@ def device_count(name: str = "auto") -> int:
 
 
 def _find(name: str) -> tuple[type[Accelerator], int | None, str | None]:
-    """Find (class, index, reason) of a device; the reason is None where it was asked for."""
+    """Find (class, index, reason) of a device; the reason is None for one asked for by name."""
     known = _known()
     if name == "auto":
         best, why = _best(known)

@@ -52,7 +52,7 @@ def _squares(norms: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _root(squares: torch.Tensor) -> torch.Tensor:
-    """Take the root of the sum of `_squares` that neither passed the range nor vanished."""
+    """Take the root of the one of the three sums that is within float32's range."""
     plain, lower, upper = squares.unbind()
     small = torch.where(plain < 1e-30, upper.sqrt() / _SCALE, plain.sqrt())
     return torch.where(plain.isinf(), lower.sqrt() * _SCALE, small)
