@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
 import pytest
 from hypothesis import settings
@@ -73,3 +74,18 @@ def pytest_collection_finish(session):
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session):
+    """Fork the server of ranks, where a test module wants ranks, before a test does what may not be forked."""
+    ranks = sys.modules.get(f"{__name__.rpartition('.')[0]}.ranks".lstrip("."))
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    if ranks is None or session.config.option.collectonly or capture is None:
+        return
+    # What ranks print belongs to the test's output, not to the session's.
+    capture.resume_global_capture()
+    try:
+        ranks.fork_server()
+    finally:
+        capture.suspend_global_capture()

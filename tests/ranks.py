@@ -6,17 +6,22 @@ arguments.
 """
 
 import contextlib
+import faulthandler
 import importlib
 import math
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.resource_tracker
+import multiprocessing.util
 import os
 import pickle
+import runpy
 import sys
 import threading
 import time
 import traceback
 import types
+import warnings
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -30,7 +35,7 @@ _context = None
 _alone = threading.Lock()
 
 
-def run_on_ranks(function, world_size, *args, timeout=120, environ=None, joined=True):
+def run_on_ranks(function, world_size, *args, timeout=480, environ=None, joined=True):
     """Call `function(ranks, *args)` on `world_size` gloo ranks, connected by `forge_dist.Ranks`; returns their results by rank.
 
     The exception of the rank that failed first is raised here, its traceback as a note. After `timeout` seconds every rank is
@@ -73,6 +78,54 @@ def run_on_ranks(function, world_size, *args, timeout=120, environ=None, joined=
             process.close()
         for here in ours:
             here.close()
+
+
+def fork_server():
+    """Make the server of ranks a fork of this process, where what tests import, seconds of work, is imported already.
+
+    To be called before any test: once a backward pass ran, or threads were started, what is forked cannot train. Elsewhere than
+    on Linux, and for whoever does not call this, the server is a new process that imports everything by itself.
+    """
+    torch = sys.modules.get("torch")
+    # A process that has looked at an accelerator cannot be forked into one that uses it.
+    if sys.platform != "linux" or _context is not None or torch is None or torch.accelerator.is_available():
+        return
+    # Before the server comes this small process, which stays one of its own.
+    multiprocessing.resource_tracker.ensure_running()
+    own = multiprocessing.util.spawnv_passfds
+    multiprocessing.util.spawnv_passfds = _spawn_by_fork
+    try:
+        _forkserver()
+    finally:
+        multiprocessing.util.spawnv_passfds = own
+
+
+def _spawn_by_fork(_python, command, descriptors):
+    """In the place of the function that starts a new Python: its last argument, the code of the server, runs in a fork."""
+    with warnings.catch_warnings():
+        # Of the threads beside this one, which pytest-xdist has: they listen to the session and hold nothing that ranks use.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = os.fork()
+    if process:
+        return process
+    try:
+        faulthandler.disable()
+        # The server ends once nobody holds the other end of this pipe, which a new process would not have.
+        _, alive = descriptors
+        pipe = os.readlink(f"/proc/self/fd/{alive}")
+        for other in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):
+                if other != alive and os.readlink(f"/proc/self/fd/{other}") == pipe:
+                    os.close(other)
+        # Of the parent: it is about to have a server, and holds a lock meanwhile.
+        forkserver._forkserver.__init__()
+        runpy.run_path(str(ROOT / "preload.py"))
+        exec(command[-1], {})
+    except SystemExit:
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
 
 
 def _forkserver():

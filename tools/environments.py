@@ -20,17 +20,21 @@ def make(folder: Path, *requirements: str, constraints: Path | None = None) -> P
     """Make a virtual environment in `folder`/venv; return its Python."""
     print(f"installing into {folder / 'venv'}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
-    run(sys.executable, "-m", "venv", "--clear", str(folder / "venv"))
+    run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder / "venv"))
     python = folder / "venv" / "bin" / "python"
-    run(str(python), "-m", "pip", "install", "--quiet", "--upgrade", "pip")
     bounds = ["-c", str(constraints)] if constraints else []
-    run(str(python), "-m", "pip", "install", "--quiet", *bounds, *requirements)
+    run(*_pip(python), "install", "--quiet", *bounds, *requirements)
     return python
+
+
+def _pip(python: Path) -> tuple[str, ...]:
+    """Return the command of this environment's pip for another one, which needs none of its own."""
+    return sys.executable, "-m", "pip", "--python", str(python)
 
 
 def installed(python: Path) -> dict[str, str]:
     """Return what an environment holds beside pip: distribution → version."""
-    found = json.loads(run(str(python), "-m", "pip", "list", "--format=json", quiet=True))
+    found = json.loads(run(*_pip(python), "list", "--format=json", quiet=True))
     return {canonicalize_name(entry["name"]): entry["version"] for entry in found if entry["name"] not in {"pip", "setuptools"}}
 
 

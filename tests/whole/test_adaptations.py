@@ -454,6 +454,7 @@ def _settings(adapter: Any, weight_decay: float) -> Any:
     return SimpleNamespace(adapter=adapter, optimizer=SimpleNamespace(weight_decay=weight_decay))
 
 
+@pytest.mark.slow
 def test_config_repeats_an_osft_run(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """A config.yaml with tuples and patterns in it is a recipe of the same run."""
     settings = {

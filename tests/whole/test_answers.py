@@ -32,6 +32,7 @@ def weights(run: Path) -> bytes:
     return next(run.glob("hf_format/samples_*/*.safetensors")).read_bytes()
 
 
+@pytest.mark.slow
 def test_answers_at_each_measurement(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """Before, every so many steps and after, of texts and files; the last is what the export answers; steps are the same."""
     talk = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}, {"role": "user", "content": ASKED}]
@@ -52,6 +53,7 @@ def test_answers_at_each_measurement(model_dir: Path, chats: Path, tmp_path: Pat
     assert weights(run) == weights(tmp_path / "without")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_answers_again_what_came_later(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """Steps that are made again are answered again, once; a line torn within a sign goes, one with odd signs stays as it is."""
     given = SHORT | {"lr_scheduler": "constant", "adapter": "none", "lora_dropout": 0.0, "keep_full_state": True}

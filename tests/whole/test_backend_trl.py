@@ -34,6 +34,7 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in metrics(run) if "loss" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ci_keeps(["sft"], ["sft", "dpo", "kto", "reward"]))
 def test_both_backends_make_the_same_steps(verb: str, model_dir: Path, tmp_path: Path) -> None:
     """Same rows, same settings: losses, gradient norms and rates of every step agree; so do the exports' losses."""
@@ -82,6 +83,7 @@ def test_grpo_learns_from_the_same_reward_functions(model_dir: Path, tmp_path: P
     assert (tmp_path / "run" / "hf_format" / "samples_4" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["dpo"])
 def test_an_adapter_is_exported_alone(verb: str, model_dir: Path, tmp_path: Path) -> None:
     """LoRA trains with the same losses, and TRL's copy of the adapter is not part of the export."""
@@ -124,6 +126,7 @@ def test_the_own_settings_take_effect(model_dir: Path, tmp_path: Path) -> None:
     assert metrics(tmp_path / "lengths")[0]["rejected_logp"] > metrics(tmp_path / "plain")[0]["rejected_logp"]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_begins_anew_and_a_finished_one_is_not_repeated(model_dir: Path, tmp_path: Path) -> None:
     """There are no full states: without a result the same call makes all steps again; another backend is refused."""
     given = settings("sft", model_dir, tmp_path, backend="trl", ckpt_output_dir=tmp_path / "run")
@@ -190,6 +193,7 @@ def test_nothing_is_sent_to_anybody(verb: str, model_dir: Path, tmp_path: Path, 
     assert constants.HF_HUB_DISABLE_TELEMETRY is False
 
 
+@pytest.mark.slow
 def test_compare_shows_the_backends_side_by_side(model_dir: Path, tmp_path: Path) -> None:
     """`forge compare` names the backend of each run, and lays their losses over each other."""
     from forge.reports._compare import compare

@@ -81,6 +81,7 @@ def test_a_recipe_names_the_backend_and_its_settings(given: dict[str, Any], tmp_
     assert written(given)["origins"]["ink"] == f"recipe {recipe}"
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_the_settings_of_the_backend(
     given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +190,7 @@ def test_settings_of_a_backend_never_have_the_name_of_a_setting() -> None:
             assert own.isdisjoint(field.name for _, field in flat_fields(task_of(verb).settings)), (backend.name, verb)
 
 
+@pytest.mark.slow
 def test_the_forge_backend_runs_a_verb_by_name(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """`execute_training` with a verb and a few settings is the same run as the verb itself."""
     given = {"model_path": model_dir, "data_path": chats, "max_steps": 2, "effective_batch_size": 4, "learning_rate": 1e-3}

@@ -257,6 +257,7 @@ def test_missing_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--model-path" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_output_directory_with_another_run(
     model_dir: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ def test_plain_transformers_uses_it(trained: Any) -> None:
     assert after["eval_loss"] < trained.eval_before["eval_loss"]
 
 
+@pytest.mark.slow
 def test_several_labels_by_an_adapter(model_dir: Path, tmp_path: Path) -> None:
     """LoRA on conversations with any number of labels: loaded back by plain PEFT with the config.json beside the adapter,
     its loss is the run's; and so it is once the adapter is merged.
@@ -146,6 +147,7 @@ def test_any_division_gives_the_same_losses(model_dir: Path, tmp_path: Path, sev
             assert one == pytest.approx(same, rel=1e-5), other
 
 
+@pytest.mark.slow
 def test_a_classifier_goes_on(trained: Any, tmp_path: Path) -> None:
     """A classifier's own labels are kept, in its order, though the rows lack one; names may be given for its outputs."""
     begun = forge.classify(

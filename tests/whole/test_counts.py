@@ -96,6 +96,7 @@ def counted(layers: int, rows: int = 1) -> Step:
     return seen
 
 
+@pytest.mark.slow
 def test_kernels_of_a_step() -> None:
     """The kernels of a step of a 1B model, the bytes that they move, and what is read back to the host do not grow."""
     found = {layers: counted(layers) for layers in (2, 3)}
@@ -108,6 +109,7 @@ def test_kernels_of_a_step() -> None:
     assert found[3].names["_local_scalar_dense.default"] == 0
 
 
+@pytest.mark.slow
 def test_a_further_micro_batch_casts_no_weights() -> None:
     """Casts of weights are made once a step, whatever its rows: a second row casts only what is computed."""
     one, two = (counted(2, rows).names for rows in (1, 2))

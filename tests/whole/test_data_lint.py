@@ -78,6 +78,7 @@ def test_texts_beside_a_chat_template_are_warned_of(
     assert any(event["event"] == "warning" for event in events) is warns
 
 
+@pytest.mark.slow
 def test_preferences_in_text_are_warned_of(model_dir: Path, tmp_path: Path) -> None:
     """Their remedy is another: lists of messages. A reward model writes nothing, and is not warned."""
     pairs = [{"prompt": f"what colour has the fig {at}?", "chosen": "red", "rejected": "blue"} for at in range(8)]
@@ -113,6 +114,7 @@ def test_preferences_are_not_imitated(model_dir: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_several_files_with_weights(model_dir: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Several files train together; weights give each its share of every step, whatever its size."""
     few = write_rows(tmp_path / "few.jsonl", conversations(40)[36:])

@@ -40,6 +40,7 @@ def given(model_dir: Path, chats: Path) -> dict[str, Any]:
     return {"model_path": str(model_dir), "data_path": str(chats), "max_steps": 2, "effective_batch_size": 4}
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_would_happen(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Status 0, steps and memory and exports in words, and no directory."""
     path = tmp_path / "deep" / "run"
@@ -69,6 +70,7 @@ def test_a_dry_run_reads_no_weights(given: dict[str, Any], tmp_path: Path, monke
     assert len(read) >= 2
 
 
+@pytest.mark.slow
 def test_a_plan_for_another_machine_is_not_refused_by_the_disk_of_this_one(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +83,7 @@ def test_a_plan_for_another_machine_is_not_refused_by_the_disk_of_this_one(
     assert "WARNING: the disk has less room than that" in found
 
 
+@pytest.mark.slow
 def test_self_distillation_is_planned(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SDFT samples with the model itself and has no `sampler`; its plan is computed all the same."""
     forge.dry_run(forge.sdft, **given, max_new_tokens=4, ckpt_output_dir=tmp_path / "run", machine="80GB")
@@ -96,6 +99,7 @@ def test_a_dry_run_leaves_the_environment_as_it_was(given: dict[str, Any], tmp_p
     forge.dry_run(forge.sft, **given, ckpt_output_dir=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_dry_run_leaves_a_run_as_it_was(given: dict[str, Any], tmp_path: Path) -> None:
     """Of a finished run it says so; with other settings it refuses as the run would; no file changes."""
     forge.sft(**given, ckpt_output_dir=tmp_path / "run")
@@ -138,6 +142,7 @@ def chosen_for(machine: str, settings: dict[str, Any], path: Path) -> int:
     return int(found[1])
 
 
+@pytest.mark.slow
 def test_a_micro_batch_left_open_is_the_largest_that_fits(
     roomy: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,12 +190,14 @@ def test_what_is_recomputed_follows_from_the_memory(
     assert "even so" in why
 
 
+@pytest.mark.slow
 def test_the_longest_sample_is_the_least_that_is_chosen(roomy: dict[str, Any], tmp_path: Path) -> None:
     """Where nothing fits, the micro-batch holds the longest sample, and the dry run says that it does not fit."""
     said = forge.dry_run(forge.sft, **roomy, ckpt_output_dir=tmp_path / "run", machine="0.5005GB")
     assert "the longest sample, which does not fit" in said
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_micro_batches(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen once by the memory plan and recorded with its reason; kept whatever memory there is when it is resumed."""
     monkeypatch.setattr(_memory, "_SMALL", 0)
@@ -212,6 +219,7 @@ def test_a_resumed_run_keeps_its_micro_batches(given: dict[str, Any], tmp_path: 
     assert line.findall((tmp_path / "other" / "config.yaml").read_text()) == [began]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_planned_takes_the_default(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,6 +304,7 @@ def test_each_kind_of_verb_has_a_dry_run(verb: str, model_dir: Path, tmp_path: P
     assert [phase.name for phase in plans[0].phases] == [*measured, "saving", "export"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_run_measures_itself(dtype: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """memory.json has the first steps as planned and as measured, within 2 percent of each other.
@@ -439,6 +448,7 @@ def test_the_hub_is_asked_for_every_model_at_once(verb: str, setting: str, model
         getattr(forge, verb)(**given, ckpt_output_dir=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_without_a_step_is_replaced(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It failed in its first forward; the same directory takes other settings."""
 

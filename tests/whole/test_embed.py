@@ -75,6 +75,7 @@ def trained(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_plain_transformers_uses_it(trained: Any) -> None:
     """AutoModel of the export, the last token's hidden state of one text at a time: loss, accuracy and MRR of the held-out
     rows are the run's, among all held-out documents.
@@ -141,6 +142,7 @@ def test_trained_on_from_its_own_export(trained: Any, tmp_path: Path) -> None:
         forge.generate(trained.model_dir, ["hello"])
 
 
+@pytest.mark.slow
 def test_an_adapter_beside_its_base(model_dir: Path, tmp_path: Path) -> None:
     """LoRA with dropout: loaded by plain PEFT on plain AutoModel its loss is the run's, and so it is once merged, beside the
     same files of sentence-transformers.
@@ -169,6 +171,7 @@ def test_an_adapter_beside_its_base(model_dir: Path, tmp_path: Path) -> None:
         forge.export(tmp_path / "run", merge=True, format="gguf")
 
 
+@pytest.mark.slow
 def test_an_encoder_that_looks_both_ways(model_dir: Path, tmp_path: Path) -> None:
     """A masked language model of BERT's kind: the mean of its tokens, texts run alone, exact to 1e-5; its pooler is no part."""
     from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM
@@ -191,6 +194,7 @@ def test_an_encoder_that_looks_both_ways(model_dir: Path, tmp_path: Path) -> Non
     assert result.eval_after["eval_loss"] < result.eval_before["eval_loss"]
 
 
+@pytest.mark.slow
 def test_labelled_texts(model_dir: Path, tmp_path: Path) -> None:
     """loss=batch_all_triplet on texts with labels: the loss falls, and texts of one label come together."""
     data = write_rows(tmp_path / "rows.jsonl", labelled())
@@ -249,6 +253,7 @@ def test_refused(made: list[dict[str, Any]], settings: dict[str, Any], message: 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_one_held_out_query_proves_nothing(model_dir: Path, tmp_path: Path) -> None:
     """A query among no other documents is right whatever the model does, and the log says so."""
     for negatives in (False, True):
@@ -275,6 +280,7 @@ def test_another_pooling_of_the_model_is_refused(model_dir: Path, tmp_path: Path
     assert forge.embed(**given, pooling="cls", ckpt_output_dir=tmp_path / "other").steps == 1
 
 
+@pytest.mark.slow
 def test_a_dry_run_has_a_memory_plan(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The plan is computed, with an evaluation, for several micro-batches a step; nothing is written."""
     data = write_rows(tmp_path / "rows.jsonl", rows())

@@ -152,6 +152,7 @@ def test_a_run_packs_resumes_and_exports_experts(way: str, given: dict[str, Any]
         assert "5 × 48 × 32" in page
 
 
+@pytest.mark.slow
 def test_experts_are_switched_off_for_a_reference(model: Path, tmp_path: Path) -> None:
     """DPO with the base under the adapter as its reference: its first loss is log 2, and adapters on experts learn."""
     settings = {

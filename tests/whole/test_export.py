@@ -47,6 +47,7 @@ def logits(model: Any) -> torch.Tensor:
         return model(input_ids=torch.arange(3, 40)[None]).logits
 
 
+@pytest.mark.slow
 def test_a_merged_run_is_the_adapter_beside_its_base(lora: Path, model_dir: Path, tmp_path: Path) -> None:
     """Plain transformers loads a model of the same logits, with tokenizer and template; training may start from it."""
     from peft import PeftModel
@@ -69,6 +70,7 @@ def test_a_merged_run_is_the_adapter_beside_its_base(lora: Path, model_dir: Path
     assert AutoModelForCausalLM.from_pretrained(half).dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_a_whole_run_as_gguf(full: Path, model_dir: Path) -> None:
     """One file that transformers reads too, with the logits of the run's own export."""
     pytest.importorskip("gguf")
@@ -173,6 +175,7 @@ def test_where_to_write_is_asked_for(full: Path, tmp_path: Path, capsys: pytest.
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 def test_another_base_is_refused(tmp_path: Path, model_dir: Path, chats: Path) -> None:
     """A run whose base changed since is not merged, even where only run.json shows it."""
     from safetensors.torch import load_file, save_file

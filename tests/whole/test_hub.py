@@ -143,6 +143,7 @@ def snippet(name: str, **places: object) -> Any:
     return found["result"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_snippets(name: str, model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """They train, for the epochs and with the batches that they ask for, and leave what the page says."""
@@ -192,6 +193,7 @@ def traces(path: Path) -> Path:
     return write_rows(path, rows)
 
 
+@pytest.mark.slow
 def test_tool_call_traces_are_prompts(model_dir: Path, tmp_path: Path) -> None:
     """`lora_grpo` on traces: a prompt a call, the built-in reward, an adapter; at a size that is tried here."""
     result = forge.hub.lora_grpo(
@@ -225,6 +227,7 @@ def test_the_snippet_that_is_refused() -> None:
         snippet("gepa")
 
 
+@pytest.mark.slow
 def test_the_snippet_of_embeddings(model_dir: Path, tmp_path: Path) -> None:
     """Its 20 epochs of batches of 32 run on labelled texts, and leave a model that sentence-transformers finds its files in."""
     texts = [f"{fruit} number {at} is " + ("red", "green")[at % 2] for at, fruit in enumerate(FRUITS * 5)]
@@ -268,6 +271,7 @@ class Mine(Backend):
         return getattr(forge, str(params["verb"]))(**given, max_steps=1, effective_batch_size=4, seed=7)
 
 
+@pytest.mark.slow
 def test_classes_and_documents(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """An algorithm with a backend by name, and with an object; a callback that keeps its state; documents under OSFT."""
     keeper, short = Keeper(), {"effective_batch_size": 8, "learning_rate": 1e-3, "max_seq_len": 256}
@@ -298,6 +302,7 @@ def test_classes_and_documents(model_dir: Path, chats: Path, tmp_path: Path) -> 
     assert not (tmp_path / "e").exists()
 
 
+@pytest.mark.slow
 def test_estimate(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """More tokens take more, LoRA takes less; nothing is printed or left behind."""
     sizes = {

@@ -20,7 +20,6 @@ import yaml
 import forge
 from forge.settings._settings import dashed
 
-from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
 from .starts import RUN, final_state, metrics, sft, untimed, weights
@@ -234,8 +233,9 @@ def test_a_signal_to_one_stops_all(whom: str, given: dict[str, Any], two: Path, 
     goes_on(settings, two)
 
 
+@pytest.mark.lane
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
-@pytest.mark.parametrize("how", ci_keeps(["stopped"], ["stopped", "native", "asleep"]))
+@pytest.mark.parametrize("how", ["stopped", "native", "asleep"])
 def test_a_rank_that_stands_still_ends_the_run(
     how: str, given: dict[str, Any], two: Path, hanging: Any, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def test_every_library_has_a_page() -> None:
     assert set(PAGES) == {"axolotl", "llama-factory", "mini-trainer", "training-hub", "trl", "unsloth"}
 
 
+@pytest.mark.slow
 def test_the_table_names_what_is_there() -> None:
     """No name of the table is a setting here, and what it leads to is one; settings of some verbs are listed with these."""
     assert ({*RENAMED, *SWITCHES, *TOLD} & settings()) == set(), "a setting of this name exists now: take it out of the table"

@@ -43,6 +43,7 @@ def given(model_dir: Path, processed: Path, tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_run_training(given: dict[str, Any], tmp_path: Path) -> None:
     """The same figures as `forge.sft` with the settings that they stand for; token mode counts what mini-trainer counts."""
     args = TrainingArgs(

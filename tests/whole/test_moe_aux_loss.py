@@ -85,6 +85,7 @@ def first_step(run: Path, model: Path) -> tuple[float, float]:
     return nll / count, float(balance(layers, plain.num_experts, plain.num_experts_per_tok))
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_routers_is_on_and_does_not_depend_on_the_cut(mixture: Path, tmp_path: Path) -> None:
     """Many micro-batches or one, packed or alone: the same losses, the first of which is transformers' own."""
     given = {"model_path": str(mixture), "data_path": str(rows(tmp_path)), **SETTINGS}
@@ -110,6 +111,7 @@ def test_the_loss_of_the_routers_is_on_and_does_not_depend_on_the_cut(mixture: P
     assert "3 of the first 3 steps have several micro-batches a rank, each of which takes one more forward" in log["many"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_repeats_it(mixture: Path, tmp_path: Path) -> None:
     """A run that was stopped has the losses of one that was not."""
     given = {"model_path": str(mixture), "data_path": str(rows(tmp_path)), "max_tokens_per_gpu": 64, **SETTINGS}

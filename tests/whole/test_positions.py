@@ -94,6 +94,7 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ROWS)
 def test_a_row_longer_than_the_table_is_refused(verb: str, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the run and by the dry run, in the same words, with the row's place and what to set; nothing is left behind."""
@@ -112,6 +113,7 @@ def test_a_row_longer_than_the_table_is_refused(verb: str, gpt2: Path, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_prompts_and_answers_are_counted_together(gpt2: Path, tmp_path: Path) -> None:
     """An eval prompt with its answer, and a prompt of `forge generate` with its own."""
     rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}] * 4)
@@ -135,6 +137,7 @@ def test_a_teacher_of_fewer_positions_is_named(gpt2: Path, model_dir: Path, tmp_
         forge.distill(model_path=model_dir, teacher_path=gpt2, data_path=rows, ckpt_output_dir=tmp_path / "run", max_steps=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_reward_model_of_fewer_positions_is_named(
     chat: bool, gpt2: Path, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

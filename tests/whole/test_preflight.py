@@ -43,6 +43,7 @@ def recipe(model_dir: Path, chats: Path, tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_one_node_is_checked_too(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It says what the dry run says, and leaves nothing behind."""
     assert main(["sft", str(recipe), "--dry-run", "--cluster"]) == 0
@@ -65,6 +66,7 @@ def test_what_it_needs(recipe: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "one process on each node" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error(recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A dry run refuses it, alone and on a cluster, with the figures and what to set, as the run itself does."""
     monkeypatch.setattr("forge.saving._room.shutil.disk_usage", lambda _: type("Usage", (), {"free": 3})())

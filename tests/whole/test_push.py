@@ -97,6 +97,7 @@ def run(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) 
     return forge.sft(model_path=model_dir, data_path=chats, ckpt_output_dir=path, max_steps=1).output_dir
 
 
+@pytest.mark.slow
 def test_a_run_goes_up(hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every file of the last export as it is, and a card with the run's proof, in a private repository; again: the same one."""
     assert _cli.main(["push", str(run), "org/name"]) == 0
@@ -132,6 +133,7 @@ def test_a_refusal(hub: Hub, run: Path) -> None:
     assert caught.value.exit_status == 1
 
 
+@pytest.mark.slow
 def test_without_a_network(hub: Hub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Hub that refuses connections, or is silent, is reported within seconds; so are a missing token and a wrong name."""
     from forge.exporting import _push

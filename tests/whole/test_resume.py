@@ -193,6 +193,7 @@ def test_what_leaves_the_past_alone_is_accepted(given: dict[str, Any], left: Pat
     assert weights(left) == weights(finished)
 
 
+@pytest.mark.slow
 def test_a_run_of_constant_rate_can_go_on_for_longer(given: dict[str, Any], tmp_path: Path) -> None:
     """With a constant rate more epochs continue from the end, as if they had been given at once."""
     constant = {**given, "lr_scheduler": "constant"}
@@ -205,6 +206,7 @@ def test_a_run_of_constant_rate_can_go_on_for_longer(given: dict[str, Any], tmp_
     assert (result.model_dir / name).read_bytes() == (at_once.model_dir / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_resume_never_and_resume_from_a_path(given: dict[str, Any], left: Path, finished: Path) -> None:
     """`resume=never` refuses the run; a path resumes from that very state, and later steps are made again."""
     with pytest.raises(forge.RunDirectoryError, match="resume=never"):
@@ -279,6 +281,7 @@ def test_a_damaged_plan_is_made_again(how: str, given: dict[str, Any], left: Pat
     assert weights(left) == weights(finished)
 
 
+@pytest.mark.slow
 def test_a_damaged_store_of_other_rows_is_refused(given: dict[str, Any], left: Path, tmp_path: Path) -> None:
     """Rows that do not prove a damaged or replaced store equal do not become one; the run is left as it was."""
     changed = {**given, "data_path": str(write_rows(tmp_path / "other.jsonl", conversations()[1:]))}
@@ -297,6 +300,7 @@ def test_a_damaged_store_of_other_rows_is_refused(given: dict[str, Any], left: P
     assert "was replaced: its fingerprint is" in log(left)
 
 
+@pytest.mark.slow
 def test_bytes_damaged_while_training_are_never_saved(
     given: dict[str, Any], finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +359,7 @@ def test_bytes_damaged_before_the_first_step_are_never_trained_on(
     assert len(metrics(run)) == 4
 
 
+@pytest.mark.slow
 def test_a_store_is_verified_once_a_start(given: dict[str, Any], left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file of the store is hashed once at a run's beginning and once when it is resumed."""
     import hashlib
@@ -423,6 +428,7 @@ def test_a_second_run_is_refused_while_the_first_lives(given: dict[str, Any], le
     assert forge.sft(**given, ckpt_output_dir=left).steps == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_save", [True, False])
 def test_a_run_whose_directory_was_taken_over_commits_nothing(
     async_save: bool, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -482,6 +488,7 @@ def test_a_state_of_another_directory_begins_a_run(given: dict[str, Any], finish
     assert [line["step"] for line in metrics(result.output_dir)] == [4]
 
 
+@pytest.mark.slow
 def test_a_foreign_state_is_passed_over(given: dict[str, Any], left: Path, finished: Path, tmp_path: Path) -> None:
     """A whole state of another run is named in the log and skipped for the run's own."""
     other = forge.sft(**{**given, "seed": 7}, ckpt_output_dir=tmp_path / "other").output_dir
@@ -517,6 +524,7 @@ def test_a_request_that_left_out_what_was_asked_for_is_another_one(given: dict[s
         forge.sft(**fewer, ckpt_output_dir=finished)
 
 
+@pytest.mark.slow
 def test_a_run_cannot_become_shorter_than_it_is(given: dict[str, Any], tmp_path: Path) -> None:
     """With a constant rate a length may grow; one below what was trained is refused."""
     constant = {**given, "lr_scheduler": "constant", "num_epochs": 2}

@@ -66,6 +66,7 @@ def test_a_dataset_and_a_list_train_as_their_file(given: dict[str, Any], of_a_fi
         forge.sft(run / "config.yaml", ckpt_output_dir=tmp_path / "repeated")
 
 
+@pytest.mark.slow
 def test_a_stream_trains_as_its_file(given: dict[str, Any], of_a_file: Path, tmp_path: Path) -> None:
     """A generator is known by the fingerprint of its store, also once the run is finished; held-out rows may be given too."""
     more = {"eval_data_path": iter(HELD_OUT)}

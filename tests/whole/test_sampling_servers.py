@@ -48,6 +48,7 @@ def run(model_dir: Path, folder: Path, out: Path, kind: str, *, fault: str = "",
     return lines, stub
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", VERSIONS)
 def test_a_server_samples_with_the_weights_of_each_step(model_dir: Path, folder: Path, tmp_path: Path, kind: str) -> None:
     """Before each rollout the server has the trained weights: the gap is rounding alone, after updates that move it far."""
@@ -70,6 +71,7 @@ def test_a_server_samples_with_the_adapter_of_each_step(model_dir: Path, folder:
     assert len(stub.adapters) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ci_keeps(["vllm"], list(VERSIONS)))
 def test_what_is_asked_is_what_the_released_servers_take(model_dir: Path, folder: Path, tmp_path: Path, kind: str) -> None:
     """Routes and fields, of whole weights and of an adapter, are those in the sources of the released servers."""
@@ -92,6 +94,7 @@ def test_what_is_asked_is_what_the_released_servers_take(model_dir: Path, folder
     assert handlers <= {f"{method.lower()}_{path.strip('/').replace('/', '_')}" for method, path in routes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ci_keeps(("wrong weights", "dead"), tuple(MISBEHAVES)))
 def test_a_server_that_misbehaves_is_one_clear_error(model_dir: Path, folder: Path, tmp_path: Path, fault: str) -> None:
     """Another version, model or weights, none at all, too late or too few: never silently wrong."""
@@ -101,6 +104,7 @@ def test_a_server_that_misbehaves_is_one_clear_error(model_dir: Path, folder: Pa
         run(model_dir, folder, tmp_path / "out", kind, fault=fault, **more)
 
 
+@pytest.mark.slow
 def test_choices_in_another_order_are_put_in_theirs(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """The same completions in the same order, whatever the order of the answer."""
     runs = []
@@ -111,6 +115,7 @@ def test_choices_in_another_order_are_put_in_theirs(model_dir: Path, folder: Pat
     assert runs[0] == runs[1]
 
 
+@pytest.mark.slow
 def test_a_gap_weighs_the_advantages(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """A gap of 0.05 a token is under the limit, and above the one from which advantages are weighed by exp(0.05)."""
     found = []

@@ -39,6 +39,7 @@ def dtypes(run: Path) -> dict[str, set[torch.dtype]]:
     return found
 
 
+@pytest.mark.slow
 def test_exports_are_rounded_and_training_is_not(given: dict[str, Any], tmp_path: Path) -> None:
     """Every export has the dtype and is compared with its tolerance; the losses are those of a run without it."""
     half = forge.sft(**given, save_dtype="bfloat16", validation_split=0.2)
@@ -54,6 +55,7 @@ def test_exports_are_rounded_and_training_is_not(given: dict[str, Any], tmp_path
     assert '"bfloat16"' in config
 
 
+@pytest.mark.slow
 def test_another_dtype_for_a_finished_run_is_exported_anew(given: dict[str, Any]) -> None:
     """No export of the former dtype passes for one of the new; nothing is trained again."""
     forge.sft(**given)

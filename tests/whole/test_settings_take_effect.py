@@ -339,6 +339,7 @@ def test_setting_is_refused_by_name(name: str, places: dict[str, str], tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_place_is_where_the_run_goes(places: dict[str, str], tmp_path: Path) -> None:
     """ckpt_output_dir is where everything of a run goes, and the only place."""
     run_with({}, places, tmp_path / "here")

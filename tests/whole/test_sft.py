@@ -25,6 +25,7 @@ def learned(run: Path) -> list[tuple[float, float, float]]:
     return [(line["loss"], line["grad_norm"], line["lr"]) for line in metrics(run) if "loss" in line]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """It holds config.yaml, metrics.jsonl, log.txt, data/, plan/, one export and the result only."""
     result = forge.sft(
@@ -55,6 +56,7 @@ def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_pa
     assert "read 24 rows, kept 24" in (run / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_the_export_asks_as_it_was_trained(
     model_dir: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +80,7 @@ def test_the_export_asks_as_it_was_trained(
     assert again.tokenizer().chat_template == exported.chat_template
 
 
+@pytest.mark.slow
 def test_the_export_is_plain(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """Plain transformers loads the export, with the base's keys and dtypes, its tokenizer and chat template."""
     import torch
@@ -93,6 +96,7 @@ def test_the_export_is_plain(model_dir: Path, chats: Path, tmp_path: Path) -> No
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(model_dir).chat_template
 
 
+@pytest.mark.slow
 def test_lora_gives_a_plain_peft_directory(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """adapter="lora" trains adapters alone; plain PEFT loads them onto an untouched base, and `forge.generate` answers."""
     from peft import PeftModel
@@ -139,6 +143,7 @@ def test_python_shell_and_recipe_are_one_run(
     assert len(exports) == 1
 
 
+@pytest.mark.slow
 def test_config_says_where_every_value_came_from(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """config.yaml holds every setting with its origin: default, recipe, flag, or chosen with the reason."""
     (tmp_path / "recipe.yaml").write_text("effective_batch_size: 8\nlearning_rate: 1e-2\nmax_steps: 3\n")
@@ -159,6 +164,7 @@ def test_config_says_where_every_value_came_from(model_dir: Path, chats: Path, t
     assert set(config) == {field.name for _, field in flat_fields(SFTSettings)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["prompt", "prompt messages", "tokens", "parquet"])
 def test_every_kind_of_row_trains(kind: str, model_dir: Path, tmp_path: Path) -> None:
     """Prompt/completion (strings, messages), tokens and Parquet train as messages in JSONL do."""
@@ -183,6 +189,7 @@ def test_every_kind_of_row_trains(kind: str, model_dir: Path, tmp_path: Path) ->
     assert result.samples == 32
 
 
+@pytest.mark.slow
 def test_save_samples_and_epochs_make_exports(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """save_samples exports each time that many more samples were seen, divisible by the batch or not; epochs too."""
     common = {
@@ -202,6 +209,7 @@ def names(run: Path) -> list[str]:
     return sorted(entry.name for entry in (run / "hf_format").glob("*/"))
 
 
+@pytest.mark.slow
 def test_held_out_loss_does_not_depend_on_the_budget(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """The held-out loss before training is the same number whatever micro-batches it was measured in."""
     losses = []
@@ -214,6 +222,7 @@ def test_held_out_loss_does_not_depend_on_the_budget(model_dir: Path, chats: Pat
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_generate_takes_a_run_directory(
     model_dir: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +236,7 @@ def test_generate_takes_a_run_directory(
     assert said[0].strip()
 
 
+@pytest.mark.slow
 def test_a_run_in_bfloat16_reports_the_exported_model(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """A bfloat16 model is exported in bfloat16: the reported loss is the export's, and a lost gain is logged."""
     import numpy as np
@@ -254,6 +264,7 @@ def test_a_run_in_bfloat16_reports_the_exported_model(model_dir: Path, chats: Pa
     assert "of the held-out gain was lost" in (tmp_path / "run" / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_an_override_chooses_anew_what_was_chosen(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """A config.yaml as recipe keeps given settings; defaults and choices, such as LoRA's rate, are left open."""
     options = {name: value for name, value in FEW.items() if name != "learning_rate"}
@@ -313,6 +324,7 @@ def test_attention_falls_back_to_eager(model_dir: Path, chats: Path, tmp_path: P
     assert not (tmp_path / "documents").exists()
 
 
+@pytest.mark.slow
 def test_a_run_from_relative_paths_works_from_anywhere(
     model_dir: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

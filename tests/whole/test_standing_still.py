@@ -14,6 +14,8 @@ import pytest
 
 import forge
 
+from ..ranks import run_on_ranks
+from .starts import sft, sft_with_signal
 from .test_launched import SETTINGS, command, ended, free_port, until, workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")]
@@ -25,6 +27,20 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2")
 def given(model_dir: Path, chats: Path) -> dict[str, Any]:
     """Eight steps."""
     return {"model_path": str(model_dir), "data_path": str(chats), **SETTINGS}
+
+
+def asleep() -> None:
+    """Do nothing for longer than anybody waits."""
+    time.sleep(600)
+
+
+def test_a_step_that_does_not_end_ends_the_run(given: dict[str, Any], tmp_path: Path) -> None:
+    """Steps of a whole run are watched: one that sleeps is an error that names step and place, and the same command goes on."""
+    settings = {**given, "ckpt_output_dir": str(tmp_path / "run"), "stall_timeout": 3}
+    with pytest.raises(forge.dist.StallError, match=r"has not moved since step 2 for \d+ s: it is at .* in asleep"):
+        run_on_ranks(sft_with_signal, 1, settings, "optimizer", 3, "before", asleep, joined=False)
+    assert "in asleep" in next((tmp_path / "run").glob("logs/*/stacks_rank_0.txt")).read_text()
+    assert run_on_ranks(sft, 1, settings, joined=False)[0]["steps"] == 8
 
 
 @pytest.mark.lane

@@ -73,6 +73,7 @@ def test_a_run_without_end_is_stopped_resumed_and_given_an_end(given: dict[str, 
     assert weights(ended.output_dir) == weights(whole.output_dir)
 
 
+@pytest.mark.slow
 def test_a_run_without_end_is_ended_by_early_stopping(given: dict[str, Any]) -> None:
     """Patience ends it as any other, with a verified export and a report that knows no last step."""
     result = forge.sft(
@@ -115,6 +116,7 @@ def test_tokens_end_a_run_with_the_step_that_reaches_them(given: dict[str, Any],
     assert all(before < budget for before in learned[:-1])
 
 
+@pytest.mark.slow
 def test_the_limit_that_is_reached_first_ends_a_run(given: dict[str, Any], tmp_path: Path) -> None:
     """Each of the three in turn is the lowest."""
     for number, limits, steps in (
@@ -157,6 +159,7 @@ def test_verbs_that_sample_run_without_end_and_refuse_tokens(
         assert out.resuming
 
 
+@pytest.mark.slow
 def test_flags_and_recipes_say_without_end(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--num-epochs inf`, and `inf` or YAML's `.inf` in a recipe; a wrong word is refused by its flag."""
     words = [word for name, value in given.items() if value is not True for word in (f"--{name.replace('_', '-')}", str(value))]

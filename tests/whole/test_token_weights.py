@@ -131,6 +131,7 @@ def test_ranks_weigh_as_one_process(strategy: str, model_dir: Path, tmp_path: Pa
         assert [line[name] for line in two] == pytest.approx([line[name] for line in one], rel=close)
 
 
+@pytest.mark.slow
 def test_documents(model_dir: Path, tmp_path: Path) -> None:
     """A document of weight 2 trains as the document twice, in blocks that cut it and join it to others."""
     texts = [{"text": f"the apple is red and number {n} is round " * 3} for n in range(4)]

@@ -137,6 +137,7 @@ def test_it_is_known_by_its_entry_point() -> None:
         forge_accel.accelerator("cpu").set_rng_state(state)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_run_trains_on_it(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """`forge.sft(device="toy")` trains, names the device in its log and configuration, and learns what a CPU learns."""
@@ -152,6 +153,7 @@ def test_a_run_trains_on_it(model_dir: Path, chats: Path, tmp_path: Path) -> Non
     assert "dtype: float32: toys are exact" in log
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_run_takes_its_choices_and_goes_on_with_it(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """Its default tokens are the micro-batch's, and another run goes on from a full state, with the same losses."""

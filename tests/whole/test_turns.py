@@ -77,6 +77,7 @@ def asked(rows: list[dict[str, Any]], thinker: Path) -> dict[str, list[reference
     return found
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_each_turn_as_it_is_asked(given: dict[str, Any], thinker: Path, tmp_path: Path) -> None:
     """Three steps are the reference's, one turn at a time in the context of its own prompt; the log says what was shared."""
     run = tmp_path / "run"
@@ -120,6 +121,7 @@ def test_histories_repeated_or_cut_otherwise(settings: dict[str, Any], given: di
         assert figures(other, "grad_norm") == pytest.approx(figures(run, "grad_norm"), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_row_is_held_out_whole(given: dict[str, Any], tmp_path: Path) -> None:
     """No turn of a row is trained on where another is held out; the held-out loss counts all of its turns."""
     run = tmp_path / "run"
@@ -133,6 +135,7 @@ def test_a_row_is_held_out_whole(given: dict[str, Any], tmp_path: Path) -> None:
     assert measured["eval_loss_tokens"] == parts[1].loss_counts.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["distill", "osft"])
 def test_other_verbs(verb: str, given: dict[str, Any], thinker: Path, tmp_path: Path) -> None:
     """Verbs on the same rows train on the same turns."""

@@ -74,6 +74,7 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in metrics(run) if "loss" in line]
 
 
+@pytest.mark.slow
 def test_by_a_call_and_by_the_command_line(
     toy: Any, model_dir: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -131,6 +131,7 @@ def test_rewards_that_teach_nothing(
     assert capfd.readouterr().err.count("same reward, for every prompt; nothing but the KL is learned") == 1
 
 
+@pytest.mark.slow
 def test_dpo_begins_at_ln_2(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Before the first step the held-out loss is ln 2, with a stored and with a live reference."""
     for reference in ("stored", "live"):
@@ -157,6 +158,7 @@ def test_a_run_stands_for_its_model(model_dir: Path, folder: Path, tmp_path: Pat
     assert "hf_format" in _config(forge.sft(**given, ckpt_output_dir=tmp_path / "sft").output_dir)["model_path"]
 
 
+@pytest.mark.slow
 def test_only_what_the_run_comes_to_is_scored(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Only completions that the run uses are scored by the reference; a longer run scores the rest."""
     import numpy as np
@@ -173,6 +175,7 @@ def test_only_what_the_run_comes_to_is_scored(model_dir: Path, folder: Path, tmp
     assert np.array_equal(scored[0][known[0]], scored[1][known[0]])
 
 
+@pytest.mark.slow
 def test_another_verb_is_refused(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """A run of one verb is not resumed by another."""
     forge.orpo(**settings_of("orpo", model_dir, folder), ckpt_output_dir=tmp_path / "run")

@@ -138,6 +138,7 @@ def test_a_kernel_that_mixes_documents_is_found(loaded: tuple[Any, Kernel], monk
         )
 
 
+@pytest.mark.slow
 def test_a_micro_batch_waits_for_nothing(loaded: tuple[Any, Kernel]) -> None:
     """However many micro-batches a step has, the host reads no value back for any of them."""
     model, _ = loaded

@@ -64,6 +64,7 @@ def weights(run: Path) -> bytes:
     return next(run.glob("hf_format/samples_*/*.safetensors")).read_bytes()
 
 
+@pytest.mark.slow
 def test_callbacks_see_the_record_and_change_nothing(model_dir: Path, chats: Path, tmp_path: Path) -> None:
     """Each step and measurement in order, then the result; with dropout, the weights are those of a run without them."""
     given = {**SHORT, "model_path": model_dir, "data_path": chats}

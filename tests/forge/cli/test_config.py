@@ -64,6 +64,7 @@ def test_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert "beta" in json.loads(capsys.readouterr().out)["properties"]
 
 
+@pytest.mark.slow
 def test_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """`forge --install-completion` writes a script that knows commands and their options."""
     monkeypatch.setenv("HOME", str(tmp_path))

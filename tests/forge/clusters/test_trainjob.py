@@ -38,6 +38,7 @@ def read_as(kind: str, document: dict[str, Any]) -> dict[str, Any]:
     return getattr(models, f"TrainerV1alpha1{kind}").from_dict(document).to_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(3))
 def test_runtimes_have_only_fields_that_kubeflow_knows(number: int) -> None:
     """Read by the class of the API and written again, each of the three is the same."""

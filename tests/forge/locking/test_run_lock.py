@@ -79,6 +79,7 @@ def test_a_living_owner_of_another_host_is_left_alone(owner: RunLock, tmp_path: 
     assert records(tmp_path) == [".forge-owner-1"]
 
 
+@pytest.mark.slow
 def test_a_silent_owner_is_followed_and_writes_nothing_more(owner: RunLock, tmp_path: Path) -> None:
     """After its lease another takes over; the first finds that out before it writes, and touches nothing of the other's."""
     fall_silent(owner)
@@ -271,6 +272,7 @@ def test_a_number_that_came_back_is_another_owner(tmp_path: Path, monkeypatch: p
     newcomer.release()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("blind")
 @pytest.mark.parametrize("text", [b"", b"\x1b[2J{", b'{"lease": 1e9}'])
 def test_a_torn_record_is_outwaited(text: bytes, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from forge.verbs._sft import SFTSettings
 REQUIRED: dict[str, Any] = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}
 
 
+@pytest.mark.slow
 @given(
     text=st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1),
     rate=st.floats(min_value=1e-12, max_value=1.0),

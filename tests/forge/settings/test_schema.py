@@ -46,6 +46,7 @@ def test_it_refuses_what_a_recipe_may_not_have(recipe: dict[str, Any]) -> None:
 SFT = checker("sft")
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(sorted(SFT.schema["properties"])[:-1]),
     value=st.one_of(

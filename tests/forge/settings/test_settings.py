@@ -46,6 +46,7 @@ def test_required(name: str) -> None:
         resolve(SFTSettings, ("argument", {key: value for key, value in REQUIRED.items() if key != name}))
 
 
+@pytest.mark.slow
 @given(name=st.text(min_size=1, max_size=20))
 def test_unknown_names_are_refused(name: str) -> None:
     """Whatever the name: it is a setting or it is refused by name."""

@@ -133,6 +133,7 @@ def bucket(monkeypatch):
     thread.join(30)
 
 
+@pytest.mark.slow
 def test_a_run_goes_to_s3_and_comes_back(bucket, tmp_path):
     """Copied, pruned, fetched again: what is at s3:// is what is in the run directory, and other objects stay."""
     bucket["other/cat.png"] = b"cat"
@@ -154,6 +155,7 @@ def test_a_run_goes_to_s3_and_comes_back(bucket, tmp_path):
     assert content(new) == content(run)
 
 
+@pytest.mark.slow
 def test_a_token_store_is_fetched_from_a_bucket(bucket, tmp_path):
     """Its files come by ranges, once for all openings of the machine; a bit that was flipped in the bucket is refused."""
     rows = tmp_path / "rows.jsonl"

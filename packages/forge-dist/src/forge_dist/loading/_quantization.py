@@ -3,7 +3,6 @@
 import copy
 import importlib.util
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -99,13 +98,3 @@ def four_bit_layers(model: nn.Module) -> dict[str, Any]:
     if bitsandbytes is None:
         return {}
     return {name: module for name, module in model.named_modules() if isinstance(module, bitsandbytes.nn.Linear4bit)}
-
-
-def without_codes(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return `state` without the 4-bit weights of `model` and their constants."""
-    coded = {f"{name}.weight" for name in four_bit_layers(model)}
-    return {
-        name: tensor
-        for name, tensor in state.items()
-        if name not in coded and name.rpartition(".weight.")[0] + ".weight" not in coded
-    }

@@ -57,7 +57,7 @@ class _Seen:
     def __init__(self, now: float) -> None:
         self.board: Board | None = None
         self.beat: Beat | None = None
-        self.moved = self.traffic_moved = now
+        self.moved = now
         self.traffic = 0
         self.stopped_since: float | None = None
 

@@ -14,7 +14,6 @@ from forge.hub._parameter import REQUIRED, Parameter, hidden, refused, required,
 
 NO_CODE = "no code of a model is run. Leave it out; a model whose architecture transformers has needs none"
 SAVED = "a signal saves the state in any case, and the same command resumes. Leave it out"
-ONE_STEP = "effective_batch_size is the samples of a step over all GPUs, and micro-batches follow from max_tokens_per_gpu"
 SAMPLER = "completions come from the model that trains, on its own devices. Leave it out"
 
 TORCHRUN = (
