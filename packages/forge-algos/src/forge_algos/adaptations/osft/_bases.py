@@ -407,7 +407,8 @@ def _broadcast(own: Bases | None, source: int, is_mine: bool, device: torch.devi
         tensor = getattr(own, name).to(carried) if own is not None and is_mine else torch.empty(shape, device=carried)
         dist.broadcast(tensor, src=source)
         tensors[name] = tensor.to(device)
-    return Bases(**tensors, fingerprint=fingerprint, error=error, note=note)
+    # Whose rows they are of is asked of the cache alone.
+    return Bases(U=tensors["U"], S=tensors["S"], Vh=tensors["Vh"], fingerprint=fingerprint, error=error, note=note)
 
 
 def _on_any(flag: bool, device: torch.device) -> bool:
