@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,19 @@ if TYPE_CHECKING:
 
 # mlx-lm's own dependencies warn of what is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore")
-installed = pytest.mark.skipif(find_spec("mlx_lm") is None, reason="mlx-lm is not installed here: hatch run mlx:test")
+
+
+def loads() -> bool:
+    """Whether MLX is there, with what computes: on Linux that is mlx-cpu."""
+    try:
+        import mlx.core
+        import mlx_lm  # noqa: F401 - whether it can be
+    except ImportError:
+        return False
+    return mlx.core is not None
+
+
+installed = pytest.mark.skipif(not loads(), reason="MLX is not installed here: hatch run mlx:test")
 
 
 def given(model_dir: Path, folder: Path, **more: Any) -> dict[str, Any]:
@@ -146,5 +159,20 @@ def test_a_folder_named_mlx_is_not_mlx(model_dir: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(_backend, "find_spec", lambda name: name)
     monkeypatch.setattr(_backend, "version", version)
     with pytest.raises(forge.SettingsError, match=r"mlx is not installed: `pip install 'forge-llm\[mlx\]'`"):
+        forge.sft(**given(model_dir, tmp_path), backend="mlx", ckpt_output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_mlx_without_what_computes(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Linux mlx and mlx-lm may be installed without mlx-cpu: that is named, before anything is written."""
+    from forge.backends import _backend, _mlx
+
+    for module in (_backend, _mlx):
+        monkeypatch.setattr(module, "version", lambda _: "0.32.2")
+    monkeypatch.setattr(_backend, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
+    with pytest.raises(
+        forge.SettingsError, match=r"mlx 0.32.2 is installed and cannot be loaded .*`pip install mlx-cpu==0.32.2`"
+    ):
         forge.sft(**given(model_dir, tmp_path), backend="mlx", ckpt_output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()

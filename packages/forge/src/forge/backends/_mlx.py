@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge._errors import SettingsError
@@ -54,6 +55,16 @@ class MLXBackend(Backend):
         super().check(verb, s)
         if s.plan.num_epochs == "inf" and s.plan.max_steps is None and s.plan.max_tokens is None:
             raise SettingsError("num_epochs=inf is not available with backend=mlx, which needs a last step: set max_steps too.")
+
+    def _check_installed(self) -> None:
+        super()._check_installed()
+        try:
+            import mlx.core  # noqa: F401 - whether it can be
+        except ImportError as error:
+            raise SettingsError(
+                f"backend=mlx: mlx {version('mlx')} is installed and cannot be loaded ({error}). What computes is a package of "
+                f"its own: on Linux `pip install mlx-cpu=={version('mlx')}`, on a Mac mlx-metal of the same version."
+            ) from error
 
     def execute_training(self, params: Mapping[str, object]) -> RunResult:
         """Run a training verb to its end."""
