@@ -395,19 +395,20 @@ def _are_of(bases: Bases, inputs: Inputs, protected: int) -> bool:
 def _broadcast(own: Bases | None, source: int, is_mine: bool, device: torch.device) -> Bases:
     """Broadcast the bases of rank `source` to all ranks."""
     carried = _transfer_device(device)
-    head: list[tuple[dict[str, list[int]], str, float, str] | None] = [None]
+    head: list[tuple[dict[str, list[int]], str, float, str, str] | None] = [None]
     if own is not None and is_mine:
         shapes = {name: list(getattr(own, name).shape) for name in ("U", "S", "Vh")}
-        head = [(shapes, own.fingerprint, own.error, own.note)]
+        head = [(shapes, own.fingerprint, own.error, own.rows, own.note)]
     dist.broadcast_object_list(head, src=source)
     assert head[0] is not None
-    shapes, fingerprint, error, note = head[0]
+    shapes, fingerprint, error, rows, note = head[0]
     tensors: dict[str, torch.Tensor] = {}
     for name, shape in shapes.items():
         tensor = getattr(own, name).to(carried) if own is not None and is_mine else torch.empty(shape, device=carried)
         dist.broadcast(tensor, src=source)
         tensors[name] = tensor.to(device)
-    return Bases(**tensors, fingerprint=fingerprint, error=error, note=note)
+    U, S, Vh = (tensors[name] for name in ("U", "S", "Vh"))
+    return Bases(U=U, S=S, Vh=Vh, fingerprint=fingerprint, error=error, rows=rows, note=note)
 
 
 def _on_any(flag: bool, device: torch.device) -> bool:
