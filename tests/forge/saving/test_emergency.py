@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from forge.saving._emergency import adopt, claim, emergency_place
+from forge._errors import SettingsError
+from forge.saving._emergency import adopt, check_emergency_dir, claim, emergency_place
 
 
 @pytest.fixture
@@ -75,3 +79,54 @@ def test_a_damaged_record_is_not_followed(text: str, run: Path) -> None:
     assert not adopt(place(other), other)
     assert (place(run) / "step_6").is_dir()
     assert emergency_place(None, run, "1f0c") is None
+
+
+def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no file be made, as on a file system that is mounted so."""
+
+    def refused(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+
+
+def test_emergency_dir_is_tried_before_it_is_needed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes a file is left as it was, not there with its parents; one that does not is refused by name."""
+    elsewhere = run.parent / "far" / "elsewhere"
+    check_emergency_dir(str(elsewhere), run, "1f0c", pytest.fail)
+    assert not elsewhere.parent.exists()
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "of others").touch()
+    check_emergency_dir(str(elsewhere), run, "1f0c", pytest.fail)
+    assert [entry.name for entry in elsewhere.iterdir()] == ["of others"]
+    with pytest.raises(SettingsError, match=r"emergency_dir .*of others: cannot be written: .*give a directory that"):
+        check_emergency_dir(str(elsewhere / "of others"), run, "1f0c", pytest.fail)
+    read_only(monkeypatch)
+    with pytest.raises(SettingsError, match=r"emergency_dir .*elsewhere: cannot be written: Read-only file system\. A full"):
+        check_emergency_dir(str(elsewhere), run, "1f0c", pytest.fail)
+
+
+def test_a_state_there_is_gone_on_from_though_nothing_can_be_written(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To refuse it would lose the state: it is a warning."""
+    state, notes = rescue(run), []
+    read_only(monkeypatch)
+    check_emergency_dir(str(run.parent / "elsewhere"), run, "1f0c", notes.append)
+    assert state.is_dir()
+    assert len(notes) == 1
+    assert notes[0].startswith("WARNING: emergency_dir ")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="root alone can be somebody else for a moment")
+def test_one_that_is_closed_to_this_user_is_refused(run: Path) -> None:
+    """With whose it is, and no traceback."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:  # the folder of these tests may be closed itself
+        Path(home).chmod(0o755)
+        Path(home, "elsewhere").mkdir(mode=0o700)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(
+                SettingsError, match=r"Permission denied \(.*elsewhere belongs to root \(uid 0\), with mode 0700"
+            ):
+                check_emergency_dir(f"{home}/elsewhere", run, "1f0c", pytest.fail)
+        finally:
+            os.seteuid(0)

@@ -43,10 +43,10 @@ class Parallel(Protocol):
         ...
 
     def gather(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Concatenate the rows [n, ...] of all data shards, in their order, and say where this shard's begin.
+        """Concatenate the rows [n, ...] of all data shards; return also where this one's begin.
 
-        They arrive to the bit, without a graph, on the device of `rows`. A shard may have any number of them, of one shape and
-        dtype on all; the ranks that share it give the same.
+        They come in the order of the shards, to the bit, without a graph, on the device of `rows`. A shard may have any number
+        of them, of one shape and dtype on all; the ranks that share it give the same.
         """
         ...
 

@@ -71,7 +71,10 @@ class ModelIdentities:
 
 
 def _files(model_path: str) -> tuple[int, tuple[_Seen, ...]] | None:
-    """Return the files that make a directory's identity, and how many of them are configurations; None for a hub name."""
+    """Return the number of a directory's configurations, and its files, these first.
+
+    None for a hub name.
+    """
     folder = Path(model_path)
     if not folder.is_dir():
         return None
@@ -90,7 +93,7 @@ def _digest(configs: int, files: tuple[_Seen, ...]) -> str:
 
 
 def _contents(files: Sequence[_Seen]) -> list[bytes]:
-    """Return what each weight file adds to the digest: its hash, or what is looked at of a larger one."""
+    """Return what each weight file adds to the digest, in the order of the files."""
     found: dict[int, bytes] = {}
     errors: list[Exception] = []
     left = iter(range(len(files)))

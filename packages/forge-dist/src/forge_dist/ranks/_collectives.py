@@ -43,9 +43,9 @@ def gather_padded(data: bytes, size: int, group: "dist.ProcessGroup", device: "t
 
 
 def gather_rows(rows: "torch.Tensor", group: "dist.ProcessGroup", device: "torch.device") -> list["torch.Tensor"]:
-    """Gather every rank's rows [n, ...] to the bit, by rank, on every rank, on the device of `rows`.
+    """Gather every rank's rows [n, ...], by rank, on every rank.
 
-    Two collectives: the numbers of rows, then their bytes, padded to the most.
+    They arrive to the bit, on the device of `rows`. Two collectives: the numbers of rows, then their bytes, padded to the most.
     """
     import torch
     import torch.distributed as dist

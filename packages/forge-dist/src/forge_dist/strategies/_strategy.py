@@ -253,10 +253,10 @@ class Strategy(abc.ABC):
         return self.ranks.sum(values if self.dims.counts(self.ranks.rank) else [0.0] * len(values))
 
     def gather(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Concatenate the rows [n, ...] of all data shards, in their order, and say where this shard's begin.
+        """Concatenate the rows [n, ...] of all data shards; return also where this one's begin.
 
-        They arrive to the bit, without a graph, on the device of `rows`; a shard may have any number of them. The ranks of one
-        data shard give the same rows, which come once.
+        They come in the order of the shards, to the bit, without a graph, on the device of `rows`; a shard may have any number
+        of them. The ranks of one data shard give the same rows, which come once.
         """
         parts = self.ranks.gather_rows(rows if self.dims.counts(self.ranks.rank) else rows[:0])
         shards = [part for rank, part in enumerate(parts) if self.dims.counts(rank)]

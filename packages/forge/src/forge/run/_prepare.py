@@ -31,6 +31,7 @@ from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import starting_model
 from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores
 from forge.saving._damage import has_result, refuse_damaged_run
+from forge.saving._emergency import check_emergency_dir
 from forge.saving._full_state import OPENED, ended_for_good, finished_error, refuse_closed_states
 from forge.saving._room import room_of
 from forge.settings._settings import row_tokens
@@ -167,7 +168,7 @@ def prepare(
         "start": start._asdict(),
         "rows": {setting: getattr(s.data, setting) for setting in rows},
         "chosen": chosen,
-        "disk": _check_room(task, found, start.path, memory, out.path, report, target),
+        "disk": _check_room(task, found, start.path, memory, out.path, report, target, identity.known["run"]),
     }
 
 
@@ -214,6 +215,7 @@ def _check_room(
     path: Path,
     report: Reporter,
     target: Target | None,
+    run: str,
 ) -> list[str]:
     """Log the room that the run takes on each disk; raise RunDirectoryError where there is less.
 
@@ -221,15 +223,18 @@ def _check_room(
 
     """
     s, plan = found.settings, found.plan
-    if (folder := s.checkpoints.emergency_dir) is not None and Path(folder).is_relative_to(path):
+    here, folder = target is None or not target.elsewhere, s.checkpoints.emergency_dir
+    if folder is not None and Path(folder).is_relative_to(path):
         raise SettingsError(
             f"emergency_dir {folder}: lies in ckpt_output_dir {path}, in the place of which it is to be written. Give a "
             "directory on another disk."
         )
+    if folder is not None and here:
+        check_emergency_dir(folder, path, run, report.note)
     room = room_of(s, plan, len(found.train), task.num_steps(s, plan), model_path, memory)
     for line in room.lines():
         report.note(line)
-    if target is None or not target.elsewhere:
+    if here:
         room.check(path)
     return room.lines()
 

@@ -209,10 +209,10 @@ def compare_order(path: Path, plan: forge_packing.BatchPlan, note: Callable[[str
 
 
 class Identity:
-    """Number of a run, its verb, and the digests of its models, which threads read beside what comes before training.
+    """Number of a run, its verb and its models' digests, which threads read meanwhile.
 
-    A new run's run.json is written, and the models of a resumed run are compared, once the digests are known: by `settle` at
-    the latest, before the first thing that a run leaves or goes on from.
+    That is beside what comes before training. A new run's run.json is written, and the models of a resumed run are compared,
+    once the digests are known: by `settle` at the latest, before the first thing that a run leaves or goes on from.
     """
 
     def __init__(self) -> None:
@@ -223,9 +223,10 @@ class Identity:
         self._resumed = False
 
     def begin(self, verb: str, models: Mapping[str, str], *, read: bool) -> None:
-        """Begin to read the models: name → path. Small ones are known at once; without `read` the paths stay.
+        """Begin to read the models: name → path.
 
-        A dry run writes nothing that these name, and to read them takes minutes where a model has 140 GB.
+        Small ones are known at once; without `read` the paths stay. A dry run writes nothing that these name, and to read them
+        takes minutes where a model has 140 GB.
         """
         self.known = {"run": secrets.token_hex(8), "verb": verb, **models}
         if read:
@@ -233,14 +234,19 @@ class Identity:
             self._take(self._reading.wait(_SHORT_SECONDS))
 
     def resume(self, path: Path, *, wait: bool) -> None:
-        """Take the number of the run in `path`. Raises SettingsError for another verb or model; of models only known ones."""
+        """Take the number of the run in `path`.
+
+        Raises:
+            SettingsError: it is of another verb or model; of models those are compared that are known.
+
+        """
         if wait:
             self._wait()
         self.known = compare_model(path, self.known, digests=self._reading is None)
         self._resumed = True
 
     def refuse_other_model(self, path: Path) -> None:
-        """Wait, and raise SettingsError for another model than that of the run in `path`, once it is resumed."""
+        """Wait, and raise SettingsError for another model than that of a run that is resumed."""
         if self._resumed and self._reading is not None:
             self.resume(path, wait=True)
 
@@ -274,7 +280,9 @@ class Identity:
 
 
 def compare_model(path: Path, identity: Mapping[str, str], *, digests: bool = True) -> dict[str, str]:
-    """Return the identity of the run in `path`; without `digests` only which models there are is compared.
+    """Compare the identity of the run in `path`, and return it.
+
+    Without `digests` of the models only their names are compared.
 
     Raises:
         SettingsError: it is a run of another verb or model.

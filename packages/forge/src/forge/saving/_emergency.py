@@ -9,10 +9,14 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import forge_dist
+from forge._errors import SettingsError
+from forge.saving._directories import remove_empty
 
 _OWNER = "owner.json"
 
@@ -24,6 +28,34 @@ def emergency_place(folder: str | None, path: Path, run: str) -> Path | None:
     """
     place = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:8]
     return None if folder is None else Path(folder) / f"forge-{run}-{place}"
+
+
+def check_emergency_dir(folder: str, path: Path, run: str, note: Callable[[str], None]) -> None:
+    """Write to emergency_dir and leave nothing there, before it is needed.
+
+    Where it holds a state of the run, which is gone on from, that it cannot be written is a warning.
+
+    Raises:
+        SettingsError: it cannot be written.
+
+    """
+    there = Path(folder)
+    missing = [part for part in reversed((there, *there.parents)) if not os.path.lexists(part)]
+    try:
+        there.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        closed = forge_dist.unreadable(there)
+        why = f"{error.strerror or error}{'' if closed is None else f' ({closed})'}"
+        said = f"emergency_dir {folder}: cannot be written: {why}. A full state goes there when ckpt_output_dir takes none"
+        place = emergency_place(folder, path, run)
+        if closed is None and place is not None and place.is_dir():
+            note(f"WARNING: {said}. The one that is there is read, and no other will be written")
+            return
+        raise SettingsError(f"{said}: give a directory that this user may write to, or leave emergency_dir out.") from error
+    finally:
+        remove_empty([part for part in missing if part.is_dir()])
 
 
 def claim(place: Path, path: Path) -> None:

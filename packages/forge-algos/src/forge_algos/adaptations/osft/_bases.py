@@ -16,7 +16,7 @@ import torch.distributed as dist
 from forge_algos._errors import AdapterError
 from forge_algos.adaptations.base._adaptation import Ranks
 from forge_algos.adaptations.osft import _cache as files
-from forge_algos.adaptations.osft._svd import exact, lacks_float64, left_out, randomized, with_signs
+from forge_algos.adaptations.osft._svd import exact, left_out, randomized, with_signs
 
 Svd = Literal["exact", "randomized"]
 _SAME_INPUTS = 1e-4
@@ -395,20 +395,20 @@ def _are_of(bases: Bases, inputs: Inputs, protected: int) -> bool:
 def _broadcast(own: Bases | None, source: int, is_mine: bool, device: torch.device) -> Bases:
     """Broadcast the bases of rank `source` to all ranks."""
     carried = _transfer_device(device)
-    head: list[tuple[dict[str, list[int]], str, float, str] | None] = [None]
+    head: list[tuple[dict[str, list[int]], str, float, str, str] | None] = [None]
     if own is not None and is_mine:
         shapes = {name: list(getattr(own, name).shape) for name in ("U", "S", "Vh")}
-        head = [(shapes, own.fingerprint, own.error, own.note)]
+        head = [(shapes, own.fingerprint, own.error, own.rows, own.note)]
     dist.broadcast_object_list(head, src=source)
     assert head[0] is not None
-    shapes, fingerprint, error, note = head[0]
+    shapes, fingerprint, error, rows, note = head[0]
     tensors: dict[str, torch.Tensor] = {}
     for name, shape in shapes.items():
         tensor = getattr(own, name).to(carried) if own is not None and is_mine else torch.empty(shape, device=carried)
         dist.broadcast(tensor, src=source)
         tensors[name] = tensor.to(device)
-    # Whose rows they are of is asked of the cache alone.
-    return Bases(U=tensors["U"], S=tensors["S"], Vh=tensors["Vh"], fingerprint=fingerprint, error=error, note=note)
+    U, S, Vh = (tensors[name] for name in ("U", "S", "Vh"))
+    return Bases(U=U, S=S, Vh=Vh, fingerprint=fingerprint, error=error, rows=rows, note=note)
 
 
 def _on_any(flag: bool, device: torch.device) -> bool:
@@ -438,10 +438,8 @@ def _full_matrix(weight: torch.Tensor) -> torch.Tensor:
 def _float64(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
     try:
         return weight.to(device, torch.float64)
-    except (TypeError, RuntimeError) as error:
-        if not lacks_float64(error):
-            raise
-        return weight.cpu().double()
+    except TypeError:
+        return weight.to("cpu", torch.float64)
 
 
 def _complement(basis: torch.Tensor) -> torch.Tensor:
