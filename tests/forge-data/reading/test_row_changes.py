@@ -65,7 +65,11 @@ def test_two_names_change_places(chatml_tokenizer):
         ({"question": "prompt", "answer": "prompt"}, r"train.jsonl:1 has the columns 'question' and 'answer', and `rename_co"),
         ({"question": "answer"}, r"train.jsonl:1 has the columns 'question' and 'answer', and .* would name both 'answer'"),
         (NAMES | {"qestion": "text"}, r"`rename_columns` names the column 'qestion', which no row has; did you mean 'question"),
-        ({}, r"which are no known format; .* give them with `rename_columns`, such as question=prompt answer=completion"),
+        (
+            {},
+            r"which are no known format; .* give them with `rename_columns`, such as question=instruction answer=output "
+            r"\(asked and answered in the chat template\) or question=prompt answer=completion \(text as it stands\)",
+        ),
         ("prompt", "`rename_columns` is the string 'prompt'; it must be a mapping"),
         ({"question": 3}, "`rename_columns` holds int 3"),
     ],
@@ -75,6 +79,14 @@ def test_refused(files, chatml_tokenizer, tmp_path, names, message):
     with pytest.raises(DataError, match=message):
         prepare(files[0], chatml_tokenizer, tmp_path / "store", rename_columns=names)
     assert not (tmp_path / "store").exists()
+
+
+def test_prompts_are_no_rows_inside_a_field(write_rows, chatml_tokenizer, tmp_path):
+    """A prompt of messages was said to hold the rows, with a jq command that would have torn it apart."""
+    rows = write_rows([{"prompt": [{"role": "user", "content": "a"}], "fruit": "pear"}], "prompts.jsonl")
+    with pytest.raises(DataError, match="a prompt without an answer is for .*--prompts") as caught:
+        prepare(rows, chatml_tokenizer, tmp_path / "store")
+    assert "jq" not in str(caught.value)
 
 
 def test_files_with_other_columns(write_rows, chatml_tokenizer, tmp_path):
@@ -90,7 +102,7 @@ def test_the_verbs(files, chatml_tokenizer, tmp_path, capsys):
     words = ["lint", str(files[0]), "--tokenizer", str(tmp_path / "model"), "--json"]
     assert _parser.main(words) == 1
     finding = json.loads(capsys.readouterr().out)["findings"][0]
-    assert "give them with `rename_columns`, such as question=prompt answer=completion" in finding["fix"]
+    assert "give them with `rename_columns`, such as question=instruction answer=output" in finding["fix"]
     assert _parser.main([*words, "--rename-columns", "question=prompt", "answer=completion"]) == 0
     capsys.readouterr()
     assert _parser.main([*words, "--rename-columns", "question"]) == 2

@@ -215,7 +215,12 @@ def _renaming(fields: Fields, candidates: Iterable[Format]) -> str:
         for each in near:
             if each not in meant.values():
                 meant[name] = each
-    pairs = " ".join(f"{name}={each}" for name, each in meant.items()) or "question=prompt answer=completion"
+    pairs = " ".join(f"{name}={each}" for name, each in meant.items()) or "question=instruction answer=output"
+    turns = {"prompt": "instruction", "completion": "output"}
+    if set(meant.values()) == set(turns) and all(isinstance(fields[name], str) for name in meant):
+        # Who has questions and answers means to ask: as prompt and completion they would be learned without the chat template.
+        asked = " ".join(f"{name}={turns[each]}" for name, each in meant.items())
+        pairs = f"{asked} (asked and answered in the chat template) or {pairs} (text as it stands)"
     return f"; where fields only have other names, give them with `rename_columns`, such as {pairs}"
 
 
@@ -226,6 +231,8 @@ def _is_set(value: object) -> bool:
 def _hint(fields: Fields) -> str:
     if "input_ids" in fields:
         return "; give labels beside input_ids: the id where a token is learned, -100 elsewhere"
+    if "prompt" in fields:
+        return "; a prompt without an answer is for `forge data show --prompts` and for verbs that sample answers, such as grpo"
     inside = [name for name, value in fields.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
     if len(fields) <= 3 and inside:
         return f"; if the rows stand inside {inside[0]}, write one of them a line (`jq -c '.{inside[0]}[]'` does)"
