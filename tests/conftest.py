@@ -81,7 +81,9 @@ def pytest_runtestloop(session):
     """Fork the server of ranks, where a test module wants ranks, before a test does what may not be forked."""
     ranks = sys.modules.get(f"{__name__.rpartition('.')[0]}.ranks".lstrip("."))
     capture = session.config.pluginmanager.getplugin("capturemanager")
-    if ranks is None or session.config.option.collectonly or capture is None:
+    slow = (item for item in session.items if item.get_closest_marker("slow"))
+    wanted = any(hasattr(getattr(item, "module", None), "run_on_ranks") for item in slow)
+    if ranks is None or not wanted or session.config.option.collectonly or capture is None:
         return
     # What ranks print belongs to the test's output, not to the session's.
     capture.resume_global_capture()

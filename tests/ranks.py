@@ -110,6 +110,7 @@ def _spawn_by_fork(_python, command, descriptors):
         return process
     try:
         faulthandler.disable()
+        _warn_as_python_does()
         # The server ends once nobody holds the other end of this pipe, which a new process would not have.
         _, alive = descriptors
         pipe = os.readlink(f"/proc/self/fd/{alive}")
@@ -126,6 +127,18 @@ def _spawn_by_fork(_python, command, descriptors):
     except BaseException:
         traceback.print_exc()
     os._exit(1)
+
+
+def _warn_as_python_does():
+    """Take back that warnings are errors, or kept for a report: a rank is a process as any other."""
+
+    def show(message, category, filename, lineno, file=None, line=None):
+        print(warnings.formatwarning(message, category, filename, lineno, line), file=file or sys.stderr, end="")
+
+    warnings.showwarning = show
+    warnings.resetwarnings()
+    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", category)
 
 
 def _forkserver():

@@ -36,7 +36,7 @@ def asleep() -> None:
 
 def test_a_step_that_does_not_end_ends_the_run(given: dict[str, Any], tmp_path: Path) -> None:
     """Steps of a whole run are watched: one that sleeps is an error that names step and place, and the same command goes on."""
-    settings = {**given, "ckpt_output_dir": str(tmp_path / "run"), "stall_timeout": 3}
+    settings = {**given, "ckpt_output_dir": str(tmp_path / "run"), "stall_timeout": 10}
     with pytest.raises(forge.dist.StallError, match=r"has not moved since step 2 for \d+ s: it is at .* in asleep"):
         run_on_ranks(sft_with_signal, 1, settings, "optimizer", 3, "before", asleep, joined=False)
     assert "in asleep" in next((tmp_path / "run").glob("logs/*/stacks_rank_0.txt")).read_text()
