@@ -92,7 +92,8 @@ def test_losses_and_gradients_are_those_of_each_document_by_itself(name):
     torch.testing.assert_close(terms.sum, expected, rtol=1e-5, atol=1e-5)
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5)
+            # Of all, for one element may be what is left of large ones, whose rounding depends on the processor.
+            assert (found[name] - parameter.grad).norm() <= 1e-5 * (1 + parameter.grad.norm()), name
 
 
 @pytest.mark.parametrize("lines", ["padded", "equal", "single"])

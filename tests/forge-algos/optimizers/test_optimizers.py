@@ -352,9 +352,11 @@ def test_adamw_makes_adamw_only():
 @pytest.mark.parametrize("name", NAMES)
 def test_each_learns(name):
     """Forty steps on the same samples take most of the loss away.
-    At the rate that the default has relative to AdamW's.
+
+    Adafactor at three tenths of the rate that its default has relative to AdamW's, 0.15: at 0.5 it swings, and where it is in
+    the end is rounding's.
     """
-    scale = OptimizerSettings(optimizer="adafactor").resolve().learning_rate / 2e-5 if name == "adafactor" else 1.0
+    scale = 0.3 * OptimizerSettings(optimizer="adafactor").resolve().learning_rate / 2e-5 if name == "adafactor" else 1.0
     config = config_of(name, learning_rate=LR * scale, weight_decay=0.0)
     model, batch = make(), pack(samples((5, 9, 7)))
     optimizer = make_optimizer(model, config)
