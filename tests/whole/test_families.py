@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ..lanes import ci_keeps
+from ..ranks import run_on_ranks
 from .repository import ROOT
 
 if TYPE_CHECKING:
@@ -62,6 +63,23 @@ def test_runs_are_exported_resumed_and_adapted(model_type: str, tmp_path: Path) 
         assert answer["ok"], (name, answer["says"])
     assert int(found["lora"]["cell"]) > 0
     assert int(found["osft"]["cell"]) > 0
+
+
+def divided(folder: Path, where: Path) -> None:
+    """Be one of the ranks over which OSFT divides a model by fsdp2."""
+    family_check.run(folder, where, strategy="fsdp2", **family_check.ADAPTERS["osft"])
+
+
+@pytest.mark.slow
+@pytest.mark.lane
+@pytest.mark.parametrize("model_type", ["mamba2"])
+def test_osft_over_two_ranks_is_that_of_one_process(model_type: str, tmp_path: Path) -> None:
+    """A model whose documents run alone is divided with the directions that it protects: the same losses."""
+    (folder := tmp_path / "model").mkdir()
+    family_check.save(model_type, folder)
+    whole = family_check.run(folder, tmp_path / "whole", **family_check.ADAPTERS["osft"])
+    run_on_ranks(divided, 2, folder, tmp_path / "divided", joined=False, timeout=600)
+    assert family_check.equal(family_check.losses(tmp_path / "divided"), whole, family_check.CLOSE["ranks"])["ok"]
 
 
 def test_a_wrong_gradient_is_found(tmp_path: Path) -> None:

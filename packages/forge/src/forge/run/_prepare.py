@@ -257,6 +257,7 @@ def _replacing_stepless(out: RunDirectory, identity: Identity, report: Reporter)
             identity.refuse_other_model(out.path)
             raise
         out.replace()
+        identity.replace()
         why = str(error).partition("; ")[0].partition(". ")[0]
         report.note(f"{out.path} holds a run without a step, which is replaced: {why}")
 

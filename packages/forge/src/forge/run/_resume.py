@@ -228,7 +228,7 @@ class Identity:
         Small ones are known at once; without `read` the paths stay. A dry run writes nothing that these name, and to read them
         takes minutes where a model has 140 GB.
         """
-        self.known = {"run": secrets.token_hex(8), "verb": verb, **models}
+        self.known = {"run": _number(), "verb": verb, **models}
         if read:
             self._reading = forge_dist.ModelIdentities(models)
             self._take(self._reading.wait(_SHORT_SECONDS))
@@ -244,6 +244,10 @@ class Identity:
             self._wait()
         self.known = compare_model(path, self.known, digests=self._reading is None)
         self._resumed = True
+
+    def replace(self) -> None:
+        """Give the run a new number: it takes the place of the one in the directory."""
+        self.known = {**self.known, "run": _number()}
 
     def refuse_other_model(self, path: Path) -> None:
         """Wait, and raise SettingsError for another model than that of a run that is resumed."""
@@ -277,6 +281,10 @@ class Identity:
             file, about = self._record
             file.write_text(json.dumps({**self.known, **about}) + "\n", encoding="utf-8")
             self._record = None
+
+
+def _number() -> str:
+    return secrets.token_hex(8)
 
 
 def compare_model(path: Path, identity: Mapping[str, str], *, digests: bool = True) -> dict[str, str]:
