@@ -326,7 +326,9 @@ def test_show_what_is_not_prepared(model, small_chats, write_rows, tmp_path, cap
     assert "sample 8" in (out := printed(capsys)[0])
     assert "(100%)" in out
     assert _parser.main(["show", data, "--tokenizer", model, "--html", str(tmp_path / "page.html")]) == 0
-    assert "train.jsonl:12" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "train.jsonl:12" in page
+    assert "<h1>train.jsonl</h1>" in page
     assert not list(tmp_path.glob("forge-data-show-*"))
 
 

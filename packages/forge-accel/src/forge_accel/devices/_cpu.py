@@ -139,7 +139,7 @@ class CPUAccelerator(Accelerator):
         return _cpuinfo.rss_bytes()
 
     def meter(self) -> MemoryMeter | None:
-        """Return a recording of torch's profiler; None where another one runs, which it would end."""
+        """Return a recording of torch's profiler; None where another, which it would end, runs."""
         return None if torch.autograd._profiler_enabled() else ProfilerMeter()
 
     def product_scratch(self, products: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Processor and memory of this machine, from /proc, and the limits of a process."""
+"""Processor and memory of this machine, read from /proc, and what a process may have of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def processor() -> str:
 
 
 def memory_bytes() -> int | None:
-    """Read the bytes that this process may fill; None where the system does not report it.
+    """Read the memory that this process may fill, in bytes; None where it is not reported.
 
     It is the machine's, or less: what its control group allows (a container's, a pod's, a Slurm job's), or `ulimit -v`.
     """
@@ -73,7 +73,7 @@ def reset_peak_rss() -> bool:
 
 
 def _group_limits() -> Iterator[int]:
-    """Yield the limits of this process' control groups and of those around them (cgroups(7))."""
+    """Yield the limits of this process' control groups and those around (cgroups(7), 1 and 2)."""
     for line in _lines(PROC / "self" / "cgroup"):
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:

@@ -160,7 +160,8 @@ def _shown(words: Namespace, folder: Path) -> "TokenStore | PromptStore":
     if not (place / MANIFEST).is_file() and (words.tokenizer is not None or place.is_file()):
         if words.tokenizer is None:
             raise DataError(f"{words.store} is not prepared yet; give a `tokenizer` to see what would be learned of it")
-        return _prepared(words, folder / "store")
+        # The page is headed by the name of its store.
+        return _prepared(words, folder / (place.resolve().name or "rows"))
     defaults = {"tokenizer": None, "prompts": False, **attrs.asdict(Options()), "preprocess": None}
     if given := [name for name, default in defaults.items() if getattr(words, name) not in (default, None)]:
         raise DataError(f"{words.store} is prepared already, and `{given[0]}` is for rows that are not; leave it out")
