@@ -101,7 +101,7 @@ def steps() -> list[list[Step]]:
 def environment(name: str, environ: str) -> Step:
     """Return a step that makes an environment of hatch, and imports what its tests do where that takes long."""
     make = f"hatch env create {environ}"
-    warm = f" && hatch -e {environ} run python tests/preload.py"
+    warm = f" && hatch -e {environ} run python -m tests.preload"
     return Step(f"environment: {name}", ["sh", "-c", make + warm] if environ in WARMED else make.split())
 
 

@@ -77,7 +77,7 @@ def test_each_environment_is_made_before_it_is_needed():
 def test_what_is_warmed_is_an_environment_of_ci():
     """A name that hatch.toml no longer has would make nothing, and warm nothing."""
     *_, beside = ci.steps()
-    warmed = [step for step in beside if "tests/preload.py" in step.command[-1]]
+    warmed = [step for step in beside if "tests.preload" in step.command[-1]]
     assert len(warmed) == len(ci.WARMED)
 
 

@@ -36,7 +36,10 @@ def test_harmless(write_rows, chatml_tokenizer, tmp_path):
         ),
         ({"conversations": [{"from": "human", "values": "hi"}]}, r"conversations\[0\].values is .*; did you mean 'value'\?"),
         ({"mesages": []}, "no known format; .* with `rename_columns`, such as mesages=messages$"),
-        ({"promt": "a", "response": "b"}, "with `rename_columns`, such as promt=prompt response=completion$"),
+        (
+            {"promt": "a", "response": "b"},
+            r"such as promt=instruction response=output .* or promt=prompt response=completion \(text",
+        ),
         (ROW | {"tools": [{"x": float("nan")}]}, r"field tools\[0\].x is nan, which is not a JSON number"),
         (ROW | {"chat_template_kwargs": {"x": float("inf")}}, "field chat_template_kwargs.x is inf"),
         ({"input_ids": [1, float("nan")], "labels": [1, 2]}, r"field input_ids\[1\] is float nan"),
