@@ -502,6 +502,18 @@ def test_out_of_memory_says_where(
         assert setting in message
 
 
+def test_out_of_memory_in_the_optimizer(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its states are made at the first step: the message names that, not the forward pass."""
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", full)
+    with pytest.raises(forge.OutOfMemoryError, match="out of memory in the optimizer's step") as caught:
+        forge.sft(**given, ckpt_output_dir=tmp_path / "run")
+    assert caught.value.exit_status == 1
+
+
 @pytest.mark.parametrize("here", [True, False])
 def test_an_export_that_cannot_be_checked_stays(
     here: bool, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
