@@ -164,7 +164,11 @@ def measure(case: Case, machine: forge_accel.Accelerator) -> dict[str, Any]:
 
         began = time.perf_counter()
         rehearsal = forge_algos.Rehearsal(
-            device=device, allocated=machine.allocated_bytes, autocast=autocast, product_scratch=machine.product_scratch
+            device=device,
+            allocated=machine.allocated_bytes,
+            autocast=autocast,
+            product_scratch=machine.product_scratch,
+            library_bytes=machine.library_bytes(),
         )
         outline = rehearsal.model(forge_dist.outline_model(request), draft)
         with rehearsal.adapting():
@@ -195,7 +199,8 @@ def measure(case: Case, machine: forge_accel.Accelerator) -> dict[str, Any]:
         device=device,
     ):
         pass
-    took = meter.stop()
+    # Taken before the meter began.
+    took = meter.stop() + machine.library_bytes()
     return {
         **attrs.asdict(case),
         "attention": attention.name + ("" if packing == "on" else ", alone"),
@@ -231,6 +236,7 @@ def main() -> None:
     asked = parser.parse_args()
     logging.disable(logging.WARNING)
     machine = forge_accel.accelerator(asked.device)
+    machine.library_bytes()
     if asked.table:
         print("| model | adapter | optimizer | dtype | documents | attention | planned | measured | planned / measured |")
         print("|---|---|---|---|---|---|---:|---:|---:|")

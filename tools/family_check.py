@@ -45,6 +45,8 @@ LENGTHS = (17, 9, 2, 23, 40, 13, 5, 61)
 TOKENS = 260
 """Tokens of the tokenizer: three special ones, the bytes and a pair; the models have room for more."""
 MAX_TOKENS = 64
+DEVICE = "cpu"
+"""The accelerator that trains; a benchmark of a GPU sets another. The reference is computed on a CPU."""
 CLOSE = {"loss": 1e-5, "gradients": 1e-4, "resumed": 1e-6, "ranks": 1e-5}
 """Largest relative differences: of gradients to the norm of all, of figures of two runs to the figure."""
 STEPS = {
@@ -128,7 +130,10 @@ def plain_step(folder: Path) -> Figures:
 
 def gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return copies of all gradients, zeros where there is none."""
-    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    return {
+        name: torch.zeros_like(p, device="cpu") if p.grad is None else p.grad.to("cpu", copy=True)
+        for name, p in model.named_parameters()
+    }
 
 
 class Recorder(torch.optim.SGD):
@@ -160,19 +165,20 @@ def load(folder: Path) -> Loaded:
     Raises:
         Exception: forge's, if no way fits.
     """
-    machine = forge_accel.accelerator("cpu")
+    machine = forge_accel.accelerator(DEVICE)
+    device = machine.device.value
     dtype = machine.dtype("float32").value
     refusals: list[Exception] = []
     for name, packing in (("auto", "on"), ("eager", "on"), ("sdpa", "off"), ("eager", "off")):
         attention = machine.attention(name, dtype).value
         try:
             model = forge_dist.load_model(
-                str(folder), dtype=dtype, device="cpu", attention=attention.name, attention_function=attention.function
+                str(folder), dtype=dtype, device=device, attention=attention.name, attention_function=attention.function
             )
             packed, why = forge_algos.keep_documents_apart(
-                model, device=torch.device("cpu"), packing="on" if packing == "on" else "off", longest=max(LENGTHS)
+                model, device=device, packing="on" if packing == "on" else "off", longest=max(LENGTHS)
             )
-            forge_algos.SFT().bind(model, device=torch.device("cpu"))
+            forge_algos.SFT().bind(model, device=device)
         except (forge_dist.ForgeDistError, forge_algos.ForgeAlgosError) as error:
             refusals.append(error)
             continue
@@ -195,7 +201,7 @@ def step(model: Any) -> Figures:
         optimizer=recorder,
         scheduler=torch.optim.lr_scheduler.LambdaLR(recorder, lambda _: 1.0),
         max_grad_norm=0.0,
-        device=torch.device("cpu"),
+        device=forge_accel.accelerator(DEVICE).device.value,
         autocast=contextlib.nullcontext,
         # The reference has the plain loss.
         moe_aux_loss="off",
@@ -242,7 +248,8 @@ def run(folder: Path, where: Path, **settings: Any) -> list[float]:
     if not data.is_file():
         data.write_text("".join(json.dumps(document._asdict()) + "\n" for document in documents()), encoding="utf-8")
     with constant_draws():
-        forge.sft(model_path=str(folder), data_path=str(data), ckpt_output_dir=str(where), **{**STEPS, **settings})
+        settings = {"device": DEVICE, "dtype": "float32", **STEPS, **settings}
+        forge.sft(model_path=str(folder), data_path=str(data), ckpt_output_dir=str(where), **settings)
     return losses(where)
 
 

@@ -10,7 +10,7 @@ _READS = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal")
 """Operators whose result the host reads; a copy to the host is one too."""
 
 
-@check("right")
+@check("speed")
 def ceilings(here: Here) -> tuple[None, dict[str, Any]]:
     """Report the device's own rates of bf16 products and copies, and every choice with its reason."""
     from forge_accel import DeviceSettings, describe

@@ -13,12 +13,16 @@ running out of memory is that check's result alone. Line: {"check", "group", "ok
 import argparse
 import importlib
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import warnings
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,8 @@ from _here import CHECKS, Here
 from _report import versions
 
 SECONDS = 600.0
-for module in ("_right", "_right_training", "_right_state", "_speed", "_speed_trl", "_tax"):
+MODULES = ("_right", "_right_training", "_right_state", "_families", "_speed", "_speed_trl", "_tax")
+for module in MODULES:
     importlib.import_module(module)
 
 
@@ -46,17 +51,40 @@ def one(name: str, here: Here) -> dict[str, Any]:
     return {"check": name, "group": CHECKS[name].group, "ok": good, "seconds": seconds, "toy": here.toy, **facts}
 
 
-def apart(name: str, options: argparse.Namespace, left: float) -> dict[str, Any]:
+def apart(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one check in a process of its own."""
-    words = [sys.executable, __file__, "--inside", name, "--device", options.device, *(["--toy"] if options.toy else [])]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=left, check=False)
-    except subprocess.TimeoutExpired:
-        return {"check": name, "ok": False, "error": f"it took more than {left:.0f} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if lines:
-        return json.loads(lines[-1])
-    return {"check": name, "ok": False, "error": f"exit status {done.returncode}", "stderr": done.stderr[-1500:]}
+    with tempfile.TemporaryDirectory() as folder:
+        answer, output = Path(folder) / "answer", Path(folder) / "output"
+        process = _server().Process(target=_inside, args=(name, options.device, options.toy, str(answer), str(output)))
+        process.start()
+        process.join(options.seconds)
+        if process.is_alive():
+            process.kill()
+            return {"check": name, "ok": False, "error": f"it took more than {options.seconds:.0f} s"}
+        if answer.is_file():
+            return json.loads(answer.read_text(encoding="utf-8"))
+        said = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
+        return {"check": name, "ok": False, "error": f"exit status {process.exitcode}", "output": said[-1500:]}
+
+
+@cache
+def _server() -> Any:
+    """Return the server that checks are forked from, which imports what opens no device: bitsandbytes does, and so PEFT."""
+    paths = [str(Path(__file__).resolve().parent), *sys.path[:2], os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*MODULES, "torch", "transformers.models.llama.modeling_llama", "forge"])
+    return context
+
+
+def _inside(name: str, device: str, toy: bool, answer: str, output: str) -> None:
+    """Write the line of one check to the file `answer`; all that it prints goes to `output`."""
+    with Path(output).open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    line = json.dumps(one(name, Here(device, toy=toy)), default=str)
+    Path(answer + ".part").write_text(line, encoding="utf-8")
+    Path(answer + ".part").rename(answer)
 
 
 def main() -> None:
@@ -68,24 +96,20 @@ def main() -> None:
     parser.add_argument("--toy", action="store_true", help="toy shapes that run in seconds on a CPU and prove no speed")
     parser.add_argument("--in-process", action="store_true", help="all in this process, one after the other")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each check at most")
-    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    parser.add_argument("--jobs", type=int, default=1, help="checks of correctness at a time; speed is measured alone")
     options = parser.parse_args()
-    if options.inside:
-        channel = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
-        channel.write(json.dumps(one(options.inside, Here(options.device, toy=options.toy)), default=str) + "\n")
-        return
     asked = None if options.only is None else options.only.split(",")
     if asked and (unknown := sorted(set(asked) - set(CHECKS))):
         parser.error(f"no such check: {', '.join(unknown)}; there are {', '.join(CHECKS)}")
     names = [name for name, each in CHECKS.items() if options.group in (None, each.group) and (asked is None or name in asked)]
-    here = Here(options.device, toy=options.toy)
-    found = []
-    for name in names:
-        line = one(name, here) if options.in_process else apart(name, options, options.seconds)
-        line |= {"chip": here.machine.machine, "versions": versions()}
-        found.append(line)
-        print(json.dumps(line, default=str), flush=True)
+    here, found = Here(options.device, toy=options.toy), []
+    run = partial(one, here=here) if options.in_process else partial(apart, options=options)
+    right = [name for name in names if CHECKS[name].group == "right"]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        at_once = (done.result() for done in as_completed([pool.submit(run, name) for name in right]))
+        for line in chain(at_once, map(run, [name for name in names if name not in right])):
+            found.append(line | {"chip": here.machine.machine, "versions": versions()})
+            print(json.dumps(found[-1], default=str), flush=True)
     by_result = {word: [line["check"] for line in found if line["ok"] is ok] for word, ok in RESULTS.items()}
     print(json.dumps({"check": "summary", **by_result, "chip": here.machine.machine}), flush=True)
     raise SystemExit(1 if by_result["failed"] else 0)

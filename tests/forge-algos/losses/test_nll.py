@@ -313,7 +313,12 @@ def test_chunks_add_up_in_float32():
 
 def test_products_are_added_unrounded_where_the_device_can(monkeypatch):
     """Where `addmm` takes an out_dtype, which is tried, it adds each chunk's product; elsewhere the product is made first."""
-    calls, plain = [], torch.addmm
+    calls, plain, product = [], torch.addmm, torch.mm
+
+    def mm(left, right, *, out, out_dtype=None):
+        return (
+            product(left, right, out=out) if out_dtype is None else out.copy_(product(left.to(out_dtype), right.to(out_dtype)))
+        )
 
     def addmm(total, left, right, *, out_dtype, beta, out):
         calls.append((left.dtype, out_dtype, beta))
@@ -322,6 +327,7 @@ def test_products_are_added_unrounded_where_the_device_can(monkeypatch):
     expected, _ = weight_gradient(512)
     _wide_sums._adds.cache_clear()
     monkeypatch.setattr(torch, "addmm", addmm)
+    monkeypatch.setattr(torch, "mm", mm)
     found, exact = weight_gradient(512)
     assert calls[0][2] == 1, "the trial adds to what is there"
     assert calls[1:] == [(torch.bfloat16, torch.float32, beta) for beta in (0, 1, 1, 1)]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from forge_accel.attention._varlen import fits_kernel
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -84,8 +86,8 @@ def sdpa(
     if softcap is not None:
         return _capped(query, key, value, mask, scaling, dropout, softcap, sinks=sinks is not None)[..., :head]
     groups = query.shape[1] // key.shape[1]
-    if groups > 1 and mask is not None and query.device.type != "cpu":
-        # A GPU's kernels take either grouped heads or a mask; together they fall back to explicit score matrices.
+    if groups > 1 and query.device.type != "cpu" and not (mask is None and fits_kernel(query, value)):
+        # Of a GPU's kernels only flash takes grouped heads: 16 bits, no mask. The others would form the scores.
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         groups = 1
     output = scaled_dot_product_attention(

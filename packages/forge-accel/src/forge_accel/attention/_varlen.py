@@ -155,5 +155,6 @@ def compute_dtype(query: torch.Tensor) -> torch.dtype:
     than the values.
     """
     kind = query.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if autocast else query.dtype
+    # torch.compile cannot trace the first question (torch 2.11); what it compiles for has autocast.
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
+    return torch.get_autocast_dtype(kind) if known and torch.is_autocast_enabled(kind) else query.dtype

@@ -292,6 +292,13 @@ class Accelerator(ABC):
         """Return the bytes that the allocator takes for a tensor of `size` bytes."""
         return size
 
+    def library_bytes(self) -> int:
+        """Return the bytes that libraries of kernels hold from their first use on, beside tensors.
+
+        They are taken by the first call: before anything else is computed.
+        """
+        return 0
+
     def product_scratch(self, products: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
         """Return the bytes that matrix products take for themselves and give back.
 

@@ -7,6 +7,7 @@ import torch
 from forge_accel._choice import Choice
 from forge_accel.attention._attention import Attention
 from forge_accel.attention._documents import document_attention
+from forge_accel.devices._accelerator import Accelerator
 from forge_accel.devices._cuda import CUDAAccelerator
 from forge_accel.devices._quantization import check_quantization
 
@@ -36,6 +37,10 @@ class ROCMAccelerator(CUDAAccelerator):
             "documents: causal SDPA for each packed sample by itself, exact but a call a sample, because torch's "
             "variable-length flash kernel is untried on ROCm",
         )
+
+    def compiling(self, requested: str = "auto") -> Choice[str | None]:
+        """Choose the backend of `torch.compile`; by default nothing is compiled."""
+        return Accelerator.compiling(self, requested)
 
     def quantization(self, quant_type: str) -> Choice[str]:
         """Choose 4 bits by bitsandbytes' kernels for ROCm."""

@@ -6,16 +6,43 @@ what depends on weights is not known.
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch._functorch import config
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 
 def fake_mode() -> FakeTensorMode:
-    """Return a mode whose tensors without data may meet others."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    """Return a mode whose tensors without data may meet others.
+
+    A kernel that asks where their data lie gets an error, and no address at which there is nothing.
+    """
+    with config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+        return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def without_launches() -> Iterator[None]:
+    """Let Triton's kernels (flash-linear-attention's, Liger's) do nothing: what they write has been allocated before."""
+    try:
+        from triton import KernelInterface
+    except ImportError:
+        yield
+        return
+    launch = KernelInterface.__getitem__
+    KernelInterface.__getitem__ = lambda _kernel, _grid: _nothing
+    try:
+        yield
+    finally:
+        KernelInterface.__getitem__ = launch
+
+
+def _nothing(*_args: Any, **_how: Any) -> None:
+    """Take the place of a kernel's launch."""
 
 
 def without_data(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.Module:

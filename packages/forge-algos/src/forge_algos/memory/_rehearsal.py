@@ -15,7 +15,7 @@ from forge_algos._errors import RehearsalError
 from forge_algos._modules import head, trainable
 from forge_algos._parallel import ALONE, Alone
 from forge_algos.adaptations.base._adaptation import Adaptation
-from forge_algos.memory._fake import fake_mode, without_data
+from forge_algos.memory._fake import fake_mode, without_data, without_launches
 from forge_algos.memory._findings import adopt_findings, pass_for_probed
 from forge_algos.memory._gathered import Gathered
 from forge_algos.memory._tracker import Peak, Products, Tracker
@@ -49,6 +49,8 @@ class Rehearsal:
     """Makes the context of the forwards; with `gather_dtype` of those that cannot do without."""
     product_scratch: Callable[[Products], Sequence[int]] | None = None
     """Products → the bytes that each takes for itself and gives back, on the device; None where they take none."""
+    library_bytes: int = 0
+    """Bytes that the libraries of kernels hold on the device from their first use on."""
     gather_dtype: torch.dtype | None = None
     """Dtype in which ranks gather float32 weights to compute with; None where each computes with its own. What is gathered at a
     time is not counted."""
@@ -80,7 +82,7 @@ class Rehearsal:
         Raises:
             RehearsalError: it needs values.
         """
-        with _explained(), torch.random.fork_rng(devices=[]), Tracker():
+        with _explained(), without_launches(), torch.random.fork_rng(devices=[]), Tracker():
             yield
 
     def placed(self, model: nn.Module) -> nn.Module:
@@ -225,11 +227,11 @@ class Rehearsal:
                 tracker.hold(tensors_of(each), "weights")
             tracker.hold(_state(optimizer), "optimizer")
             dtype = self.gather_dtype
-            with _explained(), torch.random.fork_rng(devices=[]):
+            with _explained(), without_launches(), torch.random.fork_rng(devices=[]):
                 parallel = ALONE if dtype is None else Gathered(model, dtype, self._loaded, tracker)
                 with tracker:
                     began = work(tracker, parallel, autocast)
-                return tracker.peak(began, always=always)
+                return tracker.peak(began, always=always, library_bytes=self.library_bytes)
 
         alone = self.gather_dtype is not None and all(self._runs)
         return tried(nullcontext if alone else self.autocast)

@@ -132,12 +132,13 @@ class Tracker(TorchDispatchMode):
         """Number of allocations and releases so far."""
         return len(self._events)
 
-    def peak(self, since: int = 0, *, always: Mapping[str, int] | None = None) -> Peak:
+    def peak(self, since: int = 0, *, always: Mapping[str, int] | None = None, library_bytes: int = 0) -> Peak:
         """Return the worst moment after the first `since` allocations and releases.
 
         Args:
             since: a former `position`.
             always: parts that have buffers of their own at all times, with their bytes, which count in the place of tensors.
+            library_bytes: what kernels hold at all times, beside what each takes for itself.
         """
         always = always or {}
         held = most = sum(always.values())
@@ -155,8 +156,8 @@ class Tracker(TorchDispatchMode):
         parts = dict.fromkeys(PARTS, 0)
         for storage, number in self._events[: at + 1]:
             parts[self._part_of[storage]] += number
-        parts |= {**always, "kernels": kernels}
-        return Peak(bytes=most, parts=parts, guesses=tuple(self._guesses))
+        parts |= {**always, "kernels": kernels + library_bytes}
+        return Peak(bytes=most + library_bytes, parts=parts, guesses=tuple(self._guesses))
 
     def _product_scratch(self, moments: Sequence[int], since: int, least: int) -> list[tuple[int, int]]:
         """Return (event, bytes) of the products that began with at least so many bytes held."""

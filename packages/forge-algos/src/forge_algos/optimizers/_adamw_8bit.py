@@ -23,8 +23,8 @@ LEAST = 4096
 """Parameters of fewer numbers keep moments in 32 bits, and so do those whose rows are narrower than a block."""
 ZEROS = (127, 0)
 """Codes that stand for 0, of the first moment and of the second."""
-_AT_ONCE = 2**22
-"""Numbers of which a float32 copy is made at a time."""
+_AT_ONCE, _AT_ONCE_ON_A_CPU = 2**25, 2**22
+"""Numbers of which a float32 copy is made at a time: a GPU wants many a kernel, and few stay in a processor's caches."""
 
 
 class AdamW8bit(OneByOne):
@@ -94,7 +94,8 @@ class AdamW8bit(OneByOne):
         moments = [_matrix(state[key], count) for key in ("state1", "state2")]
         scales = [_matrix(state[key], count) for key in ("absmax1", "absmax2") if key in state]
         key = rounding_key(self._seed, self._numbers[parameter], state["step"])
-        at_once = max(1, _AT_ONCE // weight.shape[1]) if self._copies(weight, scales) else count
+        numbers = _AT_ONCE_ON_A_CPU if weight.device.type == "cpu" else _AT_ONCE
+        at_once = max(1, numbers // weight.shape[1]) if self._copies(weight, scales) else count
         for start in range(0, count, at_once):
             part = slice(start, start + at_once)
             self._move_rows(

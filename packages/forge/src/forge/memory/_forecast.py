@@ -151,6 +151,7 @@ class Rehearsed(NamedTuple):
             allocated=target.allocated,
             autocast=planned.autocast,
             product_scratch=None if target.elsewhere else machine.product_scratch,
+            library_bytes=0 if target.elsewhere else machine.library_bytes(),
             gather_dtype=planned.gathers,
         )
         model: Any = rehearsal.model(_outline(planned, planned.model_path), planned.draft, packed=planned.packed)

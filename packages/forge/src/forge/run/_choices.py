@@ -92,6 +92,8 @@ def cost_alone(model: Any, plan: forge_packing.BatchPlan, items: Items) -> str:
 
 def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> Any:
     """Write what the machine chose, and what bfloat16 weights need, into the settings."""
+    # For the memory plan: what libraries take with their first product shows before there has been one.
+    machine.library_bytes()
     if s.device.weights == "bfloat16":
         s = for_low_precision(s)
     if s.device.device == "auto":

@@ -64,9 +64,9 @@ class DrawToken:
 def inverse_cdf(scores: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
     """Find in each row of scores[B, V] the token where the summed probability exceeds a number.
 
-    Returns int64[B]. A token of probability 0 is never drawn, also where sums in float32 are not quite monotonous.
+    Returns int64[B]. A token of less than 2^-40 is never drawn.
     """
-    probabilities = scores.float().softmax(-1)
-    summed = probabilities.cumsum(-1)
-    possible = (summed > (uniform_B * summed[:, -1])[:, None]) & (probabilities > 0)
-    return torch.where(possible.any(-1), possible.int().argmax(-1), probabilities.argmax(-1))
+    # Whole numbers: on a GPU sums of floats come out otherwise each time, and the same seed would draw other tokens.
+    summed = (scores.float().softmax(-1) * 2.0**40).long().cumsum(-1)
+    below = (uniform_B.double() * summed[:, -1]).long()
+    return (summed > below[:, None]).int().argmax(-1)

@@ -71,7 +71,8 @@ class FSDP(TorchStrategy):
         )
 
     def _check_device(self) -> None:
-        accelerator = torch.accelerator.current_accelerator()
+        # Of a build for GPUs on a machine without one, the accelerator is the CPU.
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
         found = "cpu" if accelerator is None else accelerator.type
         if self.device.type != found:
             raise StrategyError(

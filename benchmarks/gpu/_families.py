@@ -1,0 +1,80 @@
+"""Correctness by model family: every type that transformers registers, tiny and random, trained on this device in float32."""
+
+import os
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from _here import Here, check
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+ASKED = ("built", "numbers")
+"""Checks of tools/family_check.py: a step's loss and gradients beside plain transformers on a CPU."""
+TOY = ("llama", "gpt_oss", "mamba2")
+FAMILIES_A_PROCESS = 8
+"""A new process costs what the device takes to open; one of whose kernels failed answers nothing more."""
+
+
+@check("right")
+def families(here: Here) -> tuple[bool, dict[str, Any]]:
+    """Take a step with each model family: losses and gradients are those of plain transformers."""
+    from family_configs import model_types
+
+    types = list(TOY if here.toy else model_types())
+    found = _asked(types, here.machine.name)
+    # A process that a kernel's error has broken answers for others too: whatever failed is asked once more, alone.
+    failed = [name for name in types if any(answer["ok"] is False for answer in found[name].values())]
+    found |= _asked(failed, here.machine.name, alone=True)
+    wrong = {
+        name: {asked: answer["says"] for asked, answer in found[name].items() if answer["ok"] is False}
+        for name in types
+        if any(answer["ok"] is False for asked, answer in found[name].items() if asked != "built")
+    }
+    compared = [found[name]["numbers"] for name in types if found[name].get("numbers", {}).get("ok") is not None]
+    facts = {
+        "types": len(types),
+        "built": sum(answers["built"]["ok"] for answers in found.values()),
+        "compared": len(compared),
+        "right": sum(bool(answer["ok"]) for answer in compared),
+        "packed": sum(bool(answer.get("packed")) for answer in compared),
+        "largest_loss_difference": max(answer.get("loss", 0.0) for answer in compared),
+        "largest_gradient_difference": max(answer.get("gradients", 0.0) for answer in compared),
+        "wrong": wrong,
+    }
+    return not wrong, facts
+
+
+def _asked(types: Iterable[str], device: str, *, alone: bool = False) -> dict[str, Any]:
+    """Ask about each type, in as many processes as there are cores less one."""
+    workers, found = max(1, min(12, (os.cpu_count() or 2) - 1)), {}
+    context = get_context("forkserver")
+    # What opens no device: bitsandbytes does when it is imported, and so PEFT.
+    context.set_forkserver_preload(["_families", "torch", "transformers", "forge"])
+    with ProcessPoolExecutor(workers, context, max_tasks_per_child=1 if alone else FAMILIES_A_PROCESS) as pool:
+        running = {pool.submit(_family, name, device): name for name in types}
+        for done in as_completed(running):
+            try:
+                found[running[done]] = done.result()
+            except BrokenProcessPool as error:
+                found[running[done]] = {"built": {"ok": True}, "numbers": {"ok": False, "says": str(error)}}
+    return found
+
+
+def _family(name: str, device: str) -> dict[str, Any]:
+    """Ask about one type; its answers."""
+    import tempfile
+    import warnings
+
+    import family_check
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    family_check.DEVICE = device
+    with tempfile.TemporaryDirectory() as home:
+        return family_check.check(name, Path(home), ASKED)
