@@ -13,6 +13,9 @@ from hypothesis import settings
 # nothing from more, and several processes that spin for the same cores take many times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# On a machine with GPUs the tests are those of any other: they compare digits of float32, and fork ranks from a process in
+# which a library may have opened a GPU. What runs on one is `benchmarks/gpu`.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # A test that reaches for the model hub is a test that fails elsewhere.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"

@@ -20,6 +20,10 @@ FAMILIES_A_PROCESS = 8
 """A new process costs what the device takes to open; one of whose kernels failed answers nothing more."""
 
 
+SECONDS = 240.0
+"""What has not been answered then is said to be unasked."""
+
+
 @check("right")
 def families(here: Here) -> tuple[bool, dict[str, Any]]:
     """Take a step with each model family: losses and gradients are those of plain transformers."""
@@ -28,40 +32,45 @@ def families(here: Here) -> tuple[bool, dict[str, Any]]:
     types = list(TOY if here.toy else model_types())
     found = _asked(types, here.machine.name)
     # A process that a kernel's error has broken answers for others too: whatever failed is asked once more, alone.
-    failed = [name for name in types if any(answer["ok"] is False for answer in found[name].values())]
+    failed = [name for name, answers in found.items() if any(answer["ok"] is False for answer in answers.values())]
     found |= _asked(failed, here.machine.name, alone=True)
     wrong = {
-        name: {asked: answer["says"] for asked, answer in found[name].items() if answer["ok"] is False}
-        for name in types
-        if any(answer["ok"] is False for asked, answer in found[name].items() if asked != "built")
+        name: {asked: answer["says"] for asked, answer in answers.items() if answer["ok"] is False}
+        for name, answers in found.items()
+        if any(answer["ok"] is False for asked, answer in answers.items() if asked != "built")
     }
-    compared = [found[name]["numbers"] for name in types if found[name].get("numbers", {}).get("ok") is not None]
+    compared = [answers["numbers"] for answers in found.values() if answers.get("numbers", {}).get("ok") is not None]
     facts = {
         "types": len(types),
         "built": sum(answers["built"]["ok"] for answers in found.values()),
         "compared": len(compared),
         "right": sum(bool(answer["ok"]) for answer in compared),
         "packed": sum(bool(answer.get("packed")) for answer in compared),
-        "largest_loss_difference": max(answer.get("loss", 0.0) for answer in compared),
-        "largest_gradient_difference": max(answer.get("gradients", 0.0) for answer in compared),
+        "largest_loss_difference": max((answer.get("loss", 0.0) for answer in compared), default=None),
+        "largest_gradient_difference": max((answer.get("gradients", 0.0) for answer in compared), default=None),
         "wrong": wrong,
+        "unasked": [name for name in types if name not in found],
     }
-    return not wrong, facts
+    return not wrong and not facts["unasked"], facts
 
 
 def _asked(types: Iterable[str], device: str, *, alone: bool = False) -> dict[str, Any]:
-    """Ask about each type, in as many processes as there are cores less one."""
+    """Ask about each type, in as many processes as there are cores less one; what takes too long is left out."""
     workers, found = max(1, min(12, (os.cpu_count() or 2) - 1)), {}
     context = get_context("forkserver")
     # What opens no device: bitsandbytes does when it is imported, and so PEFT.
     context.set_forkserver_preload(["_families", "torch", "transformers", "forge"])
-    with ProcessPoolExecutor(workers, context, max_tasks_per_child=1 if alone else FAMILIES_A_PROCESS) as pool:
-        running = {pool.submit(_family, name, device): name for name in types}
-        for done in as_completed(running):
+    pool = ProcessPoolExecutor(workers, context, max_tasks_per_child=1 if alone else FAMILIES_A_PROCESS)
+    running = {pool.submit(_family, name, device): name for name in types}
+    try:
+        for done in as_completed(running, timeout=SECONDS):
             try:
                 found[running[done]] = done.result()
             except BrokenProcessPool as error:
                 found[running[done]] = {"built": {"ok": True}, "numbers": {"ok": False, "says": str(error)}}
+    except TimeoutError:
+        pass
+    pool.shutdown(cancel_futures=True)
     return found
 
 

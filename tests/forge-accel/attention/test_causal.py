@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from forge_accel.attention import _causal
 from forge_accel.attention._causal import causal_attention
 
 
@@ -91,3 +92,19 @@ def test_dropout_drops(T, window):
     torch.testing.assert_close(mostly_gone, causal_attention(query, key, value, window=window, dropout=0.97), rtol=0, atol=0)
     assert (mostly_gone == 0).float().mean() > 0.3
     torch.testing.assert_close(causal_attention(query, key, value, window=window), torch.ones_like(mostly_gone))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "masked", "grouped"),
+    [(torch.bfloat16, False, True), (torch.float32, False, False), (torch.bfloat16, True, False)],
+)
+def test_grouped_heads_on_a_device_only_where_a_kernel_takes_them(dtype, masked, grouped, monkeypatch):
+    """A GPU's flash kernel takes grouped heads in 16 bits without a mask; for the others keys and values are repeated."""
+    asked, plain = [], _causal.scaled_dot_product_attention
+    monkeypatch.setattr(
+        _causal, "scaled_dot_product_attention", lambda *args, **how: (asked.append(how["enable_gqa"]), plain(*args, **how))[1]
+    )
+    query, key = (torch.empty(1, heads, 8, 16, dtype=dtype, device="meta") for heads in (4, 2))
+    mask = torch.empty(8, 8, dtype=torch.bool, device="meta") if masked else None
+    assert _causal.sdpa(query, key, key, mask=mask, causal=not masked).shape == (1, 4, 8, 16)
+    assert asked == [grouped]

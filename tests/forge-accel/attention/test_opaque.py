@@ -49,3 +49,20 @@ def test_ends_that_do_not_cover_the_row_are_refused():
     states = [torch.randn(1, 2, 7, 8) for _ in range(3)]
     with pytest.raises(AttentionError, match="must rise from 0 to the row's 7 tokens"):
         opaque_attention(*states, torch.tensor([0, 3, 6], dtype=torch.int32), None, window=None, scaling=None)
+
+
+def test_a_graph_does_not_ask_whether_there_is_autocast(monkeypatch):
+    """torch 2.11 cannot trace that question: attention, in one graph, is what it is without a graph."""
+    known, compiling = torch.amp.is_autocast_available, torch.compiler.is_compiling
+
+    def asked(kind):
+        assert not compiling()
+        return known(kind)
+
+    states = [torch.randn(1, heads, 7, 8) for heads in (4, 2, 2)]
+    more = {"cu_seq_lens_q": torch.tensor([0, 3, 7], dtype=torch.int32)}
+    with torch.autocast("cpu", torch.bfloat16):
+        plain, _ = document_attention(LAYER, *states, **more)
+        monkeypatch.setattr(torch.amp, "is_autocast_available", torch.compiler.disable(asked))
+        graph = torch.compile(lambda *given: document_attention(LAYER, *given, **more)[0], backend="eager", fullgraph=True)
+        assert torch.equal(graph(*states), plain)

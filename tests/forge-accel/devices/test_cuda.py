@@ -121,6 +121,18 @@ def test_rocm_is_a_device_of_its_own_that_torch_calls_cuda(gpus):
         accelerator("rocm")
 
 
+def test_blocks_are_compiled_where_that_was_measured(gpus):
+    """auto compiles on NVIDIA's GPUs, and on no other; off is off."""
+    gpus()
+    seen = accelerator("cuda")
+    assert seen.support.value == "exercised"
+    assert [seen.compiling(asked).value for asked in ("auto", "blocks", "off")] == ["inductor", "inductor", None]
+    with pytest.raises(AccelError, match="compile='model' is unknown"):
+        seen.compiling("model")
+    gpus(hip="6.4", name="AMD Instinct MI300X")
+    assert [accelerator("cuda").compiling(asked).value for asked in ("auto", "blocks")] == [None, "inductor"]
+
+
 def test_the_devices_of_one_name_are_counted(gpus):
     """`device_count` says how many processes of their own a device can serve: all GPUs, one that is named, and no CPU."""
     gpus(count=2)

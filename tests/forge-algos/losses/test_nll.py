@@ -336,3 +336,10 @@ def test_products_are_added_unrounded_where_the_device_can(monkeypatch):
     _wide_sums._adds.cache_clear()
     assert not _wide_sums.adds_wide(torch.device("cpu"), torch.bfloat16, torch.float32), "a wrong sum is not used"
     _wide_sums._adds.cache_clear()
+
+
+def test_a_sum_is_rehearsed_without_its_kernel():
+    """Shapes of the kernel's own call are no business of torch's: it has none for them in 2.11."""
+    total, left, right = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in ((4, 3), (4, 2), (2, 3)))
+    for first in (True, False):
+        _wide_sums.add_product(total.float(), left, right, first=first)

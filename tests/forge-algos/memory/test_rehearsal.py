@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import weakref
 from contextlib import nullcontext, suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -354,3 +356,42 @@ def test_a_defect_of_our_own_is_no_lack_of_numbers(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(_rehearsal, "schedule", eval("lambda *_, **__: 1 + ''", vars(_rehearsal)))
     with pytest.raises(TypeError, match="unsupported operand"):
         rehearsal.step(model, moved, [Row(30)], objective=forge_algos.SFT, adaptation=adaptation)
+
+
+def test_what_libraries_keep_counts_at_all_times() -> None:
+    """Beside everything else, as a part of `kernels`."""
+    peaks = []
+    for kept in (0, 66 * 2**20):
+        rehearsal, adaptation, model, moved = made("llama", forge_algos.AdapterSettings(), "adamw", outline=True)
+        rehearsal = attrs.evolve(rehearsal, library_bytes=kept)
+        peaks.append(rehearsal.step(model, moved, [Row(9, 20)], objective=forge_algos.SFT, adaptation=adaptation))
+    assert peaks[1].bytes - peaks[0].bytes == peaks[1].parts["kernels"] - peaks[0].parts["kernels"] == 66 * 2**20
+
+
+def test_no_kernel_is_launched_on_tensors_without_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's kernels do nothing while a step is rehearsed, and work again after it; an address of data is refused."""
+    launched = []
+
+    class KernelInterface:
+        """What Triton's kernels, and those that tune them, derive from."""
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *_args: launched.append(grid)
+
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(KernelInterface=KernelInterface))
+    kernel = KernelInterface()
+
+    class Fused(forge_algos.SFT):
+        """Loss that calls a kernel, as a fused layer does."""
+
+        def __call__(self, batch: Any, totals: Any) -> Any:
+            kernel[(1,)](batch)
+            return super().__call__(batch, totals)
+
+    rehearsal, adaptation, model, moved = made("llama", forge_algos.AdapterSettings(), "adamw", outline=True)
+    rehearsal.step(model, moved, [Row(9, 20)], objective=Fused, adaptation=adaptation)
+    assert not launched
+    kernel[(2,)]()
+    assert launched == [(2,)]
+    with pytest.raises(RuntimeError, match="data pointer"):
+        next(model.parameters()).data_ptr()

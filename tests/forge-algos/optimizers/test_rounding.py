@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from forge_algos.optimizers import _rounding
 from forge_algos.optimizers._rounding import random_bits, round_stochastically_, rounding_key
 
 BITS = 2**16
@@ -97,3 +98,53 @@ def test_keys_differ():
     keys = {rounding_key(seed, parameter, step) for seed in (0, 1, 2**40) for parameter in range(40) for step in range(40)}
     assert len(keys) == 3 * 40 * 40
     assert all(0 <= key < 2**32 for key in keys)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Let what is compiled for a device be traced, and computed by the operators that it is made of; returns the graphs."""
+    graphs, compile_ = [], torch.compile
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", lambda function, **how: compile_(function, backend=backend, fullgraph=True, **how))
+    _rounding._rounding_on.cache_clear()
+    yield graphs
+    _rounding._rounding_on.cache_clear()
+
+
+def test_one_kernel_has_the_same_bits(traced):
+    """Compiled, as on a GPU, it is one graph for matrices of any size, places and keys; 0 and 1 have their own."""
+    compiled = _rounding._rounding_on("cpu")
+    assert compiled is not _rounding._round_
+    for rows, columns in ((8, 4096), (777, 33), (64, 64)):
+        for number, key in enumerate((0, 1, 2**31, 2**32 - 1)):
+            exact = torch.randn(rows, columns)
+            into = torch.empty(rows, columns, dtype=torch.bfloat16)
+            compiled(into, exact.clone(), number, *_rounding._keys(key))
+            assert torch.equal(into, rounded(exact, first_row=number, key=key))
+    assert len(traced) <= 3
+
+
+def test_other_bits_are_not_used(monkeypatch):
+    """A compiler whose kernel draws other bits, or that fails, leaves the operators in its place."""
+
+    def fails(function, **_):
+        def run(*_args):
+            raise RuntimeError("no compiler")
+
+        return run
+
+    for compile_ in (lambda function, **_: lambda into, *_args: into.zero_(), fails):
+        monkeypatch.setattr(torch, "compile", compile_)
+        _rounding._rounding_on.cache_clear()
+        assert _rounding._rounding_on("cpu") is _rounding._round_
+    _rounding._rounding_on.cache_clear()
+
+
+def test_a_rehearsal_on_a_device_allocates_nothing():
+    """On tensors without data of a device other than the CPU it is a call that takes no memory and no compiler."""
+    exact, into = torch.empty(3, 4, device="meta"), torch.empty(3, 4, device="meta", dtype=torch.bfloat16)
+    round_stochastically_(into, exact, first_row=0, key=5)

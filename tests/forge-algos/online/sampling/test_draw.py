@@ -26,6 +26,14 @@ def test_the_impossible_is_never_drawn(number):
         assert inverse_cdf(scores, torch.tensor([number])).item() == possible
 
 
+def test_probabilities_are_added_up_in_whole_numbers(monkeypatch):
+    """Sums of floats, which a GPU takes in any order, decide nothing: the drawn token follows from whole numbers."""
+    added, plain = [], torch.Tensor.cumsum
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda values, dim: (added.append(values.dtype), plain(values, dim))[1])
+    inverse_cdf(torch.randn(3, 50), torch.rand(3))
+    assert added == [torch.int64]
+
+
 def test_random_numbers_are_a_completions_own():
     """Numbers follow from seed, prompt number and completion number alone; all differ."""
     together = uniforms(5, [(0, 0), (0, 1), (7, 1)], 6)

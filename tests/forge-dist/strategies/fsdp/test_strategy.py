@@ -1,6 +1,7 @@
 """Sharded on read, every tensor of it, without changing a bit; models that cannot be divided rightly are refused."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,26 @@ def test_refusals(save_base, edit_config):
     assert "another shape of weight model.embed_tokens.weight" in shape[1]
     assert tied[0] == "StrategyError"
     assert "ties lm_head.weight" in tied[1]
+
+
+@pytest.mark.parametrize(("there", "refused"), [(False, False), (True, True)])
+def test_a_build_for_gpus_without_one_shards_on_the_cpu(there, refused, monkeypatch):
+    """PyPI's torch is built for GPUs: where there is none, fsdp2 divides over CPUs; where there is one, it wants that."""
+    import torch
+
+    from forge_dist import LaunchSettings, Ranks, StrategyError, StrategySettings, topology
+    from forge_dist.strategies.fsdp._strategy import FSDP
+
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(
+        torch.accelerator,
+        "current_accelerator",
+        lambda check_available=False: None if check_available and not there else gpu,
+    )
+    ranks = Ranks(topology(LaunchSettings(), environ={}))
+    how = {"device": torch.device("cpu"), "name": "fsdp2", "reason": "asked for", "adapter": False}
+    with pytest.raises(StrategyError, match="shards onto the machine's cuda") if refused else nullcontext():
+        FSDP(StrategySettings(strategy="fsdp2"), ranks, **how)
 
 
 def test_saved_class(save_base):

@@ -35,8 +35,8 @@ def lengths(name: str, given: torch.Tensor, like: torch.Tensor, like_name: str) 
     return given.to(device=like.device, dtype=like.dtype).clamp(min=1)
 
 
-def cuts(given: torch.Tensor | Sequence[int], tokens: torch.Tensor, name: str) -> torch.Tensor:
-    """Return the lengths int[B] of samples that fill `tokens`[T], as int64 on its device."""
+def cuts(given: torch.Tensor | Sequence[int], tokens: torch.Tensor, name: str) -> list[int]:
+    """Return the lengths of samples that fill `tokens`[T]."""
     found = torch.as_tensor(given)
     if found.is_floating_point() or found.dim() != 1:
         raise LossError(f"lengths: integers in one dimension are wanted, not {described(given)}")
@@ -46,7 +46,7 @@ def cuts(given: torch.Tensor | Sequence[int], tokens: torch.Tensor, name: str) -
             f"lengths: {len(found)} lengths from {least} that add up to {total}, but {name} has {len(tokens)} tokens; give the "
             "number of tokens of each sample, in the order of the tokens"
         )
-    return found.to(device=tokens.device, dtype=torch.int64)
+    return found.tolist()
 
 
 def one_of(name: str, value: str, known: Iterable[str]) -> None:

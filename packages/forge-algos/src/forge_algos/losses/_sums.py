@@ -24,15 +24,12 @@ def completion_logps(token_logps: torch.Tensor, lengths: torch.Tensor | Sequence
     tensor([ -1., -14.])
     """
     tokens = _check.samples(token_logps=token_logps)["token_logps"]
-    cut = _check.cuts(lengths, tokens, "token_logps")
-    return sums(tokens, owners(cut, len(tokens)), len(cut))
+    return sums(tokens, _check.cuts(lengths, tokens, "token_logps"))
 
 
-def owners(cut: torch.Tensor, T: int) -> torch.Tensor:
-    """Return which of the B samples of lengths `cut`[B] each token belongs to, int64[T]."""
-    return torch.repeat_interleave(torch.arange(len(cut), device=cut.device), cut, output_size=T)
+def sums(values_T: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """Add up the values[T] of each sample, in the same order each time: float[B].
 
-
-def sums(values_T: torch.Tensor, owner_T: torch.Tensor, B: int) -> torch.Tensor:
-    """Add up values[T] by owner: float[B]."""
-    return values_T.new_zeros(B).index_add(0, owner_T, values_T)
+    A GPU's index_add takes any order, so that what is computed twice would differ in its last digits.
+    """
+    return torch.stack([values.sum() for values in values_T.split(list(sizes))]) if len(sizes) else values_T.new_zeros(0)

@@ -10,7 +10,7 @@ import torch
 
 
 def adds_wide(device: torch.device, dtype: torch.dtype, into: torch.dtype) -> bool:
-    """Return whether `add_product` and `write_product` work for matrices of `dtype` on the device; tried once.
+    """Return whether the device has `add_product` and `write_product` for a dtype; tried once.
 
     They are calls like any others of torch, which refuses an `out_dtype` wherever it has no kernel for that.
     """

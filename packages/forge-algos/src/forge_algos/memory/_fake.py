@@ -6,6 +6,7 @@ what depends on weights is not known.
 """
 
 import copy
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,18 +28,22 @@ def fake_mode() -> FakeTensorMode:
 
 @contextmanager
 def without_launches() -> Iterator[None]:
-    """Let Triton's kernels (flash-linear-attention's, Liger's) do nothing: what they write has been allocated before."""
-    try:
-        from triton import KernelInterface
-    except ImportError:
+    """Let Triton's kernels do nothing inside the block.
+
+    What those of flash-linear-attention or Liger write has been allocated before.
+    """
+    # It comes with torch's builds for GPUs; where nobody has imported it, it has no kernels.
+    triton: Any = sys.modules.get("triton")
+    if triton is None:
         yield
         return
-    launch = KernelInterface.__getitem__
-    KernelInterface.__getitem__ = lambda _kernel, _grid: _nothing
+    kernels = triton.KernelInterface
+    launch = kernels.__getitem__
+    kernels.__getitem__ = lambda _kernel, _grid: _nothing
     try:
         yield
     finally:
-        KernelInterface.__getitem__ = launch
+        kernels.__getitem__ = launch
 
 
 def _nothing(*_args: Any, **_how: Any) -> None:

@@ -36,21 +36,7 @@ def random_bits(rows: torch.Tensor, columns: torch.Tensor, key: int) -> torch.Te
     Returns:
         torch.Tensor: int32[M, D], 0 to 65,535.
     """
-    return joined_bits(*hashed_places(rows, columns, key))
-
-
-def hashed_places(rows: torch.Tensor, columns: torch.Tensor, key: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hash the numbers of rows and of columns with a key."""
-    return _mixed_(rows ^ _signed(key)), _mixed_(columns ^ _signed(_mixed(key)))
-
-
-def joined_bits(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Return the random bits, int32[M, D], of hashed rows and columns."""
-    found = rows[:, None] ^ columns[None, :]
-    found.mul_(_signed(_FACTORS[0]))
-    found.bitwise_xor_((found >> 15).bitwise_and_(0x1FFFF))
-    # The upper half of a product depends on all of its lower bits.
-    return found.mul_(_signed(_FACTORS[1])).bitwise_right_shift_(16).bitwise_and_(0xFFFF)
+    return _random_bits(rows, columns, *_keys(key))
 
 
 def round_stochastically_(into: torch.Tensor, exact: torch.Tensor, *, first_row: int, key: int) -> None:
@@ -64,46 +50,54 @@ def round_stochastically_(into: torch.Tensor, exact: torch.Tensor, *, first_row:
         first_row: number of its first row in the whole matrix.
         key: `rounding_key`.
     """
-    if exact.device.type == "cpu":
-        _round_(into, exact, *_hashed(exact, first_row, key))
-    else:
-        _round_on_device(into, exact, first_row, key)
+    (_round_ if exact.device.type == "cpu" else _round_on_device)(into, exact, first_row, *_keys(key))
 
 
-def _hashed(exact: torch.Tensor, first_row: int, key: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the hashes of rows, int32[M], and of columns, int32[D]."""
+def _keys(key: int) -> tuple[int, int]:
+    """Return the keys of rows and of columns, as int32."""
+    return _signed(key), _signed(_mixed(key))
+
+
+def _random_bits(rows: torch.Tensor, columns: torch.Tensor, row_key: int, column_key: int) -> torch.Tensor:
+    found = _mixed_(rows ^ row_key)[:, None] ^ _mixed_(columns ^ column_key)[None, :]
+    found.mul_(_signed(_FACTORS[0]))
+    found.bitwise_xor_((found >> 15).bitwise_and_(0x1FFFF))
+    # The upper half of a product depends on all of its lower bits.
+    return found.mul_(_signed(_FACTORS[1])).bitwise_right_shift_(16).bitwise_and_(0xFFFF)
+
+
+def _round_(into: torch.Tensor, exact: torch.Tensor, first_row: int, row_key: int, column_key: int) -> None:
     rows = torch.arange(first_row, first_row + exact.shape[0], dtype=torch.int32, device=exact.device)
     columns = torch.arange(exact.shape[1], dtype=torch.int32, device=exact.device)
-    return hashed_places(rows, columns, key)
-
-
-def _round_(into: torch.Tensor, exact: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> None:
     # A float is its sign and its magnitude: what is added to the digits that are cut off carries into those that stay.
-    bits = exact.view(torch.int32).add_(joined_bits(rows, columns)).bitwise_and_(-0x10000)
+    bits = exact.view(torch.int32).add_(_random_bits(rows, columns, row_key, column_key)).bitwise_and_(-0x10000)
     into.copy_(bits.view(torch.float32))
 
 
 @torch.library.custom_op("forge_algos::round_stochastically", mutates_args={"into", "exact"})
-def _round_on_device(into: torch.Tensor, exact: torch.Tensor, first_row: int, key: int) -> None:
-    """Round in one kernel where the device's code can be compiled: one by one, its operators are a dozen passes over memory."""
-    _rounding_of(exact.device.type)(into, exact, *_hashed(exact, first_row, key))
+def _round_on_device(into: torch.Tensor, exact: torch.Tensor, first_row: int, row_key: int, column_key: int) -> None:
+    _rounding_on(exact.device.type)(into, exact, first_row, row_key, column_key)
 
 
 @_round_on_device.register_fake
-def _(into: torch.Tensor, exact: torch.Tensor, first_row: int, key: int) -> None:
-    del into, exact, first_row, key
+def _(into: torch.Tensor, exact: torch.Tensor, first_row: int, row_key: int, column_key: int) -> None:
+    # One kernel, which allocates nothing.
+    del into, exact, first_row, row_key, column_key
 
 
 @lru_cache(maxsize=4)
-def _rounding_of(kind: str) -> Callable[..., None]:
-    """Return `_round_` compiled, where it has the same bits on this kind of device; otherwise as it is."""
+def _rounding_on(kind: str) -> Callable[..., None]:
+    """Return `_round_` as one kernel.
+
+    Where that cannot be compiled, or has other bits, it stays a dozen passes over memory.
+    """
     compiled = torch.compile(_round_, dynamic=True)
     try:
-        for rows, columns in ((48, 512), (33, 300)):
+        for rows, columns, place in ((48, 512, (0, 2**31 - 1, -5)), (33, 300, (7, -(2**31), 3))):
             exact = torch.linspace(-3, 3, rows * columns, device=kind).view(rows, columns).sin_()
             found = [torch.empty_like(exact, dtype=torch.bfloat16) for _ in range(2)]
             for round_, into in zip((_round_, compiled), found, strict=True):
-                round_(into, exact.clone(), *_hashed(exact, 7, 2**31 + 5))
+                round_(into, exact.clone(), *place)
             if not torch.equal(*found):
                 return _round_
     except (RuntimeError, ImportError, OSError):

@@ -7,7 +7,6 @@ import torch
 
 from forge_algos._errors import LossError
 from forge_algos.losses import _check
-from forge_algos.losses._sums import sums
 
 BASELINES = ("mean", "leave_one_out")
 SCALES = ("group", "batch", "none")
@@ -60,7 +59,7 @@ def gae(
             raise LossError(f"{name}: a number from 0 to 1 is wanted, not {factor!r}")
     given = _check.samples(rewards=rewards, values=values)
     r, v = given["rewards"].detach(), given["values"].detach()
-    cut = _check.cuts(lengths, r, "rewards")
+    cut = torch.tensor(_check.cuts(lengths, r, "rewards"), dtype=torch.int64, device=r.device)
     after = _check.samples(bootstrap=bootstrap).get("bootstrap", r.new_zeros(len(cut))).detach().to(r.dtype, copy=True)
     if len(after) != len(cut):
         raise LossError(
@@ -121,15 +120,15 @@ def group_advantages(
     _, ids = ids.unique(return_inverse=True)
     G = int(ids.max()) + 1
     zeroed = torch.where(scored, r, 0)
-    count_G = sums(scored.to(r.dtype), ids, G)
-    mean_G = sums(zeroed, ids, G) / count_G.clamp(min=1)
+    count_G = r.new_zeros(G).index_add(0, ids, scored.to(r.dtype))
+    mean_G = r.new_zeros(G).index_add(0, ids, zeroed) / count_G.clamp(min=1)
     centred = torch.where(scored, r - mean_G[ids], 0)
     # Equal rewards must give 0; the rounding of their mean, divided by 1e-4, would not.
     lowest = r.new_full((G,), torch.inf).scatter_reduce(0, ids, torch.where(scored, r, torch.inf), "amin")
     highest = r.new_full((G,), -torch.inf).scatter_reduce(0, ids, torch.where(scored, r, -torch.inf), "amax")
     centred = torch.where((lowest == highest)[ids], 0, centred)
     if scale == "group":
-        deviation = (sums(centred.square(), ids, G) / (count_G - 1).clamp(min=1)).sqrt()[ids]
+        deviation = (r.new_zeros(G).index_add(0, ids, centred.square()) / (count_G - 1).clamp(min=1)).sqrt()[ids]
     elif scale == "batch":
         deviation = r[scored].std() if int(scored.sum()) > 1 else r.new_zeros(())
     else:

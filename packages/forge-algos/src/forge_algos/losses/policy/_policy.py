@@ -9,7 +9,7 @@ from forge_algos._errors import LossError
 from forge_algos.losses import _check
 from forge_algos.losses._kl import estimate
 from forge_algos.losses._numeric import finite_exp
-from forge_algos.losses._sums import owners, sums
+from forge_algos.losses._sums import sums
 from forge_algos.losses._terms import LossTerms, summed
 from forge_algos.settings._policy_kinds import POLICY_KINDS
 from forge_algos.settings._validators import either
@@ -19,15 +19,14 @@ LOSS_ESTIMATORS = ("k3", "unbiased")
 
 
 class _Row(NamedTuple):
-    """Owners of the T tokens among B samples, and the samples' lengths."""
+    """Lengths of B samples, which are T tokens."""
 
-    owners: torch.Tensor
-    """int64[T]."""
+    sizes: list[int]
     lengths: torch.Tensor
-    """int64[B]."""
+    """The same, int64[B] on the device."""
 
     def sums(self, values_T: torch.Tensor) -> torch.Tensor:
-        return sums(values_T, self.owners, len(self.lengths))
+        return sums(values_T, self.sizes)
 
     def means(self, values_T: torch.Tensor) -> torch.Tensor:
         return self.sums(values_T) / self.lengths.clamp(min=1)
@@ -102,8 +101,8 @@ def policy_gradient(
     _check_settings(kind, low, high, dual_clip, max_length, ref_logps, kl_weight, kl_estimator)
     given = _check.samples(logps=logps, old_logps=old_logps, ref_logps=ref_logps)
     new = given["logps"]
-    cut = _check.cuts(lengths, new, "logps")
-    row = _Row(owners(cut, len(new)), cut)
+    sizes = _check.cuts(lengths, new, "logps")
+    row = _Row(sizes, torch.tensor(sizes, dtype=torch.int64, device=new.device))
     log_ratio = new - given["old_logps"].detach()
     if how.ratio != "token":
         log_ratio = row.sums(log_ratio) if how.ratio == "sequence_sum" else row.means(log_ratio)
@@ -176,16 +175,16 @@ def value(values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor,
 def _advantages(advantages: torch.Tensor, row: _Row, kind: str) -> torch.Tensor:
     """Advantages of what ratios are formed of: float[T] of tokens, or float[B] of samples."""
     found = _check.samples(advantages=advantages)["advantages"].detach()
-    B, T, of_samples = len(row.lengths), len(row.owners), POLICY_KINDS[kind].ratio != "token"
+    B, T, of_samples = len(row.sizes), sum(row.sizes), POLICY_KINDS[kind].ratio != "token"
     if len(found) == B and of_samples:
         return found
-    if B == T and not of_samples and int(row.lengths.min() if B else 1) == 0:
+    if B == T and not of_samples and 0 in row.sizes:
         raise LossError(f"advantages: with an empty sample, {B} of them could be one a sample or one a token; leave it out")
     # Otherwise, where both fit, every sample is one token, and both mean the same.
     if len(found) == T and not of_samples:
         return found
     if len(found) == B:
-        return found[row.owners]
+        return found.repeat_interleave(row.lengths, output_size=T)
     wanted = f"{B} (one a sample)" if of_samples else f"{B} (one a sample) or {T} (one a token)"
     raise LossError(f"advantages: {wanted} are wanted for {kind!r}, not {len(found)}")
 
