@@ -10,6 +10,7 @@ from safetensors import safe_open
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import forge
+from forge_accel import Choice, CPUAccelerator
 from forge_accel.fused import _choices
 
 from ..ranks import run_on_ranks
@@ -72,6 +73,22 @@ def test_a_run_compiles_one_graph_and_is_resumed_without(given: dict[str, Any], 
     sft({**given, **LORA, "ckpt_output_dir": str(half)})
     assert losses(half) == pytest.approx(losses(plain), rel=CLOSE)
     assert "compile: blocks → off" in log(half)
+
+
+def test_what_compiles_by_itself_says_why_and_warns_of_nothing(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `auto` compiles, the log has the reason; blocks that cannot be compiled are no warning there."""
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(CPUAccelerator, "compiling", lambda *_: Choice(fails, "blocks: measured to win"))
+    for name, more in (("auto", {}), ("asked", {"compile": "blocks"})):
+        sft({**given, **more, "ckpt_output_dir": str(tmp_path / name), "max_steps": 1})
+        assert "compile: blocks: measured to win" in log(tmp_path / name)
+        assert "compile: the blocks run uncompiled" in log(tmp_path / name)
+        assert ("WARNING: compile" in log(tmp_path / name)) == bool(more)
 
 
 @pytest.mark.lane

@@ -51,5 +51,5 @@ def test_other_products_take_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = factor((8, 64), turned=False, device="meta"), factor((64, 8), turned=True, device="meta")
     wide = tuple(each.float() for each in narrow)
     assert CPUAccelerator().product_scratch([wide]) == [0]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True):
         assert CPUAccelerator().product_scratch([narrow]) == [0]

@@ -46,7 +46,7 @@ class ProfilerMeter(MemoryMeter):
         # Its library writes two lines to stderr for each recording otherwise.
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         self._held = held
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
         self._profile.start()
 
     def abandon(self) -> None:

@@ -27,9 +27,13 @@ def compile_blocks(s: Any, machine: forge_accel.Accelerator, model: Any, report:
     chosen = machine.compiling(s.device.compile)
     if chosen.value is None:
         return
+    # What nobody asked for is no warning when it cannot be had.
+    by_itself = s.origins.get("compile", "").partition("chosen: ")[2]
+    warning = "" if by_itself else "WARNING: "
     blocks = forge_algos.repeated_blocks(model)
     if not blocks:
-        report.note(f"WARNING: compile={s.device.compile} has no effect: no repeated blocks were found in this model")
+        report.note(f"{warning}compile={s.device.compile} has no effect: no repeated blocks were found in this model")
         return
-    report.note(f"compile: {chosen.reason}")
-    forge_accel.CompiledBlocks(blocks, backend=chosen.value, note=report.note)
+    report.note(f"compile: {f'blocks: {by_itself}' if by_itself else chosen.reason}")
+    note = (lambda line: report.note(line.removeprefix("WARNING: "))) if by_itself else report.note
+    forge_accel.CompiledBlocks(blocks, backend=chosen.value, note=note)
