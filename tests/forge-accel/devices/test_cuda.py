@@ -27,6 +27,7 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "set_device", lambda index: record.update(current=index))
+        monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", lambda enabled: record.update(cudnn_attention=enabled))
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
         properties = SimpleNamespace(name=name, total_memory=int(gib * 2**30))
@@ -44,7 +45,7 @@ def test_auto_takes_the_gpu_that_is_there(gpus):
     assert isinstance(acc, CUDAAccelerator)
     assert acc.device.value == torch.device("cuda:0")
     assert acc.device.reason == "cuda:0: torch sees 2 GPU(s) through CUDA 12.8"
-    assert record["current"] == 0
+    assert record == {"current": 0, "cudnn_attention": False}
     assert acc.machine == "NVIDIA H100 80GB HBM3, 80 GiB, CUDA 12.8"
 
 

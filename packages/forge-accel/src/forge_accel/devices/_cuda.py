@@ -83,6 +83,9 @@ class CUDAAccelerator(Accelerator):
         _grow_segments()
         # NCCL, `synchronize` and the memory statistics use the current device where none is named.
         torch.cuda.set_device(self._index)
+        # torch prefers cuDNN's attention on Hopper, which makes a plan for each length that it has not met: samples and a cache
+        # that grows have all lengths. Flash and the memory-efficient kernels take any.
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
     @classmethod
     def available(cls) -> Choice[bool]:
