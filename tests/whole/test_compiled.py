@@ -83,12 +83,15 @@ def test_what_compiles_by_itself_says_why_and_warns_of_nothing(
     def fails(*_: Any) -> Any:
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(CPUAccelerator, "compiling", lambda *_: Choice(fails, "blocks: measured to win"))
+    wins, off = Choice(fails, "blocks: measured to win"), Choice(None, "off: asked for")
+    monkeypatch.setattr(CPUAccelerator, "compiling", lambda _, asked: off if asked == "off" else wins)
     for name, more in (("auto", {}), ("asked", {"compile": "blocks"})):
         sft({**given, **more, "ckpt_output_dir": str(tmp_path / name), "max_steps": 1})
         assert "compile: blocks: measured to win" in log(tmp_path / name)
         assert "compile: the blocks run uncompiled" in log(tmp_path / name)
         assert ("WARNING: compile" in log(tmp_path / name)) == bool(more)
+    sft({**given, **LORA, "ckpt_output_dir": str(tmp_path / "lora"), "max_steps": 1})
+    assert "compile: " not in log(tmp_path / "lora")
 
 
 @pytest.mark.lane

@@ -103,6 +103,8 @@ def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.
     # Both refuse what this machine has not, before anything is prepared.
     compiling, kernels = machine.compiling(s.device.compile), machine.kernels(s.device.kernels)
     if s.device.compile == "auto":
+        if compiling.value is not None and s.adapter.adapter != "none":
+            compiling = forge_accel.Choice(None, f"off: measured to win with adapter=none, not with {s.adapter.adapter}")
         s = s.resolved("compile", "off" if compiling.value is None else "blocks", compiling.reason)
     if s.device.kernels == "auto":
         s = s.resolved("kernels", kernels.value or "none", kernels.reason)
