@@ -85,7 +85,7 @@ class CUDAAccelerator(Accelerator):
         torch.cuda.set_device(self._index)
         # torch prefers cuDNN's attention on Hopper, which makes a plan for each length that it has not met: samples and a cache
         # that grows have all lengths. Flash and the memory-efficient kernels take any.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
 
     @classmethod
     def available(cls) -> Choice[bool]:
