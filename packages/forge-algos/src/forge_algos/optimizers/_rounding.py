@@ -100,7 +100,7 @@ def _rounding_on(kind: str) -> Callable[..., None]:
                 round_(into, exact.clone(), *place)
             if not torch.equal(*found):
                 return _round_
-    except (RuntimeError, ImportError, OSError):
+    except Exception:  # noqa: BLE001 - whatever a device's compiler lacks, the operators are there
         return _round_
     return compiled
 

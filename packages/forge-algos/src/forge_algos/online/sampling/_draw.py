@@ -68,5 +68,5 @@ def inverse_cdf(scores: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
     """
     # Whole numbers: on a GPU sums of floats come out otherwise each time, and the same seed would draw other tokens.
     summed = (scores.float().softmax(-1) * 2.0**40).long().cumsum(-1)
-    below = (uniform_B.double() * summed[:, -1]).long()
+    below = (uniform_B * summed[:, -1]).long()
     return (summed > below[:, None]).int().argmax(-1)
