@@ -3,12 +3,12 @@
 import math
 import tempfile
 from collections import namedtuple
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from _here import Here, check, packed, relative
+from _one_shard import one_rank, sharded
 
 Asked = namedtuple("Asked", "input_ids prompt columns")  # noqa: PYI024 - what forge_algos reads of a prompt
 
@@ -89,29 +89,10 @@ def _padded_kernel(here: Here) -> Any:
     return kernel
 
 
-@contextmanager
-def _one_rank(here: Here) -> Iterator[Any]:
-    """Open a process group of this process alone; gives its ranks."""
-    import torch.distributed as dist
-
-    from forge_dist import LaunchSettings, Ranks, topology
-
-    dist.init_process_group(here.machine.collective_backend.value, store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield Ranks(topology(LaunchSettings(), environ={}))
-    finally:
-        dist.destroy_process_group()
-
-
 @check("right")
 def fsdp_one(here: Here) -> tuple[bool, dict[str, Any]]:
     """Train by FSDP2's own code on one device, gathered in float32 and in bfloat16: one process's losses."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    from forge_algos import OptimizerSettings, make_optimizer
-    from forge_dist import StrategySettings
-    from forge_dist.strategies.fsdp._strategy import FSDP
+    from forge_algos import OptimizerSettings
 
     torch = here.torch
     settings = OptimizerSettings(learning_rate=1e-3, lr_scheduler="constant")
@@ -119,20 +100,15 @@ def fsdp_one(here: Here) -> tuple[bool, dict[str, Any]]:
     losses = {"single": [out.loss for out in here.train(here.model("small", dtype=torch.float32), rows, settings=settings)]}
     peaks: dict[str, Any] = {}
     cases = {"float32": ("none", False), "bfloat16": ("none", True), "bfloat16, recomputed": ("full", True)}
-    with _one_rank(here) as ranks:
+    with one_rank(here) as ranks:
         for name, (recomputed, gathered) in cases.items():
-            how = StrategySettings(strategy="fsdp2", activation_checkpointing=recomputed)
-            strategy = FSDP(how, ranks, device=here.device, name="fsdp2", reason="one device", adapter=False)
-            # transformers leaves a mesh of one undivided: the groups are made here as it makes them for more.
-            model, mesh = here.model("small", dtype=torch.float32), init_device_mesh(here.device.type, (1,))
-            policy = MixedPrecisionPolicy(param_dtype=here.dtype, reduce_dtype=torch.float32)
-            more = {"mesh": mesh, **({"mp_policy": policy} if gathered else {})}
-            for layer in model.model.layers:
-                fully_shard(layer, reshard_after_forward=True, **more)
-            fully_shard(model, **more)
-            strategy._configure_groups(model)
-            model, optimizer = strategy.wrap(
-                model, lambda m: make_optimizer(m, settings, fused=here.machine.fused_optimizer.value)
+            model, optimizer, strategy = sharded(
+                here,
+                here.model("small", dtype=torch.float32),
+                settings,
+                ranks,
+                gathered=gathered,
+                recomputed=recomputed,
             )
             here.machine.reset_peak_memory()
             context = {"autocast": nullcontext} if gathered else {}

@@ -3,9 +3,11 @@
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from _here import Here, check, packed
+from _one_shard import one_rank, sharded
 
 GOALS = {"full_1b_compiled": 54_000, "full_8b": 11_000, "lora_8b_compiled": 14_000, "lora_06b": 54_000}
 """Tokens a second that one H200 should reach."""
@@ -33,6 +35,11 @@ def measure(here: Here, name: str, shape: str, step: Callable[[], int], *, flops
 
 def side(here: Here, name: str, shape: str, tokens: int, **how: Any) -> tuple[bool | None, dict[str, Any]]:
     """Measure one way to train a shape: full or LoRA, forge's loop or a bare one, compiled, with Liger's kernels."""
+    with one_rank(here) if how.get("sharded") else nullcontext() as ranks:
+        return _side(here, name, shape, tokens, ranks, **how)
+
+
+def _side(here: Here, name: str, shape: str, tokens: int, ranks: Any, **how: Any) -> tuple[bool | None, dict[str, Any]]:
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -68,6 +75,11 @@ def side(here: Here, name: str, shape: str, tokens: int, **how: Any) -> tuple[bo
     trained = model if adaptation is None else adaptation.model
     if how.get("weights"):
         cast_trained(trained, here.dtype)
+    settings = OptimizerSettings(optimizer=how.get("optimizer", "adamw"), learning_rate=1e-5, lr_scheduler="constant")
+    more: dict[str, Any] = {}
+    if ranks is not None:
+        trained, optimizer, strategy = sharded(here, trained, settings, ranks, gathered=True)
+        more = {"optimizer": optimizer, "parallel": strategy, "autocast": nullcontext}
     if how.get("compiled"):
         facts["notes"] = []
         backend = "aot_eager" if here.toy else "inductor"
@@ -77,8 +89,8 @@ def side(here: Here, name: str, shape: str, tokens: int, **how: Any) -> tuple[bo
     rows = here.rows(shape, lengths)
     labelled = sum(int((row.labels[1:] != -100).sum()) for row in rows)
     if not bare:
-        settings = OptimizerSettings(optimizer=how.get("optimizer", "adamw"), learning_rate=1e-5, lr_scheduler="constant")
-        loop = here.train(trained, ([packed(rows)] for _ in range(10**6)), settings=settings, adaptation=adaptation)
+        rows_forever = ([packed(rows)] for _ in range(10**6))
+        loop = here.train(trained, rows_forever, settings=settings, adaptation=adaptation, **more)
 
         def step() -> int:
             return next(loop).tokens
@@ -134,6 +146,7 @@ for _name, _shape, _tokens, _how in (
     ("full_1b_bare", "1b", 16_384, {"bare": True}),
     ("full_1b_padded", "1b", 16_384, {"bare": True, "padded": True}),
     ("full_1b_compiled", "1b", 16_384, {"compiled": True}),
+    ("full_1b_sharded", "1b", 16_384, {"sharded": True, "compiled": True}),
     ("full_1b_liger", "1b", 16_384, {"kernels": "liger"}),
     ("full_1b_bf16", "1b", 16_384, _BF16),
     ("full_1b_bf16_compiled", "1b", 16_384, {**_BF16, "compiled": True}),
@@ -143,6 +156,7 @@ for _name, _shape, _tokens, _how in (
     ("lora_1b", "1b", 16_384, {"lora": True}),
     ("lora_1b_bare", "1b", 16_384, {"lora": True, "bare": True}),
     ("full_8b", "8b", 8_192, {"optimizer": "adamw_8bit", "compiled": True}),
+    ("full_8b_sharded", "8b", 8_192, {"sharded": True, "optimizer": "adamw_8bit", "compiled": True}),
     ("full_8b_checkpointed", "8b", 16_384, {**_AGAIN, "optimizer": "adamw_8bit", "compiled": True}),
     ("full_8b_adamw", "8b", 8_192, _AGAIN),
     ("full_8b_bf16", "8b", 8_192, _BF16),
