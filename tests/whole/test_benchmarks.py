@@ -77,7 +77,7 @@ def test_gpu_checks(option, value):
     """gpu/run.py's checks hold at toy size on a CPU, each on a line with its chip and versions; nothing is claimed of speed."""
     command = [sys.executable, str(BENCHMARKS / "gpu" / "run.py"), "--device", "cpu", "--toy", "--in-process"]
     done = subprocess.run([*command, option, value], capture_output=True, text=True, check=False)
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
     assert done.returncode == 0, lines or done.stderr
     assert lines.pop()["failed"] == []
     assert len(lines) >= {"right": 17, "speed": 26}.get(value, 4)
