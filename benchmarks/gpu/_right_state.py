@@ -164,6 +164,38 @@ def resume(here: Here) -> tuple[bool, dict[str, Any]]:
 
 
 @check("right")
+def repeats(here: Here) -> tuple[None, dict[str, Any]]:
+    """Compute twice and compare bits: three steps, and a sampled token's logits, also by torch's deterministic algorithms."""
+    from forge_algos import OptimizerSettings
+
+    torch, facts = here.torch, {}
+    settings = OptimizerSettings(learning_rate=1e-3, lr_scheduler="constant")
+    rows = [[packed(here.rows("small", here.lengths(4096, seed=k), seed=k))] for k in range(3)]
+    ids = torch.arange(8 * 40, device=here.device).view(8, 40) % here.shape("small")["vocab_size"]
+    mask = (torch.arange(40, device=here.device) >= torch.arange(8, device=here.device)[:, None]).long()
+
+    def logits(model: Any) -> list[Any]:
+        with torch.no_grad(), here.autocast():
+            first = model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], use_cache=True)
+            second = model(input_ids=ids[:, -1:], attention_mask=mask, past_key_values=first.past_key_values)
+        return [first.logits, second.logits]
+
+    for name, asked in (("as_it_comes", False), ("deterministic", True)):
+        torch.use_deterministic_algorithms(asked, warn_only=True)
+        try:
+            runs, sampled = [], []
+            for _ in range(2):
+                model = here.model("small", dtype=torch.float32)
+                sampled.append(logits(model.eval()))
+                runs.append([out.loss for out in here.train(model.train(), rows, settings=settings)])
+        finally:
+            torch.use_deterministic_algorithms(mode=False)
+        same = [bool(torch.equal(a, b)) for a, b in zip(*sampled, strict=True)]
+        facts[name] = {"losses": runs[0] == runs[1], "prompt_logits": same[0], "next_logits": same[1]}
+    return None, facts
+
+
+@check("right")
 def grpo(here: Here) -> tuple[bool, dict[str, Any]]:
     """Sample twice by one seed, and update: the same completions, a ratio of 1, a finite loss; tokens sampled a second."""
     import time
