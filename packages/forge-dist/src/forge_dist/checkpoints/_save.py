@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import torch
 
+from forge_dist._files import room_lacking
 from forge_dist.checkpoints import _folder as folder
 from forge_dist.checkpoints._manifest import Manifest, versions
 from forge_dist.checkpoints._plan import Piece, StoredTensor
@@ -86,16 +87,19 @@ def save_job(job: Job, ranks: "Ranks", exchange: Exchange) -> Outcome:
 
 
 def _write(job: Job, ranks: "Ranks") -> dict[str, Any]:
+    takes = sum(value.nbytes for value in job.values.values())
     try:
         if not job.values:
-            return {"file": None, "error": None}
+            return {"file": None, "error": None, "bytes": 0}
         name = file_of(ranks.rank)
-        return {"file": [name, *write_file(job.temporary / name, job.pieces, job.values, list(job.values))], "error": None}
+        file = write_file(job.temporary / name, job.pieces, job.values, list(job.values))
+        return {"file": [name, *file], "error": None, "bytes": takes}
     except Exception as error:  # noqa: BLE001 - of any kind: the other ranks wait for an answer
         where = f" (rank {ranks.rank} on {socket.gethostname()})" if ranks.world_size > 1 else ""
         if where and isinstance(error, FileNotFoundError):
             where += "; is it a place that all hosts share?"
-        return {"file": None, "error": f"{job.root / folder.name_of(job.step)} cannot be written: {error}{where}"}
+        said = f"{job.root / folder.name_of(job.step)} cannot be written: {error}{where}"
+        return {"file": None, "error": said, "bytes": takes}
 
 
 def _commit(job: Job, ranks: "Ranks", reports: list[dict[str, Any]]) -> dict[str, Any]:
@@ -109,7 +113,9 @@ def _commit(job: Job, ranks: "Ranks", reports: list[dict[str, Any]]) -> dict[str
         errors.append(f"{job.root / folder.name_of(job.step)} cannot be written: {error}")
     if target is None:
         folder.discard(job.temporary)
-        return {"path": None, "error": "; ".join(errors), "remark": None}
+        why = "; ".join(errors)
+        room = room_lacking(job.root, sum(report["bytes"] for report in reports), why)
+        return {"path": None, "error": f"{why}{room}", "remark": None}
     remarks = [folder.announce(job.root, target), folder.prune(job.root, target, job.keep, job.broken)]
     return {"path": str(target), "error": None, "remark": "; ".join(text for text in remarks if text) or None}
 
