@@ -123,7 +123,7 @@ def _commit(job: Job, ranks: "Ranks", reports: list[dict[str, Any]]) -> dict[str
 
 
 def _errors(reports: list[dict[str, Any]]) -> list[str]:
-    """Return what went wrong on the ranks, each text once and a few of them: a disk is full for a thousand ranks."""
+    """Return what went wrong on the ranks: a few texts, each once however many ranks say it."""
     places: dict[str, list[str]] = {}
     for report in reports:
         if report["error"] is not None:
