@@ -20,8 +20,8 @@ BUDGET = 200
 """Requests that may reach the run's store within a second."""
 _LOOPBACK = "127.0.0.1"
 _CONNECT_SECONDS = 5.0
-_LOOK_SECONDS = 5.0
-"""Seconds between two looks of a node's first rank for ranks that do without it."""
+_LOOK_SECONDS, _MOST_SECONDS = 5.0, 60.0
+"""Seconds until a node's first rank first looks for ranks that do without it, and between two looks at most."""
 _ALL_LEFT = "all left"
 
 
@@ -133,14 +133,16 @@ class Relay:
 
         if (node := self._node) is None:
             return 0
-        others, alone = self._topology.local_world_size - 1, 0
+        others, alone, seconds = self._topology.local_world_size - 1, 0, _LOOK_SECONDS
         while True:
             if alone == others:
                 return 0
             try:
-                node.wait(f"left/{others - alone}", _LOOK_SECONDS)
+                node.wait(f"left/{others - alone}", seconds)
                 return others - alone
             except DistStoreError:
+                # torch warns each time, and another rank of the node may take long.
+                seconds = min(2 * seconds, _MOST_SECONDS)
                 alone = self._run.count(self._alone, 0)
 
     def close(self) -> None:
