@@ -229,7 +229,8 @@ def hold(index: int, count: int, world_size: int, port: int, seconds: float) -> 
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        with forge_dist.join(forge_dist.topology(forge_dist.LaunchSettings(), environ=environ)) as ranks:
+        # A thousand threads on one machine take minutes to meet, longer than ranks of a run wait for each other.
+        with forge_dist.join(forge_dist.topology(forge_dist.LaunchSettings(connect_seconds=1800), environ=environ)) as ranks:
             gates["met"].wait()
             ranks.first(lambda: time.sleep(WAIT))
             gates["first"].wait()
