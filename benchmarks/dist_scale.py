@@ -3,7 +3,8 @@
 Nothing is trained, and no tensor is made. The planning is the package's own, run for one rank after the other on what a rank of
 a Llama 3.1 70B under fsdp2 (and hsdp over 8 ranks) would hold; what a rank sends and receives is counted where it would pass
 between processes. The network's own time is not in it. For the store each rank is a thread in one of a few processes: it joins
-the others, waits 2 seconds for rank 0 (`Ranks.first`), beats for a while, and leaves; every call of the store is counted.
+the others, waits 2 seconds for rank 0 (`Ranks.first`), beats for a while, and leaves; every call of the run's store is counted,
+and apart from it those of the stores within nodes.
 `gathered_on_every_rank_bytes` is what each rank received when the pieces of all were gathered everywhere, as JSON.
 
     python benchmarks/dist_scale.py                    # 8, 64, 512 and 1,024 ranks
@@ -170,19 +171,23 @@ def store(world_size: int, seconds: float) -> dict[str, Any]:
             "requests_per_second": round(requests / lasted, 1),
             "requests_per_second_and_rank": round(requests / lasted / world_size, 3),
             "bytes_per_second": round(size / lasted),
+            "requests_within_nodes": sum(each[phase]["within_nodes"] for each in printed),
         }
     return found
 
 
 class Counted:
-    """A store, each of whose calls is counted."""
+    """A store, each of whose calls is counted: of the run's by size too, of one within a node alone."""
 
     calls: ClassVar[Counter[str]] = Counter()
     lock = threading.Lock()
+    port: ClassVar[int] = 0
+    """Of the run's store."""
 
     def __init__(self, *arguments: Any) -> None:
         self._store = arguments[-1]
         self._prefix = "/".join(map(str, arguments[:-1]))
+        self._within = getattr(arguments[-1].underlying_store, "port", Counted.port) != Counted.port
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
@@ -192,8 +197,11 @@ class Counted:
         def call(*arguments: Any, **named: Any) -> Any:
             size = sum(len(str(each)) for each in arguments)
             with Counted.lock:
-                Counted.calls["requests"] += 1
-                Counted.calls["bytes"] += size
+                if self._within:
+                    Counted.calls["within_nodes"] += 1
+                else:
+                    Counted.calls["requests"] += 1
+                    Counted.calls["bytes"] += size
             return found(*arguments, **named)
 
         return call
@@ -205,7 +213,7 @@ def hold(index: int, count: int, world_size: int, port: int, seconds: float) -> 
 
     import forge_dist
 
-    real = dist.PrefixStore
+    real, Counted.port = dist.PrefixStore, port
     dist.PrefixStore = lambda prefix, store: Counted(prefix, real(prefix, store))  # pyrefly: ignore[bad-assignment]
     own = range(index, world_size, count)
     gates = {phase: threading.Barrier(len(own) + 1) for phase in ("met", "first", "beaten")}
@@ -221,7 +229,8 @@ def hold(index: int, count: int, world_size: int, port: int, seconds: float) -> 
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        with forge_dist.join(forge_dist.topology(forge_dist.LaunchSettings(), environ=environ)) as ranks:
+        # A thousand threads on one machine take minutes to meet, longer than ranks of a run wait for each other.
+        with forge_dist.join(forge_dist.topology(forge_dist.LaunchSettings(connect_seconds=1800), environ=environ)) as ranks:
             gates["met"].wait()
             ranks.first(lambda: time.sleep(WAIT))
             gates["first"].wait()
@@ -239,7 +248,7 @@ def hold(index: int, count: int, world_size: int, port: int, seconds: float) -> 
         nonlocal began
         now = time.perf_counter()
         with Counted.lock:
-            found[name] = {"seconds": now - began, "requests": Counted.calls["requests"], "bytes": Counted.calls["bytes"]}
+            found[name] = {"seconds": now - began, **{key: Counted.calls[key] for key in ("requests", "bytes", "within_nodes")}}
             Counted.calls.clear()
         began = now
 

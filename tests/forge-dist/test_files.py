@@ -1,6 +1,7 @@
 """Complete under the name, or not there."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from forge_dist import (
     unreadable,
     write_text_atomically,
 )
+from forge_dist._files import room_lacking
 
 SLOW_BODY = """
 import sys, time
@@ -195,6 +197,16 @@ def test_a_directory_that_cannot_be_made_durable_is_not_there(tmp_path, monkeypa
     ):
         (folder / "file").write_text("text")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_how_much_room_is_lacking(tmp_path, monkeypatch):
+    """Both figures where an error's text says that a disk is full, of the folder that is there; nothing for another error."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: {tmp_path: shutil._ntuple_diskusage(9, 8, 1536)}[path])
+    why = "out cannot be written: [Errno 28] No space left on device"
+    said = "; it takes 3.0 MiB, and 1.5 KiB are free there"
+    for full in (why, "I/O error: No space left on device (os error 28)"):
+        assert room_lacking(tmp_path / "not" / "there", 3 * 2**20, full) == said
+    assert room_lacking(tmp_path, 3 * 2**20, "[Errno 281] or [Errno 13] Permission denied") == ""
 
 
 class Lost(RuntimeError):

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,6 +124,38 @@ def test_without_emergency_dir_the_end_is_clear(given: dict[str, Any], undisturb
     forge.sft(**settings)
     assert "no full state was saved before it ended: it begins at its first step" in (tmp_path / "run" / "log.txt").read_text()
     alike(tmp_path / "run", undisturbed)
+
+
+def test_the_last_export_waits_for_a_state_that_finds_no_room(
+    given: dict[str, Any], undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a nearly full disk the last state takes what is left until it fails: the last export does not begin before that."""
+    run, write_file, write_configs, taken = tmp_path / "run", _save.write_file, _export.write_configs, threading.Event()
+
+    def full_disk(path: Path) -> OSError:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def state(path: Path, *rest: Any) -> Any:
+        step = int(path.parent.name.split(".")[1].removeprefix("step_"))
+        if step == 8:
+            taken.set()
+            time.sleep(1.0)
+            taken.clear()
+        if step >= 7:
+            raise full_disk(path)
+        return write_file(path, *rest)
+
+    def model(inner: Any, folder: Path, *rest: Any) -> Any:
+        if taken.is_set():
+            raise full_disk(folder)
+        return write_configs(inner, folder, *rest)
+
+    monkeypatch.setattr(_save, "write_file", state)
+    monkeypatch.setattr(_export, "write_configs", model)
+    forge.sft(**given | {"async_save": True, "keep_best": False}, ckpt_output_dir=run)
+    assert metrics(run)[-1]["step"] == 8
+    name = "hf_format/samples_48/model.safetensors"
+    assert weights(run)[name] == weights(undisturbed)[name]
 
 
 @pytest.mark.lane

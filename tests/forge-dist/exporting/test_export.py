@@ -1,5 +1,6 @@
 """A model in memory into a directory that plain transformers loads."""
 
+import errno
 import json
 import os
 import resource
@@ -196,6 +197,27 @@ def test_a_disk_that_refuses_leaves_nothing(base, tmp_path, limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(where.iterdir()) == []
     export_model(model, where / "out")
+
+
+def test_a_full_disk_is_said_with_both_figures(base, tmp_path, monkeypatch):
+    """How much the tensors take and how much is free, once what was half-written is gone."""
+    model = trained(base)
+    takes = sum(each.nbytes for each in load_file(export_model(model, tmp_path / "whole") / "model.safetensors").values())
+    fsync = os.fsync
+
+    def full(descriptor):
+        if "/.out." in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = (
+        rf"out cannot be written: .*No space left on device; it takes {takes / 2**10:.1f} KiB, and [\d,.]+ MiB are free there$"
+    )
+    with pytest.raises(ExportError, match=said) as caught:
+        export_model(model, tmp_path / "out")
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    assert not (tmp_path / "out").exists()
 
 
 def test_big_models_come_in_several_files(base, tmp_path, monkeypatch):

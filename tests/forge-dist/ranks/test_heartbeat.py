@@ -5,8 +5,15 @@ import json
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
+
+from forge_dist.environment._topology import Topology
+from forge_dist.ranks import _heartbeat
+from forge_dist.ranks._heartbeat import Heartbeat
+from forge_dist.ranks._messages import Messages
 
 from ...lanes import ci_keeps
 from ...ranks import run_on_ranks
@@ -54,6 +61,20 @@ def test_a_silent_host_is_named_by_the_others(who, tmp_path):
         message = report(tmp_path, rank)
         assert message["class"] == "WorkerError"
         assert f"(rank {who}) was not heard of for" in message["text"]
+
+
+def test_a_first_rank_that_never_beat(monkeypatch):
+    """One that was gone before its first beat is waited for as long as ranks wait for each other, and then named."""
+    store = Messages(dist.HashStore(), "secret", "forge")
+    monkeypatch.setattr(_heartbeat, "connect_store", lambda *_, **__: store)
+    topology = Topology(role="worker", rank=1, world_size=2, local_rank=1, local_world_size=2, connect_seconds=60.0)
+    beat = Heartbeat(topology, "host")
+    monkeypatch.setattr(beat, "_clock", SimpleNamespace(seconds=80.0))
+    assert beat._read_pulse() == ""
+    beat._clock.seconds = 91.0
+    assert beat._read_pulse() == "rank 0 was not heard of for 91 s: it died, or the network between the hosts is cut"
+    store.set("pulse", json.dumps([1, "first", "", 0]))
+    assert beat._read_pulse() == ""
 
 
 def be_slow(ranks):

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
@@ -74,6 +75,25 @@ def test_a_wait_is_one_request(messages, store):
     assert client.get("late") == "here"
 
 
+def test_receiving_is_one_request_before_and_one_after(messages, store):
+    """The store answers when the message is there; its own limit of waits is what it was."""
+    client = Messages(dist.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False), "secret", "forge/1")
+    client.store.set_timeout(timedelta(seconds=0.1))
+    threading.Timer(0.5, messages.set, ("late", "ü")).start()
+    assert client.receive("late") == "ü"
+    assert client.requests == 2
+    assert client.store.timeout == timedelta(seconds=0.1)
+    store.set("forge/1/a", "forged")
+    with pytest.raises(MeetingError, match="under forge/1/a was not written by this run"):
+        client.receive("a")
+
+
+def test_a_wait_with_a_limit(messages):
+    """It ends with the store's error, for its caller to name what did not come."""
+    with pytest.raises(dist.DistStoreError):
+        messages.wait("never", 0.1)
+
+
 def test_a_wait_lets_signals_in(messages, store):
     """A rank that waits for hours obeys a signal at once, which a call to the store would not."""
     client = Messages(dist.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False), "secret", "forge/1")
@@ -104,10 +124,13 @@ def test_a_wait_ends_with_the_store(messages, store, monkeypatch):
             raise dist.DistStoreError("wait timeout")
         raise dist.DistNetworkError("closed")
 
-    monkeypatch.setattr(messages, "store", type("Gone", (), {"wait": staticmethod(wait)}))
-    with pytest.raises(dist.DistNetworkError, match="closed"):
-        messages.wait("a")
-    assert ran_out == [1]
+    gone = {"wait": wait, "get": wait, "timeout": timedelta(1), "set_timeout": lambda *_: None}
+    monkeypatch.setattr(messages, "store", type("Gone", (), gone)())
+    for call in (messages.wait, messages.receive):
+        with pytest.raises(dist.DistNetworkError, match="closed"):
+            call("a")
+        assert ran_out == [1]
+        ran_out.clear()
 
 
 def test_where_the_secret_comes_from(monkeypatch):

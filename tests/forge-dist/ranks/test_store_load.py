@@ -7,8 +7,10 @@ import torch.distributed as dist
 from forge_dist.environment._topology import Topology
 from forge_dist.launching import _rendezvous
 from forge_dist.ranks import _heartbeat
+from forge_dist.ranks._first import run_on_first
 from forge_dist.ranks._heartbeat import Heartbeat, beat_seconds
 from forge_dist.ranks._messages import Messages
+from forge_dist.ranks._relay import Relay, relays
 
 BUDGET = 200.0
 
@@ -37,6 +39,27 @@ def test_all_heartbeats_of_a_run_together(nodes, ranks, monkeypatch):
     if ranks <= 64:
         assert {beat._interval for beat in beats} == {2.0}
         assert {beat._limit for beat in beats} == {30.0}
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 8), (8, 64), (13, 104), (64, 512), (128, 1024)])
+def test_all_ranks_that_wait_for_rank_0(nodes, ranks, monkeypatch):
+    """At most 200 requests once it is done, and as many when they begin to wait: of many ranks the first of each node asks."""
+    # What the others ask of it is counted in test_relay.py, over sockets.
+    monkeypatch.setattr(Relay, "_host", lambda relay: (relay._run.over(dist.HashStore()), 1))
+    store, local = dist.HashStore(), ranks // nodes
+    topology = Topology(role="worker", world_size=ranks, max_nodes=nodes, local_world_size=local)
+    relayed = relays(topology)
+    asking = [rank for rank in range(ranks) if not (relayed and rank % local)]
+    messages = {rank: Messages(store, "secret", "forge") for rank in asking}
+    places = {
+        rank: Relay(each, attrs.evolve(topology, rank=rank, node_rank=rank // local)) if relayed else each
+        for rank, each in messages.items()
+    }
+    before = sum(each.requests for each in messages.values())
+    values = [run_on_first(places[rank], "first/1", lambda: 7, rank=rank, host="host") for rank in asking]
+    assert values == [7] * len(asking)
+    # One of two of each rank is sent when it begins to wait.
+    assert (sum(each.requests for each in messages.values()) - before) / 2 <= BUDGET
 
 
 def test_nodes_that_wait_for_each_other(monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 
 from forge import RunDirectoryError
@@ -141,3 +142,19 @@ def test_what_does_not_fit() -> None:
     assert "1 to 3 full states" in maybe.lines()[0]
     assert "WARNING: the disk has less room" in maybe.lines()[0]
     Room(disks=(disk(MIB, 3, 3, there=2 * MIB),), remedies=()).check(Path("/runs/a"))
+
+
+@pytest.mark.parametrize(("setting", "less"), [("emergency_dir", ""), ("checkpoint_storage", ", take less (keep_last_n=1)")])
+def test_another_disk_does_not_fit(setting: str, less: str) -> None:
+    """The setting that names it is refused, with what helps there; on the run's own disk it is the run's directory."""
+    need = Need(what="state", place=Path("/spare"), each=2 * MIB, surely=1, most=1, setting=setting)
+    spare = Disk(place=Path("/spare"), free=MIB, needs=(need,))
+    with pytest.raises(RunDirectoryError) as found:
+        Room(disks=(disk(9 * MIB, 3, 3), spare), remedies=("keep_last_n=1",)).check(Path("/runs/a"))
+    assert str(found.value) == (
+        f"{setting} /spare: the disk of /spare has less room than the run takes: 2.0 MiB at its peak (1 state of 2.0 MiB), and "
+        f"1.0 MiB are free. Make room{less}, or give another directory, or leave {setting} out."
+    )
+    shared = attrs.evolve(spare, needs=(need, *disk(MIB, 1, 1).needs))
+    with pytest.raises(RunDirectoryError, match=r"^ckpt_output_dir /runs/a: .* or give another directory\.$"):
+        Room(disks=(shared,), remedies=()).check(Path("/runs/a"))

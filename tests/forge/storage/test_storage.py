@@ -1,5 +1,6 @@
 """The copy of a run directory at a URL: whole or not counted, fetched again, pruned as the run directory is."""
 
+import errno
 import json
 import os
 import shutil
@@ -190,6 +191,31 @@ def test_a_half_copy_is_never_used(run, url, tmp_path, monkeypatch):
             break
     assert {0, 1, 2} <= set(found)
     assert len(found) > 10
+
+
+@every_kind
+def test_a_file_that_finds_no_room_is_not_there(url, monkeypatch):
+    """Nothing half-written stays under a name; on a disk the message says to make room, elsewhere what to look at."""
+    remote = Remote(url)
+    remote.write("whole", iter([b"whole"]))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def content():
+        yield b"half"
+        full()
+
+    local = remote.local_folder is not None
+    remedy = "Its disk is full: make room" if local else "Check the address, what you may do there, and the network"
+    with pytest.raises(StorageError, match=rf"model/weights cannot be written: No space left on device\. {remedy}\.$"):
+        remote.write("model/weights", content())
+    assert remote.names() == {"whole": 5}
+    if local:
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match="other cannot be written: No space left"):
+            remote.write("other", iter([b"text"]))
+        assert remote.names() == {"whole": 5}
 
 
 def test_a_damaged_copy_is_refused_by_name(run, url, tmp_path):

@@ -4,8 +4,10 @@ Written under a hidden name beside the final one, made durable (fsync), then ren
 `.NAME.*.tmp` that nothing reads and that can be deleted; it never leaves half of NAME.
 """
 
+import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -14,6 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from forge_dist._errors import ExportError
+
+_NO_ROOM = re.compile(rf"\[Errno {errno.ENOSPC}\]|\(os error {errno.ENOSPC}\)")
+"""How Python, and Rust under safetensors and tokenizers, write that a disk is full."""
 
 _guards: list[tuple[Path, Callable[[], None]]] = []
 
@@ -176,6 +181,30 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def room_lacking(path: Path, takes: int, why: str) -> str:
+    """Return what something takes and what is free, where `why` is of a full disk; else "".
+
+    Args:
+        path: of what was not written, of which nothing is left there.
+        takes: its bytes.
+        why: text of the error.
+    """
+    if not _NO_ROOM.search(why):
+        return ""
+    place = next((folder for folder in (path, *path.parents) if folder.is_dir()), None)
+    if place is None:
+        return ""
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError:
+        return ""
+    return f"; it takes {_size(takes)}, and {_size(free)} are free there"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
 
 
 def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:

@@ -48,8 +48,12 @@ def write_remedy(error: Exception | str | None) -> str:
     >>> write_remedy("step_6 cannot be written: [Errno 30] Read-only file system").partition(":")[0]
     'its file system is read-only, as one whose disk fails may have become'
     """
-    number = None if error is None else error_number(error)
-    return _REMEDIES.get(number or 0, "see to what the error names")
+    return known_remedy(error) or "see to what the error names"
+
+
+def known_remedy(error: Exception | str | None) -> str | None:
+    """Say what lets a file be written after an error of a known errno; None for another."""
+    return None if error is None else _REMEDIES.get(error_number(error) or 0)
 
 
 @contextmanager

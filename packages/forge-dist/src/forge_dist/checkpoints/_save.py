@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import torch
 
+from forge_dist._files import room_lacking
 from forge_dist.checkpoints import _folder as folder
 from forge_dist.checkpoints._manifest import Manifest, versions
 from forge_dist.checkpoints._plan import Piece, StoredTensor
@@ -19,6 +20,8 @@ from forge_dist.checkpoints._write import WrittenFile, file_of, write_file
 
 if TYPE_CHECKING:
     from forge_dist.ranks._ranks import Ranks
+
+_LISTED = 3
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
@@ -86,20 +89,23 @@ def save_job(job: Job, ranks: "Ranks", exchange: Exchange) -> Outcome:
 
 
 def _write(job: Job, ranks: "Ranks") -> dict[str, Any]:
+    takes = sum(value.nbytes for value in job.values.values())
     try:
         if not job.values:
-            return {"file": None, "error": None}
+            return {"file": None, "error": None, "where": "", "bytes": 0}
         name = file_of(ranks.rank)
-        return {"file": [name, *write_file(job.temporary / name, job.pieces, job.values, list(job.values))], "error": None}
+        file = write_file(job.temporary / name, job.pieces, job.values, list(job.values))
+        return {"file": [name, *file], "error": None, "where": "", "bytes": takes}
     except Exception as error:  # noqa: BLE001 - of any kind: the other ranks wait for an answer
-        where = f" (rank {ranks.rank} on {socket.gethostname()})" if ranks.world_size > 1 else ""
+        where = f"rank {ranks.rank} on {socket.gethostname()}" if ranks.world_size > 1 else ""
+        said = f"{job.root / folder.name_of(job.step)} cannot be written: {error}"
         if where and isinstance(error, FileNotFoundError):
-            where += "; is it a place that all hosts share?"
-        return {"file": None, "error": f"{job.root / folder.name_of(job.step)} cannot be written: {error}{where}"}
+            said += "; is it a place that all hosts share?"
+        return {"file": None, "error": said, "where": where, "bytes": takes}
 
 
 def _commit(job: Job, ranks: "Ranks", reports: list[dict[str, Any]]) -> dict[str, Any]:
-    errors = [report["error"] for report in reports if report["error"] is not None]
+    errors = _errors(reports)
     target = None
     try:
         if not errors:
@@ -109,9 +115,25 @@ def _commit(job: Job, ranks: "Ranks", reports: list[dict[str, Any]]) -> dict[str
         errors.append(f"{job.root / folder.name_of(job.step)} cannot be written: {error}")
     if target is None:
         folder.discard(job.temporary)
-        return {"path": None, "error": "; ".join(errors), "remark": None}
+        why = "; ".join(errors)
+        room = room_lacking(job.root, sum(report["bytes"] for report in reports), why)
+        return {"path": None, "error": f"{why}{room}", "remark": None}
     remarks = [folder.announce(job.root, target), folder.prune(job.root, target, job.keep, job.broken)]
     return {"path": str(target), "error": None, "remark": "; ".join(text for text in remarks if text) or None}
+
+
+def _errors(reports: list[dict[str, Any]]) -> list[str]:
+    """Return what went wrong on the ranks: a few texts, each once however many ranks say it."""
+    places: dict[str, list[str]] = {}
+    for report in reports:
+        if report["error"] is not None:
+            places.setdefault(report["error"], []).append(report["where"])
+    found = []
+    for text, (first, *others) in places.items():
+        more = f" and {len(others)} other rank{'s' * (len(others) > 1)}" if others else ""
+        found.append(f"{text} ({first}{more})" if first else text)
+    left = len(found) - _LISTED
+    return [*found[:_LISTED], f"and {left} more such error{'s' * (left > 1)}"] if left > 0 else found
 
 
 def _manifest(job: Job, ranks: "Ranks", files: dict[str, WrittenFile]) -> Manifest:

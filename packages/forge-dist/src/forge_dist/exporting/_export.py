@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from forge_dist._errors import ExportError
-from forge_dist._files import atomic_directory
+from forge_dist._files import atomic_directory, room_lacking
 from forge_dist._third_party_logs import quiet_transformers
 from forge_dist.adapters._adapter import active_adapter, write_adapter
 from forge_dist.exporting._adapter_state import adapter_state
@@ -99,7 +99,8 @@ def export_model(
             active_adapter(inner)
         if ranks.is_first and os.path.lexists(path):
             raise ExportError(f"{path} exists already, and nothing is written over it: remove it or choose another name")
-    with _shared_directory(path, strategy, cannot) as folder:
+    takes = sum(part.nbytes for part in ([] if layout is None else layout.files.values()))
+    with _room_said(path, takes), _shared_directory(path, strategy, cannot) as folder:
         if is_peft(inner):
             with errors_on_all_ranks(ranks, WRITING_ERRORS, cannot), quiet_transformers():
                 state = adapter_state(inner, model, strategy)
@@ -117,6 +118,17 @@ def export_model(
                     beside(folder)
                 _write_rest(inner, folder, tokenizer)
     return path
+
+
+@contextmanager
+def _room_said(path: Path, takes: int) -> Iterator[None]:
+    """Let an ExportError of a full disk say what the tensors take and what is free."""
+    try:
+        yield
+    except ExportError as error:
+        if not takes or not (room := room_lacking(path, takes, str(error))):
+            raise
+        raise ExportError(f"{error}{room}") from error.__cause__
 
 
 @contextmanager

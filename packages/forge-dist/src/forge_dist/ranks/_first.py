@@ -7,10 +7,11 @@ from typing import Any
 from forge_dist._errors import WorkerError
 from forge_dist.ranks._failure_report import failure_report
 from forge_dist.ranks._messages import Messages
+from forge_dist.ranks._relay import Relay
 
 
 def run_on_first(
-    store: Messages,
+    store: Messages | Relay,
     key: str,
     function: Callable[[], Any],
     *,
@@ -35,8 +36,7 @@ def run_on_first(
             raise
         store.set(key, text)
         return json.loads(text)["value"]
-    store.wait(key)
-    answer = json.loads(store.get(key))
+    answer = json.loads(store.receive(key))
     if "error" in answer:
         report = answer["error"]
         error = WorkerError(f"rank 0 on {report['host']} ended: {report['class']}: {report['text']}")

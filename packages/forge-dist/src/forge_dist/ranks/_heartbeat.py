@@ -160,7 +160,9 @@ class Heartbeat:
         That is one which rank 0 names, or rank 0 itself.
         """
         if -1 not in self._counts and not self.store.has("pulse"):
-            return ""
+            # It beats as soon as it comes; one that died before is waited for no longer than any rank.
+            late = self._clock.seconds > self._topology.connect_seconds + self._limit
+            return self._silence_message(-1, self._clock.seconds) if late else ""
         (text,) = self.store.read(["pulse"])
         if text is not None:
             count, host, lost, moved = json.loads(text)
@@ -188,7 +190,8 @@ class Heartbeat:
         return self._clock.seconds - before[1]
 
     def _silence_message(self, node: int, seconds: float) -> str:
-        return f"{self._names[node]} was not heard of for {seconds:.0f} s: it died, or the network between the hosts is cut"
+        who = self._names.get(node, "rank 0")
+        return f"{who} was not heard of for {seconds:.0f} s: it died, or the network between the hosts is cut"
 
     def _watch_store(self) -> None:
         """Watch the time since the store last answered: the other thread may hang in a call."""

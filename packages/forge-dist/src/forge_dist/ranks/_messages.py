@@ -9,14 +9,16 @@ import hashlib
 import hmac
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from forge_dist._errors import MeetingError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+Value = TypeVar("Value")
 
 SECRET = "FORGE_RUN_SECRET"  # noqa: S105 - the name of the variable
 """Variable with a run's secret: given by the user, or by a launcher to its workers."""
@@ -58,6 +60,10 @@ class Messages:
         self.requests = 0
         """Requests that were sent to the store."""
 
+    def over(self, store: "Store") -> "Messages":
+        """Return messages of the same run and start over another store."""
+        return Messages(store, self._secret, self._prefix)
+
     def set(self, key: str, text: str) -> None:
         """Write a message."""
         self.requests += 1
@@ -82,12 +88,7 @@ class Messages:
             DistError: nothing is there.
         """
         (text,) = self.read([key])
-        if text is None:
-            raise MeetingError(
-                f"what lies at the ranks' meeting place under {self._prefix}/{key} was not written by this run: another "
-                f"program writes there, or {SECRET} is not the same for all of them"
-            )
-        return text
+        return self._own(key, text)
 
     def read(self, keys: Sequence[str]) -> list[str | None]:
         """Read messages that are there, in two requests; None for one that this run did not write."""
@@ -105,36 +106,65 @@ class Messages:
         self.requests += 1
         return self.store.add(key, more)
 
-    def wait(self, key: str) -> None:
-        """Wait for a key, for hours if need be: one request, which the store answers in the end.
+    def receive(self, key: str) -> str:
+        """Wait for a message, for hours if need be, and read it.
 
-        By a thread, so that signals reach the caller; until it is there the store's connection is taken.
+        Two requests: one before it is there, and one after. By a thread, as `wait`.
 
         Raises:
+            MeetingError: what is there was not written by this run.
             DistError: the store's host is gone.
         """
         from torch.distributed import DistStoreError
 
-        problems: list[Exception] = []
-        done = threading.Event()
+        def receive() -> bytes:
+            usual = self.store.timeout  # pyrefly: ignore[missing-attribute]  which torch's stub of Store leaves out
+            self.store.set_timeout(_WAIT)
+            try:
+                while True:
+                    self.requests += 2  # torch waits first until it is there
+                    try:
+                        return self.store.get(key)
+                    except DistStoreError:
+                        continue
+            finally:
+                self.store.set_timeout(usual)
+
+        return self._own(key, self._verified(key, _in_thread(receive).decode(errors="replace")))
+
+    def wait(self, key: str, seconds: float | None = None) -> None:
+        """Wait for a key, for hours if need be: one request, which the store answers in the end.
+
+        By a thread, so that signals reach the caller; until it is there the store's connection is taken.
+
+        Args:
+            key: of a message.
+            seconds: limit of the wait; None without.
+
+        Raises:
+            DistError: the store's host is gone, or the time is over.
+        """
+        from torch.distributed import DistStoreError
 
         def wait() -> None:
             while True:
                 self.requests += 1
                 try:
-                    self.store.wait([key], _WAIT)
+                    return self.store.wait([key], _WAIT if seconds is None else timedelta(seconds=seconds))
                 except DistStoreError:
-                    continue
-                except Exception as error:  # noqa: BLE001 - raised below, in the caller's thread
-                    problems.append(error)
-                done.set()
-                return
+                    if seconds is not None:
+                        raise
 
-        threading.Thread(target=wait, name="forge-wait", daemon=True).start()
-        while not done.wait(_SIGNAL_SECONDS):
-            pass
-        if problems:
-            raise problems[0]
+        _in_thread(wait)
+
+    def _own(self, key: str, text: str | None) -> str:
+        """Return the text of a message that this run wrote; raise MeetingError for another."""
+        if text is None:
+            raise MeetingError(
+                f"what lies at the ranks' meeting place under {self._prefix}/{key} was not written by this run: another "
+                f"program writes there, or {SECRET} is not the same for all of them"
+            )
+        return text
 
     def _signed(self, key: str, text: str) -> str:
         code = hmac.new(self._secret.encode(), f"{self._prefix}/{key}\0{text}".encode(), hashlib.sha256)
@@ -143,3 +173,24 @@ class Messages:
     def _verified(self, key: str, found: str) -> str | None:
         text = found[_DIGITS:]
         return text if hmac.compare_digest(found.encode(), self._signed(key, text).encode()) else None
+
+
+def _in_thread(call: Callable[[], Value]) -> Value:
+    """Return what a call returns that may take hours, in a thread: signals are let in."""
+    found: list[Value] = []
+    problems: list[Exception] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except Exception as error:  # noqa: BLE001 - raised below, in the caller's thread
+            problems.append(error)
+        done.set()
+
+    threading.Thread(target=run, name="forge-wait", daemon=True).start()
+    while not done.wait(_SIGNAL_SECONDS):
+        pass
+    if problems:
+        raise problems[0]
+    return found[0]

@@ -21,6 +21,7 @@ from forge_dist.ranks._heartbeat import Heartbeat
 from forge_dist.ranks._meeting import meet_in_group
 from forge_dist.ranks._messages import Messages
 from forge_dist.ranks._network import choose_interface
+from forge_dist.ranks._relay import Relay, leave_run, relays
 from forge_dist.ranks._store import connect_store, first_line, publish_failure
 from forge_dist.watching._beats import current_beats, doing, open_beats
 from forge_dist.watching._stacks import traces_of
@@ -45,6 +46,7 @@ class Ranks:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._store: Messages | None = None
+        self._relay: Relay | None = None
         self._hosted: dist.Store | None = None
         self._heartbeat: Heartbeat | None = None
         self._group: dist.ProcessGroup | None = None
@@ -95,7 +97,8 @@ class Ranks:
             return collectives.from_json(collectives.to_json(function()))
         self._first_calls += 1
         key = f"first/{self._first_calls}"
-        return run_on_first(self._store, key, function, rank=self.rank, host=self.host, explain=self.explain)
+        store = self._store if self._relay is None else self._relay
+        return run_on_first(store, key, function, rank=self.rank, host=self.host, explain=self.explain)
 
     def connect(
         self, backend: str, device: "torch.device", *, traces: Callable[[str], Mapping[str, str]] | None = None
@@ -276,6 +279,8 @@ class Ranks:
         self._store = connect_store(self._topology, second=self._topology.has_group)
         self._heartbeat = Heartbeat(self._topology, self.host)
         self._heartbeat.start()
+        if relays(self._topology):
+            self._relay = Relay(self._store, self._topology)
 
     def _leave(self) -> None:
         """Keep the heartbeat until every rank is done: rank 0 may write long after the others."""
@@ -285,10 +290,7 @@ class Ranks:
         assert self._heartbeat is not None
         # The host of the store may be gone as soon as all have left.
         with contextlib.suppress(dist.DistError, RuntimeError):
-            if self._store.count("left") == self.world_size:
-                self._store.set("all left", "")
-            else:
-                self._store.wait("all left")
+            leave_run(self._store, self._topology) if self._relay is None else self._relay.leave()
         self._heartbeat.stop()
         with contextlib.suppress(RuntimeError):
             if self._topology.has_group:
@@ -300,7 +302,9 @@ class Ranks:
             elif self._group is not None:
                 dist.destroy_process_group()
                 note_own_group(made=False)
-        self._group = self._checkpoint_group = None
+        if self._relay is not None:
+            self._relay.close()
+        self._group = self._checkpoint_group = self._relay = None
 
     def _leave_after_error(self, error: BaseException) -> None:
         """Publish the error before the others find this rank gone.
@@ -313,6 +317,8 @@ class Ranks:
         store = self._store if self._heartbeat is None else self._heartbeat.store
         if store is not None:
             publish_failure(store, failure_report(error, rank=self.rank, host=self.host))
+        if self._relay is not None:
+            self._relay.close()  # this process may go on
 
 
 def device_of_host_numbers(backends: str, device: "torch.device") -> "torch.device":

@@ -395,6 +395,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             at = keep_if_best(at, late)
         after = at.measured
         stop_if_asked()
+        if states.files.failures:
+            # On a disk that is nearly full the last state would take the room of the last export, and find none itself.
+            states.files.wait()
         try:
             directory = exports.write(f"samples_{at.samples}", final=True)
         except forge_dist.ExportError as error:

@@ -26,6 +26,7 @@ _WRITING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 """Errors that only writing meets."""
 _OF_A_DISK = frozenset({errno.EIO, errno.ESTALE})
 _OF_RIGHTS = frozenset({errno.EACCES, errno.EPERM})
+_RUN, _COPIES, _EMERGENCY = "ckpt_output_dir", "checkpoint_storage", "emergency_dir"
 _MOMENTS = {"adamw": 2.0, "schedule_free": 2.0, "muon": 1.0, "adamw_8bit": 0.5}
 """Optimizer → numbers of four bytes that it keeps beside each weight, at least."""
 
@@ -44,6 +45,8 @@ class Need:
     most: int
     there: int = 0
     """Bytes of them that are there already."""
+    setting: str = _RUN
+    """Setting that names the place."""
 
     def __str__(self) -> str:
         number = f"{self.surely}" if self.surely == self.most else f"{self.surely} to {self.most}"
@@ -91,10 +94,14 @@ class Room:
         for disk in self.disks:
             if disk.surely > disk.free:
                 what = ", ".join(str(attrs.evolve(need, most=need.surely)) for need in disk.needs)
-                ways = f", take less ({', '.join(self.remedies)})" if self.remedies else ""
+                # Beside the run's own disk, the setting that names another one is what to change.
+                setting = next((need.setting for need in disk.needs if need.setting == _RUN), disk.needs[0].setting)
+                place = path if setting == _RUN else disk.place
+                ways = f", take less ({', '.join(self.remedies)})" if self.remedies and setting != _EMERGENCY else ""
+                without = "" if setting == _RUN else f", or leave {setting} out"
                 raise RunDirectoryError(
-                    f"ckpt_output_dir {path}: the disk of {disk.place} has less room than the run takes: {size(disk.surely)} "
-                    f"at its peak ({what}), and {size(disk.free)} are free. Make room{ways}, or give another directory."
+                    f"{setting} {place}: the disk of {disk.place} has less room than the run takes: {size(disk.surely)} at "
+                    f"its peak ({what}), and {size(disk.free)} are free. Make room{ways}, or give another directory{without}."
                 )
 
 
@@ -120,7 +127,15 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
     ]
     if s.storage.checkpoint_storage is not None and (folder := Remote(s.storage.checkpoint_storage).local_folder) is not None:
         needs += [
-            Need(what="copied full state", place=folder, each=state, surely=1, most=most, there=_there(folder / STATES)),
+            Need(
+                what="copied full state",
+                place=folder,
+                each=state,
+                surely=1,
+                most=most,
+                there=_there(folder / STATES),
+                setting=_COPIES,
+            ),
             Need(
                 what="copied export",
                 place=folder,
@@ -128,11 +143,12 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
                 surely=exports[0],
                 most=exports[1],
                 there=_there(folder / FOLDER),
+                setting=_COPIES,
             ),
         ]
     if s.checkpoints.emergency_dir is not None:
         place = Path(s.checkpoints.emergency_dir)
-        needs.append(Need(what="emergency full state", place=place, each=state, surely=1, most=1))
+        needs.append(Need(what="emergency full state", place=place, each=state, surely=1, most=1, setting=_EMERGENCY))
     return Room(disks=_by_disk([need for need in needs if need.each]), remedies=tuple(_remedies(s, exports[0], export)))
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from forge._disk import known_remedy
 from forge._errors import SettingsError, StorageError
 
 BLOCK = 8 * 2**20
@@ -133,14 +134,20 @@ class Remote:
     def _write(self, name: str, content: Iterator[bytes]) -> tuple[int, str]:
         path, digest, size = self._path(name), hashlib.sha256(), 0
         self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        with self._system.open(path, "wb") as file:
-            for block in content:
-                file.write(block)
-                digest.update(block)
-                size += len(block)
-            with suppress(OSError, AttributeError):  # a disk's file is made durable; an object store's has no descriptor
+        try:
+            with self._system.open(path, "wb") as file:
+                for block in content:
+                    file.write(block)
+                    digest.update(block)
+                    size += len(block)
                 file.flush()
-                os.fsync(file.fileno())
+                if (descriptor := _descriptor(file)) is not None:
+                    os.fsync(descriptor)
+        except BaseException:
+            # No half of a file under its name: it is copied again, and nobody takes it for whole meanwhile.
+            with suppress(Exception):
+                self._system.rm_file(path)
+            raise
         return size, digest.hexdigest()
 
     @contextmanager
@@ -156,9 +163,18 @@ class Remote:
             why = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split()).rstrip(".")
             if isinstance(error, NotImplementedError):
                 why = "addresses of this kind can only be read"
-            raise StorageError(
-                f"checkpoint_storage {self.url}: {what}: {why}. Check the address, what you may do there, and the network."
-            ) from error
+            check = "check the address, what you may do there, and the network"
+            if self.local_folder is not None:
+                check = known_remedy(error) or check
+            raise StorageError(f"checkpoint_storage {self.url}: {what}: {why}. {check[:1].upper()}{check[1:]}.") from error
+
+
+def _descriptor(file: Any) -> int | None:
+    """Return the descriptor of a disk's file; None for an object store's."""
+    try:
+        return int(file.fileno())
+    except (OSError, AttributeError):
+        return None
 
 
 class LocalFileError(Exception):
