@@ -109,14 +109,16 @@ def repeat(configurations: Mapping[str, Mapping[str, str]], home: Path = RESULTS
     still = False
     for name, variables in configurations.items():
         lines = lines_of(home)[name]
-        for test in [test for test, mended in lines.failed.items() if not mended]:
+        left = [test for test, mended in lines.failed.items() if not mended]
+        for test in left:
             found = lane.tests(sys.executable, test, environ=os.environ | variables, report=report_of(f"{name}-failed"))
             print(f"{name}: {test}: {found['says']}", flush=True)
             if found["failed"]:
                 still = True
             else:
                 lines.failed[test] = f"passes at {commit()}"
-        put(name, lines, home)
+        if left:
+            put(name, lines, home)
     return int(still)
 
 
