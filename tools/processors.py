@@ -84,7 +84,8 @@ def main(arguments: list[str]) -> int:
         return repeat(configurations)
     parts = chunks(numeric_files())
     state = lane.Lane("processors", fresh=options.fresh)
-    failed: list[str] = []
+    # Asked before the page is written, which would be a change that is not committed.
+    here, failed = commit(), list[str]()
     for name, variables in configurations.items():
         cases = {
             f"{name}: {part}": partial(
@@ -95,7 +96,9 @@ def main(arguments: list[str]) -> int:
         state.run(cases, workers=max(1, (os.cpu_count() or 1) // int(variables["OMP_NUM_THREADS"])))
         # One after the other: all eight take hours, and what has ended stays said.
         results = [state.done[case] for case in cases]
-        failed += write(name, sum(each["passed"] for each in results), [test for each in results for test in each["failed"]])
+        failed += write(
+            name, here, sum(each["passed"] for each in results), [test for each in results for test in each["failed"]]
+        )
     return int(bool(failed))
 
 
@@ -106,7 +109,7 @@ def report_of(case: str) -> Path:
 
 def repeat(configurations: Mapping[str, Mapping[str, str]], home: Path = RESULTS) -> int:
     """Run again the tests that the page says have failed, write what passes by now, return whether any fails still."""
-    still = False
+    still, here = False, commit()
     for name, variables in configurations.items():
         lines = lines_of(home)[name]
         left = [test for test, mended in lines.failed.items() if not mended]
@@ -116,7 +119,7 @@ def repeat(configurations: Mapping[str, Mapping[str, str]], home: Path = RESULTS
             if found["failed"]:
                 still = True
             else:
-                lines.failed[test] = f"passes at {commit()}"
+                lines.failed[test] = f"passes at {here}"
         if left:
             put(name, lines, home)
     return int(still)
@@ -144,9 +147,9 @@ def lines_of(home: Path = RESULTS) -> dict[str, Lines]:
     return found
 
 
-def write(name: str, passed: int, failed: list[str], home: Path = RESULTS) -> list[str]:
-    """Write what a configuration's run has come to, and return its failures."""
-    cells = [lane.today(), commit(), lane.machine(), str(passed), str(len(failed))]
+def write(name: str, of: str, passed: int, failed: list[str], home: Path = RESULTS) -> list[str]:
+    """Write what a configuration's run of a commit has come to, and return its failures."""
+    cells = [lane.today(), of, lane.machine(), str(passed), str(len(failed))]
     put(name, Lines(" | ".join(cells), dict.fromkeys(failed, "")), home)
     return failed
 

@@ -59,10 +59,9 @@ def test_the_page_says_what_ran_and_what_did_not(tmp_path, monkeypatch):
     """A run writes its own lines and leaves the others'; a failure is named, and what passes by now is said of it."""
     first, second, third = list(processors.CONFIGURATIONS)[:3]
     tests = ["tests/a/test_x.py::test_y[a|b, 1]", "tests/a/test_x.py::test_z"]
-    monkeypatch.setattr(processors, "commit", lambda: "1111111 with uncommitted changes")
-    assert processors.write(second, 5, tests, tmp_path) == tests
+    assert processors.write(second, "1111111 with uncommitted changes", 5, tests, tmp_path) == tests
     monkeypatch.setattr(processors, "commit", lambda: "2222222")
-    assert processors.write(first, 7, [], tmp_path) == []
+    assert processors.write(first, "2222222", 7, [], tmp_path) == []
     known = processors.lines_of(tmp_path)
     assert " | 2222222 | " in known[first].row
     assert " | 1111111 with uncommitted changes | " in known[second].row
