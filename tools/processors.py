@@ -85,7 +85,8 @@ def main(arguments: list[str]) -> int:
     parts = chunks(numeric_files())
     state = lane.Lane("processors", fresh=options.fresh)
     # Asked before the page is written, which would be a change that is not committed.
-    here, failed = commit(), list[str]()
+    here = commit()
+    failed: list[str] = []
     for name, variables in configurations.items():
         cases = {
             f"{name}: {part}": partial(
