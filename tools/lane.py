@@ -83,8 +83,12 @@ def page(name: str, title: str, command: str, body: str, home: Path = RESULTS) -
 
 def origin(command: str) -> str:
     """Return the sentence that says where a result comes from: command, date, commit, machine."""
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return f"Written by `{command}` on {today}, of commit {commit()}, on {machine()}."
+    return f"Written by `{command}` on {today()}, of commit {commit()}, on {machine()}."
+
+
+def today() -> str:
+    """Return the date, in UTC."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import lane
-from repository import LANES, ROOT
+from repository import LANES, RESULTS, ROOT, commit
 
 NOT_NUMERIC = {
     "tests/forge-data": "integers and text: no torch",
@@ -67,51 +71,110 @@ def chunks(files: list[str], most: int = 8) -> dict[str, list[str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run what is not done yet, write the table, return whether anything failed."""
+    """Run what is not done yet, write each configuration's line, return whether anything failed."""
     parser = argparse.ArgumentParser(prog="hatch run processors", description=__doc__.splitlines()[0])
     parser.add_argument("--fresh", action="store_true", help="repeat what an interrupted lane had done")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only configurations whose name holds this; writes no page")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only configurations whose name holds this")
+    parser.add_argument("--failed", action="store_true", help="only the tests that the page says have failed")
     options = parser.parse_args(arguments)
     configurations = {name: variables for name, variables in CONFIGURATIONS.items() if options.only in name}
     if not configurations:
         parser.error(f"no configuration is called {options.only!r}: {', '.join(CONFIGURATIONS)}")
+    if options.failed:
+        return repeat(configurations)
     parts = chunks(numeric_files())
     state = lane.Lane("processors", fresh=options.fresh)
+    # Asked before the page is written, which would be a change that is not committed.
+    here = commit()
+    failed: list[str] = []
     for name, variables in configurations.items():
-        cases = {}
-        for part, files in parts.items():
-            report = LANES / "processors" / f"{name}-{part}.xml".replace("/", "_").replace(" ", "_")
-            cases[f"{name}: {part}"] = partial(
-                lane.tests, sys.executable, *files, environ=os.environ | variables, report=report
+        cases = {
+            f"{name}: {part}": partial(
+                lane.tests, sys.executable, *files, environ=os.environ | variables, report=report_of(f"{name}-{part}")
             )
+            for part, files in parts.items()
+        }
         state.run(cases, workers=max(1, (os.cpu_count() or 1) // int(variables["OMP_NUM_THREADS"])))
-    results = {name: {part: state.done[f"{name}: {part}"] for part in parts} for name in configurations}
-    body, failed = summary(results)
-    if options.only:
-        print(f"\n{body}")
-    else:
-        lane.page("processors", "Numeric tests on other processors", "hatch run processors", body)
-    return int(failed)
-
-
-def summary(results: dict[str, dict[str, lane.Result]]) -> tuple[str, bool]:
-    """Return a table of passed and failed tests by folder and configuration, and whether any failed."""
-    names = list(results)
-    parts = list(results[names[0]])
-    rows = []
-    for part in parts:
-        cells = [results[name][part] for name in names]
-        rows.append(
-            [part, *(f"{cell['passed']}" + f", **{len(cell['failed'])} failed**" * bool(cell["failed"]) for cell in cells)]
+        # One after the other: all eight take hours, and what has ended stays said.
+        results = [state.done[case] for case in cases]
+        failed += write(
+            name, here, sum(each["passed"] for each in results), [test for each in results for test in each["failed"]]
         )
-    totals = {name: sum(cell["passed"] for cell in results[name].values()) for name in names}
-    rows.append(["**all**", *(str(total) for total in totals.values())])
-    lost = [f"- {name}: `{test}`" for name in names for cell in results[name].values() for test in cell["failed"]]
-    told = "\n\nFailed:\n\n" + "\n".join(lost) if lost else "\n\nNone failed."
+    return int(bool(failed))
+
+
+def report_of(case: str) -> Path:
+    """Return where pytest writes the report of a case."""
+    return LANES / "processors" / f"{case}.xml".replace("/", "_").replace(" ", "_")
+
+
+def repeat(configurations: Mapping[str, Mapping[str, str]], home: Path = RESULTS) -> int:
+    """Run again the tests that the page says have failed, write what passes by now, return whether any fails still."""
+    still, here = False, commit()
+    for name, variables in configurations.items():
+        lines = lines_of(home)[name]
+        left = [test for test, mended in lines.failed.items() if not mended]
+        for test in left:
+            found = lane.tests(sys.executable, test, environ=os.environ | variables, report=report_of(f"{name}-failed"))
+            print(f"{name}: {test}: {found['says']}", flush=True)
+            if found["failed"]:
+                still = True
+            else:
+                lines.failed[test] = f"passes at {here}"
+        if left:
+            put(name, lines, home)
+    return int(still)
+
+
+@dataclass
+class Lines:
+    """What the page says of one configuration."""
+
+    row: str = ""
+    """Cells of its row after its name; empty where it was never run."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Failed test → what was said of it since, such as `passes at 1a2b3c4`; empty for nothing."""
+
+
+def lines_of(home: Path = RESULTS) -> dict[str, Lines]:
+    """Read what the page says of each configuration."""
+    page = home / "processors.md"
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    found = {}
+    for name in CONFIGURATIONS:
+        row = re.search(rf"^\| {re.escape(name)} \| (.*\d.*) \|$", text, re.MULTILINE)
+        failed = re.findall(rf"^- {re.escape(name)}: `([^`]+)`(?:, (.+))?$", text, re.MULTILINE)
+        found[name] = Lines(row[1] if row else "", dict(failed))
+    return found
+
+
+def write(name: str, of: str, passed: int, failed: list[str], home: Path = RESULTS) -> list[str]:
+    """Write what a configuration's run of a commit has come to, and return its failures."""
+    cells = [lane.today(), of, lane.machine(), str(passed), str(len(failed))]
+    put(name, Lines(" | ".join(cells), dict.fromkeys(failed, "")), home)
+    return failed
+
+
+def put(name: str, lines: Lines, home: Path = RESULTS) -> None:
+    """Write the page with one configuration's lines, and all others' as they are."""
+    known = lines_of(home) | {name: lines}
+    rows = [[other, each.row or "not run | | | | "] for other, each in known.items()]
+    text = (
+        "# Numeric tests on other processors\n\nWritten by `hatch run processors`: of each configuration, how torch and oneDNN "
+        "were told to compute, the last run.\n\n"
+    )
+    text += lane.table(["configuration", "date", "commit", "machine", "passed", "failed"], rows)
+    lost = [
+        f"- {other}: `{test}`" + (f", {since}" if since else "")
+        for other, each in known.items()
+        for test, since in each.failed.items()
+    ]
+    text += "\nFailed:\n\n" + "\n".join(lost) if lost else "\nNone failed."
     skipped = "\n".join(f"- {entry}: {why}" for entry, why in NOT_NUMERIC.items())
-    text = "Tests that passed, by folder and by how torch and oneDNN were told to compute.\n\n"
-    text += lane.table(["tests", *names], rows) + told
-    return text + f"\n\nNot repeated, for they compute no floating-point numbers:\n\n{skipped}\n", bool(lost)
+    text += f"\n\nNot repeated, for they compute no floating-point numbers:\n\n{skipped}\n"
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "processors.md").write_text(text, encoding="utf-8")
+    print(f"\n{name}: {lines.row}\n{home / 'processors.md'}", flush=True)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ class Sources:
         """Take the root of the repository."""
         self._root = root
         self._trees: dict[str, ast.Module] = {}
+        self._public: dict[str, list[Name]] = {}
 
     def path(self, module: str) -> Path:
         """File of a module, such as `forge_data.store._base`."""
@@ -83,6 +84,11 @@ class Sources:
 
     def public(self, module: str) -> list[Name]:
         """Public names of a package (its `_PUBLIC` table) or of a public folder (its `__all__`), sorted."""
+        if module not in self._public:
+            self._public[module] = self._found(module)
+        return self._public[module]
+
+    def _found(self, module: str) -> list[Name]:
         table = self.table(module, "_PUBLIC")
         if isinstance(table, Mapping):
             homes = {name: f"{module}.{home}" for home, names in table.items() for name in names.split()}
@@ -146,9 +152,8 @@ def _text(node: ast.stmt | None) -> str:
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
 
-def api_pages(root: Path) -> dict[str, str]:
+def api_pages(sources: Sources) -> dict[str, str]:
     """Path below docs/ → Markdown, for the reference of every package and public folder."""
-    sources = Sources(root)
     pages = {"api/index.md": _index(sources)}
     for package in PACKAGES:
         pages[page_of(package)] = _package_page(sources, package)
@@ -162,9 +167,8 @@ def page_of(module: str) -> str:
     return f"api/{module}.md"
 
 
-def public_names(root: Path) -> dict[str, str]:
+def public_names(sources: Sources) -> dict[str, str]:
     """Qualified public name → the page that explains it, below docs/."""
-    sources = Sources(root)
     found = {}
     for package in PACKAGES:
         for module in (package, *sources.public_folders(package)):

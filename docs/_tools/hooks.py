@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from api_pages import api_pages, public_names
+from api_pages import Sources, api_pages, public_names
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from repository_pages import page_text, repository_pages
@@ -34,14 +34,15 @@ _settings: dict[str, str] = {}
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the API reference, and the pages of packages, benchmarks and examples."""
-    for uri, text in api_pages(ROOT).items():
+    api = Sources(ROOT)
+    for uri, text in api_pages(api).items():
         files.append(File.generated(config, uri, content=text))
     for source, uri in repository_pages(ROOT).items():
         files.append(File.generated(config, uri, content=page_text(ROOT, source)))
     for path in ROOT.glob("benchmarks/results/*.svg"):
         files.append(File.generated(config, f"benchmarks/{path.name}", abs_src_path=str(path)))
     _names.clear()
-    _names.update(public_names(ROOT))
+    _names.update(public_names(api))
     _settings.clear()
     _settings.update(_setting_anchors((ROOT / "docs" / "settings.md").read_text("utf-8"))[1])
     return files

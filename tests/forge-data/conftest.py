@@ -3,6 +3,7 @@ what it writes and which of that an assistant has to learn. No model, no network
 """
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -212,6 +213,27 @@ def tokenizers():
 def chatml_tokenizer(tokenizers):
     """A ChatML tokenizer whose <|im_end|> is its EOS."""
     return tokenizers["chatml", True]
+
+
+@pytest.fixture
+def logged():
+    """`logged(level)`: a list that fills with the messages which `forge_data` logs from now on, of that level and above."""
+    logger, before = logging.getLogger("forge_data"), logging.getLogger("forge_data").level
+    handlers = []
+
+    def listen(level=logging.WARNING):
+        messages = []
+        handler = logging.Handler()
+        handler.emit = lambda record: messages.append(record.getMessage())
+        handlers.append(handler)
+        logger.addHandler(handler)
+        logger.setLevel(level)
+        return messages
+
+    yield listen
+    logger.setLevel(before)
+    for handler in handlers:
+        logger.removeHandler(handler)
 
 
 @pytest.fixture

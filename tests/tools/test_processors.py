@@ -55,18 +55,37 @@ def test_the_settings_reach_the_libraries(name, expected):
     assert done.stdout.strip() == expected
 
 
-def test_the_table_names_every_failure():
-    """A failed test is counted in its cell and named below, with its configuration."""
-    results = {
-        "one": {"tests/a 1": {"passed": 3, "failed": []}, "tests/b 1": {"passed": 2, "failed": []}},
-        "other": {
-            "tests/a 1": {"passed": 2, "failed": ["tests/a/test_x.py::test_y"]},
-            "tests/b 1": {"passed": 2, "failed": []},
-        },
-    }
-    text, failed = processors.summary(results)
-    assert failed
-    assert "| tests/a 1 | 3 | 2, **1 failed** |" in text
-    assert "| **all** | 5 | 4 |" in text
-    assert "- other: `tests/a/test_x.py::test_y`" in text
-    assert not processors.summary({"one": results["one"]})[1]
+def test_the_page_says_what_ran_and_what_did_not(tmp_path, monkeypatch):
+    """A run writes its own lines and leaves the others'; a failure is named, and what passes by now is said of it."""
+    first, second, third = list(processors.CONFIGURATIONS)[:3]
+    tests = ["tests/a/test_x.py::test_y[a|b, 1]", "tests/a/test_x.py::test_z"]
+    assert processors.write(second, "1111111 with uncommitted changes", 5, tests, tmp_path) == tests
+    monkeypatch.setattr(processors, "commit", lambda: "2222222")
+    assert processors.write(first, "2222222", 7, [], tmp_path) == []
+    known = processors.lines_of(tmp_path)
+    assert " | 2222222 | " in known[first].row
+    assert " | 1111111 with uncommitted changes | " in known[second].row
+    assert known[second].row.endswith(" | 5 | 2")
+    assert known[second].failed == dict.fromkeys(tests, "")
+    assert known[third].row == ""
+    assert f"| {third} | not run |" in (tmp_path / "processors.md").read_text()
+
+    ran = []
+
+    def run(_, test, environ, report):
+        ran.append((test, environ["OMP_NUM_THREADS"], report.name))
+        return {"says": "", "passed": 1, "failed": tests[1:] if test == tests[1] else []}
+
+    monkeypatch.setattr(processors.lane, "tests", run)
+    assert processors.repeat({second: processors.CONFIGURATIONS[second]}, tmp_path) == 1
+    assert [test for test, *_ in ran] == tests
+    assert processors.lines_of(tmp_path)[second].failed == {tests[0]: "passes at 2222222", tests[1]: ""}
+    assert processors.lines_of(tmp_path)[first] == known[first]
+
+
+def test_an_unknown_configuration_is_refused(capsys):
+    """`--only` names what there is."""
+    with pytest.raises(SystemExit) as caught:
+        processors.main(["--only", "sse"])
+    assert caught.value.code == 2
+    assert "no configuration is called 'sse': native, 1 thread" in capsys.readouterr().err

@@ -15,7 +15,7 @@ MADE_UP = """
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from .lanes import ci_keeps
+from .lanes import ci_keeps, quick_keeps
 
 seen = {"many": 0, "some": 0, "few": 0}
 
@@ -43,13 +43,16 @@ def test_long(): pass
 @pytest.mark.parametrize(("a", "b"), ci_keeps([(1, "x")], [(1, "x"), pytest.param(1, "y", marks=pytest.mark.slow), (2, "y")]))
 def test_cases(a, b): pass
 
+@pytest.mark.parametrize("a", quick_keeps([1], ci_keeps([1, 2], [1, 2, 3])))
+def test_looks(a): pass
+
 @pytest.fixture(scope="session", autouse=True)
 def counts():
     yield
     print("SEEN", *seen.values())
 """
-IN_CI = {"test_many", "test_some", "test_few", "test_plain", "test_slow", "test_cases[1-x]"}
-IN_THE_LANE = {"test_many", "test_some", "test_few", "test_long", "test_cases[1-y]", "test_cases[2-y]"}
+IN_CI = {"test_many", "test_some", "test_few", "test_plain", "test_slow", "test_cases[1-x]", "test_looks[1]", "test_looks[2]"}
+IN_THE_LANE = {"test_many", "test_some", "test_few", "test_long", "test_cases[1-y]", "test_cases[2-y]", "test_looks[3]"}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,7 @@ def test_ci_and_the_lane_together_run_everything(run):
 @pytest.mark.slow
 def test_a_quick_run_has_neither_slow_tests_nor_the_lanes(run):
     """`hatch run quick` draws ten examples, of those properties too that ask for more."""
-    assert run(*quick.QUICK) == (IN_CI - {"test_slow"}, [10, 10, 3])
+    assert run(*quick.QUICK) == (IN_CI - {"test_slow", "test_looks[2]"}, [10, 10, 3])
 
 
 @pytest.mark.slow

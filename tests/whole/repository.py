@@ -121,9 +121,10 @@ class Import:
     deferred: bool
 
 
-def imports(tree: ast.Module) -> Iterator[Import]:
+@cache
+def imports(tree: ast.Module) -> list[Import]:
     """Every import of a file, those spelled `import_module("x")` and `__import__("x")` too; relative ones are its own."""
-    yield from _imports(tree, deferred=False)
+    return list(_imports(tree, deferred=False))
 
 
 def _imports(node: ast.AST, *, deferred: bool) -> Iterator[Import]:

@@ -279,6 +279,7 @@ def test_inputs_of_earlier_rows_are_protected(model_dir: Path, folder: Path, tmp
         inspect(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_rows_to_keep_are_read_as_the_tasks_own(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """They are in the run's chat template, and none is longer than max_seq_len."""
     earlier = [{"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day " * 40}]}]

@@ -69,6 +69,7 @@ def test_what_accelerate_left_in_the_environment_changes_nothing(
     assert losses(tmp_path / "fsdp") == losses(plain.output_dir)
 
 
+@pytest.mark.slow
 def test_grpo_learns_from_the_same_reward_functions(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reward functions get prompts, completions and the rows' fields; every optimizer step on a rollout is a line."""
     monkeypatch.syspath_prepend(tmp_path)

@@ -13,8 +13,10 @@ import pytest
 import forge
 from forge.backends import Backend
 from forge.cli._app import main
+from forge.settings import _backends
 from forge.settings._backends import shipped_names
 from forge.settings._settings import flat_fields, groups
+from forge.trackers import _table
 from forge.verbs._registry import VERBS, task_of
 
 from .repository import PACKAGES
@@ -180,6 +182,22 @@ def test_names_and_get(installed: Path) -> None:
         assert isinstance(found, Backend)
         assert found.name == name
     assert type(forge.backends.get("forge")).__module__ == "forge.backends._forge"
+
+
+def test_a_shipped_one_is_found_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that names shipped backends and trackers does not look through all that is installed; another name does."""
+
+    def search(**_: object) -> list[Any]:
+        raise LookupError("searched")
+
+    for module in (_backends, _table):
+        monkeypatch.setattr(module, "entry_points", search)
+    assert [_backends.backend_class(name).name for name in shipped_names()] == shipped_names()
+    _table.check_trackers([])
+    with pytest.raises(LookupError, match="searched"):
+        _backends.backend_class("scribe")
+    with pytest.raises(LookupError, match="searched"):
+        _table.check_trackers(["tensorboard", "scribe"])
 
 
 def test_settings_of_a_backend_never_have_the_name_of_a_setting() -> None:

@@ -55,7 +55,7 @@ PLAIN = "learned without the chat template"
     [
         ({"question": "prompt", "answer": "completion"}, True, True),
         ({"question": "instruction", "answer": "output"}, True, False),
-        ({"question": "prompt", "answer": "completion"}, False, False),
+        pytest.param({"question": "prompt", "answer": "completion"}, False, False, marks=pytest.mark.slow),
     ],
 )
 def test_texts_beside_a_chat_template_are_warned_of(
@@ -97,6 +97,7 @@ def test_held_out_rows_that_are_trained_on_are_found(model_dir: Path, chats: Pat
         forge.sft(model_path=model_dir, data_path=chats, eval_data_path=copy, ckpt_output_dir=tmp_path / "run", **FEW)
 
 
+@pytest.mark.slow
 def test_a_split_keeps_repetitions_on_one_side(model_dir: Path, tmp_path: Path) -> None:
     """Rows that are there twice are held out together or trained on together, so a split of them is no overlap."""
     rows = write_rows(tmp_path / "twice.jsonl", conversations(20) * 2)

@@ -53,6 +53,7 @@ def test_a_dry_run_says_what_would_happen(given: dict[str, Any], tmp_path: Path,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_reads_no_weights(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers of the files tell what it needs; a 70B's weights are read for minutes. Where a run is there it compares them."""
     read: list[str] = []
@@ -320,7 +321,7 @@ def test_a_run_measures_itself(dtype: str, given: dict[str, Any], tmp_path: Path
     assert sum(phase["parts"].values()) == phase["planned"]
 
 
-@pytest.mark.parametrize("profiled", [False, True])
+@pytest.mark.parametrize("profiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_measurement_ends_with_its_run(
     profiled: bool, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

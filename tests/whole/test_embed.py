@@ -115,6 +115,7 @@ def test_sentence_transformers_finds_its_files(trained: Any) -> None:
     assert forge.dist.model_pooling(str(where)) == ("last", "1_Pooling/config.json of the model says so")
 
 
+@pytest.mark.slow
 def test_trained_on_from_its_own_export(trained: Any, tmp_path: Path) -> None:
     """A model without a head, with its own pooling and prompts, is trained on; and no other verb takes it for a language model.
 

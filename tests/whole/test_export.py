@@ -298,6 +298,7 @@ def test_a_path_of_two_words_is_no_hub_name() -> None:
     assert last_part("https://me:SECRET@host/a b?token=SECRET,SECRET") == "https://host/a b"
 
 
+@pytest.mark.slow
 def test_a_gguf_card_claims_no_template_that_is_not_there(full: Path, tmp_path: Path) -> None:
     """A tokenizer without one leaves the sentence about the tokenizer alone."""
     pytest.importorskip("gguf")

@@ -7,6 +7,7 @@ unpadded completion at a time; log-probabilities and every parameter's gradient 
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 import forge_algos
 import forge_packing
 
+from ..lanes import quick_keeps
 from . import reference, tiny
 from .wiring import CPU, load
 
@@ -91,9 +93,13 @@ def scored(model: Any, groups: list[list[Sample]], *, share: bool) -> tuple[torc
     return logps, list(logps.split(lengths.tolist()))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "share", "checkpointing"),
+    quick_keeps(
+        [*product(["llama-tied"], [False, True], [False]), *product(["gemma3-window"], [True], [False, True])],
+        list(product(MODELS, [False, True], [False, True])),
+    ),
+)
 def test_a_group_is_scored_as_its_completions_alone(directory, alone, name: str, share: bool, checkpointing: bool) -> None:
     """Groups of one, two and five, ragged, of several turns, after a prompt of one token, windows shorter than the prompts."""
     model = load(directory(name), "documents").train()

@@ -6,6 +6,7 @@ The logits are those that are trained on: the objective's own forward of a batch
 from __future__ import annotations
 
 from functools import cache, partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ import forge_algos
 import forge_dist
 import forge_packing
 
+from ..lanes import quick_keeps
 from . import reference, tiny
 from .wiring import ATTENTIONS, CPU, load, with_adapter
 
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
 CLOSE = 2e-6  # logits here are about 2; a leak moves them by about 1
 LEAK = 1e-2
 SAMPLES = tiny.ragged()
+WAYS = quick_keeps(
+    [("llama-untied", "documents"), ("llama-tied", "sdpa"), ("qwen3", "eager"), *product(["gemma3-window"], ATTENTIONS)],
+    list(product(tiny.CONFIGS, ATTENTIONS)),
+)
+"""Model and attention: a quick look takes each attention with windows, and without."""
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +72,7 @@ def solo(model: Any, sample: Sample) -> torch.Tensor:
         return reference.sample_logits(model, sample)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("name", tiny.CONFIGS)
+@pytest.mark.parametrize(("name", "attention"), WAYS)
 def test_a_sample_does_not_see_its_neighbours(model, name: str, attention: str) -> None:
     """Changing every token of one sample, wherever it stands in the row, leaves every other sample's logits alone."""
     loaded = model(name, attention)
@@ -79,8 +85,7 @@ def test_a_sample_does_not_see_its_neighbours(model, name: str, attention: str) 
             assert torch.equal(after[index], before[index]), f"sample {changed} shows in sample {index}"
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("name", tiny.CONFIGS)
+@pytest.mark.parametrize(("name", "attention"), WAYS)
 def test_a_sample_in_a_row_is_as_it_is_alone(model, name: str, attention: str) -> None:
     """Whatever stands before and after it, a sample's logits are those of plain eager attention on it alone."""
     plain = model(name, "eager")

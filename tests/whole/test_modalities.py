@@ -122,6 +122,7 @@ def test_two_ranks(strategy: str, name: str, more: dict[str, Any], saved: Callab
         assert all(torch.equal(value, after[tensor]) for tensor, value in other_tensors(saved(name)).items())
 
 
+@pytest.mark.slow
 def test_rewards(saved: Callable[[str], Path], tmp_path: Path) -> None:
     """A reward model of a family that transformers has one of is trained, exported and loaded back; another is refused."""
     settings = settings_of("reward", saved("gemma3"), tmp_path) | {"max_steps": 1}

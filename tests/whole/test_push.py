@@ -82,7 +82,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
 def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A Hub on this machine, which the client is allowed to use."""
     with Hub() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setenv("HF_TOKEN", "hf_test")

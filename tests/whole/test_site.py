@@ -51,6 +51,18 @@ def tools(name: str) -> ModuleType:
 
 
 @cache
+def sources() -> Any:
+    """The packages' sources as the reference reads them, parsed once for all tests."""
+    return tools("api_pages").Sources(ROOT)
+
+
+@cache
+def reference() -> dict[str, str]:
+    """Pages of the API reference → Markdown."""
+    return tools("api_pages").api_pages(sources())
+
+
+@cache
 def config() -> dict[str, Any]:
     return yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
@@ -69,7 +81,7 @@ def leaves(nav: Any) -> Iterator[str]:
 
 def test_the_navigation_names_every_page_once() -> None:
     """Each page of docs/, and each that is generated, stands in the navigation once; nothing else does."""
-    generated = [*tools("api_pages").api_pages(ROOT), *tools("repository_pages").repository_pages(ROOT).values()]
+    generated = [*reference(), *tools("repository_pages").repository_pages(ROOT).values()]
     assert sorted(leaves(config()["nav"])) == sorted([*(path.relative_to(DOCS).as_posix() for path in PAGES), *generated])
 
 
@@ -104,7 +116,7 @@ def public() -> list[tuple[str, str]]:
 
 def test_the_reference_has_every_public_name() -> None:
     """Each public name is explained on the page that links to it lead to."""
-    made, known = tools("api_pages").api_pages(ROOT), tools("api_pages").public_names(ROOT)
+    made, known = reference(), tools("api_pages").public_names(sources())
     modules = {f"{module}.{name}" for module, name in public() if f"{module}.{name}" in made_modules(made)}
     facade = {f"forge.{name}" for name in importlib.import_module("forge")._PACKAGES}
     missing = []
@@ -125,7 +137,7 @@ def made_modules(made: dict[str, str]) -> set[str]:
 
 def test_the_reference_has_nothing_that_is_not_public() -> None:
     """What the pages name can be imported under the name that they give it."""
-    for page, text in tools("api_pages").api_pages(ROOT).items():
+    for page, text in reference().items():
         for full in re.findall(r"^::: (\S+)$", text, re.MULTILINE):
             module, _, name = full.rpartition(".")
             assert name in importlib.import_module(module).__all__, f"{page}: {full}"
@@ -133,13 +145,12 @@ def test_the_reference_has_nothing_that_is_not_public() -> None:
 
 def test_every_public_name_has_a_docstring() -> None:
     """A page of the reference says of each name what it is."""
-    sources = tools("api_pages").Sources(ROOT)
     modules = [
         module
         for package in PACKAGES.values()
-        for module in (package.import_name, *sources.public_folders(package.import_name))
+        for module in (package.import_name, *sources().public_folders(package.import_name))
     ]
-    found = [f"{module}.{name.name}" for module in modules for name in sources.public(module) if not name.text]
+    found = [f"{module}.{name.name}" for module in modules for name in sources().public(module) if not name.text]
     assert found == []
 
 

@@ -176,22 +176,22 @@ def pair(chosen, rejected):
     return Preference("f:1", Chat("f:1", chosen, 1), Chat("f:1", rejected, 1))
 
 
-def test_a_store_counts_rows_and_samples_apart(tmp_path, write_rows, caplog):
+def test_a_store_counts_rows_and_samples_apart(tmp_path, write_rows, logged):
     """A row of two turns becomes two samples of one place; the accounting says how rows were rendered, and so does the log."""
     rows = write_rows([{"messages": talk("Hi", "Hello.", "And?", "So.")}, {"messages": talk("Hi", "Again.")}])
-    with caplog.at_level(logging.INFO, "forge_data"):
-        store = prepare(rows, tokenizer_of("qwen3"), tmp_path / "store", progress=False)
+    messages = logged(logging.INFO)
+    store = prepare(rows, tokenizer_of("qwen3"), tmp_path / "store", progress=False)
     assert (store.accounting.read, store.accounting.kept, store.accounting.samples) == (2, 2, 3)
     assert store.accounting.forms == {"enable_thinking=false": 2, "one_sample_a_turn": 1}
     assert [store.source(index) for index in range(3)] == ["train.jsonl:1", "train.jsonl:1", "train.jsonl:2"]
-    assert "rendered 2 enable_thinking=false, 1 one_sample_a_turn" in caplog.text
+    assert "rendered 2 enable_thinking=false, 1 one_sample_a_turn" in "\n".join(messages)
     history = prepare(rows, tokenizer_of("qwen3"), tmp_path / "history", turns="history", progress=False)
     assert (len(history), history.fingerprint == store.fingerprint) == (2, False)
     assert history.lint.stop_counts["not_as_prompted"] == 1
     (finding,) = [each for each in history.lint.findings if each.rule == "not_as_prompted"]
     assert ["<think>" in text for text in finding.texts] == [False, True]
     assert [text.strip().endswith("Hello.<|im_end|>") for text in finding.texts] == [True, True]
-    assert "1 row with turns that are learned as the whole conversation's text has them" in caplog.text
+    assert "1 row with turns that are learned as the whole conversation's text has them" in "\n".join(messages)
 
 
 def test_one_row_is_one_example():

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -47,13 +46,13 @@ def test_dropped_and_counted(write_rows, small_chats, chatml_tokenizer, tmp_path
     assert {each["file"] for each in dropped} == {"train.jsonl"}
 
 
-def test_drops_are_loud(write_rows, small_chats, chatml_tokenizer, tmp_path, caplog):
+def test_drops_are_loud(write_rows, small_chats, chatml_tokenizer, tmp_path, logged):
     """Rows that were left out are logged as a warning of `forge_data`; without any, nothing is."""
-    with caplog.at_level(logging.WARNING, "forge_data"):
-        prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "all")
-        assert caplog.messages == []
-        prepare(write_rows([UNTRAINED, *small_chats]), chatml_tokenizer, tmp_path / "most")
-    assert caplog.messages == ["train.jsonl: kept 12 of 13 rows; dropped 1 no_trained_token"]
+    messages = logged()
+    prepare(write_rows(small_chats), chatml_tokenizer, tmp_path / "all")
+    assert messages == []
+    prepare(write_rows([UNTRAINED, *small_chats]), chatml_tokenizer, tmp_path / "most")
+    assert messages == ["train.jsonl: kept 12 of 13 rows; dropped 1 no_trained_token"]
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -21,8 +21,9 @@ def owned(store):
     return [(prompt.prompt, prompt.columns) for prompt in store]
 
 
-def test_the_books(write_rows, chatml_tokenizer, tmp_path, caplog):
+def test_the_books(write_rows, chatml_tokenizer, tmp_path, logged):
     """Every row and token is kept or dropped by reason; a prompt of exactly the limit stays."""
+    messages = logged()
     size = len(chatml_tokenizer("one two three four")["input_ids"])
     rows = [
         {"prompt": ""},
@@ -54,7 +55,7 @@ def test_the_books(write_rows, chatml_tokenizer, tmp_path, caplog):
         ("train.jsonl:6", "empty_prompt", 0),
     ]
     assert store.source(0) == "train.jsonl:3"
-    assert caplog.messages == [f"train.jsonl: {books}"]
+    assert messages == [f"train.jsonl: {books}"]
     assert store.settings["max_prompt_len"] == size
 
 

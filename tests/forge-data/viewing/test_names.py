@@ -1,7 +1,6 @@
 """Names of files that would control a terminal, wherever they are printed."""
 
 import json
-import logging
 
 import pytest
 
@@ -25,12 +24,12 @@ def harmless(text):
     return SHOWN in text and not any(sign in text for sign in HARMFUL)
 
 
-def test_logs_findings_and_the_viewer(hostile, chatml_tokenizer, tmp_path, caplog, capsys, monkeypatch):
+def test_logs_findings_and_the_viewer(hostile, chatml_tokenizer, tmp_path, logged, capsys, monkeypatch):
     """Logs, places, findings, samples, dropped rows and statistics name the file with escapes."""
     monkeypatch.setenv("NO_COLOR", "1")
-    with caplog.at_level(logging.WARNING):
-        store = forge_data.prepare(hostile, chatml_tokenizer, tmp_path / "store", progress=False)
-    assert harmless(caplog.messages[0])
+    messages = logged()
+    store = forge_data.prepare(hostile, chatml_tokenizer, tmp_path / "store", progress=False)
+    assert harmless(messages[0])
     assert harmless(store.source(0))
     assert harmless(store.lint.findings[0].place)
     assert all(harmless(row["place"]) for row in store.dropped())

@@ -16,8 +16,10 @@ from forge.run import _run
 from forge.settings._settings import dashed, flat_fields
 from forge.verbs._registry import VERBS, task_of
 
+from ...lanes import quick_keeps
 
-@pytest.mark.parametrize("verb", VERBS)
+
+@pytest.mark.parametrize("verb", quick_keeps(["sft", "osft", "grpo"], VERBS))
 def test_help_names_every_setting(verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """`forge VERB --help` lists every setting with dashes, and exits with 0."""
     monkeypatch.setenv("COLUMNS", "120")

@@ -1,5 +1,6 @@
 """The copy of a run directory at s3://, against a server on loopback that answers as S3 does."""
 
+import importlib.util
 import threading
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +15,9 @@ from forge.storage._upload import Upload
 
 from .test_storage import a_run, content, put, step
 
-pytest.importorskip("s3fs", reason="s3fs, the extra s3 of forge-llm, is not installed")
+# Looked for, not imported: that takes half a second of every process that collects the tests.
+if importlib.util.find_spec("s3fs") is None:
+    pytest.skip("s3fs, the extra s3 of forge-llm, is not installed", allow_module_level=True)
 
 
 class Bucket(BaseHTTPRequestHandler):
@@ -114,7 +117,7 @@ def bucket(monkeypatch):
 
     Bucket.objects = {}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Bucket)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_address[1]}",

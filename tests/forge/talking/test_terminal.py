@@ -24,6 +24,12 @@ SECONDS = 300.0
 """Until what was asked for is on the screen: a guard against a hang."""
 
 
+def _take_terminal() -> None:
+    """Be a shell's foreground process: with the terminal, and Ctrl-C, which what a shell starts with `&` ignores."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A command on a pseudo-terminal, so many columns wide."""
 
@@ -38,7 +44,7 @@ class Terminal:
             stderr=its,
             env={name: value for name, value in environment.items() if value},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_take_terminal,
         )
         os.close(its)
         self._own, self._said = own, ""

@@ -105,7 +105,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     found = Server(f"https://127.0.0.1:{http_server.server_port}{URL}", token)
     for name, value in zip(VARIABLES, (found.url, CERTIFICATE, token), strict=True):
         monkeypatch.setenv(name, str(value))
-    threading.Thread(target=http_server.serve_forever, daemon=True).start()
+    threading.Thread(target=http_server.serve_forever, args=(0.01,), daemon=True).start()
     yield found
     http_server.shutdown()
     http_server.server_close()

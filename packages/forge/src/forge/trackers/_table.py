@@ -31,7 +31,7 @@ def check_trackers(names: Sequence[str]) -> None:
         SettingsError: one is not.
 
     """
-    known = _known()
+    known = _known() if set(names) - _BUILT_IN.keys() else _BUILT_IN
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
