@@ -20,8 +20,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
-# A slow example is no bug (a timing is a benchmark, never a test), nor is one that a busy machine draws slowly. The examples of one
-# commit are always the same, so that a failure is caused by the change; `--hypothesis-profile=explore` draws new ones.
+# A slow example is no bug (a timing is a benchmark, never a test), nor is one that a busy machine draws slowly. The examples
+# of one commit are always the same, so that a failure is caused by the change; `--hypothesis-profile=explore` draws new ones.
 SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("forge", **SLOW, print_blob=True, derandomize=True)
 settings.register_profile("quick", settings.get_profile("forge"))
