@@ -136,6 +136,26 @@ def test_what_cannot_be_compiled_runs_as_it_stands(kind, why):
     assert len([note for note in notes if note.startswith("WARNING")]) == 1
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_more_constants_than_torch_keeps_graphs_for_end_no_run():
+    """Blocks that differ by a constant each have a graph of their own; beyond torch's limit they run as they stand."""
+
+    class Constant(Block):
+        def forward(self, hidden: torch.Tensor, **rest) -> torch.Tensor:
+            return super().forward(hidden * 2 if self.name.startswith("double") else hidden + len(self.name), **rest)
+
+    torch.manual_seed(0)
+    plain = nn.ModuleList([Constant() for _ in range(4)])
+    for number, block in enumerate(plain):
+        block.name = "x" * number
+    blocks = copy.deepcopy(plain)
+    compiling, _, _ = compiled(blocks)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for ours, theirs in zip(*map(_flat, (step(blocks, (5, 3)), step(plain, (5, 3)))), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert "FailOnRecompileLimitHit" in (compiling.problem or "")
+
+
 @pytest.mark.lane
 def test_dropout_draws_and_is_not_compared():
     """A block with dropout is compiled; its first outputs, which are random, are not held against each other."""

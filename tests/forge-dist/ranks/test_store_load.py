@@ -47,7 +47,7 @@ def test_all_ranks_that_wait_for_rank_0(nodes, ranks, monkeypatch):
     # What the others ask of it is counted in test_relay.py, over sockets.
     monkeypatch.setattr(Relay, "_host", lambda relay: (relay._run.over(dist.HashStore()), 1))
     store, local = dist.HashStore(), ranks // nodes
-    topology = Topology(role="worker", world_size=ranks, max_nodes=nodes, local_world_size=local)
+    topology = Topology(role="worker", world_size=ranks, max_nodes=nodes, local_world_size=local, node_known=True)
     relayed = relays(topology)
     asking = [rank for rank in range(ranks) if not (relayed and rank % local)]
     messages = {rank: Messages(store, "secret", "forge") for rank in asking}

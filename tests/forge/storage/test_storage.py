@@ -558,3 +558,17 @@ def test_addresses(tmp_path, run):
     with pytest.raises(StorageError, match="cannot be written"):
         Storage(f"file://{file}/run").prepare(run, resuming=True)
     assert Storage(None).check() is None
+
+
+def test_a_file_that_cannot_be_opened_stays(tmp_path, monkeypatch):
+    """What is somebody else's is not removed because it could not be written."""
+    (tmp_path / "holder.json").write_text("theirs")
+    remote = Remote(str(tmp_path))
+
+    def refused(*_args, **_how):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(remote._system, "open", refused)
+    with pytest.raises(StorageError, match="Permission denied"):
+        remote.write("holder.json", iter([b"mine"]))
+    assert (tmp_path / "holder.json").read_text() == "theirs"

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from forge_algos._errors import RolloutError
 from forge_algos.online.sampling._draw import DrawToken, inverse_cdf, uniforms
 
 
@@ -52,3 +53,12 @@ def test_the_processor_leaves_only_the_drawn_token():
     picked = [draw(torch.zeros(1, width, dtype=torch.int64), scores) for width in (2, 3, 4)]
     assert [int(p.argmax()) for p in picked] == [0, 2, 2]
     assert all(int((p > -np.inf).sum()) == 1 for p in picked)
+
+
+@pytest.mark.parametrize("score", [torch.nan, torch.inf])
+def test_scores_that_are_no_numbers_are_an_error(score):
+    """NaN and infinity, of which a draw would make some token; and a row in which nothing is possible."""
+    draw = DrawToken([], torch.full((1, 1), 0.5), 1)
+    for scores in (torch.tensor([[0.0, score, 1.0]]), torch.full((1, 3), -torch.inf)):
+        with pytest.raises(RolloutError, match="are not numbers"):
+            draw(torch.zeros(1, 1, dtype=torch.int64), scores)

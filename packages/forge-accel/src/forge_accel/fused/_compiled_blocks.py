@@ -68,7 +68,7 @@ class CompiledBlocks:
                 if type(block) in self._proven:
                     return self._compiled(block, *args, **kwargs)
                 return self._first(block, args, kwargs)
-            except torch._dynamo.exc.TorchDynamoException as error:
+            except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
                 inner = getattr(error, "inner_exception", error)
                 self._give_up(f"{type(inner).__name__}: {_first_line(inner)}")
         return type(block).forward(block, *args, **kwargs)

@@ -46,7 +46,7 @@ def cuts(given: torch.Tensor | Sequence[int], tokens: torch.Tensor, name: str) -
             f"lengths: {len(found)} lengths from {least} that add up to {total}, but {name} has {len(tokens)} tokens; give the "
             "number of tokens of each sample, in the order of the tokens"
         )
-    return found.tolist()
+    return list(map(int, found.tolist()))
 
 
 def one_of(name: str, value: str, known: Iterable[str]) -> None:

@@ -33,11 +33,10 @@ def without_launches() -> Iterator[None]:
     What those of flash-linear-attention or Liger write has been allocated before.
     """
     # It comes with torch's builds for GPUs; where nobody has imported it, it has no kernels.
-    triton: Any = sys.modules.get("triton")
-    if triton is None:
+    kernels: Any = getattr(sys.modules.get("triton"), "KernelInterface", None)
+    if kernels is None:
         yield
         return
-    kernels = triton.KernelInterface
     launch = kernels.__getitem__
     kernels.__getitem__ = lambda _kernel, _grid: _nothing
     try:

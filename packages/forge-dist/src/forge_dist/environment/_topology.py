@@ -40,6 +40,8 @@ class Topology:
     """Number of processes on this node."""
     node_rank: int | None = None
     """Number of this node, from 0; None where the rendezvous assigns it."""
+    node_known: bool = False
+    """Whether a worker's launcher said which node it is on, and how many ranks that has; else both are computed."""
     min_nodes: int = 1
     """Minimum number of nodes."""
     max_nodes: int = 1
@@ -264,6 +266,7 @@ def _worker(settings: LaunchSettings, worker: Worker, cores: int) -> Topology:
         local_rank=worker.local_rank,
         local_world_size=worker.local_world_size,
         node_rank=worker.node_rank,
+        node_known=worker.node_known,
         min_nodes=worker.nodes,
         max_nodes=worker.nodes,
         nproc_per_node=worker.local_world_size,
@@ -296,6 +299,7 @@ def _slurm_worker(step: SlurmStep, settings: LaunchSettings) -> Worker:
         master=(settings.master_addr or (step.host if step.nodes > 1 else "127.0.0.1"), settings.master_port or step.port),
         name=settings.rdzv_id or step.name,
         origins={"nproc_per_node": "SLURM_STEP_TASKS_PER_NODE", "nnodes": "SLURM_STEP_NUM_NODES", "node_rank": "SLURM_NODEID"},
+        node_known=True,
     )
 
 

@@ -35,6 +35,8 @@ class Worker:
     """Setting → the variable that it was read from."""
     name: str | None = None
     """Name of the run, where its launcher has one."""
+    node_known: bool = False
+    """Whether its launcher said which node it is on, and how many ranks that has; else both are computed."""
 
 
 def read_worker(environ: Mapping[str, str], settings: LaunchSettings) -> Worker:
@@ -87,6 +89,7 @@ def read_worker(environ: Mapping[str, str], settings: LaunchSettings) -> Worker:
         nodes=nodes,
         master=None if port is None else (environ.get("MASTER_ADDR", "").strip() or "127.0.0.1", port),
         origins={"nproc_per_node": "LOCAL_WORLD_SIZE", "nnodes": "WORLD_SIZE", "node_rank": "GROUP_RANK"},
+        node_known=node_rank is not None and read_int(environ, "LOCAL_WORLD_SIZE") is not None,
     )
 
 

@@ -19,7 +19,7 @@ REQUESTS_OF_A_MESSAGE = 2
 BUDGET = 200
 """Requests that may reach the run's store within a second."""
 _LOOPBACK = "127.0.0.1"
-_CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS = 0.5
 _LOOK_SECONDS, _MOST_SECONDS = 5.0, 60.0
 """Seconds until a node's first rank first looks for ranks that do without it, and between two looks at most."""
 _ALL_LEFT = "all left"
@@ -29,12 +29,15 @@ def relays(topology: Topology) -> bool:
     """Return whether ranks of a node take rank 0's messages from the first of them.
 
     >>> from attrs import evolve
-    >>> small = Topology(role="worker", world_size=64, local_world_size=8, max_nodes=8)
+    >>> small = Topology(role="worker", world_size=64, local_world_size=8, max_nodes=8, node_known=True)
     >>> large = evolve(small, world_size=512, max_nodes=64)
     >>> relays(small), relays(large), relays(evolve(large, local_world_size=1, max_nodes=512))
     (False, True, False)
+    >>> relays(evolve(large, node_known=False))  # as under mpirun: its ranks may lie on nodes in any order
+    False
     """
-    return (topology.world_size or 1) * REQUESTS_OF_A_MESSAGE > BUDGET and topology.local_world_size > 1
+    large = (topology.world_size or 1) * REQUESTS_OF_A_MESSAGE > BUDGET
+    return large and topology.local_world_size > 1 and topology.node_known
 
 
 def leave_run(store: Messages, topology: Topology, number: int = 1) -> None:
@@ -164,15 +167,16 @@ class Relay:
         import torch.distributed as dist
 
         with suppress(RuntimeError, ValueError, MeetingError):
-            # A first rank that does not come is named by all that wait for it, and must not keep them here.
-            self._run.wait(self._place, max(self._topology.connect_seconds, 1.0))
+            # A first rank that does not come is waited for half as long as all ranks are: this one comes in time to be counted.
+            self._run.wait(self._place, max(self._topology.connect_seconds / 2, 1.0))
             port = json.loads(self._run.get(self._place))
             if port and not unreachable(_LOOPBACK, port, _CONNECT_SECONDS):
                 node = self._run.over(dist.TCPStore(_LOOPBACK, port, is_master=False, wait_for_workers=False))
                 # Containers of one node may have a network each, where another store may listen.
                 if node.has(self._place) and json.loads(node.get(self._place)) == port:
                     return node
-        self._go_alone()
+        with suppress(RuntimeError):  # the run's store is gone: whoever asks it next says so
+            self._go_alone()
         return None
 
     def _go_alone(self) -> None:

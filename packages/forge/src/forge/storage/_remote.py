@@ -134,8 +134,10 @@ class Remote:
     def _write(self, name: str, content: Iterator[bytes]) -> tuple[int, str]:
         path, digest, size = self._path(name), hashlib.sha256(), 0
         self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        opened = False
         try:
             with self._system.open(path, "wb") as file:
+                opened = True
                 for block in content:
                     file.write(block)
                     digest.update(block)
@@ -144,9 +146,11 @@ class Remote:
                 if (descriptor := _descriptor(file)) is not None:
                     os.fsync(descriptor)
         except BaseException:
-            # No half of a file under its name: it is copied again, and nobody takes it for whole meanwhile.
-            with suppress(Exception):
-                self._system.rm_file(path)
+            # No half of a file under its name: it is copied again, and nobody takes it for whole meanwhile. One that could not
+            # be opened is somebody's.
+            if opened:
+                with suppress(Exception):
+                    self._system.rm_file(path)
             raise
         return size, digest.hexdigest()
 

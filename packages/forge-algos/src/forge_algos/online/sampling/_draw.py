@@ -50,7 +50,8 @@ class DrawToken:
         """
         for warp in self._warps:
             scores = warp(input_ids, scores)
-        if self._checks and scores.isnan().any():
+        # The largest is no number where one is none, or all are impossible, and infinite where one is.
+        if self._checks and not scores.amax(-1).isfinite().all():
             raise RolloutError(
                 "the model's logits are not numbers while it samples: look at its weights, lower the learning rate, or train "
                 "in float32"
