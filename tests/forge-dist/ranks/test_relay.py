@@ -121,17 +121,22 @@ def test_the_runs_store_ends_while_ranks_wait():
         made[rank].close()
 
 
-def test_nobody_leaves_before_all_do(server):
-    """The first rank of a node counts for the others: two requests of each node, and the last one's word reaches all."""
-    made = opened(server)
-    before = [each._run.requests for each in made]
-    leaving = [in_thread(made[rank].leave) for rank in (1, 2, 3)]
+def all_leave(made):
+    """Let all relays but rank 0's leave, which wait; then rank 0's, upon which all are gone."""
+    leaving = [in_thread(relay.leave) for relay in made[1:]]
     time.sleep(0.5)
     assert not any(found for _, found in leaving)
     made[0].leave()
     for thread, found in leaving:
         thread.join(30)
         assert found == [None]
+
+
+def test_nobody_leaves_before_all_do(server):
+    """The first rank of a node counts for the others: two requests of each node, and the last one's word reaches all."""
+    made = opened(server)
+    before = [each._run.requests for each in made]
+    all_leave(made)
     assert [each._run.requests - asked for each, asked in zip(made, before, strict=True)] == [2, 0, 2, 0]
 
 
@@ -156,13 +161,7 @@ def test_ranks_that_do_without_the_first_of_their_node_leave_with_all(when, serv
         monkeypatch.setattr(made[6]._node, "receive", closed)
         made[0].set("first/1", '{"value": 7}')
         assert first(made[6], 6, None) == 7
-    leaving = [in_thread(made[rank].leave) for rank in range(1, 8)]
-    time.sleep(0.5)
-    assert not any(found for _, found in leaving)
-    made[0].leave()
-    for thread, found in leaving:
-        thread.join(30)
-        assert found == [None]
+    all_leave(made)
 
 
 @pytest.mark.parametrize("how", ["cannot listen", "elsewhere", "closed", "late"])
