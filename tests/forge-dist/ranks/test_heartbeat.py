@@ -7,13 +7,16 @@ import signal
 import time
 from types import SimpleNamespace
 
+import attrs
 import pytest
 import torch.distributed as dist
 
 from forge_dist.environment._topology import Topology
 from forge_dist.ranks import _heartbeat
+from forge_dist.ranks._failure_report import failure_report
 from forge_dist.ranks._heartbeat import Heartbeat
 from forge_dist.ranks._messages import Messages
+from forge_dist.ranks._store import publish_failure
 
 from ...lanes import ci_keeps
 from ...ranks import run_on_ranks
@@ -70,11 +73,42 @@ def test_a_first_rank_that_never_beat(monkeypatch):
     topology = Topology(role="worker", rank=1, world_size=2, local_rank=1, local_world_size=2, connect_seconds=60.0)
     beat = Heartbeat(topology, "host")
     monkeypatch.setattr(beat, "_clock", SimpleNamespace(seconds=80.0))
-    assert beat._read_pulse() == ""
+    assert beat._read_pulse() == ("", True)
     beat._clock.seconds = 91.0
-    assert beat._read_pulse() == "rank 0 was not heard of for 91 s: it died, or the network between the hosts is cut"
-    store.set("pulse", json.dumps([1, "first", "", 0]))
-    assert beat._read_pulse() == ""
+    assert beat._read_pulse() == ("rank 0 was not heard of for 91 s: it died, or the network between the hosts is cut", True)
+    store.set("pulse", json.dumps([1, "first", "", 0, False]))
+    assert beat._read_pulse() == ("", False)
+
+
+def test_a_rank_of_many_hears_of_a_failure_from_the_pulse(monkeypatch):
+    """It asks for the failure once rank 0's pulse says that there is one, or stands still; rank 0 looks at each beat."""
+    store, ended = dist.HashStore(), {}
+    monkeypatch.setattr(_heartbeat, "connect_store", lambda *_, **__: Messages(store, "secret", "forge"))
+    topology = Topology(role="worker", world_size=512, max_nodes=64, local_world_size=8)
+    places = {0: (0, 0), 300: (37, 4), 304: (38, 0)}
+    beats = {
+        rank: Heartbeat(attrs.evolve(topology, rank=rank, node_rank=node, local_rank=local), "host")
+        for rank, (node, local) in places.items()
+    }
+    for rank, beat in beats.items():
+        monkeypatch.setattr(beat, "_exit_process", lambda reason, failure=None, rank=rank: ended.update({rank: reason}))
+        monkeypatch.setattr(beat, "_clock", SimpleNamespace(seconds=1.0))
+        beat._grace = 0.0
+        beat._exchange(1)
+    publish_failure(beats[300].store, failure_report(FloatingPointError("not finite"), rank=7, host="other"))
+    for rank in (300, 304):
+        beats[rank]._counts[-1] = (0, 0.0)  # as if they had not seen the pulse that is there
+        beats[rank]._exchange(2)
+    assert not ended, "they trust a pulse that moves"
+    for rank in (300, 304):
+        beats[rank]._clock.seconds = 2.0
+        beats[rank]._exchange(3)
+    assert set(ended) == {300, 304}, "they ask when it does not"
+    ended.clear()
+    beats[0]._exchange(4)
+    beats[300]._exchange(4)
+    assert set(ended) == {0, 300}
+    assert all(reason == "rank 7 on other ended: FloatingPointError: not finite" for reason in ended.values())
 
 
 def be_slow(ranks):

@@ -3,7 +3,7 @@
 A cut link sends nothing: a collective, and a call to the store, would wait for hours. So one thread asks the store, and another
 watches how long ago the store answered. Local rank 0 of each node counts up under a key of its own; rank 0 reads all of these
 and writes one pulse, which the others read, so that the load of the store grows with the nodes and not with their square. Of
-many nodes and ranks each asks less often (`beat_seconds`).
+many nodes and ranks each asks less often (`beat_seconds`), and learns from the pulse whether a rank has failed.
 """
 
 import json
@@ -22,10 +22,11 @@ from forge_dist.watching._beats import current_beats
 from forge_dist.watching._stacks import dump_now
 from forge_dist.watching._watch import TICK_SECONDS, AwakeClock
 
-_BEAT_REQUESTS, _LOOK_REQUESTS = 4, 3
-"""Requests of a beat of a node's first rank, and of a look of every other one."""
-NODES_BUDGET, RANKS_BUDGET = 70.0, 120.0
-"""Requests a second that the first ranks of all nodes, and all other ranks, send to the store at most."""
+_BEAT_REQUESTS, _LOOK_REQUESTS = 3, 2
+"""Requests of a beat of a node's first rank, and of a look of every other one, that do not ask for failures."""
+NODES_BUDGET, RANKS_BUDGET = 55.0, 80.0
+"""Requests a second that the first ranks of all nodes, and all other ranks, send to the store at most, in a run so large that
+they beat less often: what is left of 200 is for what they ask when rank 0 is done with something."""
 _BEATS_IN_LIMIT = 4
 
 
@@ -39,7 +40,7 @@ def beat_seconds(nodes: int, ranks: int, *, leads: bool, least: float) -> float:
         least: seconds between two beats of a small run.
 
     >>> [round(beat_seconds(128, 1024, leads=leads, least=2.0), 1) for leads in (True, False)]
-    [7.3, 22.4]
+    [7.0, 22.4]
     """
     if leads:
         return max(least, (nodes * _BEAT_REQUESTS + 1) / NODES_BUDGET)
@@ -60,6 +61,8 @@ class Heartbeat:
         least = float(os.environ.get("FORGE_HEARTBEAT_INTERVAL", "2"))
         leads, ranks = topology.local_rank == 0, topology.world_size or 1
         self._interval = beat_seconds(topology.max_nodes, ranks, leads=leads, least=least)
+        # A rank of a small run asks for a failure at each beat; one that beats less often is told by rank 0's pulse.
+        self._asks = self._interval == least
         self._limit = max(float(os.environ.get("FORGE_HEARTBEAT_LIMIT", "30")), _BEATS_IN_LIMIT * self._interval)
         # A rank that learns of another's failure waits this long for its own collective to fail, whose exception says where it
         # was.
@@ -114,11 +117,12 @@ class Heartbeat:
         if t.rank == 0:
             lost = self._read_nodes()
             moved = sum(self._moved.values())
-            self.store.set("pulse", json.dumps([count, self._host, lost, moved]))
+            failure = published_failure(self.store)
+            self.store.set("pulse", json.dumps([count, self._host, lost, moved, failure is not None]))
             self._note_elsewhere(moved)
         else:
-            lost = self._read_pulse()
-        failure = published_failure(self.store)
+            lost, failed = self._read_pulse()
+            failure = published_failure(self.store) if failed or self._asks else None
         if failure is not None and failure["rank"] != t.rank:
             self._stopped.wait(self._grace)
             self._exit_process(
@@ -154,26 +158,27 @@ class Heartbeat:
                 return self._silence_message(node, silent)
         return ""
 
-    def _read_pulse(self) -> str:
-        """Read rank 0's pulse, on the other ranks; return "" or a sentence about a silent node.
+    def _read_pulse(self) -> tuple[str, bool]:
+        """Read rank 0's pulse, on the other ranks; return what is silent, and whether to ask for a failure.
 
-        That is one which rank 0 names, or rank 0 itself.
+        The first is "" or a sentence about a node: one that rank 0 names, or rank 0 itself. A pulse that stands still says
+        nothing of failures.
         """
         if -1 not in self._counts and not self.store.has("pulse"):
             # It beats as soon as it comes; one that died before is waited for no longer than any rank.
             late = self._clock.seconds > self._topology.connect_seconds + self._limit
-            return self._silence_message(-1, self._clock.seconds) if late else ""
+            return self._silence_message(-1, self._clock.seconds) if late else "", True
         (text,) = self.store.read(["pulse"])
         if text is not None:
-            count, host, lost, moved = json.loads(text)
+            count, host, lost, moved, failed = json.loads(text)
             self._note_elsewhere(moved)
             self._names[-1] = f"host {host} (rank 0)"
         elif -1 in self._counts:
-            (count, _), lost = self._counts[-1], ""
+            (count, _), lost, failed = self._counts[-1], "", False
         else:
-            return ""
+            return "", True
         silent = self._silent_seconds(-1, count)
-        return lost or (self._silence_message(-1, silent) if silent > self._limit else "")
+        return lost or (self._silence_message(-1, silent) if silent > self._limit else ""), failed or silent > 0
 
     def _note_elsewhere(self, moved: int) -> None:
         """Tell who watches this rank that others move: it may wait for them."""
