@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
@@ -123,7 +124,22 @@ class Wrong(Block):
         return out * 1.01 if torch.compiler.is_compiling() else out
 
 
-@pytest.mark.parametrize(("kind", "why"), [(Branching, "Unsupported"), (Wrong, "differ from the block's own")])
+class WrongBackward(Block):
+    """A block that learns something else once it is compiled."""
+
+    def forward(self, hidden: torch.Tensor, **rest) -> torch.Tensor:
+        out = super().forward(hidden, **rest)
+        return out.detach() + 1.01 * (out - out.detach()) if torch.compiler.is_compiling() else out
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Branching, "Unsupported"),
+        (Wrong, "first outputs differ from the block's own"),
+        (WrongBackward, "first gradients differ from the block's own"),
+    ],
+)
 def test_what_cannot_be_compiled_runs_as_it_stands(kind, why):
     """A block with a graph break, or with other numbers when compiled, trains uncompiled, and the log says why."""
     torch.manual_seed(0)
@@ -134,6 +150,49 @@ def test_what_cannot_be_compiled_runs_as_it_stands(kind, why):
         assert torch.equal(ours, theirs)
     assert why in (compiling.problem or "")
     assert len([note for note in notes if note.startswith("WARNING")]) == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_compiler_that_fails_in_the_backward_ends_no_run(again):
+    """The backward is compiled before the run's own: where that fails, nothing of the step is lost."""
+
+    def refuses(graph, inputs):
+        raise RuntimeError("no kernel for this backward")
+
+    plain, blocks, notes = made(2), made(2), []
+    backend = aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=refuses)
+    compiling = CompiledBlocks(list(blocks), backend=backend, note=notes.append)
+
+    def call(block, *args, **kwargs):
+        return checkpoint(block, *args, use_reentrant=False, **kwargs) if again else block(*args, **kwargs)
+
+    for ours, theirs in zip(*map(_flat, (step(blocks, (5, 3), call), step(plain, (5, 3)))), strict=True):
+        assert torch.equal(ours, theirs)
+    assert "no kernel for this backward" in (compiling.problem or "")
+    assert len(notes) == 1
+
+
+@pytest.mark.parametrize("frozen", ["inputs", "weights", "all but the output's"])
+def test_frozen_inputs_and_weights(frozen):
+    """An adapter's first block has inputs that nothing learns from, and blocks weights that are frozen."""
+    plain, blocks = made(2), made(2)
+    for model in (plain, blocks):
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(frozen == "inputs" or (frozen != "weights" and "down" in name))
+    compiling, counter, _ = compiled(blocks)
+    found = []
+    for model in (blocks, plain):
+        hidden = torch.randn(1, 8, 32, generator=torch.Generator().manual_seed(1), requires_grad=frozen == "weights")
+        out = hidden
+        for block in model:
+            out = block(out, cu_seq_lens_q=torch.tensor([0, 5, 8], dtype=torch.int32), max_length_q=5)
+        out.square().sum().backward()
+        found.append([out.detach(), *(w.grad for w in [hidden, *model.parameters()] if w.grad is not None)])
+    assert len(found[0]) > 1
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert compiling.problem is None
+    assert counter.frame_count == (1 if frozen == "weights" else 2)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
