@@ -74,7 +74,7 @@ def divided(folder: Path, where: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.lane
-@pytest.mark.parametrize("model_type", ["mamba2"])
+@pytest.mark.parametrize("model_type", ["mamba2", "zamba", "kimi_linear", "gpt_oss", "deepseek_v4"])
 def test_osft_over_two_ranks_is_that_of_one_process(model_type: str, tmp_path: Path) -> None:
     """A model whose documents run alone is divided with the directions that it protects: the same losses."""
     (folder := tmp_path / "model").mkdir()
