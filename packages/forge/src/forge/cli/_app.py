@@ -74,6 +74,8 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
         # Where torchrun ends the other ranks after the first one's error, that error is the message.
         return _print_error("terminated.", 143, debug=debug) if _is_first() else 143
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # the terminal has shown ^C on this line
         return _print_error("interrupted.", 130, debug=debug)
     except Exception as error:  # noqa: BLE001 - the last place that can turn an exception into a message
         if isinstance(error, BrokenPipeError) and _output_closed():

@@ -40,7 +40,8 @@ class _Side:
         except KeyboardInterrupt as stopped:
             _only_ctrl_c(stopped)
             print(" (stopped)", end="")
-        print()
+        finally:
+            print()
         self._history = [*asked, {"role": "assistant", "content": "".join(made).strip()}]
 
 
