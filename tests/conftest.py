@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 
 import pytest
@@ -19,6 +20,10 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # A test that reaches for the model hub is a test that fails elsewhere.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+# A shell lets what it starts in the background ignore Ctrl-C, and every process that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow example is no bug (a timing is a benchmark, never a test), nor is one that a busy machine draws slowly. The examples
 # of one commit are always the same, so that a failure is caused by the change; `--hypothesis-profile=explore` draws new ones.

@@ -25,9 +25,8 @@ SECONDS = 300.0
 
 
 def _take_terminal() -> None:
-    """Be a shell's foreground process: with the terminal, and Ctrl-C, which what a shell starts with `&` ignores."""
+    """Be a shell's foreground process."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Terminal:
@@ -69,10 +68,13 @@ class Terminal:
         """Press keys."""
         os.write(self._own, text.encode())
 
-    def ended(self) -> tuple[int, str]:
-        """Wait for its end; return its status and what was on the screen since."""
-        ends = time.monotonic() + SECONDS
+    def ended(self, *, pressing: str = "") -> tuple[int, str]:
+        """Wait for its end; return its status and what was on the screen since; `pressing` is as for `until`."""
+        ends, press = time.monotonic() + SECONDS, 0.0
         while self._read():
+            if pressing and time.monotonic() >= press:
+                self.type(pressing)
+                press = time.monotonic() + 10
             assert time.monotonic() < ends, f"it does not end; on the screen: {self._said!r}"
         return self._process.wait(SECONDS), self._said
 
@@ -176,8 +178,7 @@ def test_ends_of_a_conversation(talker: Path, opened: list[Terminal]) -> None:
     terminal.until("> ")
     terminal.until("Ctrl-C again", pressing="\x03")
     terminal.until("> ")
-    terminal.type("\x03")
-    assert terminal.ended()[0] == 0
+    assert terminal.ended(pressing="\x03")[0] == 0
     opened.append(terminal := Terminal(["chat", str(talker), "--max-new-tokens", "100000"]))
     terminal.until("> ")
     terminal.type("what?\n")
