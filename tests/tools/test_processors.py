@@ -44,7 +44,7 @@ def test_every_other_test_is_repeated():
     ("name", "expected"),
     ci_keeps(
         [("ATEN default, 1 thread", "DEFAULT 1")],
-        [("ATEN default, 1 thread", "DEFAULT 1"), ("ATEN avx2, 3 threads", "AVX2 3")],
+        [("ATEN default, 1 thread", "DEFAULT 1"), ("native, 3 threads", "3")],
     ),
 )
 def test_the_settings_reach_the_libraries(name, expected):
@@ -52,7 +52,7 @@ def test_the_settings_reach_the_libraries(name, expected):
     code = "import torch; print(torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())"
     environ = os.environ | processors.CONFIGURATIONS[name]
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == expected
+    assert done.stdout.strip().endswith(expected)
 
 
 def test_the_page_says_what_ran_and_what_did_not(tmp_path, monkeypatch):
