@@ -109,8 +109,8 @@ SMALL = Design(
 """Of a model that is pretrained here."""
 CHAT = Design(
     groups=((("full", 30), ("strict/direct", 30), ("inputs", 30)),),
-    begin={"full": 1},
-    start=6,
+    begin={"full": 1, "inputs": 5},
+    start=4,
     levels=(0.8, 0.85, 0.9, 0.95),
     compared=0.9,
     wanted=0.9,
@@ -292,7 +292,10 @@ def main() -> None:
     work = options.work or Path(tempfile.mkdtemp())
     work.mkdir(parents=True, exist_ok=True)
     subject = taught(options, work)
-    before = {} if options.report else subject.before()
+    measured = work / "before.json"
+    if not measured.exists() and not options.report:
+        measured.write_text(json.dumps(subject.before()) + "\n")
+    before = json.loads(measured.read_text()) if measured.exists() else {}
     note(f"the base: {before}")
     study = Study(work / "cells.jsonl", subject, design)
     for group in () if options.report else design.groups:
