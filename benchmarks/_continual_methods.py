@@ -168,37 +168,33 @@ def _osft(**options: Any) -> Callable[..., Stage]:
     return begin
 
 
-KEPT = 192
-"""Rows of the pretraining's rules, and of each earlier task, that a method with osft_directions=inputs measures on; a fifth of
-that are text."""
-
-
 def protecting_inputs(
-    model: LlamaForCausalLM, data: Any, earlier: Sequence[str], *, general_alone: bool = False, **options: Any
+    model: LlamaForCausalLM, subject: Any, earlier: Sequence[str], *, general_alone: bool = False, **options: Any
 ) -> Stage:
-    """Train OSFT, protecting the largest inputs on rows of the pretraining and of the tasks before.
+    """Train OSFT, protecting the largest inputs on rows of what the base knew and of the tasks before.
 
     With osft_rank=adaptive the importance of layers is measured on the same rows.
     """
     random = np.random.default_rng(77)
-    drawn = [data.rule(SKILLS + TASKS, KEPT, random), data.text(KEPT // 5, random)]
-    drawn += [] if general_alone else [data.rule(task, KEPT, random) for task in earlier]
+    drawn = subject.general(random)
+    drawn += [] if general_alone else [subject.data.rule(task, subject.kept, random) for task in earlier]
     samples = []
     for ids, labels in drawn:
         for row, label in zip(ids.numpy(), labels.numpy(), strict=True):
             end = np.flatnonzero(label != -100)[-1] + 1
             samples.append((row[:end].astype(np.int32), label[:end].astype(np.int32)))
     batches = [forge_packing.collate(samples[at : at + 64]) for at in range(0, len(samples), 64)]
-    moments, importance = partial(_moments, model, batches), partial(_importance, model, batches)
+    moments = partial(_moments, model, batches, subject.autocast)
+    importance = partial(_importance, model, batches, subject.autocast)
     return _osft(osft_directions="inputs", **options)(model, moments=moments, importance=importance)
 
 
-def _moments(model: LlamaForCausalLM, batches: Sequence[Any], targets: Any) -> dict[str, torch.Tensor]:
-    return forge_algos.osft_moments(model, batches, targets=targets)
+def _moments(model: LlamaForCausalLM, batches: Sequence[Any], autocast: Any, targets: Any) -> dict[str, torch.Tensor]:
+    return forge_algos.osft_moments(model, batches, targets=targets, autocast=autocast)
 
 
-def _importance(model: LlamaForCausalLM, batches: Sequence[Any], targets: Sequence[str]) -> dict[str, float]:
-    return forge_algos.osft_importance(model, batches, targets=targets)
+def _importance(model: LlamaForCausalLM, batches: Sequence[Any], autocast: Any, targets: Sequence[str]) -> dict[str, float]:
+    return forge_algos.osft_importance(model, batches, targets=targets, autocast=autocast)
 
 
 METHODS: dict[str, Callable[[LlamaForCausalLM], Stage]] = {
@@ -224,5 +220,5 @@ INFORMED: dict[str, Callable[..., Stage]] = {
     "inputs, adaptive": partial(protecting_inputs, osft_rank="adaptive"),
     "inputs, general": partial(protecting_inputs, general_alone=True),
 }
-"""Methods that are given the data and the tasks before, too: `inputs` is osft_directions=inputs, `general` on rows of the
+"""Methods that are given what is taught and the tasks before, too: `inputs` is osft_directions=inputs, `general` on rows of the
 pretraining alone."""

@@ -7,10 +7,14 @@ figures measure what is left of pretraining: the mean loss of held-out text, in 
 skills.
 """
 
+import contextlib
 import time
 import warnings
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -24,6 +28,8 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 WARMUP = 0.1
 """Share of the steps in which the rate rises; then it falls linearly to 0."""
 
+AT_ONCE = 64
+"""Rows of which whole distributions are held at once."""
 KEPT_EVERY = 100
 """Steps of the pretraining after which its state is kept."""
 
@@ -45,25 +51,72 @@ class Sizes:
     """Steps after the pretraining of which most rows show an answer before they ask for it, as self-distillation needs."""
 
 
-def loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Return the mean loss of the learned characters, in nats."""
-    logits = model(batch[0], use_cache=False).logits
-    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[1][:, 1:].flatten(), ignore_index=-100)
+class Subject(ABC):
+    """What is taught: a base model, rows of its tasks, and how a model is scored on them."""
 
+    tasks: str
+    """Tag of each task, a letter."""
+    data: Any
+    """Rows: `rule`, `text` and `batches`, as `_continual_tasks.Data` has them."""
+    rows: int
+    """Rows of each step."""
+    measured: int
+    """Held-out rows of each task."""
+    kept: int
+    """Rows of each earlier task that a method which measures rows is given."""
+    fused: bool | None = None
+    """Whether one kernel takes AdamW's step, which saves a tenth of a large model's time."""
 
-@torch.no_grad()
-def accuracy(model: torch.nn.Module, batch: Batch) -> float:
-    """Return the share of rows whose whole answer is right, as greedy decoding would give it."""
-    found = model(batch[0], use_cache=False).logits[:, :-1].argmax(-1)
-    wanted = batch[1][:, 1:]
-    return float(((found == wanted) | (wanted == -100)).all(1).float().mean())
+    @abstractmethod
+    def new(self) -> Any:
+        """Make a model with the base's weights."""
 
+    @abstractmethod
+    def scored(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return (logits [K, V], targets [K], row of each [K]) of a batch's K learned tokens."""
 
-@torch.no_grad()
-def divergence(base: torch.nn.Module, model: torch.nn.Module, batch: Batch) -> float:
-    """Return KL(base ‖ model) at the learned characters of a batch, in nats: RL's Razor's predictor of forgetting."""
-    p, q = (each(batch[0], use_cache=False).logits[:, :-1].double().log_softmax(-1) for each in (base, model))
-    return float((p.exp() * (p - q)).sum(-1)[batch[1][:, 1:] != -100].mean())
+    @abstractmethod
+    def general(self, random: np.random.Generator) -> list[Batch]:
+        """Draw rows of what the base knew."""
+
+    @abstractmethod
+    def left(self, model: torch.nn.Module) -> dict[str, float]:
+        """Measure what is left of what the base knew: text_loss and skills."""
+
+    def autocast(self) -> Any:
+        """Make the context of a forward."""
+        return contextlib.nullcontext()
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the mean loss of the learned tokens, in nats."""
+        logits, targets, _ = self.scored(model, batch)
+        return functional.cross_entropy(logits, targets)
+
+    @torch.no_grad()
+    def accuracy(self, model: torch.nn.Module, batch: Batch) -> float:
+        """Return the share of rows whose whole answer is right, as greedy decoding would give it."""
+        logits, targets, rows = self.scored(model, batch)
+        wrong = torch.zeros(len(batch[0])).index_add_(0, rows, (logits.argmax(-1) != targets).float())
+        return float((wrong == 0).float().mean())
+
+    @torch.no_grad()
+    def divergence(self, base: torch.nn.Module, model: torch.nn.Module, batch: Batch) -> float:
+        """Return KL(base ‖ model) at the learned tokens of a batch, in nats: RL's Razor's predictor of forgetting."""
+        total, tokens = 0.0, 0
+        for at in range(0, len(batch[0]), AT_ONCE):
+            part = batch[0][at : at + AT_ONCE], batch[1][at : at + AT_ONCE]
+            p, q = (self.scored(each, part)[0].double().log_softmax(-1) for each in (base, model))
+            total, tokens = total + float((p.exp() * (p - q)).sum()), tokens + len(p)
+        return total / tokens
+
+    def held(self, task: str) -> Batch:
+        """Return the held-out rows of a task, always the same."""
+        return self.data.rule(task, self.measured, np.random.default_rng(4), held=True)
+
+    def before(self) -> dict[str, float]:
+        """Measure the base: its accuracy on each task, and what is later left of it."""
+        model = self.new()
+        return {task: self.accuracy(model, self.held(task)) for task in self.tasks} | self.left(model)
 
 
 def new_model(sizes: Sizes) -> LlamaForCausalLM:
@@ -73,11 +126,19 @@ def new_model(sizes: Sizes) -> LlamaForCausalLM:
 
 
 def _take(
-    stage: Stage, steps: int, rate: float, weight_decay: float, batches: Iterator[list[Batch]], begun: Path | None = None
+    loss: Callable[[torch.nn.Module, Batch], torch.Tensor],
+    stage: Stage,
+    steps: int,
+    rate: float,
+    weight_decay: float,
+    batches: Iterator[list[Batch]],
+    begun: Path | None = None,
+    *,
+    fused: bool | None = None,
 ) -> None:
     """Train with AdamW and clipping at 1, the rate rising and falling; from the state in `begun`, where it is kept."""
     trained = [p for p in stage.model.parameters() if p.requires_grad]
-    optimizer = stage.wrap(torch.optim.AdamW(trained, lr=rate, weight_decay=weight_decay))
+    optimizer = stage.wrap(torch.optim.AdamW(trained, lr=rate, weight_decay=weight_decay, fused=fused))
     rising = max(WARMUP * steps, 1)
     first = 0
     if begun is not None and begun.exists():
@@ -126,48 +187,88 @@ def pretrained(data: Data, sizes: Sizes, file: Path, seed: int = 0) -> dict[str,
     batches = iter(drawn, None)
     begun = file.with_suffix(".begun")
     steps, rate = (sizes.shown_steps, 1e-3) if sizes.shown_steps else (sizes.pretraining_steps, 3e-3)
-    _take(Stage(model, dict), steps, rate, 0.5, batches, begun)
+    _take(Small(data, sizes, {}).loss, Stage(model, dict), steps, rate, 0.5, batches, begun)
     torch.save(model.state_dict(), file)
     begun.unlink(missing_ok=True)
     return model.state_dict()
 
 
-def left(model: torch.nn.Module, data: Data, sizes: Sizes) -> dict[str, float]:
-    """Measure what is left of pretraining: text_loss and skills."""
-    with torch.no_grad():
-        text = float(loss(model, data.text(sizes.measured // 2, np.random.default_rng(1), held=True)))
-    return {
-        "text_loss": text,
-        "skills": accuracy(model, data.rule(SKILLS, 2 * sizes.measured, np.random.default_rng(2), held=True)),
-    }
+@attrs.frozen
+class Small(Subject):
+    """A Llama of a few layers, pretrained here on real text and rules of characters."""
+
+    data: Data
+    sizes: Sizes
+    base: dict[str, torch.Tensor]
+    tasks: str = TASKS
+    kept: int = 192
+
+    @property
+    def rows(self) -> int:
+        """Rows of each step."""
+        return self.sizes.rows
+
+    @property
+    def measured(self) -> int:
+        """Held-out rows of each task."""
+        return self.sizes.measured
+
+    def new(self) -> LlamaForCausalLM:
+        """Make a model with the base's weights."""
+        model = new_model(self.sizes)
+        model.load_state_dict(self.base)
+        return model
+
+    def scored(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return (logits [K, V], targets [K], row of each [K]) of a batch's K learned characters."""
+        wanted = batch[1][:, 1:]
+        learned = wanted != -100
+        return model(batch[0], use_cache=False).logits[:, :-1][learned], wanted[learned], learned.nonzero()[:, 0]
+
+    def general(self, random: np.random.Generator) -> list[Batch]:
+        """Draw rows of the pretraining's rules, and a fifth of that of its text."""
+        return [self.data.rule(SKILLS + TASKS, self.kept, random), self.data.text(self.kept // 5, random)]
+
+    def left(self, model: torch.nn.Module) -> dict[str, float]:
+        """Measure what is left of pretraining: the loss of held-out text, and the accuracy of the skills."""
+        with torch.no_grad():
+            text = float(self.loss(model, self.data.text(self.measured // 2, np.random.default_rng(1), held=True)))
+        skills = self.data.rule(SKILLS, 2 * self.measured, np.random.default_rng(2), held=True)
+        return {"text_loss": text, "skills": self.accuracy(model, skills)}
+
+    def before(self) -> dict[str, float]:
+        """Measure the base, and where it was shown answers, what it makes of one that is shown."""
+        found = super().before()
+        if self.sizes.shown_steps:
+            shown = self.data.shown(SKILLS + TASKS, self.measured, np.random.default_rng(6))
+            found["shown"] = self.accuracy(self.new(), shown)
+        return found
 
 
-def sequence(method: str, rate: float, seed: int, base: dict[str, torch.Tensor], data: Data, sizes: Sizes) -> dict:
-    """Run one cell: the tasks in the seed's order, each from the plain model of the one before."""
-    began = time.process_time()
-    order = [TASKS[k] for k in np.random.default_rng([seed, 3]).permutation(len(TASKS))]
-    held = {task: data.rule(task, sizes.measured, np.random.default_rng(4), held=True) for task in order}
-    model, first, matrix, moved = new_model(sizes), new_model(sizes), [], []
-    model.load_state_dict(base)
-    first.load_state_dict(base)
+def sequence(method: str, rate: float, seed: int, subject: Subject, steps: int) -> dict[str, Any]:
+    """Run one cell: the tasks in the seed's order, `steps` of each, each from the plain model of the one before."""
+    began, started = time.process_time(), time.perf_counter()
+    order = [subject.tasks[k] for k in np.random.default_rng([seed, 3]).permutation(len(subject.tasks))]
+    held = {task: subject.held(task) for task in order}
+    model, first, matrix, moved = subject.new(), subject.new(), [], []
     for number, task in enumerate(order):
         torch.manual_seed(1000 * seed + number)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            stage = INFORMED[method](model, data, order[:number]) if method in INFORMED else METHODS[method](model)
+            stage = INFORMED[method](model, subject, order[:number]) if method in INFORMED else METHODS[method](model)
             random = np.random.default_rng([seed, 5, number])
-            batches = ([stage.rows(data, batch, random)] for batch in data.batches(task, sizes.rows, seed))
-            (stage.learn or _take)(stage, sizes.steps, rate, 0.0, batches)
+            batches = ([stage.rows(subject.data, batch, random)] for batch in subject.data.batches(task, subject.rows, seed))
+            (stage.learn or partial(_take, subject.loss, fused=subject.fused))(stage, steps, rate, 0.0, batches)
             state = stage.finish()
-        model = new_model(sizes)
+        model = subject.new()
         model.load_state_dict(state)
-        moved.append(divergence(first, model, held[task]))
-        matrix.append([accuracy(model, held[other]) for other in order])
+        moved.append(subject.divergence(first, model, held[task]))
+        matrix.append([subject.accuracy(model, held[other]) for other in order])
     final, learned = matrix[-1], [row[k] for k, row in enumerate(matrix)]
     return {
         "method": method,
         "rate": rate,
-        "steps": sizes.steps,
+        "steps": steps,
         "seed": seed,
         "order": "".join(order),
         "accuracy": [[round(a, 4) for a in row] for row in matrix],
@@ -176,6 +277,7 @@ def sequence(method: str, rate: float, seed: int, base: dict[str, torch.Tensor],
         "backward": float(np.mean([now - then for now, then in zip(final[:-1], learned[:-1], strict=True)])),
         "kept": float(np.mean(final[:-1])),
         "kl_base": float(np.mean(moved)),
-        **left(model, data, sizes),
+        **subject.left(model),
         "cpu_seconds": round(time.process_time() - began, 1),
+        "seconds": round(time.perf_counter() - started, 1),
     }

@@ -26,11 +26,10 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
 import torch
 from _chats import MODULES, TOY_MODULES
 from _continual_methods import FREE, LORA_RANK
-from _continual_run import Sizes, accuracy, left, new_model, pretrained, sequence
+from _continual_run import Sizes, Small, pretrained, sequence
 from _continual_table import CLOSE, FIGURES, Cell, at_level, best, curve, levels_table, lowest_rate, spread, table
 from _continual_tasks import TASKS, Data, docstrings, read_text
 from _report import emit, machine, note
@@ -50,8 +49,8 @@ TOY = Sizes(width=32, layers=1, pretraining_steps=3, steps=2, rows=4, measured=8
 class Cells:
     """Sequences that were run, in a file line by line, so that a stopped benchmark resumes."""
 
-    def __init__(self, file: Path, base: dict[str, torch.Tensor], data: Data, sizes: Sizes) -> None:
-        self._file, self._base, self._data, self._sizes = file, base, data, sizes
+    def __init__(self, file: Path, subject: Small) -> None:
+        self._file, self._subject = file, subject
         self.all: list[Cell] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def get(self, method: str, index: int, seeds: Iterable[int]) -> list[Cell]:
@@ -61,7 +60,7 @@ class Cells:
             key = (method, RATES[index], seed)
             cell = next((c for c in self.all if (c["method"], c["rate"], c["seed"]) == key), None)
             if cell is None:
-                cell = sequence(*key, self._base, self._data, self._sizes)
+                cell = sequence(*key, self._subject, self._subject.sizes.steps)
                 self.all.append(cell)
                 with self._file.open("a") as out:
                     out.write(json.dumps(cell) + "\n")
@@ -117,13 +116,10 @@ def main() -> None:
     data = Data(read_text(options.data) if options.data else docstrings(TOY_MODULES if options.toy else MODULES))
     work = options.work or Path(tempfile.mkdtemp())
     work.mkdir(parents=True, exist_ok=True)
-    base = pretrained(data, sizes, work / "base.pt")
-    model = new_model(sizes)
-    model.load_state_dict(base)
-    before = {task: accuracy(model, data.rule(task, sizes.measured, np.random.default_rng(4), held=True)) for task in TASKS}
-    before |= left(model, data, sizes)
+    subject = Small(data, sizes, pretrained(data, sizes, work / "base.pt"))
+    before = subject.before()
     note(f"the base: {before}")
-    cells = Cells(work / "cells.jsonl", base, data, sizes)
+    cells = Cells(work / "cells.jsonl", subject)
     for method in methods:
         if options.toy:
             cells.get(method, START, tuning)

@@ -5,9 +5,14 @@ import importlib.util
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+
+from forge_data import load_tokenizer
 
 from ..lanes import ci_keeps
 from .conftest import write_model
@@ -282,6 +287,71 @@ def test_osft_continual():
     assert set(figures["means"]["tuned"]) >= {"full", "lora", "peft-osf", "strict/direct", "strict/factors", "paper"}
     assert set(figures["means"]["level"]) == set(figures["rates"]["level"]) == set(figures["means"]["tuned"])
     assert figures["default"] in figures["means"]["level"]
+
+
+@pytest.mark.lane
+def test_continual_study_of_a_chat_model(tmp_path):
+    """continual_study.py --model takes three methods through a chat model's tasks, keeps every cell, and runs none twice."""
+    arguments = ("--model", str(write_model(tmp_path / "model")), "--work", str(tmp_path / "work"))
+    figures = run_toy("continual_study.py", *arguments)
+    kept = (tmp_path / "work" / "cells.jsonl").read_text(encoding="utf-8")
+    cells = [json.loads(line) for line in kept.splitlines()]
+    assert {(c["method"], c["seed"]) for c in cells} == {(m, s) for m in ("full", "strict/direct", "inputs") for s in (0, 1)}
+    assert len(cells) == figures["cells"] == 6
+    for cell in cells:
+        assert len(cell["accuracy"]) == 3
+        assert cell["kl_base"] > 0
+        assert cell["text_loss"] != figures["before"]["text_loss"]
+    assert run_toy("continual_study.py", *arguments)["cells"] == 6
+    assert (tmp_path / "work" / "cells.jsonl").read_text(encoding="utf-8") == kept
+
+
+def test_questions_of_a_chat_model(benchmark_modules, tmp_path):
+    """Every answer stands in its line, is what is learned, and no line that is held out is trained on under any question."""
+    chat, tokenizer = benchmark_modules("_continual_chat"), load_tokenizer(str(write_model(tmp_path)))
+    kinds = chat.lines(chat.sources("s*.py"))
+    assert min(len(found) for found in kinds.values()) > 20
+    questions = chat.Questions(tokenizer, files=chat.sources("s*.py"), longest=400)
+    seen = {False: set(), True: set()}
+    for tag, (instruction, kind, answer) in chat.RULES.items():
+        for held, lines in seen.items():
+            ids, labels = questions.rule(tag, sum(questions.counted()[tag]), np.random.default_rng(0), held=held)
+            for row, learned in zip(ids.tolist(), labels, strict=True):
+                text, said = tokenizer.decode(row), tokenizer.decode(learned[learned != -100])
+                line = text.split("user\n")[1].split("<|im_end|>")[0]
+                assert f"system\n{instruction}<|im_end|>" in text
+                assert said.removesuffix("\n") == f"{answer(kinds[kind][line])}<|im_end|>"
+                assert answer(kinds[kind][line]) in line
+                lines.add(line)
+    assert not seen[True] & seen[False]
+
+
+def test_a_chat_model_reads_packed_rows_one_by_one(benchmark_modules, tmp_path):
+    """Logits and targets of rows in packed lines are those of each row alone; a row counts as right where all of it is."""
+    chat, directory = benchmark_modules("_continual_chat"), write_model(tmp_path)
+    questions = chat.Questions(load_tokenizer(str(directory)), files=chat.sources("s*.py"), longest=400)
+
+    class Whole(chat.Chat):
+        autocast = staticmethod(nullcontext)
+
+    subject = Whole(directory, questions)
+    model, batch = subject.new(), questions.rule("LSW", chat.TURNS + 3, np.random.default_rng(0))
+    with torch.no_grad():
+        logits, targets, rows = subject.scored(model, batch)
+        for at, (ids, labels) in enumerate(zip(*batch, strict=True)):
+            learned = (labels[1:] != -100).nonzero()[:, 0]
+            alone = model(ids[None, : int(learned[-1]) + 2]).logits[0, learned]
+            torch.testing.assert_close(logits[rows == at], alone, rtol=1e-4, atol=1e-5)
+            assert targets[rows == at].tolist() == labels[1:][learned].tolist()
+    said = torch.nn.functional.one_hot(targets, logits.shape[-1]).float()
+    said[(rows == 2).nonzero()[0, 0]] = 0
+    said[rows == 5] = 0
+
+    class Fixed(Whole):
+        def scored(self, model, batch):
+            return said, targets, rows
+
+    assert Fixed(directory, questions).accuracy(model, batch) == pytest.approx(1 - 2 / len(batch[0]))
 
 
 @pytest.mark.parametrize(
