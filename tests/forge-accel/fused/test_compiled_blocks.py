@@ -6,12 +6,14 @@ import copy
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from forge_accel import CompiledBlocks, document_attention
+from forge_accel.fused import _compiled_blocks
 
 from ...lanes import ci_keeps
 
@@ -160,7 +162,7 @@ def test_a_compiler_that_fails_in_the_backward_ends_no_run(again):
         raise RuntimeError("no kernel for this backward")
 
     plain, blocks, notes = made(2), made(2), []
-    backend = aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=refuses)
+    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph), bw_compiler=refuses)
     compiling = CompiledBlocks(list(blocks), backend=backend, note=notes.append)
 
     def call(block, *args, **kwargs):
@@ -170,6 +172,86 @@ def test_a_compiler_that_fails_in_the_backward_ends_no_run(again):
         assert torch.equal(ours, theirs)
     assert "no kernel for this backward" in (compiling.problem or "")
     assert len(notes) == 1
+
+
+class Layered(Block):
+    """A block that has further layers, or not."""
+
+    def __init__(self, *, further: bool) -> None:
+        super().__init__()
+        self.further = nn.Sequential(nn.Linear(32, 32), nn.Tanh()) if further else nn.Identity()
+
+    def forward(self, hidden: torch.Tensor, **rest) -> torch.Tensor:
+        return self.further(super().forward(hidden, **rest))
+
+
+def test_each_block_of_a_class_is_tried():
+    """Blocks of one class have graphs of their own where their layers differ: one whose backward fails ends no run."""
+    made_graphs = []
+
+    def second_refuses(graph, inputs):
+        made_graphs.append(graph)
+        if len(made_graphs) > 1:
+            raise RuntimeError("no kernel for the second backward")
+        return make_boxed_func(graph)
+
+    torch.manual_seed(0)
+    plain = nn.ModuleList([Layered(further=False), Layered(further=True)])
+    blocks = copy.deepcopy(plain)
+    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph), bw_compiler=second_refuses)
+    compiling = CompiledBlocks(list(blocks), backend=backend)
+    for ours, theirs in zip(*map(_flat, (step(blocks, (5, 3)), step(plain, (5, 3)))), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert "second backward" in (compiling.problem or "")
+
+
+class Counting(Block):
+    """A block that counts its forwards, and takes its input twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, hidden: torch.Tensor, other: torch.Tensor, **rest) -> torch.Tensor:
+        self.count += 1
+        return super().forward(hidden, **rest) + other
+
+
+def test_buffers_count_once_and_a_tensor_given_twice_is_one():
+    """What a forward changes in its buffers is changed by the run's own forward alone, from the graph that was tried."""
+    torch.manual_seed(0)
+    plain = nn.ModuleList([Counting()])
+    blocks = copy.deepcopy(plain)
+    compiling, counter, _ = compiled(blocks)
+
+    def twice(block, out, **row):
+        return block(out, out, **row)
+
+    for ours, theirs in zip(*map(_flat, (step(blocks, (5, 3), twice), step(plain, (5, 3), twice))), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert blocks[0].count == plain[0].count == 1
+    assert (compiling.problem, counter.frame_count) == (None, 1)
+
+
+def test_what_ends_a_run_is_no_fault_of_a_compiler():
+    """An error with an exit status, raised while a block compiles, passes; one of the comparison is a reason to give up."""
+
+    class StoppedError(Exception):
+        exit_status = 1
+
+    def interrupted(graph, inputs):
+        raise StoppedError("stalled")
+
+    blocks = made(1)
+    CompiledBlocks(list(blocks), backend=interrupted)
+    with pytest.raises(StoppedError, match="stalled"):
+        step(blocks, (5, 3))
+    blocks = made(1)
+    compiling, _, _ = compiled(blocks)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_compiled_blocks, "_norm", lambda _: {}["norm"])
+        step(blocks, (5, 3))
+    assert "KeyError" in (compiling.problem or "")
 
 
 @pytest.mark.parametrize("frozen", ["inputs", "weights", "all but the output's"])

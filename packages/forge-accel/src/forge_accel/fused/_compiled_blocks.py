@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """Most difference between a block's outputs or gradients, compiled and not, over their norm."""
 
+_Groups = tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]
+"""Outputs and gradients of a block, in groups that are compared together."""
+
 
 class CompiledBlocks:
     """Blocks of a model whose training forwards run compiled; `remove()` undoes it.
 
-    Before the first training forward of each kind of block, forward and backward are made both ways and compared. What cannot
+    Before the first training forward of each block, forward and backward are made both ways and compared. What cannot
     be compiled as one graph, or does not give the same outputs and gradients, runs as it stands from then on, and `problem`
     says why: a run does not end for that.
 
@@ -50,7 +53,7 @@ class CompiledBlocks:
         backend: str | Callable[..., Any] = "inductor",
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._note, self._proven, self._named = note, set[tuple[type, tuple[bool, ...]]](), set[type]()
+        self._note, self._proven, self._named = note, set[tuple[int, tuple[bool, ...]]](), set[type]()
         # torch keeps graphs by code object, and limits how many one may have: each model's blocks get one of their own.
         own = FunctionType(_forward.__code__.replace(), globals(), "block")
         self._compiled = torch.compile(own, backend=backend, fullgraph=True, dynamic=True)
@@ -67,9 +70,10 @@ class CompiledBlocks:
         """Compute a block's forward in its graph; by the block itself where that is not possible."""
         if self.problem is None:
             try:
-                kind = type(block), tuple(tensor.requires_grad for tensor in _tensors((args, kwargs)))
-                if kind not in self._proven and self._proves(block, args, kwargs):
-                    self._proven.add(kind)
+                # Each block, for one of the same class may have a graph of its own: other layers, a window, frozen weights.
+                call = id(block), tuple(tensor.requires_grad for tensor in _tensors((args, kwargs)))
+                if call not in self._proven and self._proves(block, args, kwargs):
+                    self._proven.add(call)
                 if self.problem is None:
                     return self._compiled(block, *args, **kwargs)
             except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
@@ -77,8 +81,9 @@ class CompiledBlocks:
         return type(block).forward(block, *args, **kwargs)
 
     def _proves(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Compile a kind of block, forward and backward; return whether outputs and gradients are the block's own."""
+        """Compile a block both ways; return whether outputs and gradients are the block's own."""
         before = _random_states(args, kwargs)
+        buffers = [buffer.detach().clone() for buffer in block.buffers()]
         # A backward is compiled when it is first called. Whatever its compiler raises here has not touched the run.
         try:
             started = time.perf_counter()
@@ -87,23 +92,26 @@ class CompiledBlocks:
                 found = _both_ways(self._compiled, block, args, kwargs)
             seconds = time.perf_counter() - started
             _set_random_states(before, args, kwargs)
+            _set_buffers(block, buffers)
             expected = _both_ways(_forward, block, args, kwargs)
             drawn = any(not torch.equal(*pair) for pair in zip(before, _random_states(args, kwargs), strict=True))
+            # Compiled dropout draws other numbers.
+            problem = None if drawn else _difference(found, expected, _tolerance(block, args, kwargs))
         except Exception as error:  # noqa: BLE001 - a block that cannot compute at all says so again, as it stands
+            if (ending := _ending(error)) is not None:
+                raise ending from None
             self._give_up(_reason(error))
             return False
         finally:
             _set_random_states(before, args, kwargs)
-        # Compiled dropout draws other numbers.
-        for what, ours, theirs in zip(("outputs", "gradients"), found, expected, strict=True):
-            if not drawn and (apart := _apart(ours, theirs)) is not None:
-                self._give_up(f"its first {what} differ from the block's own by {apart:.1e} of their norm")
-                return False
+            _set_buffers(block, buffers)
+        if problem is not None:
+            self._give_up(problem)
+            return False
         if type(block) not in self._named:
             self._named.add(type(block))
-            compared = (
-                "drawing random numbers, it was not compared" if drawn else "its outputs and gradients are the block's own"
-            )
+            same = "its outputs and gradients are the block's own"
+            compared = "drawing random numbers, it was not compared" if drawn else same
             self._note(f"compile: {type(block).__name__} in {seconds:.1f} s, one graph for all of its kind; {compared}")
         return True
 
@@ -131,21 +139,27 @@ def _forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(block).forward(block, *args, **kwargs)
 
 
-def _both_ways(
-    call: Callable[..., Any], block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]:
-    """Compute a block's outputs, and the gradients of half their square, apart from the run's own graph.
+def _both_ways(call: Callable[..., Any], block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Groups:
+    """Compute a block's outputs and the gradients of half their square, in a graph apart.
 
     Returns:
         Groups of tensors to compare: each output, and the gradients of all inputs and of all weights.
 
     """
-    args, kwargs = tree_map(_apart_from_graph, (args, kwargs))
+    own: dict[int, torch.Tensor] = {}  # a tensor that is given twice stays one
+
+    def apart(value: Any) -> Any:
+        # What learns nothing stays itself: attention finds what it knows of a row by the tensor that holds its bounds.
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            return value
+        return own.setdefault(id(value), value.detach().requires_grad_())
+
+    args, kwargs = tree_map(apart, (args, kwargs))
     # Checkpointing keeps no tensors of the block, and would compute it again for these.
     with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
         outputs = [tensor for tensor in _tensors(call(block, *args, **kwargs)) if tensor.is_floating_point()]
         learned = [tensor for tensor in outputs if tensor.requires_grad]
-        inputs = [tensor for tensor in _tensors((args, kwargs)) if tensor.requires_grad]
+        inputs = list(own.values())
         weights = [weight for weight in block.parameters() if weight.requires_grad]
         gradients: Sequence[torch.Tensor] = ()
         if learned and (inputs or weights):
@@ -158,27 +172,50 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _apart_from_graph(value: Any) -> Any:
-    """Return a tensor without its history, any other value as it is."""
-    # What learns nothing stays itself: attention finds what it knows of a row by the tensor that holds its bounds.
-    return value.detach().requires_grad_() if isinstance(value, torch.Tensor) and value.requires_grad else value
+def _difference(found: _Groups, expected: _Groups, tolerance: float) -> str | None:
+    """Say what differs by more than the tolerance; None where nothing does."""
+    for what, ours, theirs in zip(("outputs", "gradients"), found, expected, strict=True):
+        if list(map(_shapes, ours)) != list(map(_shapes, theirs)):
+            return f"its first {what} are others than the block's own"
+        # Of a group together: a gradient that is zero but for rounding (of a bias of keys) has no direction of its own.
+        for our_group, their_group in zip(ours, theirs, strict=True):
+            apart = [float((one.float() - other.float()).norm()) for one, other in zip(our_group, their_group, strict=True)]
+            relative = math.hypot(*apart) / max(_norm(their_group), 1e-30)
+            # A number that is none is not within either.
+            if not relative <= tolerance:
+                return f"its first {what} differ from the block's own by {relative:.1e} of their norm"
+    return None
 
 
-def _apart(found: list[list[torch.Tensor]], expected: list[list[torch.Tensor]]) -> float | None:
-    """Return how far groups of tensors are apart, over their norms; None within the tolerance."""
-    worst = 0.0
-    for ours, theirs in zip(found, expected, strict=True):
-        if not theirs:
-            continue
-        kind = theirs[0].device.type
-        computed = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else theirs[0].dtype
-        # Of all together: a gradient that is zero but for rounding (of a bias of keys) has no direction of its own.
-        difference = _norm([one.float() - other.float() for one, other in zip(ours, theirs, strict=True)])
-        relative = difference / max(_norm(theirs), 1e-30)
-        # A number that is none is not within either.
-        if not relative <= _TOLERANCE.get(computed, 3e-2):
-            worst = max(worst, math.inf if math.isnan(relative) else relative)
-    return worst or None
+def _tolerance(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """Return the tolerance of the coarsest dtype that a block computes with."""
+    tensors = [tensor for tensor in (*_tensors((args, kwargs)), *block.parameters()) if tensor.is_floating_point()]
+    kinds = {tensor.device.type for tensor in tensors} - {"meta"}
+    dtypes = {tensor.dtype for tensor in tensors}
+    dtypes |= {torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+    return max((_TOLERANCE.get(dtype, 3e-2) for dtype in dtypes), default=3e-2)
+
+
+def _shapes(tensors: list[torch.Tensor]) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors]
+
+
+def _set_buffers(block: nn.Module, values: list[torch.Tensor]) -> None:
+    """Undo what a forward changed in a block's buffers, as running means are."""
+    with torch.no_grad():
+        for buffer, value in zip(block.buffers(), values, strict=True):
+            if not torch.equal(buffer, value):
+                buffer.copy_(value)
+
+
+def _ending(error: BaseException) -> BaseException | None:
+    """Return the error, one with an exit status, by which somebody else ends the run."""
+    link: BaseException | None = error
+    while link is not None:
+        if getattr(link, "exit_status", None) is not None:
+            return link
+        link = getattr(link, "inner_exception", None) or link.__cause__
+    return None
 
 
 def _norm(tensors: list[torch.Tensor]) -> float:

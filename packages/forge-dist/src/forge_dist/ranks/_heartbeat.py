@@ -25,8 +25,10 @@ from forge_dist.watching._watch import TICK_SECONDS, AwakeClock
 _BEAT_REQUESTS, _LOOK_REQUESTS = 3, 2
 """Requests of a beat of a node's first rank, and of a look of every other one, that do not ask for failures."""
 NODES_BUDGET, RANKS_BUDGET = 55.0, 80.0
-"""Requests a second that the first ranks of all nodes, and all other ranks, send to the store at most, in a run so large that
-they beat less often: what is left of 200 is for what they ask when rank 0 is done with something."""
+"""Requests a second that the first ranks of all nodes, and all other ranks, send to the store at most, in a run that is
+not small: what is left of 200 is for what they ask when rank 0 is done with something."""
+_SMALL = 64
+"""Ranks of a run, at most, each of which asks for failures itself."""
 _BEATS_IN_LIMIT = 4
 
 
@@ -61,8 +63,8 @@ class Heartbeat:
         least = float(os.environ.get("FORGE_HEARTBEAT_INTERVAL", "2"))
         leads, ranks = topology.local_rank == 0, topology.world_size or 1
         self._interval = beat_seconds(topology.max_nodes, ranks, leads=leads, least=least)
-        # A rank of a small run asks for a failure at each beat; one that beats less often is told by rank 0's pulse.
-        self._asks = self._interval == least
+        # A rank of a small run asks for a failure at each beat; of a larger one it is told by rank 0's pulse.
+        self._asks = ranks <= _SMALL
         self._limit = max(float(os.environ.get("FORGE_HEARTBEAT_LIMIT", "30")), _BEATS_IN_LIMIT * self._interval)
         # A rank that learns of another's failure waits this long for its own collective to fail, whose exception says where it
         # was.
@@ -159,10 +161,10 @@ class Heartbeat:
         return ""
 
     def _read_pulse(self) -> tuple[str, bool]:
-        """Read rank 0's pulse, on the other ranks; return what is silent, and whether to ask for a failure.
+        """Read rank 0's pulse; return what is silent, and whether to ask for a failure.
 
-        The first is "" or a sentence about a node: one that rank 0 names, or rank 0 itself. A pulse that stands still says
-        nothing of failures.
+        On the other ranks. The first is "" or a sentence about a node: one that rank 0 names, or rank 0 itself. A pulse that
+        stands still says nothing of failures.
         """
         if -1 not in self._counts and not self.store.has("pulse"):
             # It beats as soon as it comes; one that died before is waited for no longer than any rank.
