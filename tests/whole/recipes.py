@@ -29,6 +29,7 @@ def words_of(name: str, model_dir: Path, folder: Path, run: Path, **more: Any) -
     given = settings_of(str(verb_of(shipped()[name])), model_dir, folder)
     small = {key: value[0] if isinstance(value, tuple) else value for key, value in given.items() if key in OWN}
     few = {"max_steps": 2, "num_epochs": "null", "effective_batch_size": 4, "validation_split": 0.25, "max_tokens_per_gpu": 512}
+    few |= {key: 1 for key in ("warmup_steps", "decay_steps") if read_recipe(shipped()[name]).get(key)}
     settings = {**small, **few, "ckpt_output_dir": run, **more}
     return ["recipes", "run", name, *(f"{key}={value}" for key, value in settings.items() if value != "null")]
 

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -276,7 +277,9 @@ def test_shared_histories():
 def test_online_learning():
     """online_learning.py trains with every method, and reports what each run learned."""
     figures = run_toy("online_learning.py")
-    assert [run["method"] for run in figures["runs"]] == ["ppo", "grpo", "rloo"]
+    trained = [(run["method"], run["adapter"]) for run in figures["runs"]]
+    assert set(trained) == set(itertools.product(["ppo", "grpo", "rloo"], ["none", "lora", "osft"]))
+    assert len(trained) == 9
     assert all({"seed", "before", "after", "seconds"} <= set(run) for run in figures["runs"])
 
 
