@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import signal
+import threading
 import time
 from types import SimpleNamespace
 
@@ -109,6 +110,24 @@ def test_a_rank_of_many_hears_of_a_failure_from_the_pulse(monkeypatch):
     beats[300]._exchange(4)
     assert set(ended) == {0, 300}
     assert all(reason == "rank 7 on other ended: FloatingPointError: not finite" for reason in ended.values())
+
+
+def test_a_stopped_heartbeat_has_left_the_store(monkeypatch):
+    """No thread is in a call of the store when `stop` returns: an interpreter that ended then ended with SIGABRT."""
+    asked = threading.Event()
+
+    class SlowMessages(Messages):
+        def set(self, key, text):
+            asked.set()
+            time.sleep(0.5)
+            super().set(key, text)
+
+    monkeypatch.setattr(_heartbeat, "connect_store", lambda *_, **__: SlowMessages(dist.HashStore(), "secret", "forge"))
+    beat = Heartbeat(Topology(role="worker", rank=0, world_size=1, local_rank=0, local_world_size=1), "host")
+    beat.start()
+    assert asked.wait(10)
+    beat.stop()
+    assert not [thread for thread in beat._threads if thread.is_alive()]
 
 
 def be_slow(ranks):

@@ -30,6 +30,8 @@ not small: what is left of 200 is for what they ask when rank 0 is done with som
 _SMALL = 64
 """Ranks of a run, at most, each of which asks for failures itself."""
 _BEATS_IN_LIMIT = 4
+_STOP_SECONDS = 2.0
+"""Most seconds for which a thread is waited for: a host that is gone may never answer it."""
 
 
 def beat_seconds(nodes: int, ranks: int, *, leads: bool, least: float) -> float:
@@ -73,6 +75,7 @@ class Heartbeat:
         self._clock = AwakeClock()
         self._answered = 0.0
         self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
         self.store: Messages = connect_store(topology, second=True)
         """Its own connection to the store."""
         # node -> its last count, and when (on our clock) it changed; the pulse counts as node -1.
@@ -84,11 +87,17 @@ class Heartbeat:
     def start(self) -> None:
         """Start both threads."""
         for target in (self._beat, self._watch_store):
-            threading.Thread(target=target, name=f"forge-heartbeat{target.__name__}", daemon=True).start()
+            self._threads.append(threading.Thread(target=target, name=f"forge-heartbeat{target.__name__}", daemon=True))
+            self._threads[-1].start()
 
     def stop(self) -> None:
-        """Stop both threads."""
+        """Stop both threads, and wait a little while for a call to the store to return.
+
+        An interpreter that ends while a thread is in such a call ends with SIGABRT, and the connection is its caller's next.
+        """
         self._stopped.set()
+        for thread in self._threads:
+            thread.join(_STOP_SECONDS)
 
     def _beat(self) -> None:
         count = 0
