@@ -246,6 +246,9 @@ def test_what_ends_a_run_is_no_fault_of_a_compiler():
     CompiledBlocks(list(blocks), backend=interrupted)
     with pytest.raises(StoppedError, match="stalled"):
         step(blocks, (5, 3))
+    looped, cause = ValueError("looped"), ValueError("cause")
+    looped.__cause__, cause.__cause__ = cause, looped
+    assert _compiled_blocks._ending(looped) is None
     blocks = made(1)
     compiling, _, _ = compiled(blocks)
     with pytest.MonkeyPatch.context() as patched:

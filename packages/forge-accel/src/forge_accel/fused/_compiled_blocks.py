@@ -211,9 +211,11 @@ def _set_buffers(block: nn.Module, values: list[torch.Tensor]) -> None:
 def _ending(error: BaseException) -> BaseException | None:
     """Return the error, one with an exit status, by which somebody else ends the run."""
     link: BaseException | None = error
-    while link is not None:
+    seen: set[int] = set()  # an error may be the cause of its own cause
+    while link is not None and id(link) not in seen:
         if getattr(link, "exit_status", None) is not None:
             return link
+        seen.add(id(link))
         link = getattr(link, "inner_exception", None) or link.__cause__
     return None
 
