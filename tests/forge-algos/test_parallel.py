@@ -97,7 +97,7 @@ def test_the_cut_changes_nothing(cut, world_size, seed):
         assert facts(outputs) == facts(WHOLE[0])
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_steps_equal_those_of_one_process(world_size):
     """Six steps of two ranks equal one process's, with clipping, decay and accumulation.
     With unequal counts, a rank and a step without anything to learn.

@@ -71,7 +71,10 @@ def test_every_document_is_in_one_forward(lengths, lines):
         assert len(own) == 1 or places <= max(256, 1.25 * sum(own))
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "falcon", "mpt", "rwkv", "roberta", "prophetnet"])
+@pytest.mark.parametrize(
+    "name",
+    ["mamba", "falcon", "rwkv", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mamba2", "mpt", "roberta", "prophetnet"))],
+)
 def test_losses_and_gradients_are_those_of_each_document_by_itself(name):
     """The objective takes a model that it refused, and its sum and gradients are those of unpadded forwards."""
     model, examples = leaking(name), samples(LENGTHS)

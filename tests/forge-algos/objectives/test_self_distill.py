@@ -80,7 +80,7 @@ def summed(model, objective, batches):
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("architecture", ["llama-tied", "gemma2"])
+@pytest.mark.parametrize("architecture", ["llama-tied", pytest.param("gemma2", marks=pytest.mark.slow)])
 def test_equals_one_token_at_a_time(architecture, beta):
     """Loss and gradients are those of a naive loop, under any cut."""
     samples, model = made_up(), make(architecture)

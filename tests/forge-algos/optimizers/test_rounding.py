@@ -115,6 +115,7 @@ def traced(monkeypatch):
     _rounding._rounding_on.cache_clear()
 
 
+@pytest.mark.slow
 def test_one_kernel_has_the_same_bits(traced):
     """Compiled, as on a GPU, it is one graph for matrices of any size, places and keys; 0 and 1 have their own."""
     compiled = _rounding._rounding_on("cpu")

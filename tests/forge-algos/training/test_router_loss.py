@@ -75,7 +75,7 @@ def one_step(model, micro_batches, *, objective=None, **options):
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "granite", "gpt_oss"])
-@pytest.mark.parametrize("cut", [(6,), (3, 3), (1, 2, 0, 3)], ids=str)
+@pytest.mark.parametrize("cut", [(6,), pytest.param((3, 3), marks=pytest.mark.slow), (1, 2, 0, 3)], ids=str)
 def test_global_is_transformers_over_the_whole_step(kind, cut):
     """Loss, gradients and the reported value are those of one unpadded document a forward, in one micro-batch or four."""
     model, examples = mixture(kind), samples(LENGTHS, learned=1.0)

@@ -248,6 +248,7 @@ def test_initial_weights_are_pefts_own(kind):
     assert {p.dtype for p in mine.values()} == {torch.float32}
 
 
+@pytest.mark.slow
 @every
 def test_it_learns_and_the_directory_is_plain(kind, tmp_path):
     """The loss falls, the base keeps its bits, and plain PEFT reads the directory.
