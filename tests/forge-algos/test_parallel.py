@@ -24,6 +24,7 @@ from forge_algos import (
 from forge_algos.batches._packed import check_batch
 from forge_algos.training._columns import columns
 
+from ..lanes import quick_keeps
 from .oracle import distance, gradients, make, pack, samples
 from .threads import on_threads
 
@@ -97,7 +98,7 @@ def test_the_cut_changes_nothing(cut, world_size, seed):
         assert facts(outputs) == facts(WHOLE[0])
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("world_size", quick_keeps([3], [2, 3]))
 def test_steps_equal_those_of_one_process(world_size):
     """Six steps of two ranks equal one process's, with clipping, decay and accumulation.
     With unequal counts, a rank and a step without anything to learn.

@@ -17,6 +17,7 @@ from forge_algos.isolation import _rows
 from forge_algos.isolation._alone import HOW, lengths_of_lines, run_documents_alone, runs_alone
 from forge_algos.isolation._rows import divide
 
+from ...lanes import quick_keeps
 from ..oracle import CPU, SIZES, assert_other_calls_are_equal, make, naive, pack, samples
 
 LENGTHS = (5, 2, 9, 5, 17, 1, 40)
@@ -72,8 +73,7 @@ def test_every_document_is_in_one_forward(lengths, lines):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["mamba", "falcon", "rwkv", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mamba2", "mpt", "roberta", "prophetnet"))],
+    "name", quick_keeps(["mamba", "falcon", "rwkv"], ["mamba", "mamba2", "falcon", "mpt", "rwkv", "roberta", "prophetnet"])
 )
 def test_losses_and_gradients_are_those_of_each_document_by_itself(name):
     """The objective takes a model that it refused, and its sum and gradients are those of unpadded forwards."""

@@ -25,7 +25,7 @@ from forge_algos.adaptations import switched_off
 from forge_algos.losses import distillation
 from forge_algos.online import GenerateSampler, SelfSamples, sample_self, taught_batches
 
-from ...lanes import ci_keeps
+from ...lanes import ci_keeps, quick_keeps
 from ..digits import ASK, END, PAD, START, digit_model
 from ..oracle import CPU, VOCAB, distance, gradients, make, pack
 
@@ -80,7 +80,7 @@ def summed(model, objective, batches):
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("architecture", ["llama-tied", pytest.param("gemma2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("architecture", quick_keeps(["llama-tied"], ["llama-tied", "gemma2"]))
 def test_equals_one_token_at_a_time(architecture, beta):
     """Loss and gradients are those of a naive loop, under any cut."""
     samples, model = made_up(), make(architecture)

@@ -6,6 +6,7 @@ import torch
 from forge_algos import AdapterError, keep_documents_apart
 from forge_algos.adaptations import osft_moved, switched_off
 
+from ....lanes import quick_keeps
 from ...experts import E, mixture, stack_of, with_linear_experts
 from ...oracle import CPU
 from ...osft import RULES, STRICT, leaks, osft, run, settings_of, steps, trained, values, weight_of
@@ -45,9 +46,7 @@ def test_stacks_are_trained_as_linear_layers_one_by_one(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(
-    "family", ["qwen3_moe", "gpt_oss", *(pytest.param(n, marks=pytest.mark.slow) for n in ("llama4_text", "jetmoe"))]
-)
+@pytest.mark.parametrize("family", quick_keeps(["qwen3_moe", "gpt_oss"], ["qwen3_moe", "gpt_oss", "llama4_text", "jetmoe"]))
 def test_no_expert_moves_in_its_protected_directions(family, rule):
     """What a run adds to each matrix keeps its rule, whichever of inputs and outputs come first.
     A plain model with the plain state computes the same.

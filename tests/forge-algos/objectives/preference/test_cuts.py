@@ -19,6 +19,7 @@ from forge_algos import (
     SimPOSettings,
 )
 
+from ....lanes import quick_keeps
 from ...oracle import distance, make, worst
 from ...preferences import (
     a_classifier,
@@ -115,7 +116,6 @@ CASES = {
         lambda model, n: naive_reward(model, PAIRS[:n], margins=MARGINS, centering=0.05),
     ),
 }
-QUICK = {"8x1", "8=5+0+3"}
 UNCOUPLED = {"hinge", "ipo", "bco_pair", "apo_zero", "sppo_hard", "sft"}
 
 
@@ -152,12 +152,10 @@ def same(output, grads, name, n):
 @pytest.mark.parametrize(
     ("name", "cut"),
     # What no mean over tokens and no KL couples differs in one formula alone.
-    [
-        pytest.param(name, cut, marks=[] if cut in QUICK else pytest.mark.slow)
-        for name in CASES
-        for cut in CUTS
-        if name not in UNCOUPLED or cut in {"8x1", "7=4+3"}
-    ],
+    quick_keeps(
+        [(name, cut) for name in CASES for cut in ("8x1", "8=5+0+3") if name not in UNCOUPLED or cut == "8x1"],
+        [(name, cut) for name in CASES for cut in CUTS if name not in UNCOUPLED or cut in {"8x1", "7=4+3"}],
+    ),
 )
 def test_any_cut_gives_the_naive_gradients(name, cut):
     """Loss and gradients of a step are the naive ones of one big batch, for every cut.
