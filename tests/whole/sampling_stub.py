@@ -33,7 +33,7 @@ class Stub:
         self.lock = threading.Lock()
 
     def answer(self, method: str, route: str, body: dict[str, Any]) -> tuple[int, Any]:
-        """Answer a request: (status, JSON)."""
+        """Answer a request: (status, JSON or a sentence)."""
         self.asked.append((method, route, body))
         name = route.partition("?")[0].strip("/").replace("/", "_")
         handler = getattr(self, f"{method.lower()}_{name}", None)
@@ -61,7 +61,7 @@ class Stub:
         return 200, {"status": "resumed"}
 
     def post_reset_prefix_cache(self, _body: Any) -> Any:
-        return 200, {"success": True}
+        return 200, {"success": self.fault != "stale prompts"}
 
     def post_update_weight_version(self, body: Any) -> Any:
         if self.fault != "restarted":
@@ -75,11 +75,11 @@ class Stub:
 
     def post_v1_load_lora_adapter(self, body: Any) -> Any:
         self.load_adapter(body["lora_name"], body["lora_path"])
-        return 200, {}
+        return 200, f"Success: LoRA adapter '{body['lora_name']}' added successfully."
 
     def post_v1_unload_lora_adapter(self, body: Any) -> Any:
         del self.adapters[body["lora_name"]]
-        return 200, {}
+        return 200, f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
 
     def post_v1_completions(self, body: Any) -> Any:
         choices = []
@@ -116,10 +116,12 @@ class Stub:
         return 200, {"success": True, "message": "Succeeded"}
 
     def post_load_lora_adapter(self, body: Any) -> Any:
-        return self.post_v1_load_lora_adapter(body)
+        self.post_v1_load_lora_adapter(body)
+        return 200, {"success": True, "loaded_adapters": list(self.adapters)}
 
     def post_unload_lora_adapter(self, body: Any) -> Any:
-        return self.post_v1_unload_lora_adapter(body)
+        self.post_v1_unload_lora_adapter(body)
+        return 200, {"success": True, "loaded_adapters": list(self.adapters)}
 
     def post_generate(self, body: Any) -> Any:
         own, found = body["sampling_params"], []
@@ -188,7 +190,8 @@ def served(kind: str, model_path: Path | str, *, fault: str = "") -> Iterator[tu
                 self.connection.close()
                 return
             status, found = stub.answer(method, self.path, body)
-            text = json.dumps(found).encode() if found is not None else b""
+            # A sentence is sent as it is, as vLLM does.
+            text = found.encode() if isinstance(found, str) else json.dumps(found).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()

@@ -25,6 +25,7 @@ MISBEHAVES = {
     "late": "sampler_timeout=1",
     "dead": "the run resumes",
     "missing": "were asked for",
+    "stale prompts": "did not forget what it computed",
 }
 
 
@@ -116,14 +117,18 @@ def test_choices_in_another_order_are_put_in_theirs(model_dir: Path, folder: Pat
 
 
 @pytest.mark.slow
-def test_a_gap_weighs_the_advantages(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """A gap of 0.05 a token is under the limit, and above the one from which advantages are weighed by exp(0.05)."""
-    found = []
+def test_a_gap_weighs_the_advantages(model_dir: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A gap of 0.05 a token is under the limit, and above the one from which advantages are weighed by exp(0.05).
+    A line says so once, and none where they are not weighed.
+    """
+    found, warned = [], []
     for name, more in (("weighed", {}), ("not", {"tis_above": 0.1}), ("capped", {"tis_cap": 0.5})):
         run(model_dir, folder, tmp_path / name, "vllm", fault="off by a little", max_steps=1, kl_weight=0.0, **more)
+        warned.append(capsys.readouterr().err.count("WARNING: step 1: the server's log-probabilities are 0.05 nats a token"))
         lines = (tmp_path / name / "rollouts" / "step_1.jsonl").read_text().splitlines()[1:]
         found.append([value for line in lines for value in json.loads(line)["advantages"]])
     weighed, plain, capped = found
+    assert warned == [1, 0, 1]
     assert any(plain)
     assert weighed == pytest.approx([value * 2.718281828459045**0.05 for value in plain], rel=1e-3)
     assert capped == pytest.approx([value * 0.5 for value in plain], rel=1e-5)

@@ -39,7 +39,8 @@ class RolloutSteps:
         run.report.note(f"prompts: {'computed once a group' if self._shares else 'computed once a completion'}: {why}")
         self._server = None if self._own.sampler == "transformers" else SamplingServer(run, end_ids(run))
         self._sampler = sampler_of(run) if self._server is None else self._server.sampler
-        self._loaded = self._said = False
+        self._loaded = False
+        self._warned: set[str] = set()
         self._episodes = None if self._own.env is None else _episodes(run)
         self._rewards = _rewards(run)
         self._held_out: forge_algos.online.Rollout | None = None
@@ -108,7 +109,19 @@ class RolloutSteps:
         run.ranks.first(write)
         figures = {name: value for name, value in made.figures().items() if value == value}  # noqa: PLR0124 - NaN is not equal
         run.metrics({"step": planned * self._updates, **{f"rollout_{name}": value for name, value in figures.items()}})
+        self._warn_of_a_gap(figures.get("sampler_gap", 0.0), planned)
         return made
+
+    def _warn_of_a_gap(self, gap: float, planned: int) -> None:
+        """Warn once of a server whose log-probabilities are not the trained model's."""
+        if gap > self._own.tis_above:
+            self._warn_once(
+                "gap",
+                f"WARNING: step {planned * self._updates + 1}: the server's log-probabilities are {gap:.3g} nats a token from "
+                f"the trained model's, above tis_above={self._own.tis_above:g}: each advantage is weighed by their ratio. A "
+                "server in another precision differs as much at every step; one that differs more and more "
+                "(rollout_sampler_gap) has not taken all weights",
+            )
 
     def _warn_of_nothing_learned(self, made: forge_algos.online.Rollout, planned: int) -> None:
         """Refuse a first rollout without a score, and warn once of a later one that teaches nothing."""
@@ -124,19 +137,22 @@ class RolloutSteps:
                 "there is nothing to learn from; return a number for those that can be scored"
             )
         if not scored:
-            self._say_once(f"WARNING: step {step}: {names} gave no completion a number; {nothing} is learned from this rollout")
+            self._warn_once(
+                "nothing", f"WARNING: step {step}: {names} gave no completion a number; {nothing} is learned from this rollout"
+            )
         elif not made.advantages.any():
-            self._say_once(
+            self._warn_once(
+                "nothing",
                 f"WARNING: step {step}: {names} gave all completions of a prompt the same reward, for every prompt; {nothing} "
                 "is learned from this rollout. Where that goes on: a reward that tells them apart, more num_generations, or a "
-                "higher temperature"
+                "higher temperature",
             )
 
-    def _say_once(self, line: str) -> None:
-        """Print and log a line unless one was before."""
-        if not self._said:
+    def _warn_once(self, about: str, line: str) -> None:
+        """Print and log a line unless one about the same was before."""
+        if about not in self._warned:
             self._run.report.note(line)
-        self._said = True
+        self._warned.add(about)
 
     def _make(self, prompts: Any, rows: Any, seed: int) -> forge_algos.online.Rollout:
         """Sample completions of rows of prompts, and reward them."""

@@ -130,7 +130,19 @@ class Server(ABC):
         """Call a route: GET without a body, else POST of JSON; return the JSON of the answer.
 
         Raises:
-            RolloutError: no answer within the time limit, an answer that is an error, or no JSON.
+            RolloutError: as of `tell`, and an answer that is no JSON.
+        """
+        text = self.tell(route, body)
+        try:
+            return json.loads(text) if text.strip() else {}
+        except ValueError as error:
+            raise RolloutError(f"{self.name} at {self.url}{route} answered what is no JSON: {text[:200]!r}") from error
+
+    def tell(self, route: str, body: Mapping[str, Any] | None = None) -> bytes:
+        """Call a route as `ask` does, whose answer may be anything, and return it.
+
+        Raises:
+            RolloutError: no answer within the time limit, or an answer that is an error.
         """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(  # noqa: S310 - the settings accept http and https alone
@@ -138,7 +150,7 @@ class Server(ABC):
         )
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as answer:  # noqa: S310 - as above
-                text = answer.read()
+                return answer.read()
         except urllib.error.HTTPError as error:
             said = error.read()[:400].decode("utf-8", "replace")
             raise RolloutError(f"{self.name} at {self.url}{route} refused: {error.code} {error.reason}: {said}") from error
@@ -152,10 +164,6 @@ class Server(ABC):
                 f"{self.name} at {self.url}{route} cannot be reached: {reason}; start it again, and give the same command: the "
                 "run resumes"
             ) from error
-        try:
-            return json.loads(text) if text.strip() else {}
-        except ValueError as error:
-            raise RolloutError(f"{self.name} at {self.url}{route} answered what is no JSON: {text[:200]!r}") from error
 
     def _late(self, route: str) -> RolloutError:
         return RolloutError(
@@ -240,16 +248,21 @@ class VLLM(Server):
     def load(self, directory: str, version: str) -> None:
         self.ask("/pause?mode=wait", {})
         try:
-            self.ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": directory}})
-            self.ask("/reset_prefix_cache", {})
+            self.tell("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": directory}})
+            if self.ask("/reset_prefix_cache", {}).get("success") is not True:
+                raise RolloutError(
+                    f"vLLM at {self.url} did not forget what it computed of prompts with the former weights: another run uses "
+                    "it; give each run a server of its own"
+                )
             self.ask("/update_weight_version", {"new_version": version})
         finally:
             self.ask("/resume", {})
 
     def load_adapter(self, directory: str, version: str, former: str | None) -> None:
-        self.ask("/v1/load_lora_adapter", {"lora_name": version, "lora_path": directory})
+        # vLLM answers these two with a sentence.
+        self.tell("/v1/load_lora_adapter", {"lora_name": version, "lora_path": directory})
         if former is not None:
-            self.ask("/v1/unload_lora_adapter", {"lora_name": former})
+            self.tell("/v1/unload_lora_adapter", {"lora_name": former})
 
     def takes(self, version: str, *, adapter: bool) -> None:
         super().takes(version, adapter=adapter)
