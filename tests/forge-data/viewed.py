@@ -8,6 +8,7 @@ from forge_data import Accounting, StoreError, TokenizedExample
 from forge_data.findings._report import LintReport
 
 SHA256 = {"input_ids.bin": "a1" * 32, "loss_mask.bin": "b2" * 32}
+FINGERPRINT = "c3" * 32
 
 
 def example(tokenizer, *parts):
@@ -46,7 +47,8 @@ class Store:
         for row in self._dropped:
             reasons[row["reason"]] += 1
         self.accounting = Accounting(len(examples) + len(self._dropped), len(examples), reasons)
-        self.sha256, self.fingerprint = SHA256, "c3" * 32
+        self.sha256, self.fingerprint = SHA256, FINGERPRINT
+        self.held_out = frozenset()
         self._source = source
         self.verified = False
 

@@ -99,10 +99,17 @@ def test_held_out_rows_that_are_trained_on_are_found(model_dir: Path, chats: Pat
 
 @pytest.mark.slow
 def test_a_split_keeps_repetitions_on_one_side(model_dir: Path, tmp_path: Path) -> None:
-    """Rows that are there twice are held out together or trained on together, so a split of them is no overlap."""
+    """Rows that are there twice are held out together or trained on together, so a split of them is no overlap.
+    The run's data say which they are.
+    """
     rows = write_rows(tmp_path / "twice.jsonl", conversations(20) * 2)
     result = forge.sft(model_path=model_dir, data_path=rows, validation_split=0.3, ckpt_output_dir=tmp_path / "run", **FEW)
     assert result.eval_loss_after is not None
+    store = forge.data.TokenStore.open(tmp_path / "run" / "data" / "train")
+    held_out = {tuple(store[index].input_ids.tolist()) for index in store.held_out}
+    trained = {tuple(store[index].input_ids.tolist()) for index in range(len(store)) if index not in store.held_out}
+    assert len(store.held_out) == 2 * len(held_out) == 12
+    assert not held_out & trained
 
 
 def test_preferences_are_not_imitated(model_dir: Path, tmp_path: Path) -> None:

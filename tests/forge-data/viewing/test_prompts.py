@@ -27,7 +27,7 @@ def printed(capsys):
 
 @pytest.mark.parametrize("how", ["object", "directory", "verb"])
 def test_show(store, how, capsys):
-    """Prompts are shown token by token with further fields, dropped rows and hashes; no control character reaches the
+    """Prompts are shown token by token with further fields, dropped rows and the fingerprint; no control character reaches the
     terminal."""
     match how:
         case "verb":
@@ -42,7 +42,7 @@ def test_show(store, how, capsys):
     assert "⟪<|im_start|>⟫user↵\n          who?⟪<|im_end|>⟫↵\n          ⟪<|im_start|>⟫assistant↵" in out
     assert "\x1b" not in out
     assert "kept 2 of 3 rows; dropped 1 empty_prompt\n  train.jsonl:2 empty_prompt\n" in out
-    assert f"sha256 {store.sha256['records.bin']} records.bin" in out
+    assert f"fingerprint {store.fingerprint}" in out
     assert "0 learned" not in out
 
 

@@ -9,7 +9,7 @@ import forge_data
 from forge_data.findings._finding import Finding
 from forge_data.viewing._show import plain, text_of, wants_colour, write_line
 
-from ..viewed import SHA256, Store, chat
+from ..viewed import FINGERPRINT, Store, chat
 
 
 def account(store, indices=(0,)):
@@ -17,7 +17,7 @@ def account(store, indices=(0,)):
 
 
 def test_account(chatml_tokenizer):
-    """Samples, findings on their rows only, accounting, dropped rows with reason and length, and hashes are shown."""
+    """Samples, findings on their rows only, accounting, dropped rows with reason and length, and the fingerprint are shown."""
     samples = [chat(chatml_tokenizer, ("user", "Hi"), ("assistant", answer)) for answer in ("one", "two")]
     findings = [
         Finding("empty_turn", "stop", "train.jsonl", row, "messages[0].content", f"what {row}", "fix it") for row in (1, 2)
@@ -34,8 +34,8 @@ def test_account(chatml_tokenizer):
     assert "train.jsonl:3 longer_than_max_seq_len, 9,000 tokens" in text
     assert "train.jsonl:13" not in text
     assert "and 2 more, in store/dropped.jsonl" in text
-    for name, digest in SHA256.items():
-        assert f"sha256 {digest} {name}" in text
+    assert f"fingerprint {FINGERPRINT}" in text
+    assert "held out" not in text
 
 
 def test_show_reads_the_arrays(chatml_tokenizer, small_chats, write_rows, tmp_path, capsys, monkeypatch):
@@ -50,7 +50,7 @@ def test_show_reads_the_arrays(chatml_tokenizer, small_chats, write_rows, tmp_pa
     learned = chatml_tokenizer.decode(last.labels[last.labels != -100])
     assert f"⟦{learned}⟧".replace("<|im_end|>", "⟪<|im_end|>⟫").replace(" ", "·") in expected
     assert ids[-len(last) :].tolist() == last.input_ids.tolist()
-    assert f"sha256 {store.sha256['input_ids.bin']} input_ids.bin" in expected
+    assert f"fingerprint {store.fingerprint}" in expected
 
 
 def test_show_a_view_and_a_preference(chatml_tokenizer, write_rows, tmp_path, capsys):

@@ -18,6 +18,7 @@ from forge_data.store._dropped import dropped_rows
 from forge_data.store._duplicates import as_digests, digest, grouped
 from forge_data.store._fetch import local_directory
 from forge_data.store._files import Files, stable, verify
+from forge_data.store._held_out import held_out_of, write_held_out
 from forge_data.store._manifest import PROMPTS, TOKENIZER, Manifest, read_manifest
 from forge_data.store._split import split_indices
 
@@ -206,6 +207,22 @@ class Store:
             )
         train, held_out = parts
         return self.select(samples[train].reshape(-1)), self.select(samples[held_out].reshape(-1))
+
+    def record_as_held_out(self) -> None:
+        """Write the indices of this view beside the store, for `show` and `stats` to mark."""
+        at = range(self._count) if self._indices is None else self._indices.tolist()
+        write_held_out(self.path, list(at))
+
+    @property
+    def held_out(self) -> frozenset[int]:
+        """Indices of samples that the run of this store does not train on (`record_as_held_out`).
+
+        Empty of a store that is of no run, and of a view, whose samples have other numbers.
+
+        Raises:
+            StoreError: `held_out.json` is damaged.
+        """
+        return frozenset() if self._indices is not None else held_out_of(self.path, self._count)
 
     def verify(self, *, changed: bool = False) -> None:
         """Read every byte and compare it with the SHA-256 that was taken while writing.

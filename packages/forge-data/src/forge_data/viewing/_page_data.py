@@ -52,6 +52,7 @@ def _sample(view: View, numbers: dict[int, int], vocabulary: list[tuple[int, str
         "index": view.index,
         "place": view.place,
         "standing": view.standing,
+        "heldOut": view.held_out,
         "partner": view.partner,
         "columns": view.columns,
         "tokens": local,

@@ -39,6 +39,8 @@ def figures(store: "TokenStore | PromptStore") -> str:
     if store.kind != PROMPTS:
         learned = int(cast("TokenStore", store).loss_counts.sum())
         rows.append(("Tokens in the loss", f"{learned:,}", f"{100 * learned / tokens:.1f} % of all" if tokens else ""))
+    if store.held_out:
+        rows.append(("Held out", f"{len(store.held_out):,}", "measured, and not trained on"))
     rows.append(("Rows kept", f"{accounting.kept:,}", f"of {accounting.read:,}"))
     return "".join(
         f"<div><dt>{safe(name)}</dt><dd>{safe(value)} <small>{safe(note)}</small></dd></div>" for name, value, note in rows

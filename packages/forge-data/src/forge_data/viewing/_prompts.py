@@ -32,12 +32,12 @@ def view_lines(view: View, *, colour: bool, width: int) -> Iterator[str]:
 
 def prompt_views(store: "PromptStore", indices: Iterable[int]) -> Iterator[View]:
     """Make one view a prompt."""
-    texts = TokenTexts(stored_tokenizer(store))
+    texts, held_out = TokenTexts(stored_tokenizer(store)), store.held_out
     for index in indices:
-        yield _view(texts, index, store.source(index), store[index])
+        yield _view(texts, index, store.source(index), store[index], held_out=index in held_out)
 
 
-def _view(texts: TokenTexts, index: int, place: str, prompt: "Prompt") -> View:
+def _view(texts: TokenTexts, index: int, place: str, prompt: "Prompt", *, held_out: bool) -> View:
     ids = prompt.input_ids.tolist()
     pieces = texts.of(ids)
     shown, inside = characters(pieces)
@@ -51,5 +51,6 @@ def _view(texts: TokenTexts, index: int, place: str, prompt: "Prompt") -> View:
         learned=np.zeros(len(ids), dtype=np.bool_),
         loss_count=0,
         segments=[Segment(0, len(ids), "prompt")],
+        held_out=held_out,
         columns=[(name, json.dumps(value, ensure_ascii=False)) for name, value in prompt.columns.items()],
     )

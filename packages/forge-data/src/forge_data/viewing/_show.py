@@ -15,7 +15,7 @@ from forge_data.store._fetch import local_directory
 from forge_data.store._manifest import MANIFEST, PROMPTS
 from forge_data.viewing._prompts import prompt_lines
 from forge_data.viewing._terminal import lines, visible
-from forge_data.viewing._view import chosen_indices, views
+from forge_data.viewing._view import chosen_indices, held_out_line, views
 
 if TYPE_CHECKING:
     from forge_data.store._prompt_store import PromptStore
@@ -86,7 +86,7 @@ def store_in(directory: str | os.PathLike[str]) -> Path:
 
 
 def text_of(store: "TokenStore | PromptStore", indices: list[int], *, colour: bool, width: int) -> Iterator[str]:
-    """Write samples, findings on them, dropped rows and the arrays' SHA-256, as lines."""
+    """Write samples, findings on them, and dropped rows, as lines."""
     yield from _legend(colour)
     if store.kind == PROMPTS:
         yield from prompt_lines(cast("PromptStore", store), indices, colour=colour, width=width)
@@ -94,10 +94,9 @@ def text_of(store: "TokenStore | PromptStore", indices: list[int], *, colour: bo
         yield from _samples(cast("TokenStore", store), indices, colour=colour, width=width)
     yield ""
     yield str(store.accounting)
+    yield from filter(None, [held_out_line(store)])
     yield from _dropped(store)
-    yield ""
-    for name, digest in store.sha256.items():
-        yield plain(f"sha256 {digest} {name}")
+    yield f"fingerprint {store.fingerprint}"
 
 
 def wants_colour(stream: TextIO) -> bool:

@@ -64,6 +64,10 @@ class Stats:
     """Shares by file, in the order in which they were read."""
     accounting: Accounting
     """Rows read, kept and dropped when the store was prepared."""
+    held_out: int = 0
+    """Samples that the store's run measures, and does not train on."""
+    held_out_learned: int = 0
+    """Tokens of those that are in the loss."""
 
     @property
     def learned_share(self) -> float:
@@ -85,6 +89,7 @@ class Stats:
                 f"{self.learned:,} of them learned ({self.learned_share:.1%})"
             ),
             str(self.accounting),
+            *self._held_out(prompts=prompts),
             "",
             *_table(
                 ["tokens a prompt" if prompts else "tokens a sample", *(_percentile(percent) for percent in self.lengths)],
@@ -99,6 +104,12 @@ class Stats:
             lines += ["", *_table(["source", *head, "rows read", "kept", "format"], of_file)]
         return "\n".join(lines)
 
+    def _held_out(self, *, prompts: bool) -> list[str]:
+        if not self.held_out:
+            return []
+        trained = f", {self.learned - self.held_out_learned:,} of the learned tokens are trained on"
+        return [f"held out: {self.held_out:,} of {self.samples:,}, measured and not trained on{'' if prompts else trained}"]
+
     def _row(self, share: Share) -> list[str]:
         samples, tokens, learned = map(_number, (share.samples, share.tokens, share.learned))
         return [share.name, samples, tokens, _part(share.tokens, self.tokens), learned]
@@ -111,6 +122,7 @@ def _rows_of(share: SourceShare) -> list[str]:
 def stats(store: "TokenStore | PromptStore") -> Stats:
     """Count the samples, tokens and learned tokens of a store or a view, by role and source."""
     lengths, learned = store.lengths, _learned(store)
+    held_out = sorted(store.held_out)
     return Stats(
         kind=store.kind,
         samples=len(store),
@@ -121,6 +133,8 @@ def stats(store: "TokenStore | PromptStore") -> Stats:
         roles=_by_role(cast("TokenStore", store)) if store.kind != PROMPTS else (),
         sources=_by_source(store),
         accounting=store.accounting,
+        held_out=len(held_out),
+        held_out_learned=int(learned[held_out].sum()),
     )
 
 

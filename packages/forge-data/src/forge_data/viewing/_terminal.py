@@ -23,7 +23,7 @@ def lines(view: View, *, colour: bool, width: int) -> Iterator[str]:
     """Write the lines of one sample."""
     learned = int(view.learned.sum())
     share = f" ({learned / len(view.ids):.0%})" if view.ids else ""
-    standing = f" · {view.standing}" if view.standing else ""
+    standing = "".join(f" · {word}" for word in (view.standing, "held out" if view.held_out else "") if word)
     yield _bold(
         f"{view.place} · sample {view.index} · {counted(len(view.ids), 'tokens')}, {learned:,} learned{share}{standing}", colour
     )

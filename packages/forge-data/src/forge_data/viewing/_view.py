@@ -48,6 +48,8 @@ class View:
     """`chosen` or `rejected`, `desirable` or `undesirable`; empty for a supervised sample."""
     partner: int | None = None
     """Sample of the other answer, for a preference."""
+    held_out: bool = False
+    """Whether it is measured, and not trained on."""
     columns: list[tuple[str, str]] = attrs.field(factory=list)
     """Further fields of a prompt's row, as JSON."""
 
@@ -61,7 +63,7 @@ class View:
 def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
     """Make one view a sample."""
     texts = TokenTexts(stored_tokenizer(store))
-    standing = _standings(store)
+    standing, held_out = _standings(store), store.held_out
     for index in indices:
         example = store[index]
         ids = example.input_ids.tolist()
@@ -82,7 +84,14 @@ def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
             or [Segment(0, len(ids), ROLES[-1])],
             standing=standing.get(index, ("", None))[0],
             partner=standing.get(index, ("", None))[1],
+            held_out=index in held_out,
         )
+
+
+def held_out_line(store: "Store") -> str | None:
+    """Write how many samples are held out; None where none is."""
+    number = len(store.held_out)
+    return f"held out: {number:,} of {len(store):,}, measured and not trained on" if number else None
 
 
 def stored_tokenizer(store: "Store") -> "PreTrainedTokenizerBase | None":

@@ -155,8 +155,7 @@ def prepare(
             compare_stores(task, out.path, out.root, paths, report.note)
             compare_order(out.path, found.plan, report.note)
     if not out.resuming:
-        about = {STORES: fingerprints(task, out.root, paths), ORDER: found.plan.order_fingerprint}
-        identity.record(out.root / "run.json", about)
+        _record(task, found, out.root, paths, identity)
     if memory is None and target is not None and (dry or not is_small(start.path)):
         memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity.known), target)
     if memory is not None:
@@ -170,6 +169,14 @@ def prepare(
         "chosen": chosen,
         "disk": _check_room(task, found, start.path, memory, out.path, report, target, identity.known["run"]),
     }
+
+
+def _record(task: Task, found: Prepared, root: Path, paths: Mapping[str, str], identity: Identity) -> None:
+    """Write what a new run is known by, and which of its samples are held out."""
+    about = {STORES: fingerprints(task, root, paths), ORDER: found.plan.order_fingerprint}
+    identity.record(root / "run.json", about)
+    if found.held_out is not None and "eval" not in paths:
+        found.held_out.store.record_as_held_out()
 
 
 def _check_states(s: Any, out: RunDirectory) -> None:

@@ -113,6 +113,7 @@ function card(sample) {
   const head = make("header", "");
   head.append(title);
   if (sample.standing) head.append(make("span", `badge ${sample.standing}`, sample.standing));
+  if (sample.heldOut) head.append(make("span", "badge", "held out"));
   head.append(facts);
   if (sample.partner !== null && byIndex.has(sample.partner)) {
     const other = make("a", "anchor", byIndex.get(sample.partner).standing);
