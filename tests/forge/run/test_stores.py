@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from forge import SettingsError
@@ -69,4 +70,39 @@ def test_a_record_of_another_kind_is_no_traceback(recorded: object, message: str
 
     task: Any = SimpleNamespace(open_store=opened)
     with pytest.raises(SettingsError, match=message):
+        compare_stores(task, tmp_path, tmp_path / "prepared", {"train": "data_path"}, print)
+
+
+class Rows:
+    """What two stores are compared by: the digest of each sample's tokens, and where it came from."""
+
+    def __init__(self, fingerprint: str, *digests: int) -> None:
+        self.path, self.fingerprint, self._digests = Path(fingerprint), fingerprint, np.array(digests)
+        self.sha256: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def units(self) -> Any:
+        return np.arange(len(self))[:, None], self._digests
+
+    def source(self, index: int) -> str:
+        return f"rows.jsonl:{index + 1}"
+
+
+@pytest.mark.parametrize(
+    ("now", "difference"),
+    [
+        (Rows("new", 7, 5, 4), r"\(1 of 3 differ, first rows\.jsonl:2\)"),
+        (Rows("new", 1, 5, 9), r"\(3 of 3 differ, first rows\.jsonl:1\)"),
+        (Rows("new", 7, 8), r"\(3 samples then, 2 now\)"),
+        (Rows("new", 7, 8, 4), r"\(of the same tokens others are learned\)"),
+    ],
+)
+def test_other_rows_are_counted(now: Rows, difference: str, tmp_path: Path) -> None:
+    """How many samples are others, and the first of them: a person finds the row that was edited."""
+    (tmp_path / "run.json").write_text(json.dumps({"stores": {"train": "old"}}))
+    old = Rows("old", 7, 8, 4)
+    task: Any = SimpleNamespace(open_store=lambda path: old if path.is_relative_to(tmp_path / "data") else now)
+    with pytest.raises(SettingsError, match=difference):
         compare_stores(task, tmp_path, tmp_path / "prepared", {"train": "data_path"}, print)

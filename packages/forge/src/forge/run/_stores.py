@@ -79,10 +79,10 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
             )
         if was != new.fingerprint:
             damaged = f" Its data/{name} is damaged besides ({fault})." if fault else ""
+            differs = f"tokens {was[:12]} then, {new.fingerprint[:12]} now" if fault else _difference(found, new)
             raise SettingsError(
-                f"ckpt_output_dir {path}: the rows of {which} are not those that its run was made with (tokens {was[:12]} "
-                f"then, {new.fingerprint[:12]} now): the rows, the tokenizer or its template changed.{damaged} Put them back, "
-                "or give another ckpt_output_dir."
+                f"ckpt_output_dir {path}: the rows of {which} are not those that its run was made with ({differs}): the rows, "
+                f"the tokenizer or its template changed.{damaged} Put them back, or give another ckpt_output_dir."
             )
         if fault is not None:
             note(f"WARNING: {fault}. It was made again from the rows of {which}: their tokens have the run's fingerprint")
@@ -91,6 +91,17 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
                 remove_at_once(kept)
             kept.parent.mkdir(exist_ok=True)
             copy_linked(made, kept)
+
+
+def _difference(then: Any, now: Any) -> str:
+    """Say which samples of two stores differ."""
+    if len(then) != len(now):
+        return f"{len(then):,} samples then, {len(now):,} now"
+    (samples, digests), (_, others) = now.units(), then.units()
+    differ = (digests != others).nonzero()[0]
+    if not len(differ):
+        return "of the same tokens others are learned"
+    return f"{len(differ):,} of {len(samples):,} differ, first {now.source(int(samples[differ[0], 0]))}"
 
 
 def verify_on_node(ranks: forge_dist.Ranks, *parts: Items | None) -> None:
