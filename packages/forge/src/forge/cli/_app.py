@@ -97,7 +97,7 @@ _FEW_OPTIONS = 6
 
 
 def _unused(left: Sequence[str], command: Sequence[str], target: object) -> str:
-    """Say that words are too many, and what the command takes: `forge export takes RUN, and as options --output, ...`."""
+    """Say that words are too many, and what the command takes, or where that stands."""
     flags = list(getattr(target, "flags", {}).values())
     words = [flag for flag in flags if not flag.startswith("-")]
     options = flags[len(words) :]
