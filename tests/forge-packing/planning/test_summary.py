@@ -103,3 +103,9 @@ def test_stretches_reach_from_the_first_step_to_the_last():
             steps = [step for first, stop in made._steps.sampled_stretches(most, 8) for step in range(first, stop)]
             assert len(set(steps)) == len(steps) <= most
             assert (steps[0], steps[-1]) == (0, total - 1)
+
+
+def test_a_division_above_its_bound():
+    """Where more micro-batches were made than the lower bound, which none reaches here, the bound is named."""
+    made = plan([4, 10, 4, 3, 1, 4, 4], batch_size=7, max_tokens=10)
+    assert "micro-batches  4 on 1 rank, at most 4 a step; at least 3 are needed" in made.summary().splitlines()
