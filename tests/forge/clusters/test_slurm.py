@@ -131,6 +131,10 @@ def test_a_recipe_that_leaves_open_what_a_run_needs(tmp_path: Path, capsys: pyte
     said = capsys.readouterr().err
     assert f"{file} leaves model_path, data_path, ckpt_output_dir open" in said
     assert "`model_path: org/model`" in said
+    assert main([*words, "--model-path", "org/model"]) == 2
+    assert "are lines of the recipe" in capsys.readouterr().err
+    assert main([*words, "--nothing"]) == 2
+    assert "recipe" not in capsys.readouterr().err
     file.write_text(file.read_text() + "model_path: org/model\nckpt_output_dir: /shared/runs/first\n")
     assert main(words) == 2
     assert "`data_path: /shared/train.jsonl`" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def run(argv: Sequence[str] | None = None, prog: str = "forge-data") -> int:
 
 
 def _parsed(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
-    """Parse the words of a command; samples may stand behind its options, where argparse by itself takes none."""
+    """Parse words; samples may stand behind options, where argparse by itself takes none."""
     words, left = _parser(prog).parse_known_args(argv)
     if left and hasattr(words, "samples") and all(word[:1] != "-" or word[1:2].isdigit() for word in left):
         words.samples += left

@@ -110,7 +110,7 @@ def command_of(
 
 
 def _option(annotation: Any) -> Any:
-    """Return the type of an option: strings for paths, lists of words (`NAME=VALUE` for a mapping), strict numbers."""
+    """Return the type of an option: strings for paths, words for lists and mappings."""
     kinds = get_args(annotation) if get_origin(annotation) is not Literal else ()
     if Path in kinds:
         annotation = str | None if type(None) in kinds else str
