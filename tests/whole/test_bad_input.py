@@ -243,7 +243,7 @@ def test_out_of_range(name: str, value: object, refused: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("- a\n- b\n", ["mapping"]),
+        ("- a\n- b\n", ["holds a list"]),
         ("learning_rate: [1\n", ["recipe.yaml:"]),
         ("seed: 1\nseed: 2\n", ["recipe.yaml:2", "seed", "twice"]),
         ("effective_batch_size: many\n", ["effective_batch_size", "many", "recipe.yaml"]),
@@ -276,7 +276,7 @@ def test_output_directory_with_another_run(
     capsys.readouterr()
     assert main([*words, "--max-steps", "2"]) == 2
     said = capsys.readouterr().err
-    assert "holds a run with --max-steps 1, and now --max-steps is 2 (flag)" in said
+    assert "holds a run with --max-steps 1, and now --max-steps is 2;" in said
     assert main([*words, "--max-steps", "1", "--resume", "never"]) == 2
     assert "holds another run, and --resume never" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import pickle
+from pathlib import Path
 
 import pytest
 
-from .repository import PACKAGES
+import forge
+
+from .repository import PACKAGES, ROOT
 
 
 def family(folder: str) -> dict[str, type[Exception]]:
@@ -89,3 +92,35 @@ def test_an_error_survives_a_process_border(folder: str) -> None:
         assert back.args == sent.args
         assert vars(back) == vars(sent)
         assert 1 <= back.exit_status <= 125
+
+
+def test_one_thing_to_catch() -> None:
+    """`forge.ERRORS` is the base of each package's family, no more and no less; the page names each."""
+    assert set(forge.ERRORS) == {root_of(error) for folder in PACKAGES for error in family(folder).values()}
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    short = {folder: "forge" if folder == "forge" else f"forge.{folder.removeprefix('forge-')}" for folder in PACKAGES}
+    roots = {f"`{short[folder]}.{root_of(error).__name__}`" for folder in PACKAGES for error in family(folder).values()}
+    assert [name for name in roots if name not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({"data_path": "none.jsonl"}, "DataError"),
+        ({"data_path": "bad.jsonl"}, "DataError"),
+        ({"model_path": "empty"}, "ModelError"),
+        ({"lora_r": 8}, "SettingsError"),
+    ],
+)
+def test_bad_input_is_caught_at_once(
+    given: dict[str, object], kind: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing file, a bad row, a directory without a model and a setting are each one of `forge.ERRORS`."""
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("good.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    Path("bad.jsonl").write_text('{"messages": 3}\n')
+    with pytest.raises(forge.ERRORS) as caught:
+        forge.sft(**{"model_path": model_dir, "data_path": "good.jsonl", "ckpt_output_dir": "run", **given})
+    assert type(caught.value).__name__ == kind
+    assert caught.value.exit_status == 2

@@ -6,6 +6,7 @@ import errno
 import json
 import re
 import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import forge
+import forge_dist
 from forge._redact import last_part, redact
 from forge.cli._app import main
 
@@ -299,6 +301,18 @@ def test_a_path_of_two_words_is_no_hub_name() -> None:
 
 
 @pytest.mark.slow
+def test_a_package_that_is_missing_is_found_before_a_model_is_read(
+    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without gguf nothing is loaded, merged or written."""
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    for name in ("merge_adapter", "load_trained"):
+        monkeypatch.setattr(forge_dist, name, lambda *_args, **_more: pytest.fail("a model was read"))
+    with pytest.raises(forge_dist.ModelError, match=r"pip install 'forge-dist\[gguf\]'"):
+        forge.export(full, tmp_path / "out", format="gguf")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_gguf_card_claims_no_template_that_is_not_there(full: Path, tmp_path: Path) -> None:
     """A tokenizer without one leaves the sentence about the tokenizer alone."""
     pytest.importorskip("gguf")

@@ -132,6 +132,26 @@ def test_the_command(run: Any, data: list[str], tmp_path: Path, capsys: pytest.C
     assert last == f"page  {tmp_path / 'page.html'}"
 
 
+def test_columns_of_other_names(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The option that a message names is one of this command, and with it the same rows have the same figures."""
+    rows = [{"instruction": "name a fruit", "output": answer} for answer in ("a plum", "a red apple")]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps({"q": r["instruction"], "a": r["output"]}) + "\n" for r in rows))
+    (tmp_path / "known.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["forgetting", str(run.output_dir), "--output", str(tmp_path / "page.html"), "--data", str(tmp_path / "own.jsonl")]
+    assert main(words) == 2
+    assert "give them with --rename-columns" in capsys.readouterr().err
+    assert main([*words, "--rename-columns", "q=instruction", "a=output"]) == 0
+    assert "own.jsonl" in capsys.readouterr().out
+    own = forge.forgetting(
+        run.output_dir,
+        data=str(tmp_path / "own.jsonl"),
+        rename_columns={"q": "instruction", "a": "output"},
+        output=tmp_path / "page.html",
+    )
+    known = forge.forgetting(run.output_dir, data=str(tmp_path / "known.jsonl"), output=tmp_path / "page.html")
+    assert own.total == known.total
+
+
 def test_an_untouched_model_lost_nothing(model_dir: Path, folder: Path, data: list[str], tmp_path: Path) -> None:
     """A run whose adapter never moved has no divergence and keeps every source."""
     given = settings_of("sft", model_dir, folder) | {"max_steps": 1, "learning_rate": 1e-30, "adapter": "lora", "lora_r": 2}

@@ -100,6 +100,8 @@ def test_values_are_read_as_yaml() -> None:
         (["recipes", "run", "kto", "seed=[1, 2]"], "seed must be a whole number, not [1, 2] (seed=[1, 2])"),
         (["recipes", "run", "kto", "k=[1,2]"], "unknown option --k"),
         (["sft", "--seed", "1", "2", "3"], "'3': nothing takes this here"),
+        (["sft", "--seed", "1", "2", "3"], "`forge sft --help` lists what it takes"),
+        (["export", "run", "to"], "forge export takes RUN, and as options --output, --merge, --dtype, --format."),
     ],
 )
 def test_values_that_nothing_takes_are_named(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,18 +183,29 @@ def test_another_verb_is_refused(model_dir: Path, folder: Path, tmp_path: Path) 
         forge.simpo(**settings_of("simpo", model_dir, folder), ckpt_output_dir=tmp_path / "run")
 
 
-@pytest.mark.parametrize(("verb", "rows"), [("sft", "pairs"), ("dpo", "chats"), ("kto", "pairs")])
-def test_rows_of_another_kind_are_refused(verb: str, rows: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """The kind that was found and the one that is wanted are named; nothing is left behind."""
+@pytest.mark.parametrize(("verb", "rows", "other"), [("sft", "pairs", "dpo"), ("dpo", "chats", "sft"), ("kto", "pairs", "dpo")])
+def test_rows_of_another_kind_are_refused(
+    verb: str,
+    rows: str,
+    other: str,
+    model_dir: Path,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What was found, what is wanted and the verb for such rows are named, before anything is counted; nothing is left."""
     from .conftest import write_rows
     from .verbs import rows_of
 
     data = write_rows(tmp_path / "rows.jsonl", rows_of(rows))
-    with pytest.raises(forge.SettingsError, match=f"forge {verb} takes"):
+    with pytest.raises(forge.SettingsError, match=rf"forge {verb} takes .*`forge {other}`"):
         getattr(forge, verb)(
             **{**settings_of(verb, model_dir, folder), "data_path": str(data)}, ckpt_output_dir=tmp_path / "run"
         )
     assert not (tmp_path / "run").exists()
+    said = "".join(capsys.readouterr())
+    assert "read " in said
+    assert "training on" not in said
 
 
 def _config(run: Path) -> dict[str, Any]:

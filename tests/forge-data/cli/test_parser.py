@@ -57,6 +57,8 @@ def test_help(verb, capsys):
         (["show", "nowhere"], "nowhere is not a token store"),
         (["stats", "nowhere"], "nowhere is not a token store"),
         (["lint", "rows.jsonl"], "give a --tokenizer"),
+        (["show", "rows.jsonl", "--lr", "3", "0:1"], "unrecognized arguments: --lr 3 0:1; forge-data show --help lists"),
+        (["stats", "store", "0:1"], "unrecognized arguments: 0:1; forge-data stats --help lists"),
     ],
 )
 def test_bad_input_is_one_line(words, expected, capsys):
@@ -96,6 +98,19 @@ def test_prepare(model, small_chats, write_rows, tmp_path, capsys):
     assert made.settings == same.settings
     assert f"fingerprint {made.fingerprint}" in out
     assert str(made.accounting) in out
+
+
+def test_a_store_that_is_replaced(model, small_chats, write_rows, tmp_path, capsys):
+    """`prepare` and `merge` say that a store of other rows was replaced, and nothing of it for a new or the same one."""
+    rows, place = str(write_rows(small_chats)), str(tmp_path / "store")
+    words = ["prepare", rows, "--tokenizer", model, "--store-dir", place, "--quiet"]
+    said = f"{place}: replaced the store that was there"
+    for options, expected in (([], False), ([], False), (["--train-on", "all"], True), (["--train-on", "all"], False)):
+        assert _parser.main([*words, *options]) == 0
+        assert (said in printed(capsys)[0]) is expected, options
+    assert _parser.main(["prepare", rows, "--tokenizer", model, "--store-dir", f"{place}1", "--shard", "1/1"]) == 0
+    assert _parser.main(["merge", place, f"{place}1"]) == 0
+    assert said in printed(capsys)[0]
 
 
 def test_weights(model, small_chats, write_rows, tmp_path, capsys):
@@ -325,6 +340,12 @@ def test_show_what_is_not_prepared(model, small_chats, write_rows, tmp_path, cap
     assert _parser.main(["show", data, "train.jsonl:9", "--tokenizer", model, "--train-on", "all", "--max-seq-len", "40"]) == 0
     assert "sample 8" in (out := printed(capsys)[0])
     assert "(100%)" in out
+    for options in (["0:2", "--tokenizer", model, "4"], ["--tokenizer", model, "0:2", "--train-on", "all", "-8"]):
+        assert _parser.main(["show", data, *options]) == 0, "samples may stand behind options"
+        out = printed(capsys)[0]
+        assert [line.split(" ")[0] for line in out.splitlines() if " · sample " in line] == [
+            f"train.jsonl:{row}" for row in (1, 2, 5)
+        ]
     assert _parser.main(["show", data, "--tokenizer", model, "--html", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert "train.jsonl:12" in page

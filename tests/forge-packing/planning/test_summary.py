@@ -15,7 +15,7 @@ def test_one_rank():
         "steps          4 of at most 3 samples, 2 epochs",
         "tokens         40, a step 2 to 18",
         "loss tokens    20, a step 0 to 10; steps with none: 2",
-        "micro-batches  8 on 1 rank, at most 3 a step; no division has fewer than 8",
+        "micro-batches  8 on 1 rank, at most 3 a step; the fewest possible",
         "fill           50.0% of the 10 tokens that a micro-batch may have",
     ]
 
@@ -41,8 +41,8 @@ def test_several_ranks():
     assert made.summary().splitlines() == [
         "samples        3 (3 in the data), shuffled by seed 4",
         "steps          1 of at most 3 samples, 1 epoch",
-        "tokens         18, a step 18 to 18",
-        "micro-batches  2 on each of 2 ranks, at most 2 a step; no division has fewer than 2",
+        "tokens         18, a step 18",
+        "micro-batches  2 on each of 2 ranks, at most 2 a step; the fewest possible",
         "fill           45.0% of the 10 tokens that a micro-batch may have",
         "waiting        25.0% of the time, for the slowest rank; no division saves more than 0.0%",
     ]
@@ -64,8 +64,8 @@ def test_a_long_run_is_measured_in_part(monkeypatch):
         "samples        1,000,000,000 (100 in the data), shuffled by seed 0",
         "steps          1,000,000,000 of at most 1 sample, 10,000,000 epochs",
         "measured       56 steps, in 8 stretches from the first to the last:",
-        "tokens         56, a step 1 to 1",
-        "micro-batches  56 on 1 rank, at most 1 a step; no division has fewer than 56",
+        "tokens         56, a step 1",
+        "micro-batches  56 on 1 rank, at most 1 a step; the fewest possible",
         "fill           100.0% of the 1 token that a micro-batch may have",
     ]
     endless = plan([1] * 100, batch_size=1, max_tokens=1, epochs=None).summary().splitlines()
@@ -103,3 +103,9 @@ def test_stretches_reach_from_the_first_step_to_the_last():
             steps = [step for first, stop in made._steps.sampled_stretches(most, 8) for step in range(first, stop)]
             assert len(set(steps)) == len(steps) <= most
             assert (steps[0], steps[-1]) == (0, total - 1)
+
+
+def test_a_division_above_its_bound():
+    """Where more micro-batches were made than the lower bound, which none reaches here, the bound is named."""
+    made = plan([4, 10, 4, 3, 1, 4, 4], batch_size=7, max_tokens=10)
+    assert "micro-batches  4 on 1 rank, at most 4 a step; at least 3 are needed" in made.summary().splitlines()

@@ -120,3 +120,27 @@ def test_the_command_writes_a_new_file(recipe: Path, capsys: pytest.CaptureFixtu
     assert main([*words, "--output", "job.sh"]) == 0
     assert Path("job.sh").read_text().rstrip("\n") == printed.rstrip("\n")
     assert main([*words, "--output", "job.sh"]) == 2
+
+
+def test_a_recipe_that_leaves_open_what_a_run_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A shipped recipe as it was copied: the remedy is a line in the file, which works; other faults come first."""
+    file = tmp_path / "mine.yaml"
+    assert main(["recipes", "cp", "sft-lora", str(file)]) == 0
+    words = ["slurm", "render", str(file)]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"{file} leaves model_path, data_path, ckpt_output_dir open" in said
+    assert "`model_path: org/model`" in said
+    assert main([*words, "--model-path", "org/model"]) == 2
+    assert "are lines of the recipe" in capsys.readouterr().err
+    assert main([*words, "--nothing"]) == 2
+    assert "recipe" not in capsys.readouterr().err
+    file.write_text(file.read_text() + "model_path: org/model\nckpt_output_dir: /shared/runs/first\n")
+    assert main(words) == 2
+    assert "`data_path: /shared/train.jsonl`" in capsys.readouterr().err
+    whole = file.read_text() + "data_path: /shared/train.jsonl\n"
+    file.write_text(whole)
+    assert main(words) == 0
+    file.write_text(file.read_text().replace("lora_r: 16", "lora_r: -1").replace("data_path", "# data_path"))
+    assert main(words) == 2
+    assert "lora_r" in capsys.readouterr().err

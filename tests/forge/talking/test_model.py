@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import forge
-from forge.cli._app import main
+from forge.cli._app import main, make_app
+from forge.exporting._request import ExportRequest
 from forge.talking._model import Sampling, _end, _template, find_model
 
 
@@ -143,7 +145,13 @@ def test_a_server_that_is_not_installed(model_dir: Path, monkeypatch: pytest.Mon
     with pytest.raises(forge.SettingsError) as caught:
         forge.serve(model_dir)
     assert [f"{command} {model_dir}" in str(caught.value) for command in ("transformers serve", "vllm serve", "forge export")]
-    assert "llama-server" in str(caught.value)
+    gguf = next(line for line in str(caught.value).splitlines() if "llama-server" in line)
+    words = shlex.split(gguf.partition("&&")[0])[1:]
+    command, bound, *_ = make_app("export", words).parse_args(words, exit_on_error=False, print_error=False)
+    given = dict(zip(command.flags, bound.args, strict=False)) | bound.kwargs
+    request = ExportRequest.of(**{"merge": False, "dtype": None, **given})  # raises where `forge export` would
+    assert (request.folder, request.output.name, request.format) == (model_dir, "model-gguf", "gguf")
+    assert f"-m {request.output.name}/" in gguf
     adapter = model_dir.parent / "an adapter"
     adapter.mkdir(exist_ok=True)
     (adapter / "adapter_config.json").write_text(json.dumps({"task_type": "CAUSAL_LM"}))

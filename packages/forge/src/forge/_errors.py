@@ -16,8 +16,8 @@
 
     RunInterruptedError (KeyboardInterrupt)  Ctrl-C stopped a run of a script: as Python has it, with what became of the run
 
-Each package has its own. In all of them an exception with an `exit_status` is an answer to the user, one message long; any
-other exception is a defect of forge.
+Each package has its own; `forge.ERRORS` holds the base of each. In all of them an exception with an `exit_status` is an answer
+to the user, one message long; any other exception is a defect of forge.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def keep_documents_apart(
         else:
             layers = divided_layers(model)
             how = f"; {counted(layers, 'layers')} with a state or a convolution, run document by document" if layers else ""
-            return True, f"{type(causal_model(model)).__name__} keeps the documents of a made-up row apart{how}"
+            return True, f"{type(causal_model(model)).__name__} keeps the documents of a test row apart{how}"
     how = run_documents_alone(model, device=device, longest=longest, agree=agree, autocast=autocast)
     return False, f"{why}documents are run alone, {how}"
 

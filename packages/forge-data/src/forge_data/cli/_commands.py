@@ -68,6 +68,7 @@ def prepare(words: Namespace) -> int:
 
     where, given = (paths_of(words.data_path), words.tokenizer, words.store_dir), {"seed": words.seed, "shard": words.shard}
     store: TokenStore | PromptStore
+    before = _manifest(words.store_dir)
     if words.prompts:
         if words.num_proc is not None:
             raise DataError("`num_proc` is for rows that are learned, and these are `prompts`; leave it out")
@@ -78,7 +79,7 @@ def prepare(words: Namespace) -> int:
         store = make(*where, **_options(words), num_proc=words.num_proc, progress=not words.quiet, **given)
     if store.shard is not None:
         _print(str(store.shard))
-    _describe(store)
+    _describe(store, before)
     return 0
 
 
@@ -86,7 +87,8 @@ def merge(words: Namespace) -> int:
     """Join the parts of a store, and print what became of their rows."""
     from forge_data.preparing._merge import merge as join
 
-    _describe(join(words.store_dir, words.parts))
+    before = _manifest(words.store_dir)
+    _describe(join(words.store_dir, words.parts), before)
     return 0
 
 
@@ -132,10 +134,23 @@ def stats(words: Namespace) -> int:
     return 0
 
 
-def _describe(store: "TokenStore | PromptStore") -> None:
+def _manifest(store_dir: str) -> bytes | None:
+    """Read the manifest of the store in a directory; None where there is none."""
+    from forge_data.store._manifest import MANIFEST
+
+    try:
+        return (Path(expand_user(store_dir, DataError)) / MANIFEST).read_bytes()
+    except OSError:
+        return None
+
+
+def _describe(store: "TokenStore | PromptStore", before: bytes | None) -> None:
+    """Print what became of the rows; `before` is the manifest of the store that had this place."""
     from forge_data.store._token_store import TokenStore
 
     tokens, place = int(store.lengths.sum()), printable(str(store.path))
+    if before not in (None, _manifest(str(store.path))):
+        _print(f"{place}: replaced the store that was there, of other rows or settings")
     if isinstance(store, TokenStore):
         share = f"{int(store.loss_counts.sum()) / max(1, tokens):.1%}"
         _print(f"{place}: {counted(len(store), 'samples')}, {counted(tokens, 'tokens')}, {share} of them learned")

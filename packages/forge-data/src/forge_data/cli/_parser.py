@@ -60,7 +60,7 @@ def run(argv: Sequence[str] | None = None, prog: str = "forge-data") -> int:
         ForgeDataError: bad input, with flags in place of settings in its message.
     """
     try:
-        words = _parser(prog).parse_args(argv)
+        words = _parsed(argv, prog)
     except SystemExit as done:
         return int(done.code or 0)
     try:
@@ -74,6 +74,16 @@ def run(argv: Sequence[str] | None = None, prog: str = "forge-data") -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return int(status)
+
+
+def _parsed(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
+    """Parse words; samples may stand behind options, where argparse by itself takes none."""
+    words, left = _parser(prog).parse_known_args(argv)
+    if left and hasattr(words, "samples") and all(word[:1] != "-" or word[1:2].isdigit() for word in left):
+        words.samples += left
+    elif left:
+        words.parser.error(f"unrecognized arguments: {' '.join(left)}")
+    return words
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -94,7 +104,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 def _verb(verbs: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     parser.epilog = f"Example: {parser.prog} {example}"
-    parser.set_defaults(verb=getattr(_commands, name))
+    parser.set_defaults(verb=getattr(_commands, name), parser=parser)
     return parser
 
 

@@ -26,9 +26,10 @@ Progress = Callable[[int, int], None]
 
 
 def require_gguf() -> None:
-    """Raise ModelError unless gguf and accelerate are installed.
+    """Raise ModelError unless gguf and accelerate are installed; loads no model.
 
-    transformers needs the latter to read such files.
+    transformers needs the latter to read such files. `export_gguf` and `check_gguf` ask it themselves; who loads or merges a
+    model first asks before.
     """
     for name in ("gguf", "accelerate"):
         try:

@@ -8,6 +8,13 @@ from forge_dist._errors import ModelError
 from forge_dist.loading._model_path import is_hub_name
 
 _SECONDS = 5.0
+_REMEDY = (
+    "give a local directory, set HF_HOME to a cache that holds the model, or try again once the network is there "
+    "(HTTPS_PROXY for a proxy, HF_ENDPOINT for a mirror)"
+)
+"""What to do where the hub does not answer."""
+_NAMED = 5
+"""Most directories beside a missing one that a message names."""
 _FILES = ("config.json", "adapter_config.json")
 
 
@@ -28,7 +35,10 @@ def check_hub_name(model_path: str, *, seconds: float = _SECONDS) -> None:
         return
     here = f"model_path {model_path!r}: there is no such directory here{_neighbours(model_path)}"
     if is_offline_mode():
-        raise ModelError(f"{here}, and the Hub's cache does not hold this name, which HF_HUB_OFFLINE leaves as the only place")
+        raise ModelError(
+            f"{here}, and the Hub's cache does not hold this name, which HF_HUB_OFFLINE leaves as the only place; give a local "
+            "directory, set HF_HOME to a cache that holds it, or unset HF_HUB_OFFLINE"
+        )
     refused = _ask(model_path, seconds)
     if refused:
         raise ModelError(f"{here}, and {refused}")
@@ -50,7 +60,7 @@ def _ask(name: str, seconds: float) -> str:
             answers.append("the Hugging Face Hub has no model of this name, or a private one (`hf auth login`)")
         except Exception as error:  # noqa: BLE001 - whatever the client and its libraries raise without a network
             reason = " ".join(str(error).split()) or type(error).__name__
-            answers.append(f"the Hugging Face Hub cannot be reached ({reason[:200]})")
+            answers.append(f"the Hugging Face Hub cannot be reached ({reason[:200]}); {_REMEDY}")
         else:
             answers.append("")
 
@@ -58,7 +68,7 @@ def _ask(name: str, seconds: float) -> str:
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(seconds)
-    return answers[0] if answers else f"the Hugging Face Hub has not answered within {seconds:g} s"
+    return answers[0] if answers else f"the Hugging Face Hub has not answered within {seconds:g} s; {_REMEDY}"
 
 
 def _neighbours(model_path: str) -> str:
@@ -68,4 +78,5 @@ def _neighbours(model_path: str) -> str:
         names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     except OSError:
         return ""
-    return f" ({folder}/ holds {', '.join(names[:5])})" if names else ""
+    more = ", ..." if len(names) > _NAMED else ""
+    return f" ({folder}/ holds {', '.join(names[:_NAMED])}{more})" if names else ""

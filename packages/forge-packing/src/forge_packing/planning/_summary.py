@@ -51,20 +51,27 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divid
 
 
 def _measured(steps: Steps, found: BlockFigures, *, divided: bool) -> list[str]:
-    lines = [f"tokens         {found.tokens.sum():,}, a step {found.tokens.min():,} to {found.tokens.max():,}"]
+    lines = [f"tokens         {found.tokens.sum():,}, a step {_range(found.tokens)}"]
     if found.loss_tokens is not None:
         none = int((found.loss_tokens == 0).sum())
-        line = f"loss tokens    {found.loss_tokens.sum():,}, a step {found.loss_tokens.min():,} to {found.loss_tokens.max():,}"
+        line = f"loss tokens    {found.loss_tokens.sum():,}, a step {_range(found.loss_tokens)}"
         lines.append(line + (f"; steps with none: {none:,}" if none else ""))
     return [*lines, *(_division(steps, found) if divided else ())]
 
 
+def _range(values: Int64Array) -> str:
+    """Return the lowest and the highest number, `640 to 1,090`, or the one that all are."""
+    low, high = int(values.min()), int(values.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
 def _division(steps: Steps, found: BlockFigures) -> list[str]:
     ranks = "on 1 rank" if steps.world_size == 1 else f"on each of {steps.world_size} ranks"
-    fill = found.tokens.sum() / (found.micro_batches.sum() * steps.world_size * steps.max_tokens)
+    made, bound = int(found.micro_batches.sum()), int(found.fewest.sum())
+    fewest = "the fewest possible" if made == bound else f"at least {bound:,} are needed"
+    fill = found.tokens.sum() / (made * steps.world_size * steps.max_tokens)
     lines = [
-        f"micro-batches  {found.micro_batches.sum():,} {ranks}, at most {found.micro_batches.max():,} a step; "
-        f"no division has fewer than {found.fewest.sum():,}",
+        f"micro-batches  {made:,} {ranks}, at most {found.micro_batches.max():,} a step; {fewest}",
         f"fill           {fill:.1%} of the {counted(steps.max_tokens, 'tokens')} that a micro-batch may have",
     ]
     if steps.world_size > 1:

@@ -45,7 +45,7 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
 def dry_run(
     verb: Any, recipe: str | Path | None = None, /, *, machine: str | None = None, cluster: bool = False, **settings: object
 ) -> str:
-    """Check all that can be of a run, and say what it would do; nothing is left behind.
+    """Check all that can be of a run; return as text what it would do, and leave nothing.
 
     Args:
         verb: such as `forge.sft`.

@@ -65,9 +65,7 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
         status = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
     except cyclopts.UnusedCliTokensError as error:
-        left = ", ".join(map(repr, error.unused_tokens or ()))
-        what = f"{left}: nothing takes this here: the option or argument before it takes no more. Quote a value with spaces."
-        return _print_error(what, 2, debug=debug)
+        return _print_error(_unused(error.unused_tokens or (), error.command_chain or (), error.target), 2, debug=debug)
     except cyclopts.CycloptsError as error:
         return _print_error(str(error), 2, debug=debug)
     except Terminated:
@@ -92,6 +90,27 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
     finally:
         signal.signal(signal.SIGTERM, before)
     return status if isinstance(status, int) else 0
+
+
+_FEW_OPTIONS = 6
+"""Most options of a command that a message lists; of more it names `--help`."""
+
+
+def _unused(left: Sequence[str], command: Sequence[str], target: object) -> str:
+    """Say that words are too many, and what the command takes, or where that stands."""
+    flags = list(getattr(target, "flags", {}).values())
+    words = [flag for flag in flags if not flag.startswith("-")]
+    options = flags[len(words) :]
+    name = " ".join(["forge", *command])
+    takes = ""
+    if words and len(options) <= _FEW_OPTIONS:
+        takes = f" {name} takes {' and '.join(words)}" + (f", and as options {', '.join(options)}" if options else "") + "."
+    elif command:
+        takes = f" `{name} --help` lists what it takes."
+    return (
+        f"{', '.join(map(repr, left))}: nothing takes this here: the option or argument before it takes no more. Quote a "
+        f"value with spaces.{takes}"
+    )
 
 
 def _output_closed() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -110,10 +110,13 @@ def command_of(
 
 
 def _option(annotation: Any) -> Any:
-    """Return the type of an option: strings for paths, lists of words, strict numbers."""
+    """Return the type of an option: strings for paths, words for lists and mappings."""
     kinds = get_args(annotation) if get_origin(annotation) is not Literal else ()
     if Path in kinds:
         annotation = str | None if type(None) in kinds else str
+    if any(get_origin(kind) is Mapping for kind in kinds):
+        annotation = Sequence[str] | None if type(None) in kinds else Sequence[str]
+        kinds = get_args(annotation)
     if any(get_origin(kind) is Sequence for kind in (annotation, *kinds)):
         return Annotated[annotation, cyclopts.Parameter(consume_multiple=True, negative_iterable=())]
     if annotation is int:

@@ -6,13 +6,15 @@ Cyclopts stops at the first unknown option, offers the nearest one however far i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import cyclopts
 
 from forge._errors import SettingsError
 from forge.cli._flags import as_flags
 from forge.settings._elsewhere import COMMANDS, unknown
+from forge.settings._settings import dashed, flat_fields
+from forge.verbs._registry import VERBS, task_of
 
 _NEAR = 0.6
 """Least similarity of a command that is offered for a misspelled one: `stf` has 0.67 of `sft`."""
@@ -43,7 +45,14 @@ def check_words(app: cyclopts.App, words: Sequence[str]) -> None:
     if names:
         settings = {flag.removeprefix("--").replace("-", "_") for flag in flags.values() if flag.startswith("--")}
         told = unknown(names, settings, what="unknown option")
+        if _of_a_run(names) and "RECIPE" in flags.values() and "--model-path" not in flags.values():
+            told += "\nSettings of the run are lines of the recipe, which this command takes as it is: write them there."
         raise SettingsError(as_flags(told, {**flags, **{name: f"--{name.replace('_', '-')}" for name in settings}}))
+
+
+def _of_a_run(names: Collection[str]) -> bool:
+    """Return whether a training verb has one of these options."""
+    return any(f"--{dashed(field.name)}" in names for verb in VERBS for _, field in flat_fields(task_of(verb).settings))
 
 
 def _options(words: Sequence[str]) -> Iterator[str]:

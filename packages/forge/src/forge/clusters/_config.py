@@ -101,12 +101,15 @@ class ForgeConfig:
         origin = "argument" if self.recipe is None else f"recipe {self.recipe}"
         return resolve(task.settings, (origin, self.to_settings()), ("argument", given))
 
+    def open_names(self, values: Mapping[str, object]) -> list[str]:
+        """List the settings that a run must have and `values` leave open."""
+        return [name for name in required(task_of(self.verb).settings) if name not in values]
+
     def to_args(self) -> list[str]:
         """Return the words that follow the entry point, escaped as Kubernetes reads arguments."""
         values = self.to_settings()
         # What is still open is the business of whoever renders: a model that an initializer fetches, say.
-        open_names = [name for name in required(task_of(self.verb).settings) if name not in values]
-        self.checked(**dict.fromkeys(open_names, "?"))
+        self.checked(**dict.fromkeys(self.open_names(values), "?"))
         return [literal(word) for word in self.words(values)]
 
     def words(self, values: Mapping[str, object]) -> list[str]:

@@ -15,6 +15,8 @@ from forge.clusters._config import ForgeConfig
 _WORD = re.compile(r"[\w.,:@%+/=\[\]-]+")
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d\d?(:\d\d){0,2}", re.ASCII)
 
+_EXAMPLES = {"data_path": "/shared/train.jsonl", "ckpt_output_dir": "/shared/runs/first"}
+"""Required setting → a value that a message shows; the others are models."""
 _MOST_GRACE = 65535
 """Seconds that Slurm's option --signal takes at most."""
 
@@ -53,7 +55,13 @@ def sbatch(
 
     """
     config = ForgeConfig.of_recipe(recipe, verb)
-    settings = config.checked()
+    missing = config.open_names(config.to_settings())
+    settings = config.checked(**dict.fromkeys(missing, "?"))  # says first what is wrong with those that are given
+    if missing:
+        raise SettingsError(
+            f"{recipe} leaves {', '.join(missing)} open, and the job runs it as it is: write into it a line each, such as "
+            f"`{missing[0]}: {_EXAMPLES.get(missing[0], 'org/model')}`."
+        )
     count("nodes", nodes, 1)
     count("gpus", gpus, 0)
     count("grace", grace, 1)

@@ -45,11 +45,13 @@ def export(
     Raises:
         SettingsError, RunDirectoryError: the request is wrong; nothing was written.
         forge_dist.ModelError: an adapter that cannot be merged, a base that is missing or not the one that was trained on, a
-            model or tokenizer that GGUF cannot hold.
+            model or tokenizer that GGUF cannot hold, or the package gguf is not installed.
         forge_dist.ExportError: what was written, or merged, does not compute what it should, or cannot be written.
 
     """
     request = ExportRequest.of(run, output, merge=merge, dtype=dtype, format=format)
+    if format == "gguf":
+        forge_dist.require_gguf()
     report = Reporter(lambda _: None)
     tokenizer = _tokenizer(request)
     rows = _rows(request.vocabulary(tokenizer))

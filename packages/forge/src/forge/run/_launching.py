@@ -20,10 +20,8 @@ from typing import Any
 import attrs
 
 import forge_accel
-import forge_algos
-import forge_data
 import forge_dist
-import forge_packing
+from forge._error_families import ERRORS
 from forge._errors import ForgeError, PreemptedError
 from forge._result import RunResult, read_result
 from forge.locking._run_lock import unwritable
@@ -37,14 +35,6 @@ from forge.trackers._callbacks import Callbacks
 
 PREEMPTED = PreemptedError.exit_status
 _INTERRUPT = signal.SIGINT.name
-_FAMILIES = (
-    ForgeError,
-    forge_accel.ForgeAccelError,
-    forge_algos.ForgeAlgosError,
-    forge_data.ForgeDataError,
-    forge_packing.PackingError,
-)
-"""Exceptions that a rank's report may stand for, beside Python's own and those of forge_dist."""
 ROWS = "rows"
 """Folder beside the settings in which a launcher leaves the stores of rows that were given in memory."""
 
@@ -165,7 +155,7 @@ def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunRe
         paths = {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
         worker = ["-m", "forge.cli._worker", type(task).__module__, task.name, str(settings)]
         received: list[int] = []
-        status = forge_dist.launch(where, worker, log_dir=logs, environ=paths, signals=received, families=_FAMILIES)
+        status = forge_dist.launch(where, worker, log_dir=logs, environ=paths, signals=received, families=ERRORS)
         if status == PREEMPTED:
             raise preempted(path, signal.Signals(received[0]).name if received else "a signal")
     except BaseException as error:

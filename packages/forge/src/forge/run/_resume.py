@@ -19,6 +19,7 @@ from forge._errors import SettingsError
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._stores import STORES
 from forge.saving._directories import run_values
+from forge.settings._origin import origin_note
 from forge.settings._recipe import as_values, left_open, origins_in
 from forge.settings._settings import RunSettings
 from forge.tasks.items._items import Items
@@ -144,8 +145,8 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
         before_it = f"no {name}" if was is None else f"{name}={_word(was)}"
         remedy = f"Leave {name} out" if was is None else f"Give {before_it}"
         raise SettingsError(
-            f"ckpt_output_dir {path}: holds a run with {before_it}, and now {name} is {_word(is_now)} ({s.origins[name]}); "
-            f"{why}. {remedy} to resume it, or give another ckpt_output_dir to begin anew."
+            f"ckpt_output_dir {path}: holds a run with {before_it}, and now {name} is {_word(is_now)}"
+            f"{origin_note(s.origins[name])}; {why}. {remedy} to resume it, or give another ckpt_output_dir to begin anew."
         )
     # What is left open is chosen later, or has no value of its own.
     shown = {name: values for name, values in changed.items() if values[1] not in (None, "auto")}

@@ -131,7 +131,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     # model: on its ranks, with an attention that computes it, with its adapter, its optimizer and its schedule
     machine.seed(s.plan.seed)
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
-    with report.taking(f"loading {start.path}", f"loaded {start.path}, and tried how its samples stay apart,"):
+    with report.taking(f"loading {start.path}", f"loaded {start.path}, and checked how its samples are kept apart,"):
         s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest)
     # Its files were hashed meanwhile: from here on the run goes on from what it began with, or is refused.
     with report.taking(f"hashing {start.path}", f"hashed {start.path}, which was not done when it was loaded,"):

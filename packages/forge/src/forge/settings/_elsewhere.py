@@ -10,6 +10,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping
 
+from forge.settings._origin import origin_note
+
 NEAR = 0.75
 """Least similarity (difflib's ratio) of a name that is offered for another."""
 
@@ -305,9 +307,9 @@ def unknown(names: Mapping[str, str], known: Collection[str], *, what: str = "un
         plain = name.removeprefix("--").replace("-", "_")
         near = difflib.get_close_matches(plain, known, n=1, cutoff=NEAR)
         told = hint(plain, known) or (f"did you mean `{near[0]}`?" if near else "there is none of such a name")
-        where = f" ({origin})" if origin and not shared else ""
+        where = "" if shared else origin_note(origin)
         lines.append(f"{name if name.startswith('--') else repr(name)}{where}: {told}")
     if len(lines) == 1:
         return f"{what} {lines[0]}{'' if lines[0].endswith('?') else '.'}"
-    where = f" ({next(iter(names.values()))})" if shared and any(names.values()) else ""
+    where = origin_note(next(iter(names.values()))) if shared else ""
     return "\n  ".join([f"{len(lines)} {what}s{where}:", *lines])

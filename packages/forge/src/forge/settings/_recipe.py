@@ -90,7 +90,8 @@ def _read(path: Path) -> dict[str, object]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping from setting names to values; found {type(found).__name__}.{hint}")
+        what = {list: "a list", str: "text without a colon"}.get(type(found), f"only {found!r}")
+        raise RecipeError(f"{path}: a recipe has a line `name: value` for each setting, and this file holds {what}.{hint}")
     return {name: value for name, value in found.items() if name not in left_open(text)}
 
 

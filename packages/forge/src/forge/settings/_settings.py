@@ -27,6 +27,7 @@ import forge_packing
 from forge._errors import SettingsError
 from forge.settings._backends import FORGE, BackendSettings, backend_class
 from forge.settings._elsewhere import unknown
+from forge.settings._origin import origin_note
 from forge.settings._storage import StorageSettings
 from forge.settings._trackers import TrackerSettings
 
@@ -281,7 +282,7 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
             built[group] = owner(**values[group])
         except (ValueError, TypeError) as error:
             name = _named_in(str(error.args[0]), values[group])
-            where = f" ({origins[name]})" if name else ""
+            where = origin_note(origins[name]) if name else ""
             faults.append(f"{error.args[0]}{where}")
     if faults:
         raise SettingsError(faults[0] if len(faults) == 1 else "\n".join([f"{len(faults)} faults in the settings:", *faults]))
@@ -317,13 +318,13 @@ def converted(field: attrs.Attribute[Any], value: object, origin: str) -> object
             return converted
     reason = field.metadata.get("refused", {}).get(value) if isinstance(value, str) else None
     if reason is not None:
-        raise SettingsError(f"{field.name}={value} ({origin}) is not available: {reason}. Leave {field.name} out.")
+        raise SettingsError(f"{field.name}={value}{origin_note(origin)} is not available: {reason}. Leave {field.name} out.")
     wanted = " or ".join(_spelled(kind) for kind in kinds if kind is not types.NoneType)
     close = ""
     if isinstance(value, str) and get_origin(field.type) is Literal:
         match = difflib.get_close_matches(value, get_args(field.type), n=1, cutoff=0.5)
         close = f" Did you mean {match[0]!r}?" if match else ""
-    raise SettingsError(f"{field.name} must be {wanted}, not {value!r} ({origin}).{close}")
+    raise SettingsError(f"{field.name} must be {wanted}, not {value!r}{origin_note(origin)}.{close}")
 
 
 def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:

@@ -72,7 +72,7 @@ def chat(
 ) -> None:
     """Talk with a model: it answers each line of standard input, and remembers what was said.
 
-    Lines that begin with a stroke are commands: /reset forgets the conversation, /system TEXT changes the system message,
+    Lines that begin with a slash are commands: /reset forgets the conversation, /system TEXT changes the system message,
     /quit ends. Ctrl-C ends an answer, and twice at the prompt the conversation.
 
     Args:

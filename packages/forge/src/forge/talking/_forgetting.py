@@ -48,6 +48,7 @@ def forgetting(
     data: Sequence[str],
     max_seq_len: int | None = None,
     limit: int | None = None,
+    rename_columns: Mapping[str, str] | Sequence[str] | None = None,
     output: str | Path | None = None,
 ) -> Forgetting:
     """Measure what a run's model lost of its base on general data, and write a page of it.
@@ -60,6 +61,8 @@ def forgetting(
         data: Files, globs or directories of rows that the run was not trained on, or one. Each file is a source.
         max_seq_len: Cut longer rows after so many tokens; by default no longer than the run's own.
         limit: Take so many rows of each file only, from its beginning.
+        rename_columns: Columns of the data that a format reads under another name, such as question=prompt answer=completion;
+            those of the training data count for themselves alone.
         output: Where to write the page; by default forgetting.html of the run.
 
     Returns:
@@ -68,7 +71,7 @@ def forgetting(
     Raises:
         RunDirectoryError: there is no such run.
         SettingsError: it has no export, is a reward model, a number is out of range, or the page cannot be written.
-        forge_data.DataError: there are no such rows.
+        forge_data.DataError: there are no such rows, or they cannot be read.
         forge_dist.ModelError: a model cannot be loaded.
 
     """
@@ -90,6 +93,7 @@ def forgetting(
             chat_template_kwargs=values.get("chat_template_kwargs"),
             max_seq_len=longest,
             on_overflow="drop" if longest is None else "truncate",
+            rename_columns=_columns(rename_columns),
         )
         tokenizer = store.tokenizer()
         kept = _kept(store, limit)
@@ -113,6 +117,14 @@ def forgetting(
         )
     page = write_page(root / "forgetting.html" if output is None else Path(output).expanduser(), text, "output")
     return Forgetting(sources=sources, total=total, page=page)
+
+
+def _columns(given: Mapping[str, str] | Sequence[str] | None) -> Mapping[str, str] | None:
+    """Return columns and their new names, which a shell gives as `question=prompt`."""
+    if given is None or isinstance(given, Mapping):
+        return given
+    read = attrs.fields_dict(forge_data.DataSettings)["rename_columns"].metadata["words"]
+    return read([given] if isinstance(given, str) else given)
 
 
 def _kept(store: Any, limit: int | None) -> list[int]:

@@ -78,5 +78,6 @@ def _others(directory: str, host: str, port: int) -> list[str]:
     return [
         f"  transformers serve {path} --host {host} --port {port}",
         f"  vllm serve {path} --host {host} --port {port}",
-        f"  forge export {path} model-gguf --format gguf && llama-server -m model-gguf/*.gguf --host {host} --port {port}",
+        f"  forge export {path} --output model-gguf --format gguf && "
+        f"llama-server -m model-gguf/*.gguf --host {host} --port {port}",
     ]

@@ -17,12 +17,17 @@ _PLAIN_TEXT = {"prompt", "completion"}
 """Roles of the segments of a row whose prompt and answer are text."""
 
 
+VERB_OF_KIND = {"supervised": "sft", "preference": "dpo", "unpaired_preference": "kto", "prompts": "grpo"}
+"""Kind of a store's rows → the verb that is named to someone who has such rows."""
+
+
 def check_kind(verb: str, store: forge_data.TokenStore, kind: str, wanted: str) -> None:
     """Raise SettingsError unless the rows of a store are of a kind."""
     if store.kind != kind:
         which = "eval_data_path" if store.path.name == "eval" else "data_path"
         raise SettingsError(
-            f"{which} holds {store.kind.replace('_', ' ')} rows ({store.source(0)}), and forge {verb} takes {wanted}."
+            f"{which} holds {store.kind.replace('_', ' ')} rows ({store.source(0)}), and forge {verb} takes {wanted}. For rows "
+            f"of this kind there is `forge {VERB_OF_KIND[store.kind]}`."
         )
 
 

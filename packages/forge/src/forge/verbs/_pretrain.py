@@ -57,7 +57,8 @@ class Pretrain(Task):
         return {"format": "document"}
 
     def items(self, s: Any, store: Any) -> DocumentBlocks:
-        """Plan blocks of the documents."""
+        """Plan blocks of the documents; refuse rows of another kind."""
+        check_kind(self.name, store, "supervised", "documents: text, or tokens")
         if store.weights is not None:
             raise SettingsError(
                 "data_path gives weights, and a block of pretraining holds documents of several sources: list the paths "
@@ -67,9 +68,7 @@ class Pretrain(Task):
         return DocumentBlocks(store, block_size=own.block_size, cross_documents=own.cross_documents)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Refuse rows that are no documents, and what the lint stops."""
-        for store in filter(None, (train, held_out)):
-            check_kind(self.name, store, "supervised", "documents: text, or tokens")
+        """Refuse what the lint stops."""
         check_lint(s, report, train, held_out)
 
     def step_source(self, run: Run) -> OfflineSteps:

@@ -106,4 +106,5 @@ Raises:
     KeyboardInterrupt: Ctrl-C did; its message says what became of the run.
     forge_data.ForgeDataError, forge_packing.PackingError, forge_dist.ForgeDistError, forge_algos.ForgeAlgosError,
     forge_accel.ForgeAccelError: a package refuses what it was given; the message says what, where and what to do.
+    `forge.ERRORS` is all of them, for `except`; `exit_status` is that of the command.
 """

@@ -35,13 +35,12 @@ class SFT(Task):
     about = "Supervised fine-tuning: train a model on conversations, prompts with completions, or tokens."
 
     def items(self, s: Any, store: Any) -> Samples:  # noqa: ARG002 - the same for all settings
-        """Plan each row as one item: a sample, or a conversation whose turns are samples."""
+        """Plan each row as one item: a sample, or a conversation of samples; refuse other kinds."""
+        check_kind(self.name, store, "supervised", "rows to imitate: messages, prompt and completion, documents, or tokens")
         return items_of(store)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Refuse rows of another kind, and what the lint stops."""
-        for store in filter(None, (train, held_out)):
-            check_kind(self.name, store, "supervised", "rows to imitate: messages, prompt and completion, documents, or tokens")
+        """Refuse what the lint stops."""
         check_lint(s, report, train, held_out)
 
     def step_source(self, run: Run) -> OfflineSteps:
