@@ -42,7 +42,7 @@ def given(model_dir: Path, chats: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_dry_run_says_what_would_happen(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 0, steps and memory and exports in words, and no directory."""
+    """Status 0 for what fits, steps and memory and exports in words, and no directory."""
     path = tmp_path / "deep" / "run"
     assert main(["sft", *words_of(given), "--ckpt-output-dir", str(path), "--dry-run", "--for", "2xH100-80GB"]) == 0
     shown = capsys.readouterr()
@@ -125,7 +125,37 @@ def test_what_does_not_fit_says_what_to_set(given: dict[str, Any], tmp_path: Pat
         "activation_checkpointing=full",
         "adapter=lora",
     ):
-        assert setting in shown
+        assert f"\n  {setting}" in found
+
+
+def mib(text: str, pattern: str) -> list[float]:
+    """Numbers of MiB in a text, one for each place that matches."""
+    return [float(number) for number in re.findall(pattern + r" +([\d.]+) MiB", text)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", ["1", "2"])
+def test_a_plan_left_open_is_that_with_the_same_tokens(
+    steps: str, given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same bytes for as many steps, and flags with which it takes less; a script reads from the status that it lacks."""
+    words = words_of({**given, "max_steps": steps, "ckpt_output_dir": tmp_path / "run"})
+    seen = []
+    for tokens in ("", "chosen"):
+        more = ["--max-tokens-per-gpu", seen[0][3]] if tokens else []
+        assert main(["sft", *words, *more, "--dry-run", "--for", "0.5005GB"]) == 2
+        shown = capsys.readouterr()
+        assert "a plan may fill 0.5 MiB (95% of 0.5 MiB)" in shown.err
+        (most,), less = mib(shown.err, "does NOT fit: the step takes"), mib(shown.out, r"\n  --\w[^:]*:")
+        assert less
+        assert max(less) <= most, "rounded; one with which it takes as much is not offered"
+        assert re.search(r"\n  --adapter lora: [\d.]+ MiB, which (fits|does not fit yet); ", shown.out)
+        assert "It would not fit into memory: the step takes" in shown.out
+        assert "--" not in shown.err, "a plan is part of the log, whose names are those of recipes"
+        seen.append(
+            (most, less, shown.out.partition("chosen:")[0], *re.findall(r"--max-tokens-per-gpu (\d+): memory", shown.out))
+        )
+    assert seen[0][:3] == seen[1][:3]
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def planned_of(
     )
 
 
-def write_plan(plan: MemoryPlan, former: Path, folder: Path, report: Reporter) -> None:
+def write_plan(plan: MemoryPlan, former: Path, folder: Path, report: Reporter, *, dry: bool) -> None:
     """Log a memory plan, and write it to `folder`.
 
     Args:
@@ -88,9 +88,10 @@ def write_plan(plan: MemoryPlan, former: Path, folder: Path, report: Reporter) -
         former: directory of the run, whose measured steps stay where the plan is for the same division.
         folder: gets the file.
         report: gets the lines.
+        dry: whether the answer of a dry run is to say what takes less, and not the log.
 
     """
-    for line in plan.lines():
+    for line in [*plan.lines(), *([] if dry else plan.remedies())]:
         report.note(line)
     about = plan.as_json()
     with suppress(OSError, ValueError, KeyError, TypeError):
