@@ -85,7 +85,7 @@ def _changes(planned: Planned) -> Iterator[tuple[str, str, Planned]]:
 
 
 def _fewer_tokens(planned: Planned) -> int:
-    """Return about half of the tokens that the largest micro-batch holds, and no less than the longest sample has."""
+    """Return half of the tokens of the largest micro-batch, or the longest sample's."""
     s = planned.settings
     if isinstance(planned.train, Prompts):
         return max(int(planned.train.lengths.max()), s.plan.max_tokens_per_gpu // 2)
