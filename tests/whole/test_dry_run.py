@@ -380,6 +380,10 @@ def test_a_run_measures_itself(dtype: str, given: dict[str, Any], tmp_path: Path
     phase = found["phases"][-1]
     assert phase["name"] == "first steps"
     assert math.isclose(phase["planned"], phase["measured"], rel_tol=0.02)
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "memory: the tensors of the first steps took" in log
+    assert "the process holds more, with Python and libraries: memory in metrics.jsonl" in log
+    assert ("activations have bfloat16 copies of the weights in them" in log) is (dtype == "bfloat16")
     assert sum(phase["parts"].values()) == phase["planned"]
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
+import forge_accel
 import forge_algos
 import forge_dist
 import forge_packing
@@ -56,6 +57,8 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
         divided(planned, name, parts, bare.groups, on_host=target.block == 1)
         for name, parts in bare.copies(step.parts, on_host=target.block == 1)
     ]
+    if forge_accel.bfloat16 == planned.dtype != planned.weights and not planned.frozen and planned.gathers is None:
+        notes.append("activations have bfloat16 copies of the weights in them, made once a step, and their gradients")
     if step.guesses:
         notes.append(f"assumed where the model asks for a value: {', '.join(step.guesses[:3])}")
     if (sharing := planned.settings.strategy.cp_size) > 1:
