@@ -6,8 +6,10 @@ import json
 import math
 import os
 import re
+import sys
 from contextlib import nullcontext
 from functools import partial
+from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +44,7 @@ def given(model_dir: Path, chats: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_dry_run_says_what_would_happen(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 0, steps and memory and exports in words, and no directory."""
+    """Status 0 for what fits, steps and memory and exports in words, and no directory."""
     path = tmp_path / "deep" / "run"
     assert main(["sft", *words_of(given), "--ckpt-output-dir", str(path), "--dry-run", "--for", "2xH100-80GB"]) == 0
     shown = capsys.readouterr()
@@ -125,7 +127,35 @@ def test_what_does_not_fit_says_what_to_set(given: dict[str, Any], tmp_path: Pat
         "activation_checkpointing=full",
         "adapter=lora",
     ):
-        assert setting in shown
+        assert f"\n  {setting}" in found
+
+
+def mib(text: str, pattern: str) -> list[float]:
+    """Numbers of MiB in a text, one for each place that matches."""
+    return [float(number) for number in re.findall(pattern + r" +([\d.]+) MiB", text)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", ["1", "2"])
+def test_a_plan_left_open_is_that_with_the_same_tokens(
+    steps: str, given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same bytes for as many steps, and flags with which it takes less; a script reads from the status that it lacks."""
+    words = words_of({**given, "max_steps": steps, "ckpt_output_dir": tmp_path / "run"})
+    seen = []
+    for tokens in ("", "chosen"):
+        more = ["--max-tokens-per-gpu", seen[0][2]] if tokens else []
+        assert main(["sft", *words, *more, "--dry-run", "--for", "0.5005GB"]) == 2
+        shown = capsys.readouterr()
+        assert "a plan may fill 0.5 MiB (95% of 0.5 MiB)" in shown.err
+        (most,), less = mib(shown.err, "does NOT fit: the step takes"), mib(shown.out, r"\n  --\w[^:]*:")
+        assert less
+        assert max(less) <= most, "rounded; one with which it takes as much is not offered"
+        assert re.search(r"\n  --adapter lora: [\d.]+ MiB, which (fits|does not fit yet); ", shown.out)
+        assert "It would not fit into memory: the step takes" in shown.out
+        assert "--" not in shown.err, "a plan is part of the log, whose names are those of recipes"
+        seen.append((most, less, *re.findall(r"--max-tokens-per-gpu (\d+): memory", shown.out)))
+    assert seen[0][:2] == seen[1][:2]
 
 
 @pytest.fixture
@@ -282,6 +312,38 @@ def test_a_machine_is_named_as_it_was_given(given: dict[str, Any], tmp_path: Pat
         forge.dry_run(forge.sft, **given, ckpt_output_dir=tmp_path / "run", machine="garbage")
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--weights", "bfloat16"], "forge: --weights bfloat16 is moved by adamw_8bit, which needs bitsandbytes"),
+        (["--adapter", "lora", "--weights", "bfloat16"], "forge: --weights bfloat16 is moved by adamw_8bit, which needs"),
+        (["--adapter", "qlora"], "forge: --adapter qlora (--quant-type nf4) needs bitsandbytes, which is not installed"),
+        (["--adapter", "qlora", "--quant-type", "fp4"], "forge: --quant-type fp4 needs bitsandbytes"),
+        (["--optimizer", "adamw_8bit"], "forge: --optimizer adamw_8bit needs bitsandbytes"),
+    ],
+)
+def test_a_missing_package_is_said_of_the_flag_that_was_given(
+    flags: list[str],
+    said: str,
+    given: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What was chosen for it, or is a default, is not what to leave out; the command that installs it is there."""
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setattr("forge_accel.devices._quantization.version", missing)
+    assert main(["sft", *words_of(given), *flags, "--ckpt-output-dir", str(tmp_path / "run"), "--dry-run"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(said)
+    assert "pip install" in error
+    assert ("--optimizer adamw" in error) is ("--optimizer" in flags)
+
+
 def test_for_is_for_dry_runs(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --dry-run it has no effect, and is refused."""
     assert main(["sft", *words_of(given), "--ckpt-output-dir", str(tmp_path / "run"), "--for", "24GB"]) == 2
@@ -318,6 +380,10 @@ def test_a_run_measures_itself(dtype: str, given: dict[str, Any], tmp_path: Path
     phase = found["phases"][-1]
     assert phase["name"] == "first steps"
     assert math.isclose(phase["planned"], phase["measured"], rel_tol=0.02)
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "memory: the tensors of the first steps took" in log
+    assert "the process holds more, with Python and libraries: memory in metrics.jsonl" in log
+    assert ("activations have bfloat16 copies of the weights in them" in log) is (dtype == "bfloat16")
     assert sum(phase["parts"].values()) == phase["planned"]
 
 

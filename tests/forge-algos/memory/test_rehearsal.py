@@ -110,6 +110,21 @@ def storage_bytes(model: nn.Module) -> int:
     return sum({t.data_ptr(): t.untyped_storage().nbytes() for t in forge_algos.tensors_of(model)}.values())
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_first_step_is_one_whatever_was_rehearsed_before(optimizer: str) -> None:
+    """Moments of a former rehearsal are none of a run's first step; a later step has its own again."""
+    rehearsal, adaptation, model, moved = made("llama", forge_algos.AdapterSettings(), optimizer, outline=True)
+
+    def step(*, first: bool) -> int:
+        return rehearsal.step(
+            model, moved, [Row(300, 200)], objective=forge_algos.SFT, adaptation=adaptation, first=first
+        ).bytes
+
+    peaks = [step(first=first) for first in (True, True, False, True, False)]
+    assert peaks[0] < peaks[2]
+    assert peaks == [peaks[0], peaks[0], peaks[2], peaks[0], peaks[2]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "adapter", "optimizer"),

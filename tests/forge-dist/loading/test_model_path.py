@@ -103,7 +103,7 @@ def test_an_adapter_is_refused_with_the_way_to_merge_it(base):
         (lambda d: (d / "config.json").write_text("{"), r"config\.json cannot be read as JSON"),
         (lambda d: (d / "config.json").write_bytes(b"\xff\xfe"), r"config\.json cannot be read as JSON"),
         (lambda d: (d / "config.json").write_text("[1]"), "must hold a JSON object; found list"),
-        (lambda d: (d / "model.safetensors").unlink(), "no complete weights"),
+        (lambda d: (d / "model.safetensors").unlink(), "no complete weights: .*; fetch them: a dry run needs them too"),
         (lambda d: (d / "model.safetensors").write_bytes(b""), "broken weights"),
         (lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-1]), "broken weights"),
         (lambda d: (d / "model.safetensors").rename(d / "consolidated.safetensors"), "reads only those two names"),

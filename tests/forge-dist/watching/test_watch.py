@@ -80,7 +80,7 @@ def test_a_rank_that_stands_still_is_named(run):
     it.places.update({0: Place("torch/distributed/x.py:1 in all_gather", True), 1: Place("mine.py:7 in forward", False)})
     it.places[2] = it.places[0]
     *words, stall = it.passes(100)
-    assert words[0].startswith("rank 0 has not moved since step 3 (30 s)")
+    assert words[0] == "rank 0 has not moved since step 3 (30 s); after 60 s the run is ended (stall_timeout)"
     assert len(words) == 3
     assert (stall.rank, stall.pid) == (1, 101)
     assert stall.text == ("rank 1 has not moved since step 3 for 60 s: it is at mine.py:7 in forward; ranks 0, 2 wait for it")

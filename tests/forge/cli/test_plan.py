@@ -40,11 +40,11 @@ def test_a_saved_plan(place: str, saved: forge_packing.BatchPlan, tmp_path: Path
 
 def test_other_ranks(saved: forge_packing.BatchPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A saved plan is shown on other ranks and in other micro-batches, a step of it in figures."""
-    words = ["--world-size", "3", "--max-tokens-per-gpu", "40", "--step", "1"]
+    words = ["--world-size", "3", "--max-tokens-per-gpu", "40", "--step", "2"]
     assert _cli.main(["plan", str(tmp_path / "run"), *words]) == 0
     other = saved.reshape(world_size=3, max_tokens=40)
     said = capsys.readouterr().out
-    assert said.startswith(other.summary() + "\nstep 1: 4 samples, ")
+    assert said.startswith(other.summary() + "\nstep 2: 4 samples, ")
     assert f"fill {other.figures(1).fill:.1%}" in said
 
 
@@ -84,10 +84,10 @@ def test_a_run_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     endless.save(tmp_path / "plan.npz")
     words = ["plan", str(tmp_path / "plan.npz"), "--step", str(10**12)]
     assert _cli.main([*words, "--draw", str(tmp_path / "drawing.html")]) == 0
-    assert f"step {10**12}: {endless.figures(10**12).samples} samples" in capsys.readouterr().out
+    assert f"step {10**12}: {endless.figures(10**12 - 1).samples} sample" in capsys.readouterr().out
     assert "The first 1,024 steps, measured at" in (tmp_path / "drawing.html").read_text()
-    assert _cli.main([*words[:-1], "-1"]) == 2
-    assert "--step -1 is not in this plan: steps are counted from 0" in capsys.readouterr().err
+    assert _cli.main([*words[:-1], "0"]) == 2
+    assert "--step 0 is not in this plan: steps are counted from 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_a_run_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["plan.npz", "--seed", "1"], "--seed has no effect on"),
         (["run", "--effective-batch-size", "8"], "--effective-batch-size has no effect on"),
         (["plan.npz", "--max-tokens-per-gpu", "5"], "--max-tokens-per-gpu 5 is less than the longest sample, 12 tokens"),
-        (["plan.npz", "--step", "6"], "--step 6 is not in this plan: it has 6 steps, counted from 0"),
-        (["plan.npz", "--step", "-1"], "--step -1 is not in this plan"),
+        (["plan.npz", "--step", "7"], "--step 7 is not in this plan: it has 6 steps, counted from 1"),
+        (["plan.npz", "--step", "0"], "--step 0 is not in this plan"),
         (["plan.npz", "--draw", "x.svg"], "the drawing is a page for a browser"),
         (["plan.npz", "--draw", "nowhere/x.html"], "nowhere/x.html: cannot be written"),
         (["nothing"], "nothing is no plan: give a plan.npz, a run directory"),

@@ -11,9 +11,11 @@ from typing import Any
 import attrs
 import pytest
 
+import forge
 from forge import RunDirectoryError
 from forge._disk import write_remedy
-from forge.saving._room import Disk, Need, Room, exports_at_once, exports_kept, no_room, states_at_once
+from forge.saving._room import Disk, Need, Room, exports_at_once, exports_kept, no_room, room_of, states_at_once
+from forge.settings._settings import resolve
 
 MIB = 2**20
 
@@ -132,7 +134,7 @@ def test_what_does_not_fit() -> None:
     """What surely does not fit is refused with the figures and what to set; what may not is a warning; what is there counts."""
     room = Room(disks=(disk(2 * MIB, 3, 3),), remedies=("keep_last_n=1",))
     with pytest.raises(
-        RunDirectoryError, match=r"3\.0 MiB at its peak \(3 full states of 1\.0 MiB\), and 2\.0 MiB are free"
+        RunDirectoryError, match=r"at least 3\.0 MiB at its peak \(3 full states of 1\.0 MiB\), and 2\.0 MiB are free"
     ) as found:
         room.check(Path("/runs/a"))
     assert "keep_last_n=1" in str(found.value)
@@ -144,6 +146,23 @@ def test_what_does_not_fit() -> None:
     Room(disks=(disk(MIB, 3, 3, there=2 * MIB),), remedies=()).check(Path("/runs/a"))
 
 
+@pytest.mark.parametrize(
+    ("given", "remedies"),
+    [
+        ({"keep_last_n": 2}, ()),
+        ({"keep_last_n": 2, "full_state_every_steps": 1}, ("keep_last_n=1", "keep_last_checkpoint_only=true")),
+        ({"keep_last_n": 1, "full_state_every_steps": 1}, ()),
+        ({"keep_last_n": 1, "save_samples": 24}, ("keep_last_checkpoint_only=true",)),
+    ],
+)
+def test_a_remedy_is_one_that_helps(given: dict[str, Any], remedies: tuple[str, ...], tmp_path: Path) -> None:
+    """Of what surely does not fit only settings are named with which the run surely takes less."""
+    named = {"model_path": "m", "data_path": "d", "ckpt_output_dir": str(tmp_path), "adapter": "lora"}
+    s = resolve(forge.sft.task.settings, ("argument", {**named, "accelerate_full_state_at_epoch": False, **given}))
+    memory: Any = SimpleNamespace(state=3 * MIB, trained=MIB)
+    assert room_of(s, PLAN, 24, 16, "m", memory).remedies == remedies
+
+
 @pytest.mark.parametrize(("setting", "less"), [("emergency_dir", ""), ("checkpoint_storage", ", take less (keep_last_n=1)")])
 def test_another_disk_does_not_fit(setting: str, less: str) -> None:
     """The setting that names it is refused, with what helps there; on the run's own disk it is the run's directory."""
@@ -152,8 +171,8 @@ def test_another_disk_does_not_fit(setting: str, less: str) -> None:
     with pytest.raises(RunDirectoryError) as found:
         Room(disks=(disk(9 * MIB, 3, 3), spare), remedies=("keep_last_n=1",)).check(Path("/runs/a"))
     assert str(found.value) == (
-        f"{setting} /spare: the disk of /spare has less room than the run takes: 2.0 MiB at its peak (1 state of 2.0 MiB), and "
-        f"1.0 MiB are free. Make room{less}, or give another directory, or leave {setting} out."
+        f"{setting} /spare: the disk of /spare has less room than the run takes: at least 2.0 MiB at its peak (1 state of 2.0 "
+        f"MiB), and 1.0 MiB are free. Make room{less}, or give another directory, or leave {setting} out."
     )
     shared = attrs.evolve(spare, needs=(need, *disk(MIB, 1, 1).needs))
     with pytest.raises(RunDirectoryError, match=r"^ckpt_output_dir /runs/a: .* or give another directory\.$"):

@@ -115,7 +115,7 @@ class Rehearsal:
             objective: makes what is learned.
             adaptation: what `adapt` returned.
             others: further models that stay on the device.
-            first: whether the optimizer has no state yet, as before a run's first step.
+            first: whether it is a run's first step: state that the optimizer has from former rehearsals is dropped.
             buckets: whether gradients lie in buffers that stay from step to step, as those of DistributedDataParallel.
             max_grad_norm: as of `train`.
             moe_aux_loss: as of `train`.
@@ -150,6 +150,8 @@ class Rehearsal:
                 parameter.grad = None
             return began
 
+        if first:
+            optimizer.state.clear()
         held = sum(self.allocated(p.numel() * p.element_size()) for p in trainable(model))
         return self._peak(work, model, optimizer, others, always={"gradients": held} if buckets else None)
 

@@ -208,7 +208,7 @@ def _check_directory(directory: Path, task: Task) -> None:
 
 
 def _other_weights(directory: Path) -> str:
-    """Name files that may have been taken for weights, with a remedy; "" without any."""
+    """Name files that may have been taken for weights, with a remedy."""
     for pattern, remedy in (
         ("*.bin", _CONVERT_PICKLE),
         ("*.pt*", _CONVERT_PICKLE),
@@ -218,4 +218,4 @@ def _other_weights(directory: Path) -> str:
         names = sorted(file.name for file in directory.glob(pattern))
         if names:
             return f"; it holds {', '.join(names[:3])}: {remedy}"
-    return ""
+    return "; fetch them: a dry run needs them too, and reads their headers alone"

@@ -144,7 +144,7 @@ class Watch:
         assert seen.beat is not None
         return (
             f"{self._subject(process)} has not moved {_since(seen.beat)} ({still:.0f} s){_state_words(seen)}; after "
-            f"{bound:.0f} s the run is ended"
+            f"{bound:.0f} s the run is ended (stall_timeout)"
         )
 
     def _subject(self, process: Watched) -> str:

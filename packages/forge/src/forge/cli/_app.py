@@ -1,7 +1,7 @@
 """The command `forge`: words of a shell → calls of the public API, errors → one message.
 
-Exit status: 0 finished; 2 bad input; 1 the run failed, or `forge data lint` found what stops one; 75 stopped by a signal
-with its state saved; 130 interrupted, 143 terminated before there was a state.
+Exit status: 0 finished; 2 bad input, or a dry run whose memory plan does not fit; 1 the run failed, or `forge data lint` found
+what stops one; 75 stopped by a signal with its state saved; 130 interrupted, 143 terminated before there was a state.
 """
 
 from __future__ import annotations

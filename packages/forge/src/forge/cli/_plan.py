@@ -24,7 +24,7 @@ _OWN = {
         str | None,
         "Write a page that shows the step's load on each rank, and the fill over the run, into this HTML file.",
     ),
-    "step": (int | None, "Step whose figures are printed and drawn. By default step 0 is drawn."),
+    "step": (int | None, "Step whose figures are printed and drawn, counted from 1. By default step 1 is drawn."),
     "world_size": (int | None, "Ranks to divide each step over. By default those of the plan, or 1."),
 }
 
@@ -145,22 +145,22 @@ def _check_fit(longest: int, tokens: int | None) -> None:
 
 
 def _checked_step(step: int, batch_plan: forge_packing.BatchPlan) -> int:
-    """Return the step. Raises SettingsError where the plan does not have it."""
+    """Return the place of a step that is counted from 1. Raises SettingsError where the plan does not have it."""
     if batch_plan.endless:
-        if step < 0:
-            raise SettingsError(f"step={step} is not in this plan: steps are counted from 0.")
-    elif not 0 <= step < batch_plan.num_steps:
+        if step < 1:
+            raise SettingsError(f"step={step} is not in this plan: steps are counted from 1.")
+    elif not 1 <= step <= batch_plan.num_steps:
         raise SettingsError(
-            f"step={step} is not in this plan: it has {counted(batch_plan.num_steps, 'steps')}, counted from 0."
+            f"step={step} is not in this plan: it has {counted(batch_plan.num_steps, 'steps')}, counted from 1."
         )
-    return step
+    return step - 1
 
 
 def _figures(batch_plan: forge_packing.BatchPlan, step: int) -> str:
-    """Describe the load of a step."""
+    """Describe the load of a step, by its place in the plan."""
     found = batch_plan.figures(step)
     return (
-        f"step {step}: {counted(found.samples, 'samples')}, {counted(found.tokens, 'tokens')}, micro-batches: "
+        f"step {step + 1}: {counted(found.samples, 'samples')}, {counted(found.tokens, 'tokens')}, micro-batches: "
         f"{found.micro_batches} a rank (no division has fewer than {found.fewest_micro_batches}), fill {found.fill:.1%}, "
         f"ranks wait {1 - 1 / found.imbalance:.1%} of the time for the slowest"
     )

@@ -13,7 +13,9 @@ import attrs
 import cyclopts
 
 from forge._errors import RecipeError, SettingsError
+from forge.cli._flags import as_flags
 from forge.cli._options import converter_of, field_texts, with_signature
+from forge.settings._backends import FORGE
 from forge.settings._settings import flat_fields, groups, resolve, signature_of, with_own_settings
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
 
     """
     settings_class = with_own_settings(task.settings, _backend_in(words))
+    named: dict[str, str] = {}
 
     def command(
         recipe: str | None = None,
@@ -38,7 +41,7 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
         for_: str | None = None,
         cluster: bool = False,
         **settings: object,
-    ) -> None:
+    ) -> int:
         from forge.settings._accelerate import with_accelerate
         from forge.settings._recipe import read_recipe
 
@@ -57,15 +60,19 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
             raise SettingsError("--cluster checks the nodes of a run without running it: give --dry-run with it.")
         if dry_run:
             from forge.backends._train import rehearse
+            from forge.run._dry_run import NO_MEMORY
 
             if said := rehearse(task, s, target=for_, cluster=cluster):
-                print(said)
-            return
+                # What other backends answer with are values of their own trainers' settings, which have no flags here.
+                print(as_flags(said, named) if s.backend.backend == FORGE else said)
+            # Whoever asks in a script whether a run fits reads the status.
+            return 2 if NO_MEMORY in said and not cluster else 0
         from forge.backends._train import train
 
         result = train(task, s)
         if os.environ.get("RANK", "0") == "0":
             print(result.model_dir)
+        return 0
 
     # What may be a mapping in Python and in recipes is a list of words in a shell, which its owner reads.
     of_words = {field.name: field.metadata["words"] for _, field in flat_fields(settings_class) if "words" in field.metadata}
@@ -103,6 +110,7 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
     command.flags["machine"] = "--for"
     # The name of the setting in forge_data's messages.
     command.flags["format"] = "--data-format"
+    named.update(command.flags)
     return command
 
 

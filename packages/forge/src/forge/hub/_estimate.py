@@ -136,4 +136,5 @@ def _say(method: str, plan: dict[str, Any], worst: int, gpu_memory: int, verbose
     verdict = "fits" if plan["fits"] else "does not fit"
     print(f"{worst / 2**30:.2f} GiB of {gpu_memory / 2**30:.2f} GiB: it {verdict}")
     for change in [] if plan["fits"] else plan["changes"]:
-        print(f"  {change['setting']}: {change['planned'] / 2**30:.2f} GiB a step; {change['cost']}")
+        verdict = "fits" if change["fits"] else "does not fit yet"
+        print(f"  {change['setting']}: {change['planned'] / 2**30:.2f} GiB, which {verdict}; {change['cost']}")

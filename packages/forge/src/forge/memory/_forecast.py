@@ -7,8 +7,6 @@ micro-batch, with tensors that hold no data. What several ranks divide is divide
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -21,7 +19,7 @@ import forge_dist
 import forge_packing
 from forge._progress import Reporter
 from forge.memory._divided import Groups, divided, keeps_casts
-from forge.memory._memory_plan import MEASURED, Change, MemoryPlan, Phase
+from forge.memory._memory_plan import MEASURED, MemoryPlan, Phase
 from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.settings._settings import row_tokens
@@ -37,16 +35,6 @@ ROLLOUT = "rollout"
 _ROLLOUTS = (
     "completions are taken for as long as they may be; reward functions and the forward pass of a reward model are not counted"
 )
-
-
-def forecast(planned: Planned, target: Target) -> MemoryPlan:
-    """Compute the memory plan of a run; where that cannot be, it says why."""
-    try:
-        made = plan_of(Rehearsed.of(planned, target), target)
-        worst, several = largest_micro_batch(planned.plan)
-        return attrs.evolve(made, changes=tuple(_changes(planned, target, worst, several))) if made.fits is False else made
-    except (forge_algos.RehearsalError, forge_dist.ModelError) as error:
-        return MemoryPlan(target=target, ranks=planned.ranks, refused=str(error))
 
 
 def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
@@ -69,6 +57,8 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
         divided(planned, name, parts, bare.groups, on_host=target.block == 1)
         for name, parts in bare.copies(step.parts, on_host=target.block == 1)
     ]
+    if forge_accel.bfloat16 == planned.dtype != planned.weights and not planned.frozen and planned.gathers is None:
+        notes.append("activations have bfloat16 copies of the weights in them, made once a step, and their gradients")
     if step.guesses:
         notes.append(f"assumed where the model asks for a value: {', '.join(step.guesses[:3])}")
     if (sharing := planned.settings.strategy.cp_size) > 1:
@@ -337,61 +327,3 @@ def without_measurements(adapter: Any) -> Any:
         return adapter
     rows = adapter.osft_calibration_path if adapter.osft_directions == "inputs" else None
     return attrs.evolve(adapter, osft_rank="uniform", osft_calibration_path=rows, osft_cache=None)
-
-
-_CHECKPOINTING = (
-    ("selective", "what lies between matrix products is computed twice"),
-    ("full", "about a third more time"),
-)
-"""Value of activation_checkpointing and its cost, the cheapest first."""
-
-
-def _changes(planned: Planned, target: Target, worst: Any, several: bool) -> list[Change]:
-    """Try the settings that lower a step's memory, the cheapest first."""
-    s = planned.settings
-    tried: list[tuple[str, str, Any, Any]] = []
-    if isinstance(planned.train, Prompts):
-        tokens = max(int(planned.train.lengths.max()), s.plan.max_tokens_per_gpu // 2)
-        if tokens < s.plan.max_tokens_per_gpu:
-            with_it = s.with_value("plan", "max_tokens_per_gpu", tokens)
-            cost = "the same steps in more, smaller micro-batches, and completions in smaller batches"
-            tried.append((f"max_tokens_per_gpu={tokens}", cost, with_it, worst))
-    elif len(worst) > 1:
-        half = worst[: (len(worst) + 1) // 2]
-        tokens = -(-planned.plan.places(half) // s.strategy.cp_size)
-        tried.append((f"max_tokens_per_gpu={tokens}", "the same steps in more, smaller micro-batches", s, half))
-    for kind, cost in _CHECKPOINTING if s.strategy.activation_checkpointing == "none" else ():
-        with_it = s.with_value("strategy", "activation_checkpointing", kind)
-        tried.append((f"activation_checkpointing={kind}", cost, with_it, worst))
-    if s.optimizer.optimizer == "adamw" and find_spec("bitsandbytes"):
-        with_it = s.with_value("optimizer", "optimizer", "adamw_8bit")
-        tried.append(("optimizer=adamw_8bit", "moments are rounded to 8 bits", with_it, worst))
-        if planned.dtype == forge_accel.bfloat16 and s.adapter.adapter == "none":
-            rounded = with_it.with_value("device", "weights", "bfloat16")
-            tried.append(
-                ("weights=bfloat16", "steps are rounded to bfloat16, at random, and moments to 8 bits", rounded, worst)
-            )
-    if not planned.frozen and s.adapter.adapter == "none":
-        with suppress(ValueError):
-            with_it = s.with_value("adapter", "adapter", "lora")
-            tried.append(("adapter=lora", "trains low-rank updates, no more", with_it, worst))
-    found = []
-    for setting, cost, with_it, rows in tried:
-        try:
-            other = attrs.evolve(planned, settings=with_it)
-            bare = Rehearsed.of(other, target)
-            peaks = [bare.step(rows, several=several, first=False)]
-            if isinstance(planned.train, Prompts):
-                peaks.append(bare.rollout()[0])
-            phases = [divided(other, "step", peak.parts, bare.groups, on_host=target.block == 1) for peak in peaks]
-            found.append(Change(setting=setting, cost=cost, planned=max(phase.planned for phase in phases)))
-        except (forge_algos.ForgeAlgosError, forge_dist.ForgeDistError):
-            continue
-    if planned.ranks > 1 and planned.strategy == "ddp" and not planned.frozen:
-        other = attrs.evolve(planned, strategy="fsdp2")
-        bare = Rehearsed.of(other, target)
-        parts = bare.step(worst, several=several, first=False).parts
-        phase = divided(other, "step", parts, bare.groups, on_host=target.block == 1)
-        cost = "ranks exchange weights in every forward"
-        found.append(Change(setting="strategy=fsdp2", cost=cost, planned=phase.planned))
-    return found

@@ -31,13 +31,19 @@ class Phase:
 
 @attrs.frozen(kw_only=True)
 class Change:
-    """Setting that would lower the memory of a step."""
+    """Setting with which a run takes less."""
 
     setting: str
+    """Name and value, as in a recipe."""
     cost: str
     """What it costs, in words."""
     planned: int
-    """Bytes of the step with it."""
+    """Bytes of the phase that then takes most."""
+    fits: bool
+    """Whether the run then fits."""
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {size(self.planned)}, which {'fits' if self.fits else 'does not fit yet'}; {self.cost}"
 
 
 @attrs.frozen(kw_only=True)
@@ -86,9 +92,26 @@ class MemoryPlan:
         if self.fits:
             lines.append(f"it fits: {size(self.most.planned)}{of}")  # type: ignore[union-attr]  # it fits, so there is one
         elif self.fits is False:
-            lines.append(f"it does NOT fit: the {self.most.name} takes {size(self.most.planned)}{of}.")  # type: ignore[union-attr]
-            lines += [f"  {change.setting}: {size(change.planned)} a step; {change.cost}" for change in self.changes]
+            lines.append(f"it does NOT fit: {self.lack}.")
         return lines
+
+    @property
+    def lack(self) -> str:
+        """The phase that takes most, and what a plan may fill; for a plan that does not fit."""
+        assert self.most is not None
+        assert self.target.limit is not None
+        return (
+            f"the {self.most.name} takes {size(self.most.planned)}, and a plan may fill {size(int(SHARE * self.target.limit))} "
+            f"({SHARE:.0%} of {size(self.target.limit)})"
+        )
+
+    def remedies(self) -> list[str]:
+        """Return as lines what takes less, where it does not fit; none where it does."""
+        if self.fits is not False:
+            return []
+        if not self.changes:
+            return ["no setting was found with which it takes less"]
+        return ["what takes less, the cheapest first:", *(f"  {change}" for change in self.changes)]
 
     def as_json(self) -> dict[str, Any]:
         """Return what memory.json holds."""

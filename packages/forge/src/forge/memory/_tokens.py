@@ -9,7 +9,8 @@ import attrs
 import forge_algos
 import forge_dist
 import forge_packing
-from forge.memory._forecast import ROLLOUT, Rehearsed, forecast, plan_of
+from forge.memory._changes import forecast, with_changes
+from forge.memory._forecast import ROLLOUT, Rehearsed, plan_of
 from forge.memory._memory_plan import MemoryPlan, size
 from forge.memory._planned import Planned
 from forge.memory._target import Target
@@ -53,10 +54,12 @@ def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, Me
     try:
         bare = Rehearsed.of(planned, target)
 
-        def with_tokens(tokens: int) -> MemoryPlan:
+        def cut(tokens: int) -> Planned:
             settings = planned.settings.with_value("plan", "max_tokens_per_gpu", tokens)
-            other = attrs.evolve(planned, settings=settings, plan=planned.plan.reshape(max_tokens=tokens * sharing))
-            return plan_of(bare._replace(planned=other), target)
+            return attrs.evolve(planned, settings=settings, plan=planned.plan.reshape(max_tokens=tokens * sharing))
+
+        def with_tokens(tokens: int) -> MemoryPlan:
+            return plan_of(bare._replace(planned=cut(tokens)), target)
 
         # A prompt becomes several completions.
         each = getattr(planned.settings.objective, "num_generations", 1)
@@ -64,6 +67,7 @@ def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, Me
         useful = min(target.most_tokens, share + least, int(_ITEMS * mean))
         most = max(least, -(-max(default, useful) // _GRAIN) * _GRAIN)
         tokens, found = _largest(with_tokens, least, most, room)
+        found = with_changes(found, cut(tokens), target)
     except (forge_algos.RehearsalError, forge_dist.ModelError) as error:
         return None, "no memory plan can be made", MemoryPlan(target=target, ranks=planned.ranks, refused=str(error))
     takes = f"{size(_needed(found))} of {size(target.limit)}"

@@ -21,9 +21,9 @@ _ENDLESS = 2**10
 
 
 def draw_step(plan: forge_packing.BatchPlan, step: int) -> str:
-    """Draw a step's micro-batches on each rank."""
+    """Draw the micro-batches on each rank of the step at a place in the plan."""
     parts, height = _ranks(plan, step)
-    name = f"Step {step} on {plan.world_size} rank{'s' if plan.world_size > 1 else ''}: micro-batches, and waiting"
+    name = f"Step {step + 1} on {plan.world_size} rank{'s' if plan.world_size > 1 else ''}: micro-batches, and waiting"
     return _svg(name, height, parts)
 
 
@@ -58,7 +58,7 @@ def step_words(plan: forge_packing.BatchPlan, step: int) -> tuple[str, str]:
     )
     each = f"{found.micro_batches:,} micro-batch" + ("" if found.micro_batches == 1 else "es")
     return (
-        f"Step {step}: {counted(found.samples, 'samples')}, {counted(found.tokens, 'tokens')}",
+        f"Step {step + 1}: {counted(found.samples, 'samples')}, {counted(found.tokens, 'tokens')}",
         f"{each} on each rank (no division has fewer than {found.fewest_micro_batches:,}), "
         f"{found.fill:.1%} full. {slowest} Hatched: a rank waits for the slowest. Dashed: where the step would end at the "
         f"earliest. Point at a bar for its figures.{shown}",
@@ -163,7 +163,8 @@ def _fill(columns: list[_Column], capacity: int, steps: int) -> tuple[list[str],
     for number, column in enumerate(columns):
         x, width = _LEFT + number * each, max(each - (1 if each > 4 else 0), 0.5)
         fill = column.fill(capacity)
-        which = f"step {column.first:,}" if column.first == column.last else f"steps {column.first:,} to {column.last:,}"
+        first, last = column.first + 1, column.last + 1
+        which = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
         about = f"{which}: fill {fill:.1%}, from {column.lowest:.1%} to {column.highest:.1%}"
         tall = fill * height
         bar = [rect(x, base - tall, width, tall, "odd")]
@@ -172,8 +173,8 @@ def _fill(columns: list[_Column], capacity: int, steps: int) -> tuple[list[str],
             bar.append(line(middle, base - column.highest * height, middle, base - column.lowest * height, "axis"))
         parts.append(group(about, bar))
     parts.append(line(_LEFT, base, _WIDTH - _RIGHT, base, "axis"))
-    parts.append(text(_LEFT, base + 20, "step 0", "soft"))
-    parts.append(text(_WIDTH - _RIGHT, base + 20, f"step {steps - 1:,}", "soft", "end"))
+    parts.append(text(_LEFT, base + 20, "step 1", "soft"))
+    parts.append(text(_WIDTH - _RIGHT, base + 20, f"step {steps:,}", "soft", "end"))
     return parts, base + 34
 
 

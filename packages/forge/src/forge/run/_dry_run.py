@@ -28,7 +28,8 @@ from forge.settings._recipe import as_values
 from forge.storage._storage import Storage
 from forge.tasks._task import Task
 
-NO_MEMORY = "It would not fit into memory: the plan above says what to change."
+NO_MEMORY = "It would not fit into memory: "
+"""Beginning of the line that says so, in the answer of a dry run."""
 
 
 def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None) -> str:
@@ -87,7 +88,7 @@ def rehearsed(
             s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
             prepared = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
             memory = json.loads((out.root / FILE).read_text(encoding="utf-8"))
-            lines = _lines(task, prepared, found, path, memory_fits=memory["fits"] is not False, resuming=out.resuming)
+            lines = _lines(task, prepared, found, path, resuming=out.resuming)
             lines += [_again(time.monotonic() - began), "Nothing was trained, and nothing is left behind."]
             return "\n".join(lines), memory
 
@@ -100,7 +101,7 @@ def _ranks(where: forge_dist.Topology, target: Target | None) -> forge_dist.Rank
     return forge_dist.Ranks(attrs.evolve(where, role="worker", rank=0, world_size=number, local_world_size=number))
 
 
-def _lines(task: Task, prepared: Any, found: Any, path: Path, *, memory_fits: bool, resuming: bool) -> list[str]:
+def _lines(task: Task, prepared: Any, found: Any, path: Path, *, resuming: bool) -> list[str]:
     """Say in plain words what the run would do."""
     s, plan = prepared.settings, prepared.plan
     steps = task.num_steps(s, plan)
@@ -119,7 +120,7 @@ def _lines(task: Task, prepared: Any, found: Any, path: Path, *, memory_fits: bo
         f"  exports: {_number(exports_kept(s, plan, len(prepared.train)))}",
         *(f"  {line}" for line in found["disk"]),
         *(["chosen:", *chosen] if chosen else []),
-        *([] if memory_fits else [NO_MEMORY]),
+        *((NO_MEMORY * (not number) + line) for number, line in enumerate(found["lacks"])),
     ]
 
 

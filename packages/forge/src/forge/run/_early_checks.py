@@ -187,7 +187,15 @@ def _check_adapter(
 def _check_draft(s: Any, machine: forge_accel.Accelerator, draft: Any) -> None:
     """Ask the small random model for its optimizer and its routers."""
     if s.optimizer.optimizer in ("adamw_8bit", "schedule_free"):
-        forge_algos.make_optimizer(draft, s.optimizer, fused=machine.fused_optimizer.value)
+        try:
+            forge_algos.make_optimizer(draft, s.optimizer, fused=machine.fused_optimizer.value)
+        except forge_algos.MissingPackageError as error:
+            if not s.origins["optimizer"].startswith("chosen"):
+                raise
+            raise SettingsError(
+                f"weights={s.device.weights} is moved by adamw_8bit, which needs bitsandbytes, and it cannot be imported "
+                f"({error.__cause__}): `pip install 'forge-algos[bitsandbytes]'`, or leave weights out."
+            ) from error
     if s.moe.moe_aux_loss == "trl":
         routers, why = forge_algos.routers_of(draft, device=machine.device.value)
         if routers is None:

@@ -288,7 +288,13 @@ def quantized(s: Any, machine: forge_accel.Accelerator, dtype: Any) -> dict[str,
     """
     if s.adapter.adapter != "qlora":
         return {}
-    machine.quantization(s.adapter.quant_type)
+    try:
+        machine.quantization(s.adapter.quant_type)
+    except forge_accel.AccelError as error:
+        given = f"quant_type={s.adapter.quant_type}"
+        # Whoever left the type of the 4 bits open asked for the adapter.
+        named = f"adapter=qlora ({given})" if s.origins["quant_type"] == "default" else given
+        raise forge_accel.AccelError(str(error).replace(given, named, 1)) from error
     return {"quantization": forge_algos.quantization_config(s.adapter, compute_dtype=dtype)}
 
 

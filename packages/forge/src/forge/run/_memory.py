@@ -80,7 +80,7 @@ def planned_of(
     )
 
 
-def write_plan(plan: MemoryPlan, former: Path, folder: Path, report: Reporter) -> None:
+def write_plan(plan: MemoryPlan, former: Path, folder: Path, report: Reporter, *, dry: bool) -> None:
     """Log a memory plan, and write it to `folder`.
 
     Args:
@@ -88,9 +88,10 @@ def write_plan(plan: MemoryPlan, former: Path, folder: Path, report: Reporter) -
         former: directory of the run, whose measured steps stay where the plan is for the same division.
         folder: gets the file.
         report: gets the lines.
+        dry: whether the answer of a dry run is to say what takes less, and not the log.
 
     """
-    for line in plan.lines():
+    for line in [*plan.lines(), *([] if dry else plan.remedies())]:
         report.note(line)
     about = plan.as_json()
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -164,8 +165,24 @@ class FirstSteps:
         about = json.loads(file.read_text(encoding="utf-8"))
         about["phases"].append(attrs.asdict(phase))
         forge_dist.write_text_atomically(file, json.dumps(about, indent=1) + "\n")
-        against = f"{size(phase.planned)} planned ({phase.planned / measured - 1:+.1%})" if phase.planned else "nothing planned"
-        self._report.note(f"memory: the first steps took {size(measured)}; {against}")
+        self._report.note(measured_line(phase, of_process=type(self._planned.machine).count() == 0))
+
+
+def measured_line(phase: Phase, *, of_process: bool) -> str:
+    """Return in words what the tensors of the first steps took, beside what was planned.
+
+    Args:
+        phase: with both figures.
+        of_process: whether the peak in metrics.jsonl is that of the whole process, as on a CPU.
+
+    """
+    assert phase.measured is not None
+    against = "nothing planned"
+    if phase.planned:
+        # Adding 0 makes 0 of -0.
+        against = f"{size(phase.planned)} planned ({round(phase.planned / phase.measured - 1, 3) + 0.0:+.1%})"
+    process = "; the process holds more, with Python and libraries: memory in metrics.jsonl" if of_process else ""
+    return f"memory: the tensors of the first steps took {size(phase.measured)}; {against}{process}"
 
 
 def held_bytes(models: Iterable[Any], optimizer: Any) -> int:

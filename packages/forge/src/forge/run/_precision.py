@@ -45,7 +45,7 @@ def for_low_precision(s: Any) -> Any:
     elif name != "adamw_8bit":
         raise SettingsError(
             f"weights=bfloat16 with optimizer={name}, which rounds to the nearest and would lose small steps: leave optimizer "
-            "out (adamw_8bit), or train with weights=float32."
+            "out (adamw_8bit, which needs bitsandbytes), or train with weights=float32."
         )
     return s
 

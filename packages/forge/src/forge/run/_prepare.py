@@ -15,7 +15,7 @@ import forge_packing
 from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
-from forge.memory._forecast import forecast
+from forge.memory._changes import forecast
 from forge.memory._memory_plan import MemoryPlan
 from forge.memory._target import Target
 from forge.memory._tokens import choose_checkpointing, choose_tokens
@@ -80,8 +80,8 @@ def prepare(
     Returns:
         As JSON: `finished`; where it is false also `root`, the folder of data and plan, `identity`, for full states, `start`,
         the model that the run starts from, `rows`, the descriptions of rows in memory, and `chosen`, settings that were left
-        open and that only the first rank can choose, each with its value and the reason, and `disk`, the room that it takes,
-        in words.
+        open and that only the first rank can choose, each with its value and the reason, `lacks`, in words what does not fit
+        into memory and what helps, and `disk`, the room that it takes, in words.
 
     Raises:
         SettingsError: the directory holds a run that cannot be resumed with these settings.
@@ -159,7 +159,7 @@ def prepare(
     if memory is None and target is not None and (dry or not is_small(start.path)):
         memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity.known), target)
     if memory is not None:
-        write_plan(memory, out.path, out.root, report)
+        write_plan(memory, out.path, out.root, report, dry=dry)
     return {
         "finished": False,
         "root": str(out.path if out.resuming else out.root),
@@ -167,6 +167,7 @@ def prepare(
         "start": start._asdict(),
         "rows": {setting: getattr(s.data, setting) for setting in rows},
         "chosen": chosen,
+        "lacks": [] if memory is None or memory.fits is not False else [f"{memory.lack}.", *memory.remedies()],
         "disk": _check_room(task, found, start.path, memory, out.path, report, target, identity.known["run"]),
     }
 

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ _OF_RIGHTS = frozenset({errno.EACCES, errno.EPERM})
 _RUN, _COPIES, _EMERGENCY = "ckpt_output_dir", "checkpoint_storage", "emergency_dir"
 _MOMENTS = {"adamw": 2.0, "schedule_free": 2.0, "muon": 1.0, "adamw_8bit": 0.5}
 """Optimizer → numbers of four bytes that it keeps beside each weight, at least."""
+_LESS = (("keep_last_n", 1), ("keep_last_checkpoint_only", True), ("save_dtype", "bfloat16"))
+"""Settings with which a run may take less room: name and value."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,6 +51,10 @@ class Need:
     setting: str = _RUN
     """Setting that names the place."""
 
+    def adds(self, number: int) -> int:
+        """Return the bytes that so many of them add to those that are there."""
+        return max(0, number * self.each - self.there)
+
     def __str__(self) -> str:
         number = f"{self.surely}" if self.surely == self.most else f"{self.surely} to {self.most}"
         return f"{number} {self.what}{'s' * (self.most != 1)} of {size(self.each)}"
@@ -64,12 +71,12 @@ class Disk:
     @property
     def surely(self) -> int:
         """Bytes that the run adds, at the least."""
-        return sum(max(0, need.surely * need.each - need.there) for need in self.needs)
+        return sum(need.adds(need.surely) for need in self.needs)
 
     @property
     def most(self) -> int:
         """Bytes that the run adds, if all is saved that its settings allow."""
-        return sum(max(0, need.most * need.each - need.there) for need in self.needs)
+        return sum(need.adds(need.most) for need in self.needs)
 
     def __str__(self) -> str:
         what = ", ".join(map(str, self.needs))
@@ -83,7 +90,7 @@ class Room:
 
     disks: tuple[Disk, ...]
     remedies: tuple[str, ...]
-    """Settings with which it takes less."""
+    """Settings with which it surely takes less."""
 
     def lines(self) -> list[str]:
         """Return the plan as lines for a person."""
@@ -100,8 +107,9 @@ class Room:
                 ways = f", take less ({', '.join(self.remedies)})" if self.remedies and setting != _EMERGENCY else ""
                 without = "" if setting == _RUN else f", or leave {setting} out"
                 raise RunDirectoryError(
-                    f"{setting} {place}: the disk of {disk.place} has less room than the run takes: {size(disk.surely)} at "
-                    f"its peak ({what}), and {size(disk.free)} are free. Make room{ways}, or give another directory{without}."
+                    f"{setting} {place}: the disk of {disk.place} has less room than the run takes: at least "
+                    f"{size(disk.surely)} at its peak ({what}), and {size(disk.free)} are free. "
+                    f"Make room{ways}, or give another directory{without}."
                 )
 
 
@@ -117,6 +125,24 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
         memory: its memory plan, which knows what trains; None where it has none.
 
     """
+    needs = _needs(s, plan, samples, num_steps, model_path, memory)
+    remedies = []
+    for name, value in _LESS:
+        # Some settings do not go together, which is an error.
+        with suppress(ValueError):
+            less = _needs(s.with_value("checkpoints", name, value), plan, samples, num_steps, model_path, memory)
+            if _surely(less) < _surely(needs):
+                remedies.append(f"{name}={str(value).lower()}")
+    return Room(disks=_by_disk(needs), remedies=tuple(remedies))
+
+
+def _surely(needs: Sequence[Need]) -> int:
+    """Return the bytes that needs add at the least, on whatever disk."""
+    return sum(need.adds(need.surely) for need in needs)
+
+
+def _needs(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: str, memory: MemoryPlan | None) -> list[Need]:
+    """Return the files of known sizes that a run writes; arguments as of `room_of`."""
     path = Path(s.checkpoints.ckpt_output_dir)
     state, export = _sizes(s, model_path, memory)
     surely, most = states_at_once(s, plan, samples, num_steps)
@@ -149,7 +175,7 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
     if s.checkpoints.emergency_dir is not None:
         place = Path(s.checkpoints.emergency_dir)
         needs.append(Need(what="emergency full state", place=place, each=state, surely=1, most=1, setting=_EMERGENCY))
-    return Room(disks=_by_disk([need for need in needs if need.each]), remedies=tuple(_remedies(s, exports[0], export)))
+    return [need for need in needs if need.each]
 
 
 def no_room(error: Exception, path: Path, *, begun: bool = True) -> Exception | None:
@@ -238,18 +264,6 @@ def _sizes(s: Any, model_path: str, memory: MemoryPlan | None) -> tuple[int, int
         weight = getattr(forge_accel, s.device.weights).itemsize
         state = int((weight + 4 * _MOMENTS.get(s.optimizer.optimizer, 0.0)) * (stored // width))
     return state, stored if asked is None else stored // width * getattr(forge_accel, asked).itemsize
-
-
-def _remedies(s: Any, exports: int, export: int) -> Sequence[str]:
-    """List settings with which a run takes less room."""
-    found = []
-    if s.checkpoints.keep_last_n > 1 and not s.checkpoints.keep_last_checkpoint_only:
-        found.append("keep_last_n=1")
-    if exports > 1:
-        found.append("keep_last_checkpoint_only=true")
-    if export and s.checkpoints.save_dtype is None and s.adapter.adapter in ("none", "osft"):
-        found.append("save_dtype=bfloat16")
-    return found
 
 
 def _by_disk(needs: Sequence[Need]) -> tuple[Disk, ...]:
