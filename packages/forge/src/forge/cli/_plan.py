@@ -145,7 +145,12 @@ def _check_fit(longest: int, tokens: int | None) -> None:
 
 
 def _checked_step(step: int, batch_plan: forge_packing.BatchPlan) -> int:
-    """Return the place of a step that is counted from 1. Raises SettingsError where the plan does not have it."""
+    """Return the place of a step that is counted from 1.
+
+    Raises:
+        SettingsError: the plan does not have it.
+
+    """
     if batch_plan.endless:
         if step < 1:
             raise SettingsError(f"step={step} is not in this plan: steps are counted from 1.")
@@ -161,7 +166,7 @@ def _figures(batch_plan: forge_packing.BatchPlan, step: int) -> str:
     found = batch_plan.figures(step)
     return (
         f"step {step + 1}: {counted(found.samples, 'samples')}, {counted(found.tokens, 'tokens')}, micro-batches: "
-        f"{found.micro_batches} a rank (no division has fewer than {found.fewest_micro_batches}), fill {found.fill:.1%}, "
+        f"{found.micro_batches} a rank (at least {found.fewest_micro_batches} are needed), fill {found.fill:.1%}, "
         f"ranks wait {1 - 1 / found.imbalance:.1%} of the time for the slowest"
     )
 
