@@ -145,7 +145,12 @@ def _check_fit(longest: int, tokens: int | None) -> None:
 
 
 def _checked_step(step: int, batch_plan: forge_packing.BatchPlan) -> int:
-    """Return the place of a step that is counted from 1. Raises SettingsError where the plan does not have it."""
+    """Return the place of a step, which is counted from 1.
+
+    Raises:
+        SettingsError: the plan does not have it.
+
+    """
     if batch_plan.endless:
         if step < 1:
             raise SettingsError(f"step={step} is not in this plan: steps are counted from 1.")
