@@ -359,7 +359,7 @@ def test_each_kind_of_verb_has_a_dry_run(verb: str, model_dir: Path, tmp_path: P
     settings = settings_of(verb, model_dir, tmp_path)
     plans: list[Any] = []
     write = _prepare.write_plan
-    monkeypatch.setattr(_prepare, "write_plan", lambda plan, *given: plans.append(plan) or write(plan, *given))
+    monkeypatch.setattr(_prepare, "write_plan", lambda plan, *given, **how: plans.append(plan) or write(plan, *given, **how))
     found = forge.dry_run(getattr(forge, verb), **settings, ckpt_output_dir=tmp_path / "run")
     assert f"forge {verb} would write" in found
     assert plans[0].refused is None
