@@ -17,7 +17,7 @@ import pytest
 import forge
 from forge import SettingsError
 from forge.backends import Backend, Capabilities
-from forge.hub import SFTAlgorithm, TrainingHubCallback, create_algorithm, estimate, osft, sft, translate
+from forge.hub import SFTAlgorithm, TrainingHubCallback, _estimate, create_algorithm, estimate, osft, sft, translate
 from forge.settings._settings import resolve
 
 from .conftest import FRUITS, write_rows
@@ -303,8 +303,11 @@ def test_classes_and_documents(model_dir: Path, chats: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_estimate(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """More tokens take more, LoRA takes less; nothing is printed or left behind."""
+def test_estimate(model_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tokens take more, LoRA takes less, and a step has the optimizer's state; nothing is printed or left behind."""
+    asked: list[tuple[dict[str, Any], str]] = []
+    planned = _estimate._planned
+    monkeypatch.setattr(_estimate, "_planned", lambda *given: asked.append(given) or planned(*given))
     sizes = {
         name: estimate(model_path=str(model_dir), verbose=0, **{"num_gpus": 1, "max_seq_len": 64, "batch_size": 4, **more})
         for name, more in {
@@ -315,6 +318,9 @@ def test_estimate(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
     assert all(0 < step <= worst < must for step, worst, must in sizes.values())
     assert sizes["lora"][0] < sizes["plain"][0] < sizes["long"][0]
+    settings, target = asked[1]
+    first = planned({**settings, "max_steps": 1}, target)
+    assert {phase["name"]: phase["planned"] for phase in first["phases"]}["step"] < sizes["long"][0]
     assert capsys.readouterr().out == ""
     estimate("osft", 1, 2**30, str(model_dir), max_tokens_per_gpu=64)
     assert "it fits" in capsys.readouterr().out

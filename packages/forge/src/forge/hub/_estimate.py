@@ -79,7 +79,9 @@ def estimate(
         "adapter": _METHODS[method],
         "effective_batch_size": rows,
         "max_tokens_per_gpu": tokens,
-        "max_steps": 1,
+        # A first step is made without the state of the optimizer, which later ones hold beside activations.
+        "max_steps": 2,
+        "num_epochs": None,
         **({"unfreeze_rank_ratio": unfreeze_rank_ratio} if method == "osft" else {}),
         **({"lora_r": lora_r} if "lora" in method else {}),
     }
