@@ -39,12 +39,22 @@ def test_what_is_held_out_is_marked_everywhere(store, tmp_path, capsys):
     assert page.count('"heldOut":true') == len(held_out)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"samples": [99]}', '{"samples": [true]}', '{"samples": "0"}'])
+@pytest.mark.parametrize("content", ["{", "[]", "[99]", "[true]", '"0"', "[-1]"])
 def test_a_damaged_file_is_one_error(store, content):
     """By its name, with what to do."""
-    (store.path.parent / "held_out.json").write_text(content)
-    with pytest.raises(StoreError, match=r"held_out\.json .*remove it"):
+    whole = content if content in ("{", "[]") else f'{{"store": "{store.fingerprint}", "samples": {content}}}'
+    (store.path.parent / "train.held_out.json").write_text(whole)
+    with pytest.raises(StoreError, match=r"train\.held_out\.json .*remove it"):
         store.held_out  # noqa: B018 - a property that raises
+
+
+def test_files_of_others_are_not_read(store, small_chats, chatml_tokenizer, write_rows):
+    """Neither rows that somebody calls held out and keeps there, nor what was written of another store in this place."""
+    (store.path.parent / "held_out.json").write_text("rows of somebody")
+    store.split(0.25, seed=3)[1].record_as_held_out()
+    assert store.held_out
+    other = forge_data.prepare(write_rows(small_chats[1:]), chatml_tokenizer, store.path, progress=False)
+    assert other.held_out == frozenset()
 
 
 def test_a_store_of_no_run_has_none(store):

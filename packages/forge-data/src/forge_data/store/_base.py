@@ -211,7 +211,7 @@ class Store:
     def record_as_held_out(self) -> None:
         """Write the indices of this view beside the store, for `show` and `stats` to mark."""
         at = range(self._count) if self._indices is None else self._indices.tolist()
-        write_held_out(self.path, list(at))
+        write_held_out(self.path, self._manifest.fingerprint, list(at))
 
     @property
     def held_out(self) -> frozenset[int]:
@@ -220,9 +220,9 @@ class Store:
         Empty of a store that is of no run, and of a view, whose samples have other numbers.
 
         Raises:
-            StoreError: `held_out.json` is damaged.
+            StoreError: the file with them is damaged.
         """
-        return frozenset() if self._indices is not None else held_out_of(self.path, self._count)
+        return frozenset() if self._indices is not None else held_out_of(self.path, self._manifest.fingerprint, self._count)
 
     def verify(self, *, changed: bool = False) -> None:
         """Read every byte and compare it with the SHA-256 that was taken while writing.

@@ -5,28 +5,33 @@ from pathlib import Path
 
 from forge_data._errors import StoreError
 
-FILE = "held_out.json"
-"""Name of the file, in the folder that the store is in."""
+
+def file_beside(directory: Path) -> Path:
+    """Return where the held-out samples of the store in `directory` are written."""
+    return directory.parent / f"{directory.name}.held_out.json"
 
 
-def write_held_out(directory: Path, samples: list[int]) -> None:
-    """Write the indices of the samples that are held out of the store in `directory`, beside it."""
-    (directory.parent / FILE).write_text(json.dumps({"samples": samples}) + "\n", encoding="utf-8")
+def write_held_out(directory: Path, fingerprint: str, samples: list[int]) -> None:
+    """Write which samples of the store in `directory` are held out, beside it."""
+    file_beside(directory).write_text(json.dumps({"store": fingerprint, "samples": samples}) + "\n", encoding="utf-8")
 
 
-def held_out_of(directory: Path, count: int) -> frozenset[int]:
-    """Read which of the store's `count` samples are held out; none without a file.
+def held_out_of(directory: Path, fingerprint: str, count: int) -> frozenset[int]:
+    """Read which of the store's `count` samples are held out; none without a file, or with one of another store.
 
     Raises:
         StoreError: the file is not one of such indices.
     """
-    file = directory.parent / FILE
+    file = file_beside(directory)
     try:
-        samples = json.loads(file.read_bytes())["samples"]
+        found = json.loads(file.read_bytes())
+        of, samples = found["store"], found["samples"]
     except FileNotFoundError:
         return frozenset()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{file} cannot be read ({error!r}); remove it, and no sample is shown as held out") from error
+    if of != fingerprint:
+        return frozenset()
     if not isinstance(samples, list) or not all(type(index) is int and 0 <= index < count for index in samples):
         raise StoreError(
             f"{file} names samples that {directory} does not have (it has 0 to {count - 1}); remove it, and no sample is shown "
