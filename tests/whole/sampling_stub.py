@@ -29,6 +29,7 @@ class Stub:
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
         self.loaded: list[str] = []
         self.weight_version = "default"
+        self.resets = 0
         self.adapters: dict[str, Any] = {}
         self.lock = threading.Lock()
 
@@ -61,7 +62,8 @@ class Stub:
         return 200, {"status": "resumed"}
 
     def post_reset_prefix_cache(self, _body: Any) -> Any:
-        return 200, {"success": self.fault != "stale prompts"}
+        self.resets += 1
+        return 200, {"success": self.fault != "stale prompts" and (self.fault != "busy" or self.resets % 3 == 0)}
 
     def post_update_weight_version(self, body: Any) -> Any:
         if self.fault != "restarted":

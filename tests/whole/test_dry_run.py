@@ -229,6 +229,19 @@ def test_the_longest_sample_is_the_least_that_is_chosen(roomy: dict[str, Any], t
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, {"max_tokens_per_gpu": 90}])
+def test_fewer_tokens_hold_virtual_tokens_too(
+    more: dict[str, Any], model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan of prompts with an adapter of virtual tokens that does not fit is a plan: what is tried has room for them."""
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = settings_of("grpo", model_dir, tmp_path) | {"adapter": "prefix", "validation_split": 0}
+    del settings["max_tokens_per_gpu"]
+    said = forge.dry_run(forge.grpo, **settings, **more, ckpt_output_dir=tmp_path / "run", machine="0.50001GB")
+    assert "It would not fit into memory" in said
+
+
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_micro_batches(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen once by the memory plan and recorded with its reason; kept whatever memory there is when it is resumed."""
     monkeypatch.setattr(_memory, "_SMALL", 0)

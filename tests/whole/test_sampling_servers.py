@@ -117,6 +117,13 @@ def test_choices_in_another_order_are_put_in_theirs(model_dir: Path, folder: Pat
 
 
 @pytest.mark.slow
+def test_a_cache_that_is_busy_is_reset_again(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """vLLM refuses to forget prompts while transfers go on, and says that callers may ask again."""
+    _, stub = run(model_dir, folder, tmp_path / "out", "vllm", fault="busy", max_steps=1)
+    assert stub.resets == 3
+
+
+@pytest.mark.slow
 def test_a_gap_weighs_the_advantages(model_dir: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A gap of 0.05 a token is under the limit, and above the one from which advantages are weighed by exp(0.05).
     A line says so once, and none where they are not weighed.

@@ -26,7 +26,7 @@ def test_a_run_of_one_row_is_told_in_the_singular(model_dir: Path, tmp_path: Pat
     assert main([*words.split(), "--effective-batch-size", "1"]) == 0
     said = capsys.readouterr()
     assert main(["data", "stats", str(run / "data" / "train")]) == 0
-    assert main(["plan", str(run), "--step", "0", "--draw", str(tmp_path / "plan.html")]) == 0
+    assert main(["plan", str(run), "--step", "1", "--draw", str(tmp_path / "plan.html")]) == 0
     counts = capsys.readouterr().out
     texts = [said.out, said.err, counts]
     for page in (run / "report.html", tmp_path / "plan.html"):

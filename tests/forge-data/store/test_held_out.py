@@ -61,3 +61,11 @@ def test_a_store_of_no_run_has_none(store):
     """Without the file nothing is held out, and the table does not speak of it."""
     assert "held out" not in str(stats(store))
     assert json.loads(json.dumps(stats(store).as_dict()))["held_out"] == 0
+
+
+def test_it_is_known_however_the_store_is_opened(store, tmp_path, monkeypatch):
+    """By `.`, and through a link of another name."""
+    store.split(0.25, seed=3)[1].record_as_held_out()
+    (tmp_path / "linked").symlink_to(store.path)
+    monkeypatch.chdir(store.path)
+    assert {forge_data.TokenStore.open(place).held_out for place in (".", tmp_path / "linked")} == {store.held_out}

@@ -96,7 +96,7 @@ class Rows:
         (Rows("new", 7, 5, 4), r"\(1 of 3 differ, first rows\.jsonl:2\)"),
         (Rows("new", 1, 5, 9), r"\(3 of 3 differ, first rows\.jsonl:1\)"),
         (Rows("new", 7, 8), r"\(3 samples then, 2 now\)"),
-        (Rows("new", 7, 8, 4), r"\(of the same tokens others are learned\)"),
+        (Rows("new", 7, 8, 4), r"\(the same token ids, but other labels, weights or further columns\)"),
     ],
 )
 def test_other_rows_are_counted(now: Rows, difference: str, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def run(argv: Sequence[str] | None = None, prog: str = "forge-data") -> int:
 def _parsed(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
     """Parse words; samples may stand behind options, where argparse by itself takes none."""
     words, left = _parser(prog).parse_known_args(argv)
+    left = [word for word in left if word != "--"]
     if left and hasattr(words, "samples") and all(word[:1] != "-" or word[1:2].isdigit() for word in left):
         words.samples += left
     elif left:

@@ -8,6 +8,8 @@ from forge_data._errors import StoreError
 
 def file_beside(directory: Path) -> Path:
     """Return where the held-out samples of the store in `directory` are written."""
+    # By its own name, however it is opened: as `.`, or through a link.
+    directory = directory.resolve()
     return directory.parent / f"{directory.name}.held_out.json"
 
 
@@ -17,7 +19,9 @@ def write_held_out(directory: Path, fingerprint: str, samples: list[int]) -> Non
 
 
 def held_out_of(directory: Path, fingerprint: str, count: int) -> frozenset[int]:
-    """Read which of the store's `count` samples are held out; none without a file, or with one of another store.
+    """Read which of the store's `count` samples are held out.
+
+    None are without a file, or with one of another store.
 
     Raises:
         StoreError: the file is not one of such indices.
@@ -28,7 +32,7 @@ def held_out_of(directory: Path, fingerprint: str, count: int) -> frozenset[int]
         of, samples = found["store"], found["samples"]
     except FileNotFoundError:
         return frozenset()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"{file} cannot be read ({error!r}); remove it, and no sample is shown as held out") from error
     if of != fingerprint:
         return frozenset()

@@ -166,7 +166,7 @@ def _figures(batch_plan: forge_packing.BatchPlan, step: int) -> str:
     found = batch_plan.figures(step)
     return (
         f"step {step + 1}: {counted(found.samples, 'samples')}, {counted(found.tokens, 'tokens')}, micro-batches: "
-        f"{found.micro_batches} a rank (at least {found.fewest_micro_batches} are needed), fill {found.fill:.1%}, "
+        f"{found.micro_batches} a rank (of at least {found.fewest_micro_batches}), fill {found.fill:.1%}, "
         f"ranks wait {1 - 1 / found.imbalance:.1%} of the time for the slowest"
     )
 

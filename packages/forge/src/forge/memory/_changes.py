@@ -12,6 +12,7 @@ import attrs
 import forge_accel
 import forge_algos
 import forge_dist
+import forge_packing
 from forge.memory._forecast import Rehearsed, largest_micro_batch, plan_of
 from forge.memory._memory_plan import Change, MemoryPlan
 from forge.memory._planned import Planned
@@ -49,7 +50,7 @@ def with_changes(made: MemoryPlan, planned: Planned, target: Target) -> MemoryPl
     for setting, cost, other in _changes(planned):
         try:
             tried = plan_of(Rehearsed.of(other, target), target)
-        except (forge_algos.ForgeAlgosError, forge_dist.ForgeDistError):
+        except (forge_algos.ForgeAlgosError, forge_dist.ForgeDistError, forge_packing.PackingError):
             continue
         if tried.most is not None and tried.most.planned < made.most.planned:
             found.append(Change(setting=setting, cost=cost, planned=tried.most.planned, fits=tried.fits is True))
@@ -65,10 +66,10 @@ def _changes(planned: Planned) -> Iterator[tuple[str, str, Planned]]:
 
     if (tokens := _fewer_tokens(planned)) < s.plan.max_tokens_per_gpu:
         also = ", and completions in smaller batches" if isinstance(planned.train, Prompts) else ""
-        other = attrs.evolve(
-            run_with("plan", "max_tokens_per_gpu", tokens), plan=planned.plan.reshape(max_tokens=tokens * s.strategy.cp_size)
-        )
-        yield f"max_tokens_per_gpu={tokens}", f"the same steps in more, smaller micro-batches{also}", other
+        with suppress(forge_packing.PackingError):
+            smaller = planned.plan.reshape(max_tokens=tokens * s.strategy.cp_size)
+            other = attrs.evolve(run_with("plan", "max_tokens_per_gpu", tokens), plan=smaller)
+            yield f"max_tokens_per_gpu={tokens}", f"the same steps in more, smaller micro-batches{also}", other
     for kind, cost in _CHECKPOINTING if s.strategy.activation_checkpointing == "none" else ():
         yield f"activation_checkpointing={kind}", cost, run_with("strategy", "activation_checkpointing", kind)
     if s.optimizer.optimizer == "adamw" and find_spec("bitsandbytes"):
@@ -87,8 +88,8 @@ def _changes(planned: Planned) -> Iterator[tuple[str, str, Planned]]:
 def _fewer_tokens(planned: Planned) -> int:
     """Return half of the tokens of the largest micro-batch, or the longest sample's."""
     s = planned.settings
+    longest = max(int(places(s, part).max()) for part in (planned.train, planned.held_out) if part is not None)
     if isinstance(planned.train, Prompts):
-        return max(int(planned.train.lengths.max()), s.plan.max_tokens_per_gpu // 2)
+        return max(longest, s.plan.max_tokens_per_gpu // 2)
     worst, _ = largest_micro_batch(planned.plan)
-    parts = [places(s, part).max() for part in (planned.train, planned.held_out) if part is not None]
-    return -(-max(planned.plan.places(worst[: (len(worst) + 1) // 2]), *map(int, parts)) // s.strategy.cp_size)
+    return -(-max(planned.plan.places(worst[: (len(worst) + 1) // 2]), longest) // s.strategy.cp_size)

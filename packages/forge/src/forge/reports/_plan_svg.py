@@ -59,7 +59,7 @@ def step_words(plan: forge_packing.BatchPlan, step: int) -> tuple[str, str]:
     each = f"{found.micro_batches:,} micro-batch" + ("" if found.micro_batches == 1 else "es")
     return (
         f"Step {step + 1}: {counted(found.samples, 'samples')}, {counted(found.tokens, 'tokens')}",
-        f"{each} on each rank (at least {found.fewest_micro_batches:,} are needed), "
+        f"{each} on each rank (of at least {found.fewest_micro_batches:,}), "
         f"{found.fill:.1%} full. {slowest} Hatched: a rank waits for the slowest. Dashed: where the step would end at the "
         f"earliest. Point at a bar for its figures.{shown}",
     )

@@ -100,7 +100,7 @@ def _difference(then: Any, now: Any) -> str:
     (samples, digests), (_, others) = now.units(), then.units()
     differ = (digests != others).nonzero()[0]
     if not len(differ):
-        return "of the same tokens others are learned"
+        return "the same token ids, but other labels, weights or further columns"
     return f"{len(differ):,} of {len(samples):,} differ, first {now.source(int(samples[differ[0], 0]))}"
 
 

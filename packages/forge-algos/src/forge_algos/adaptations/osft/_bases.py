@@ -215,8 +215,9 @@ def decompose_inputs(weight: torch.Tensor, inputs: Inputs, *, protected: int) ->
     d = min(W.shape)
     values, given = (part.flip(-1) for part in torch.linalg.eigh(C))
     if len(W) > len(C):
-        # The left singular vectors of W C^½: its d columns are all that is asked of N, at a fraction of their cost.
-        put_out = torch.linalg.svd(W @ (given * values.clamp_min(0).sqrt()), full_matrices=False).U
+        # With W = Q R it is Q (R C Rᵀ) Qᵀ: d of N eigenvectors are all that is asked for, at a fraction of the cost.
+        Q, R = torch.linalg.qr(W)
+        put_out = Q @ torch.linalg.eigh(R @ C @ R.T).eigenvectors.flip(-1)
     else:
         put_out = torch.linalg.eigh(W @ C @ W.T).eigenvectors.flip(-1)
     left, right = (given, put_out) if inputs.transposed else (put_out, given)

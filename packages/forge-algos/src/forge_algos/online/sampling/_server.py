@@ -5,6 +5,7 @@ both can read. What a route is called and takes is compared with the released se
 """
 
 import json
+import time
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
@@ -26,6 +27,9 @@ _WHOLE = {
     "frequency_penalty": 0.0,
 }
 """The whole distribution. All are given, since a server takes what is left out from the model's generation settings."""
+
+_RESETS, _BETWEEN_RESETS = 5, 0.5
+"""Attempts to reset vLLM's cache of prompts, and the seconds between them."""
 
 
 class Drawn(NamedTuple):
@@ -249,14 +253,24 @@ class VLLM(Server):
         self.ask("/pause?mode=wait", {})
         try:
             self.tell("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": directory}})
-            if self.ask("/reset_prefix_cache", {}).get("success") is not True:
-                raise RolloutError(
-                    f"vLLM at {self.url} did not forget what it computed of prompts with the former weights: another run uses "
-                    "it; give each run a server of its own"
-                )
+            self._forget_prompts()
             self.ask("/update_weight_version", {"new_version": version})
         finally:
             self.ask("/resume", {})
+
+    def _forget_prompts(self) -> None:
+        """Drop what was computed of prompts with former weights.
+
+        vLLM refuses while a transfer of its caches goes on.
+        """
+        for attempt in range(_RESETS):
+            time.sleep(attempt and _BETWEEN_RESETS)
+            if self.ask("/reset_prefix_cache", {}).get("success") is True:
+                return
+        raise RolloutError(
+            f"vLLM at {self.url} did not forget what it computed of prompts with the former weights, asked {_RESETS} times: "
+            "transfers of its caches go on, or another run uses it; start it without offloading, and one for each run"
+        )
 
     def load_adapter(self, directory: str, version: str, former: str | None) -> None:
         # vLLM answers these two with a sentence.
