@@ -72,8 +72,9 @@ def test_a_full_disk_is_an_error(recipe: Path, capsys: pytest.CaptureFixture[str
     monkeypatch.setattr("forge.saving._room.shutil.disk_usage", lambda _: type("Usage", (), {"free": 3})())
     for words in (["--dry-run"], ["--dry-run", "--cluster"], []):
         assert main(["sft", str(recipe), *words]) == 2
-        assert "has less room than the run takes: 0." in (printed := capsys.readouterr().err)
-        assert "take less (--keep-last-n 1" in printed
+        assert "has less room than the run takes: at least 0." in (printed := capsys.readouterr().err)
+        # One state is saved surely: to keep one helps nothing.
+        assert "take less (--save-dtype bfloat16)" in printed
 
 
 def test_memory_that_does_not_suffice_is_an_error_where_it_is_known(recipe: Path) -> None:

@@ -63,8 +63,10 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
             from forge.run._dry_run import NO_MEMORY
 
             if said := rehearse(task, s, target=for_, cluster=cluster):
-                # What other backends answer with are values of their own trainers' settings, which have no flags here.
-                print(as_flags(said, named) if s.backend.backend == FORGE else said)
+                # What other backends answer with are values of their own trainers' settings, which have no flags here. A line
+                # that begins with `cluster:` is of the nodes, not of the flag.
+                flags = {name: flag for name, flag in named.items() if name != "cluster"}
+                print(as_flags(said, flags) if s.backend.backend == FORGE else said)
             # Whoever asks in a script whether a run fits reads the status.
             return 2 if NO_MEMORY in said and not cluster else 0
         from forge.backends._train import train
