@@ -158,6 +158,7 @@ for _name, _shape, _tokens, _how in (
     ("full_8b", "8b", 8_192, {"optimizer": "adamw_8bit", "compiled": True}),
     ("full_8b_sharded", "8b", 8_192, {"sharded": True, "optimizer": "adamw_8bit", "compiled": True}),
     ("full_8b_checkpointed", "8b", 16_384, {**_AGAIN, "optimizer": "adamw_8bit", "compiled": True}),
+    ("full_8b_long", "8b", 16_384, {"optimizer": "adamw_8bit", "compiled": True}),
     ("full_8b_adamw", "8b", 8_192, _AGAIN),
     ("full_8b_bf16", "8b", 8_192, _BF16),
     ("full_8b_bf16_compiled", "8b", 8_192, {**_BF16, "compiled": True}),
@@ -180,25 +181,64 @@ for _name, _shape, _tokens, _how in (
     check("speed")(_run)
 
 
-@check("speed")
-def profile(here: Here) -> tuple[None, dict[str, Any]]:
-    """Show where a 1B step's time goes: operators by their own time, and how many there are."""
+KINDS = {
+    "products": ("nvjet", "gemm", "cutlass", "cublas", "splitk"),
+    "attention": ("flash", "fmha", "cudnn"),
+    "optimizer": ("multi_tensor", "adam", "foreach", "8bit"),
+    "compiled": ("triton",),
+    "4 bits": ("dequantize", "kgemm_4bit"),
+}
+"""Parts of kernels' names, by what a kernel does; what has none of them is `rest`."""
+
+
+def _profiled(here: Here, shape: str, tokens: int, **how: Any) -> dict[str, Any]:
+    """Return the milliseconds of a step's kernels, by kind and by name, beside the step's own."""
     import torch
     from torch.profiler import ProfilerActivity
 
-    model = here.model("1b", dtype=torch.float32)
-    rows = here.rows("1b", here.lengths(16_384))
-    loop = here.train(model, ([packed(rows)] for _ in range(9)))
-    next(loop)
+    from forge_accel import CompiledBlocks
+    from forge_algos import AdapterSettings, OptimizerSettings, adapt, repeated_blocks
+
+    model = here.model(shape, dtype=here.dtype if how.get("lora") else torch.float32, layers=how.get("layers"))
+    settings = OptimizerSettings(optimizer=how.get("optimizer", "adamw"), learning_rate=1e-5, lr_scheduler="constant")
+    adapter = AdapterSettings(adapter="lora", lora_r=16, lora_alpha=32.0)
+    adaptation = adapt(model, adapter) if how.get("lora") else None
+    trained = model if adaptation is None else adaptation.model
+    CompiledBlocks(repeated_blocks(trained), backend="aot_eager" if here.toy else "inductor")
+    rows = here.rows(shape, here.lengths(tokens))
+    loop = here.train(trained, ([packed(rows)] for _ in range(9)), settings=settings, adaptation=adaptation)
+    for _ in range(1 if here.toy else 3):
+        next(loop)
+    here.machine.synchronize()
     activities = set(torch.profiler.supported_activities()) or {ProfilerActivity.CPU}
     with torch.profiler.profile(activities=activities) as recorded:
+        began = time.perf_counter()
         next(loop)
         here.machine.synchronize()
+        wall = time.perf_counter() - began
     loop.close()
-    averages = recorded.key_averages()
-    on_device = any(each.self_device_time_total for each in averages)
-    own = sorted(averages, key=lambda e: -(e.self_device_time_total if on_device else e.self_cpu_time_total))[:18]
-    top = [
-        [e.key[:60], e.count, round((e.self_device_time_total if on_device else e.self_cpu_time_total) / 1e3, 2)] for e in own
-    ]
-    return None, {"top_ms": top, "calls": sum(each.count for each in averages)}
+    spent: dict[str, list[float]] = {}
+    for event in recorded.events():
+        on_device = str(event.device_type).endswith("CUDA")
+        if on_device or not here.gpu:
+            each = spent.setdefault(event.name[:90], [0, 0.0])
+            each[0] += 1
+            each[1] += (event.self_device_time_total if on_device else event.self_cpu_time_total) / 1e3
+    kinds = dict.fromkeys([*KINDS, "rest"], 0.0)
+    for name, (_, ms) in spent.items():
+        kind = next((kind for kind, parts in KINDS.items() if any(part in name.lower() for part in parts)), "rest")
+        kinds[kind] += ms
+    top = sorted(([name, count, round(ms, 2)] for name, (count, ms) in spent.items()), key=lambda each: -each[2])[:40]
+    facts = {"step_ms": round(wall * 1e3, 1), "kernels_ms": round(sum(kinds.values()), 1), "kernels": len(spent)}
+    return {**facts, "kinds_ms": {kind: round(ms, 1) for kind, ms in kinds.items()}, "top_ms": top}
+
+
+@check("speed")
+def profile(here: Here) -> tuple[None, dict[str, Any]]:
+    """Show where the time of steps with compiled blocks goes: a 1B model, and eight layers of an 8B, full and LoRA."""
+    cases: dict[str, dict[str, Any]] = {
+        "full_1b": {"shape": "1b", "tokens": 16_384},
+        "full_8b, 8 layers": {"shape": "8b", "tokens": 8_192, "layers": 8, "optimizer": "adamw_8bit"},
+        "lora_8b, 8 layers": {"shape": "8b", "tokens": 8_192, "layers": 8, "lora": True},
+    }
+    return None, {name: _profiled(here, **how) for name, how in cases.items()}

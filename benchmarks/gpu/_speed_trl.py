@@ -95,3 +95,9 @@ def trl_full_1b_liger(here: Here) -> tuple[None, dict[str, Any]]:
 def trl_lora_8b(here: Here) -> tuple[None, dict[str, Any]]:
     """Measure TRL's LoRA on an 8B model."""
     return trl_side(here, "8b", 8_192, lora=True, liger=False)
+
+
+@check("speed")
+def trl_lora_8b_liger(here: Here) -> tuple[None, dict[str, Any]]:
+    """Measure TRL's LoRA on an 8B model with Liger's kernels."""
+    return trl_side(here, "8b", 8_192, lora=True, liger=True)
