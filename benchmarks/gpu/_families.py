@@ -2,10 +2,10 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from functools import partial
+from multiprocessing import TimeoutError, get_context  # noqa: A004 - what a pool raises
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ FAMILIES_A_PROCESS = 16
 """A new process costs what the device takes to open; one of whose kernels failed answers nothing more."""
 
 
-SECONDS = 130.0
-"""What has not been answered then is said to be unasked."""
+SECONDS = 100.0
+"""What has not been answered then, nor alone in half of that, is said to be unasked."""
 
 
 @check("right")
@@ -30,10 +30,10 @@ def families(here: Here) -> tuple[bool, dict[str, Any]]:
     from family_configs import model_types
 
     types = list(TOY if here.toy else model_types())
-    found = _asked(types, here.machine.name)
+    found = _asked(types, here.machine.name, SECONDS)
     # A process that a kernel's error has broken answers for others too: whatever failed is asked once more, alone.
-    failed = [name for name, answers in found.items() if any(answer["ok"] is False for answer in answers.values())]
-    found |= _asked(failed, here.machine.name, alone=True)
+    good = {name for name, answers in found.items() if all(answer["ok"] is not False for answer in answers.values())}
+    found |= _asked([name for name in types if name not in good], here.machine.name, SECONDS / 2, alone=True)
     wrong = {
         name: {asked: answer["says"] for asked, answer in answers.items() if answer["ok"] is False}
         for name, answers in found.items()
@@ -54,28 +54,25 @@ def families(here: Here) -> tuple[bool, dict[str, Any]]:
     return not wrong and not facts["unasked"], facts
 
 
-def _asked(types: Iterable[str], device: str, *, alone: bool = False) -> dict[str, Any]:
+def _asked(types: Iterable[str], device: str, seconds: float, *, alone: bool = False) -> dict[str, Any]:
     """Ask about each type, in as many processes as there are cores less one; what takes too long is left out."""
-    workers, found = max(1, min(12, (os.cpu_count() or 2) - 1)), {}
+    workers, found, last = max(1, min(12, (os.cpu_count() or 2) - 1)), {}, time.monotonic() + seconds
     context = get_context("forkserver")
     # What opens no device: bitsandbytes does when it is imported, and so PEFT.
     context.set_forkserver_preload(["_families", "torch", "transformers", "forge"])
-    pool = ProcessPoolExecutor(workers, context, max_tasks_per_child=1 if alone else FAMILIES_A_PROCESS)
-    running = {pool.submit(_family, name, device): name for name in types}
-    try:
-        for done in as_completed(running, timeout=SECONDS):
-            try:
-                found[running[done]] = done.result()
-            except BrokenProcessPool as error:
-                found[running[done]] = {"built": {"ok": True}, "numbers": {"ok": False, "says": str(error)}}
-    except TimeoutError:
-        pass
-    pool.shutdown(cancel_futures=True)
-    return found
+    # Leaving the pool ends its processes, also one that has not answered.
+    with context.Pool(workers, maxtasksperchild=1 if alone else FAMILIES_A_PROCESS) as pool:
+        answers = pool.imap_unordered(partial(_family, device=device), types)
+        try:
+            while True:
+                name, answer = answers.next(timeout=max(0.0, last - time.monotonic()))
+                found[name] = answer
+        except (StopIteration, TimeoutError):
+            return found
 
 
-def _family(name: str, device: str) -> dict[str, Any]:
-    """Ask about one type; its answers."""
+def _family(name: str, device: str) -> tuple[str, dict[str, Any]]:
+    """Ask about one type; its name and its answers."""
     import tempfile
     import warnings
 
@@ -86,4 +83,4 @@ def _family(name: str, device: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     family_check.DEVICE = device
     with tempfile.TemporaryDirectory() as home:
-        return family_check.check(name, Path(home), ASKED)
+        return name, family_check.check(name, Path(home), ASKED)

@@ -110,6 +110,26 @@ def liger(here: Here) -> tuple[bool | None, dict[str, Any]]:
 
 
 @check("right")
+def adamw_8bit(here: Here) -> tuple[bool | None, dict[str, Any]]:
+    """Compare the kernel of AdamW with moments in 8 bits with AdamW, and its time with that of bitsandbytes' kernel."""
+    from unittest.mock import patch
+
+    from forge_algos.optimizers import _adamw_8bit
+
+    if not here.gpu:
+        return None, {"skipped": "the kernel is Triton's, for CUDA"}
+    facts: dict[str, Any] = {"agrees": _adamw_8bit.kernel_agrees(str(here.device))}
+    for name, dtype in (("float32", here.torch.float32), ("bfloat16", here.dtype)):
+        weight = here.torch.nn.Parameter(here.torch.randn(14_336, 4096, device=here.device).to(dtype))
+        weight.grad = here.torch.randn_like(weight) * 0.01
+        for side, used in (("ours", True), ("bitsandbytes", False)):
+            with patch.object(_adamw_8bit, "_has_kernel", lambda _, used=used: used):
+                optimizer = _adamw_8bit.AdamW8bit([{"params": [weight]}], lr=1e-5, betas=(0.9, 0.95), eps=1e-8)
+                facts[f"{name}, {side}, ms"] = round(1e3 * _seconds(here, optimizer.step), 3)
+    return facts["agrees"], facts
+
+
+@check("right")
 def waits(here: Here) -> tuple[bool, dict[str, Any]]:
     """Count how often the host reads a number of the device in a step of three micro-batches: once a step is the claim."""
     from torch.utils._python_dispatch import TorchDispatchMode

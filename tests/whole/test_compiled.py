@@ -90,8 +90,10 @@ def test_what_compiles_by_itself_says_why_and_warns_of_nothing(
         assert "compile: blocks: measured to win" in log(tmp_path / name)
         assert "compile: the blocks run uncompiled" in log(tmp_path / name)
         assert ("WARNING: compile" in log(tmp_path / name)) == bool(more)
-    sft({**given, **LORA, "ckpt_output_dir": str(tmp_path / "lora"), "max_steps": 1})
-    assert "compile: " not in log(tmp_path / "lora")
+    for adapter in ("lora", "dora"):
+        sft({**given, **LORA, "adapter": adapter, "ckpt_output_dir": str(tmp_path / adapter), "max_steps": 1})
+        # With LoRA it was measured to win too, with DoRA it was not measured.
+        assert ("compile: " in log(tmp_path / adapter)) == (adapter == "lora")
 
 
 @pytest.mark.lane

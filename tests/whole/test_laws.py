@@ -20,15 +20,19 @@ DEVICES = re.compile(r"\b(cuda|nccl|hpu|hccl|mps|xpu|xccl|npu|rocm|rccl)\b", re.
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 UNSAFE_CALLS = {"torch.load", "eval", "exec", "os.system", "yaml.unsafe_load", "yaml.full_load"}
 FIRST_LINE = 90
+WITH_TORCH = {"triton"}
+"""Comes with torch's builds for GPUs and can be declared for no others: imported where it is used, as an extra is.
+A file of kernels, `*_kernel.py`, begins with it, and is imported so itself."""
 
 
-def undeclared_imports(package: Package, tree: ast.Module) -> Iterator[str]:
+def undeclared_imports(package: Package, tree: ast.Module, *, kernels: bool = False) -> Iterator[str]:
     """Imports of anything but the package itself, the standard library and what it declares (extras only where deferred)."""
-    own = sys.stdlib_module_names | {"__future__", package.import_name} | package.required
+    own = sys.stdlib_module_names | {"__future__", package.import_name} | package.required | (WITH_TORCH if kernels else set())
+    optional = package.optional | (WITH_TORCH if "torch" in package.required else set())
     for found in imports(tree):
-        if found.name in own or (found.name in package.optional and found.deferred):
+        if found.name in own or (found.name in optional and found.deferred):
             continue
-        why = "an extra, imported at module level" if found.name in package.optional else "declared nowhere"
+        why = "an extra, imported at module level" if found.name in optional else "declared nowhere"
         yield f"{found.line}: {found.name} ({why})"
 
 
@@ -98,7 +102,23 @@ def test_a_leaf_imports_no_other_package(folder: str) -> None:
 def test_a_package_imports_only_what_it_declares(folder: str) -> None:
     """Whatever a package imports, its pyproject.toml declares; an extra is imported only where it is used."""
     package = PACKAGES[folder]
-    assert [f"{s.where}:{line}" for s in package.sources for line in undeclared_imports(package, s.tree)] == []
+    found = ((s.where, undeclared_imports(package, s.tree, kernels=is_of_kernels(s.where))) for s in package.sources)
+    assert [f"{where}:{line}" for where, lines in found for line in lines] == []
+
+
+def is_of_kernels(where: str) -> bool:
+    """Return whether a file holds Triton's kernels."""
+    return where.endswith("_kernel.py")
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_files_of_kernels_are_imported_where_they_are_used(folder: str) -> None:
+    """Without Triton a package is imported all the same."""
+    nodes_of = ((s.where, node) for s in PACKAGES[folder].sources for node in s.tree.body)
+    at_import = [
+        where for where, node in nodes_of if isinstance(node, ast.ImportFrom) and is_of_kernels(f"{node.module or ''}.py")
+    ]
+    assert at_import == []
 
 
 @pytest.mark.parametrize("folder", ["forge-data", "forge-packing"])
@@ -198,6 +218,19 @@ def test_only_first_lines_are_measured(text: str) -> None:
 def test_the_import_scan_finds_what_is_planted(planted: str, allowed: bool) -> None:
     """The import law tells a declared import from an undeclared one, wherever it is."""
     assert (not list(undeclared_imports(PACKAGES["forge-packing"], ast.parse(planted)))) is allowed
+
+
+@pytest.mark.parametrize(
+    ("folder", "planted", "allowed"),
+    [
+        ("forge-algos", "def f():\n    import triton.language", True),
+        ("forge-algos", "import triton", False),
+        ("forge-packing", "def f():\n    import triton", False),
+    ],
+)
+def test_what_comes_with_torch_is_imported_where_it_is_used(folder: str, planted: str, allowed: bool) -> None:
+    """Triton is there for packages that declare torch, and never at module level."""
+    assert (not list(undeclared_imports(PACKAGES[folder], ast.parse(planted)))) is allowed
 
 
 def test_the_facade_declares_every_leaf() -> None:

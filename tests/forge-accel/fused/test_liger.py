@@ -1,6 +1,6 @@
 """Liger's kernels against torch's own layers, interpreted by Triton on a CPU: outputs and gradients of whole small models.
 
-Run by `hatch run liger:test`, whose environment holds liger-kernel and Triton. The interpreter has no library of device
+Run by `hatch run triton:test`, whose environment holds liger-kernel and Triton. The interpreter has no library of device
 functions: `rsqrt` and `tanh`, which Liger takes from there, are written out here. It computes with the bits of bfloat16 as
 with whole numbers; here it widens, computes in float32 and rounds, as a GPU does. What is taken and what is left is tested
 with a stand-in for Liger's functions too, which needs neither.
@@ -28,7 +28,7 @@ def interpreted(test):
     there = os.environ.get("TRITON_INTERPRET") == "1" and all(
         importlib.util.find_spec(name) is not None for name in ("liger_kernel", "triton", "transformers")
     )
-    reason = "needs liger-kernel, triton and TRITON_INTERPRET=1: hatch run liger:test"
+    reason = "needs liger-kernel, triton and TRITON_INTERPRET=1: hatch run triton:test"
     return pytest.mark.lane(pytest.mark.usefixtures("device_functions")(pytest.mark.skipif(not there, reason=reason)(test)))
 
 

@@ -124,7 +124,7 @@ def test_one_kernel_has_the_same_bits(traced):
         for number, key in enumerate((0, 1, 2**31, 2**32 - 1)):
             exact = torch.randn(rows, columns)
             into = torch.empty(rows, columns, dtype=torch.bfloat16)
-            compiled(into, exact.clone(), number, *_rounding._keys(key))
+            compiled(into, exact.clone(), number, *_rounding.keys_of_places(key))
             assert torch.equal(into, rounded(exact, first_row=number, key=key))
     assert len(traced) <= 3
 

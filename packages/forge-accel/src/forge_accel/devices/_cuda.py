@@ -255,7 +255,8 @@ class CUDAAccelerator(Accelerator):
         """Choose the backend of `torch.compile`; by default blocks are compiled, which wins."""
         if requested != "auto":
             return super().compiling(requested)
-        return Choice(INDUCTOR, "blocks: one graph for all blocks of a kind; on an H200 a 1B model trained 1.3 times as fast")
+        won = "on an H200 a 1B model trained 1.3 times as fast, LoRA on an 8B model 1.27 times"
+        return Choice(INDUCTOR, f"blocks: one graph for all blocks of a kind; {won}")
 
     def library_bytes(self) -> int:
         """Measure cuBLAS' workspaces: the forward's thread has one, the backward's another."""

@@ -1,12 +1,17 @@
-"""AdamW with its moments in 8 bits: bitsandbytes' kernels over rows, whole or divided.
+"""AdamW with its moments in 8 bits: kernels over rows, whole or divided.
+
+On GPUs a kernel of our own where Triton has it (`_adamw_8bit_kernel`), bitsandbytes' kernels otherwise.
 
 bitsandbytes' own optimizer counts blocks of 256 numbers through a tensor, and takes none that is divided. Here no block crosses
 a row: a rank that holds some rows of a matrix has their blocks whole, so that a run's numbers, and its saved state, are the
-same on any number of ranks. Where rows are a multiple of 256 wide, the steps have the bits of bitsandbytes' optimizer.
+same on any number of ranks. Where rows are a multiple of 256 wide, its kernels' steps have the bits of its optimizer.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from forge_algos._errors import MissingPackageError, OptimizerError
 from forge_algos.optimizers._closure import OneByOne
-from forge_algos.optimizers._rounding import round_stochastically_, rounding_key
+from forge_algos.optimizers._rounding import keys_of_places, round_stochastically_, rounding_key
 
 BLOCK = 256
 """Numbers of a row that share a scale."""
@@ -90,10 +95,14 @@ class AdamW8bit(OneByOne):
         first, count = _rows_here(parameter)
         if not count:
             return  # of a matrix with fewer rows than ranks
-        weight, grad = _matrix(parameter, count), _matrix(gradient, count)
+        weight, grad = _matrix(parameter, count), _matrix(gradient, count).contiguous()
         moments = [_matrix(state[key], count) for key in ("state1", "state2")]
         scales = [_matrix(state[key], count) for key in ("absmax1", "absmax2") if key in state]
         key = rounding_key(self._seed, self._numbers[parameter], state["step"])
+        if scales and weight.is_contiguous() and _has_kernel(weight.device):
+            values = self._quantiles(weight.device)
+            _move_at_once(weight, grad, *moments, *scales, *values, *_rates(state["step"], group), first, *keys_of_places(key))
+            return
         numbers = _AT_ONCE_ON_A_CPU if weight.device.type == "cpu" else _AT_ONCE
         at_once = max(1, numbers // weight.shape[1]) if self._copies(weight, scales) else count
         for start in range(0, count, at_once):
@@ -194,6 +203,91 @@ class AdamW8bit(OneByOne):
             raise OptimizerError(f"{refusal}: {error}. {remedy}") from error
         if not moved:
             raise OptimizerError(f"{refusal}: a step moves nothing. {remedy}")
+
+
+def _rates(step: int, group: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the numbers of a step, as `_adamw_8bit_kernel.launch` takes them."""
+    (beta1, beta2), rate = group["betas"], float(group["lr"])
+    decay = 1 - rate * group["weight_decay"]
+    return beta1, beta2, group["eps"], rate / (1 - beta1**step), math.sqrt(1 - beta2**step), decay
+
+
+@torch.library.custom_op("forge_algos::adamw_8bit", mutates_args={"weight", "code1", "code2", "scale1", "scale2"})
+def _move_at_once(
+    weight: torch.Tensor,
+    grad: torch.Tensor,
+    code1: torch.Tensor,
+    code2: torch.Tensor,
+    scale1: torch.Tensor,
+    scale2: torch.Tensor,
+    values1: torch.Tensor,
+    values2: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    rate: float,
+    correction: float,
+    decay: float,
+    first_row: int,
+    row_key: int,
+    column_key: int,
+) -> None:
+    from forge_algos.optimizers._adamw_8bit_kernel import launch
+
+    rates, place = (beta1, beta2, eps, rate, correction, decay), (first_row, row_key, column_key)
+    launch(weight, grad, (code1, code2), (scale1, scale2), (values1, values2), rates, place)
+
+
+@_move_at_once.register_fake
+def _(*_: Any) -> None:
+    # One kernel, which allocates nothing.
+    return
+
+
+def _has_kernel(device: torch.device) -> bool:
+    """Return whether `_move_at_once` serves a device; tried once."""
+    # Tensors without numbers, as of a memory plan, are of another type, and show nothing of the device.
+    return device.type != "cpu" and _agrees(str(device), type(torch.empty(0, device=device)) is torch.Tensor)
+
+
+@lru_cache(maxsize=16)
+def _agrees(device: str, real: bool) -> bool:
+    return find_spec("triton") is not None and (not real or kernel_agrees(device))
+
+
+def kernel_agrees(device: str) -> bool:
+    """Return whether steps with made-up matrices are AdamW's within the rounding of 8 bits."""
+    try:
+        return _steps_agree(device, torch.float32, 1e-5) and _steps_agree(device, torch.bfloat16, 1e-2)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever Triton lacks on a device, bitsandbytes' kernels are there
+        return False
+
+
+def _steps_agree(device: str, dtype: torch.dtype, bound: float) -> bool:
+    rows, width = 9, 600
+    weight = torch.linspace(-3, 3, rows * width, device=device).sin_().view(rows, width).to(dtype)
+    grad = torch.linspace(-50, 40, rows * width, device=device).cos_().view(rows, width)
+    codes = [torch.full_like(grad, zero, dtype=torch.uint8) for zero in ZEROS]
+    scales = [torch.zeros((rows, -(-width // BLOCK)), device=device) for _ in ZEROS]
+    values = [_kernels().create_dynamic_map(signed=signed).to(device) for signed in (True, False)]
+
+    def moments() -> list[torch.Tensor]:
+        wide = [scale.repeat_interleave(BLOCK, 1)[:, :width] for scale in scales]
+        return [(value[code.long()] * each).double() for value, code, each in zip(values, codes, wide, strict=True)]
+
+    for step in (1, 2):
+        first, second = moments()
+        rates = _rates(step, {"lr": 0.125, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1})
+        beta1, beta2, eps, rate, correction, decay = rates
+        first, second = first.lerp(grad.double(), 1 - beta1), second.lerp(grad.double().square(), 1 - beta2)
+        exact = weight.double() * decay - rate * first / (second.sqrt() / correction + eps)
+        _move_at_once(weight, grad, *codes, *scales, *values, *rates, 5, step, -7)
+        found = [(weight, exact, bound), *((a, b, 2e-2) for a, b in zip(moments(), (first, second), strict=True))]
+        if any(not (a.double() - b).norm() <= most * b.norm() for a, b, most in found):
+            return False
+    return True
 
 
 def _kernels() -> Any:

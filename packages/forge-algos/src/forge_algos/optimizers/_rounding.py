@@ -36,7 +36,7 @@ def random_bits(rows: torch.Tensor, columns: torch.Tensor, key: int) -> torch.Te
     Returns:
         torch.Tensor: int32[M, D], 0 to 65,535.
     """
-    return _random_bits(rows, columns, *_keys(key))
+    return _random_bits(rows, columns, *keys_of_places(key))
 
 
 def round_stochastically_(into: torch.Tensor, exact: torch.Tensor, *, first_row: int, key: int) -> None:
@@ -50,10 +50,10 @@ def round_stochastically_(into: torch.Tensor, exact: torch.Tensor, *, first_row:
         first_row: number of its first row in the whole matrix.
         key: `rounding_key`.
     """
-    (_round_ if exact.device.type == "cpu" else _round_on_device)(into, exact, first_row, *_keys(key))
+    (_round_ if exact.device.type == "cpu" else _round_on_device)(into, exact, first_row, *keys_of_places(key))
 
 
-def _keys(key: int) -> tuple[int, int]:
+def keys_of_places(key: int) -> tuple[int, int]:
     """Return the keys of rows and of columns, as int32."""
     return _signed(key), _signed(_mixed(key))
 

@@ -90,6 +90,10 @@ def cost_alone(model: Any, plan: forge_packing.BatchPlan, items: Items) -> str:
     )
 
 
+COMPILED = ("none", "lora", "rslora")
+"""Adapters with which compiled blocks were measured to win: of LoRA's kinds those that compute alike."""
+
+
 def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> Any:
     """Write what the machine chose, and what bfloat16 weights need, into the settings."""
     # For the memory plan: what libraries take with their first product shows before there has been one.
@@ -103,8 +107,10 @@ def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.
     # Both refuse what this machine has not, before anything is prepared.
     compiling, kernels = machine.compiling(s.device.compile), machine.kernels(s.device.kernels)
     if s.device.compile == "auto":
-        if compiling.value is not None and s.adapter.adapter != "none":
-            compiling = forge_accel.Choice(None, f"off: measured to win with adapter=none, not with {s.adapter.adapter}")
+        if compiling.value is not None and s.adapter.adapter not in COMPILED:
+            compiling = forge_accel.Choice(
+                None, f"off: measured to win without an adapter or with LoRA, not with adapter={s.adapter.adapter}"
+            )
         s = s.resolved("compile", "off" if compiling.value is None else "blocks", compiling.reason)
     if s.device.kernels == "auto":
         s = s.resolved("kernels", kernels.value or "none", kernels.reason)
