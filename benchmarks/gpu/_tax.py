@@ -71,7 +71,7 @@ def tax(here: Here) -> tuple[bool | None, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         base, steps = Path(folder), 3 if here.toy else 30
         how = prepared_run(here, base, "1b", length=20 if here.toy else 900) | {"max_steps": steps}
-        for turn in range(1 if here.toy else 3):
+        for turn in range(1 if here.toy else 2):
             for name in ("with", "without"):
                 replaced, seconds = _without(here), Counter[str]()
                 with ExitStack() as stack:

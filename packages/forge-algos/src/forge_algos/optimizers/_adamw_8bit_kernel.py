@@ -21,7 +21,8 @@ BLOCKS = 4
 def _place(x: tl.tensor, FIRST: tl.constexpr) -> tl.tensor:
     """Return the place of the value nearest to x in [0, 1]; zero has place 0.
 
-    The values are of a dynamic map (arXiv 1511.04561): those of decade i, from 10^(i-7) to 10^(i-6), lie in the middle of FIRST · 2^i equal parts; the last value is 1.
+    The values are of a dynamic map (arXiv 1511.04561): those of decade i, from 10^(i-7) to 10^(i-6), lie in the middle of
+    FIRST · 2^i equal parts; the last value is 1.
     """
     y = x
     decade = tl.full(x.shape, 6, tl.int32)
