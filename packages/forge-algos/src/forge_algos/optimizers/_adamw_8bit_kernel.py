@@ -7,6 +7,7 @@ bfloat16 are rounded stochastically on the way, with the bits of `_rounding`.
 Imported only where Triton is.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ import triton
 import triton.language as tl
 
 BLOCKS = 4
-"""Blocks of 256 numbers of a program of 128 threads."""
+"""Blocks of 256 numbers that a program moves one after the other. It is one warp, so that a block's largest needs no barrier."""
+LEAST = tl.constexpr(1e-37)
+LOG10_OF_2, LOG2_OF_10 = tl.constexpr(math.log10(2)), tl.constexpr(math.log2(10))
 
 
 @triton.jit
@@ -24,17 +27,20 @@ def _place(x: tl.tensor, FIRST: tl.constexpr) -> tl.tensor:
     The values are of a dynamic map (arXiv 1511.04561): those of decade i, from 10^(i-7) to 10^(i-6), lie in the middle of
     FIRST · 2^i equal parts; the last value is 1.
     """
-    y = x
-    decade = tl.full(x.shape, 6, tl.int32)
-    for _ in tl.static_range(6):
-        lower = y < 0.1
-        y = tl.where(lower, y * 10.0, y)
-        decade = tl.where(lower, decade - 1, decade)
-    items = ((decade + 127) << 23).to(tl.float32, bitcast=True) * FIRST
-    part = tl.minimum(tl.maximum(tl.floor((y - 0.1) * (items / 0.9)), 0.0), items - 1.0)
+    # The decade by the float's bits, which rise with its logarithm: right, or one too low, where y is above 1 then.
+    bits = tl.maximum(x, 1e-8).to(tl.int32, bitcast=True).to(tl.float32)
+    lower = tl.minimum(tl.maximum(127 * LOG10_OF_2 - bits * (LOG10_OF_2 / 2**23), 0.0), 6.0).to(tl.int32)
+    y = x * tl.exp2(lower.to(tl.float32) * LOG2_OF_10)
+    above = y > 1.0
+    y = tl.where(above, y * 0.1, y)
+    decade = 6 - lower + tl.where(above, 1, 0)
+    items = FIRST << decade
+    an_item = ((127 - decade) << 23).to(tl.float32, bitcast=True) * (1.0 / FIRST)
+    part = ((y - 0.1) * (items.to(tl.float32) * (1.0 / 0.9))).to(tl.int32)
+    part = tl.minimum(tl.maximum(part, 0), items - 1)
     # Halfway to the value before: the last of the lower decade, or zero.
-    halfway = tl.where(decade > 0, 0.1 + 0.18 / items, 0.05 + 0.225 / items)
-    place = (items + part).to(tl.int32) + (1 - FIRST) - tl.where(y < halfway, 1, 0)
+    halfway = tl.where(decade > 0, 0.1 + 0.18 * an_item, 0.05 + 0.225 * an_item)
+    place = items + part + (1 - FIRST) - tl.where(y < halfway, 1, 0)
     return tl.where(x > 1.0 - 0.225 / (64 * FIRST), 1 + 127 * FIRST, place)
 
 
@@ -56,7 +62,6 @@ def _move(
     scales2_at: tl.tensor,
     values1_at: tl.tensor,
     values2_at: tl.tensor,
-    total: tl.tensor,
     width: tl.tensor,
     blocks_a_row: tl.tensor,
     beta1: tl.tensor,
@@ -73,44 +78,46 @@ def _move(
     ROUND: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
-    block = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
-    there = block < total
-    row = block // blocks_a_row
-    column = ((block % blocks_a_row) * 256)[:, None] + tl.arange(0, 256)[None, :]
-    mask = there[:, None] & (column < width)
-    at = row[:, None] * width + column
+    row = tl.program_id(0)
+    for number in tl.static_range(BLOCKS):
+        place = tl.program_id(1) * BLOCKS + number
+        if place < blocks_a_row:
+            column = place * 256 + tl.arange(0, 256)
+            at = row.to(tl.int64) * width + column
+            block = row.to(tl.int64) * blocks_a_row + place
+            mask = column < width
 
-    grad = tl.load(grad_at + at, mask=mask, other=0.0).to(tl.float32)
-    weight = tl.load(weight_at + at, mask=mask, other=0.0).to(tl.float32)
-    code1 = tl.load(codes1_at + at, mask=mask, other=127).to(tl.int32)
-    code2 = tl.load(codes2_at + at, mask=mask, other=0).to(tl.int32)
-    scale1 = tl.load(scales1_at + block, mask=there, other=0.0)
-    scale2 = tl.load(scales2_at + block, mask=there, other=0.0)
-    moment1 = tl.load(values1_at + code1) * scale1[:, None] * beta1 + one_less_beta1 * grad
-    moment2 = tl.load(values2_at + code2) * scale2[:, None] * beta2 + one_less_beta2 * grad * grad
+            grad = tl.load(grad_at + at, mask=mask, other=0.0).to(tl.float32)
+            weight = tl.load(weight_at + at, mask=mask, other=0.0).to(tl.float32)
+            code1 = tl.load(codes1_at + at, mask=mask, other=127).to(tl.int32)
+            code2 = tl.load(codes2_at + at, mask=mask, other=0).to(tl.int32)
+            old1 = tl.load(values1_at + code1) * (tl.load(scales1_at + block) * beta1)
+            old2 = tl.load(values2_at + code2) * (tl.load(scales2_at + block) * beta2)
+            moment1 = old1 + one_less_beta1 * grad
+            moment2 = old2 + one_less_beta2 * (grad * grad)
 
-    weight = weight * decay - rate * (moment1 / (tl.sqrt(moment2) / correction + eps))
-    if ROUND:
-        # As `_rounding` draws them: of the element's place in the whole matrix.
-        of_row = _mixed((row + first_row).to(tl.uint32) ^ row_key.to(tl.uint32))
-        bits = of_row[:, None] ^ _mixed(column.to(tl.uint32) ^ column_key.to(tl.uint32))
-        bits = bits * 0x7FEB352D
-        bits = (bits ^ (bits >> 15)) * 0x846CA68B
-        rounded = (weight.to(tl.uint32, bitcast=True) + (bits >> 16)) & 0xFFFF0000
-        weight = rounded.to(tl.float32, bitcast=True)
-    tl.store(weight_at + at, weight.to(weight_at.dtype.element_ty), mask=mask)
+            weight = weight * decay - rate * (moment1 / (tl.sqrt(moment2) * correction + eps))
+            if ROUND:
+                # As `_rounding` draws them: of the element's place in the whole matrix.
+                of_row = _mixed((row + first_row).to(tl.uint32) ^ row_key.to(tl.uint32))
+                bits = of_row ^ _mixed(column.to(tl.uint32) ^ column_key.to(tl.uint32))
+                bits = bits * 0x7FEB352D
+                bits = (bits ^ (bits >> 15)) * 0x846CA68B
+                rounded = (weight.to(tl.uint32, bitcast=True) + (bits >> 16)) & 0xFFFF0000
+                weight = rounded.to(tl.float32, bitcast=True)
+            tl.store(weight_at + at, weight.to(weight_at.dtype.element_ty), mask=mask)
 
-    scale1 = tl.max(tl.abs(moment1), axis=1)
-    scale2 = tl.max(moment2, axis=1)
-    # A block of zeros has a scale of 0.
-    part1 = moment1 / tl.where(scale1 > 0, scale1, 1.0)[:, None]
-    part2 = moment2 / tl.where(scale2 > 0, scale2, 1.0)[:, None]
-    place = _place(tl.abs(part1), 1)
-    code1 = 127 + tl.where(part1 < 0, -tl.minimum(place, 127), place)
-    tl.store(codes1_at + at, code1.to(tl.uint8), mask=mask)
-    tl.store(codes2_at + at, _place(part2, 2).to(tl.uint8), mask=mask)
-    tl.store(scales1_at + block, scale1, mask=there)
-    tl.store(scales2_at + block, scale2, mask=there)
+            scale1 = tl.max(tl.abs(moment1), axis=0)
+            scale2 = tl.max(moment2, axis=0)
+            # A block of zeros has a scale of 0, by which nothing is divided.
+            part1 = moment1 * (1.0 / tl.maximum(scale1, LEAST))
+            part2 = moment2 * (1.0 / tl.maximum(scale2, LEAST))
+            place1 = _place(tl.abs(part1), 1)
+            code1 = 127 + tl.where(part1 < 0, -tl.minimum(place1, 127), place1)
+            tl.store(codes1_at + at, code1.to(tl.uint8), mask=mask)
+            tl.store(codes2_at + at, _place(part2, 2).to(tl.uint8), mask=mask)
+            tl.store(scales1_at + block, scale1)
+            tl.store(scales2_at + block, scale2)
 
 
 def launch(
@@ -135,9 +142,9 @@ def launch(
         place: number of the first row in the whole matrix, and the keys of rows and columns of `_rounding`.
     """
     beta1, beta2, eps, rate, correction, decay = rates
-    total = scales[0].numel()
-    how: dict[str, Any] = {"ROUND": weight.dtype == torch.bfloat16, "BLOCKS": BLOCKS, "num_warps": 4}
-    _move[(triton.cdiv(total, BLOCKS),)](
-        weight, grad, *codes, *scales, *values, total, weight.shape[1], scales[0].shape[1],
-        beta1, beta2, 1 - beta1, 1 - beta2, eps, rate, correction, decay, *place, **how,
+    rows, blocks = scales[0].shape
+    how: dict[str, Any] = {"ROUND": weight.dtype == torch.bfloat16, "BLOCKS": BLOCKS, "num_warps": 1}
+    _move[(rows, triton.cdiv(blocks, BLOCKS))](
+        weight, grad, *codes, *scales, *values, weight.shape[1], blocks,
+        beta1, beta2, 1 - beta1, 1 - beta2, eps, rate, 1 / correction, decay, *place, **how,
     )  # fmt: skip
