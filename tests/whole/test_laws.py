@@ -20,15 +20,18 @@ DEVICES = re.compile(r"\b(cuda|nccl|hpu|hccl|mps|xpu|xccl|npu|rocm|rccl)\b", re.
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 UNSAFE_CALLS = {"torch.load", "eval", "exec", "os.system", "yaml.unsafe_load", "yaml.full_load"}
 FIRST_LINE = 90
+WITH_TORCH = {"triton"}
+"""Comes with torch's builds for GPUs and can be declared for no others: imported where it is used, as an extra is."""
 
 
 def undeclared_imports(package: Package, tree: ast.Module) -> Iterator[str]:
     """Imports of anything but the package itself, the standard library and what it declares (extras only where deferred)."""
     own = sys.stdlib_module_names | {"__future__", package.import_name} | package.required
+    optional = package.optional | (WITH_TORCH if "torch" in package.required else set())
     for found in imports(tree):
-        if found.name in own or (found.name in package.optional and found.deferred):
+        if found.name in own or (found.name in optional and found.deferred):
             continue
-        why = "an extra, imported at module level" if found.name in package.optional else "declared nowhere"
+        why = "an extra, imported at module level" if found.name in optional else "declared nowhere"
         yield f"{found.line}: {found.name} ({why})"
 
 
@@ -198,6 +201,19 @@ def test_only_first_lines_are_measured(text: str) -> None:
 def test_the_import_scan_finds_what_is_planted(planted: str, allowed: bool) -> None:
     """The import law tells a declared import from an undeclared one, wherever it is."""
     assert (not list(undeclared_imports(PACKAGES["forge-packing"], ast.parse(planted)))) is allowed
+
+
+@pytest.mark.parametrize(
+    ("folder", "planted", "allowed"),
+    [
+        ("forge-algos", "def f():\n    import triton.language", True),
+        ("forge-algos", "import triton", False),
+        ("forge-packing", "def f():\n    import triton", False),
+    ],
+)
+def test_what_comes_with_torch_is_imported_where_it_is_used(folder: str, planted: str, allowed: bool) -> None:
+    """Triton is there for packages that declare torch, and never at module level."""
+    assert (not list(undeclared_imports(PACKAGES[folder], ast.parse(planted)))) is allowed
 
 
 def test_the_facade_declares_every_leaf() -> None:
