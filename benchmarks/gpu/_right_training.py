@@ -3,10 +3,12 @@
 import json
 import math
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from _here import Here, check, packed, relative
+from _right import _seconds
 
 
 @check("right")
@@ -108,6 +110,77 @@ def rounding(here: Here) -> tuple[bool, dict[str, Any]]:
             found.append(into.cpu())
         same &= torch.equal(*found)
     return same, {"longest_seconds": seconds}
+
+
+@check("right")
+def head_kernel(here: Here) -> tuple[bool | None, dict[str, Any]]:
+    """Score rows by one kernel and by operators: the same numbers in every variant, and the milliseconds of both."""
+    from itertools import product
+
+    from forge_algos.losses import _likelihood_kernel as kernel
+    from forge_algos.losses._likelihood import Likelihood, score_in_place
+
+    if not here.gpu:
+        return None, {"skipped": "the kernel is for GPUs: a CPU goes by operators"}
+    torch, columns = here.torch, here.shape("1b")["vocab_size"]
+    dtypes = (None, torch.float32, torch.bfloat16, torch.float16)
+    tried: dict[str, Any] = {}
+    for dtype, weighted in product(dtypes, (False, True)):
+        try:
+            tried[f"{dtype}{' weighted' * weighted}"] = kernel.agrees(str(here.device), dtype, weighted=weighted)
+        except Exception as error:
+            tried[f"{dtype}{' weighted' * weighted}"] = f"{type(error).__name__}: {str(error)[:300]}"
+
+    def drawn(rows: int) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        logits = torch.randn(rows, columns, device=here.device) * 4
+        targets = torch.randint(0, columns, (rows,), device=here.device)
+        # As in training, where half of the probability is the target's.
+        return logits.scatter_(1, targets[:, None], 19.0), targets
+
+    logits, targets = drawn(8 if here.toy else 64)
+    used = kernel._has_kernel(logits, None, here.dtype)
+    facts: dict[str, Any] = {"used": used, "tried": tried}
+    if not used:
+        return False, facts
+    worst, rounded = dict.fromkeys(("scores", *map(str, dtypes[1:])), 0.0), 1.0
+    for dft, smoothing, z_loss, weighted in product((False, True), (0.0, 0.1), (0.0, 1e-4), (False, True)):
+        likelihood = Likelihood(dft=dft, label_smoothing=smoothing, z_loss=z_loss)
+        weights = torch.linspace(0.5, 2, len(logits), device=here.device) if weighted else None
+        exact, slope = torch.empty(3, len(logits), device=here.device, dtype=torch.float64), logits.double()
+        score_in_place(slope, targets, likelihood, None if weights is None else weights.double(), tuple(exact), slope=True)
+        found = {}
+        for dtype in dtypes:
+            scores = torch.empty(3, len(logits), device=here.device)
+            found[dtype] = kernel.score_rows(logits.clone(), targets, likelihood, weights, tuple(scores), slope=dtype)
+            errors = [relative(ours, theirs) for ours, theirs in zip(scores, exact, strict=True)]
+            worst["scores"] = max(worst["scores"], *errors)
+            if dtype is not None:
+                worst[str(dtype)] = max(worst[str(dtype)], relative(found[dtype], slope))
+        rounded = min(rounded, float((found[torch.float32].bfloat16() == found[torch.bfloat16]).double().mean()))
+    limits = dict(zip(worst, (1e-5, 1e-5, 2**-8, 2**-8), strict=True))
+
+    logits, targets = drawn(8 if here.toy else 512)
+    scores = tuple(torch.empty(3, len(logits), device=here.device))
+    given, out = logits.clone(), torch.empty_like(logits, dtype=here.dtype)
+
+    def operators() -> None:
+        score_in_place(given, targets, Likelihood(), None, scores, slope=True)
+        given.to(here.dtype)
+
+    def one_kernel(**how: int) -> None:
+        tensors = logits, targets, scores[0], out, *scores
+        kernel.launch(tensors, (0.0, 0.0, 0.0), weighted=False, slope=True, **how)
+
+    took: dict[str, Any] = {"operators": _seconds(here, operators) * 1e3, "kernel": _seconds(here, one_kernel) * 1e3}
+    for block, warps in ((2048, 8), (4096, 8), (4096, 16), (8192, 16), (8192, 32), (16384, 32)):
+        try:
+            took[f"{block} columns, {warps} warps"] = _seconds(here, partial(one_kernel, block=block, warps=warps)) * 1e3
+        except Exception as error:
+            took[f"{block} columns, {warps} warps"] = f"{type(error).__name__}: {str(error)[:200]}"
+    facts |= {"relative_errors": worst, "share_rounded_to_nearest": rounded, "milliseconds": took, "rows": len(logits)}
+    good = all(math.isfinite(worst[name]) and worst[name] < limit for name, limit in limits.items())
+    return good and rounded > 0.999 and all(answer is True for answer in tried.values()), facts
 
 
 @check("right")

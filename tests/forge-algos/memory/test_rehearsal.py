@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 import forge_algos
+from forge_algos.losses import _likelihood_kernel
 from forge_algos.memory._rehearsal import _runs_as_it_is
 
 from ...lanes import ci_keeps
@@ -381,6 +382,24 @@ def test_what_libraries_keep_counts_at_all_times() -> None:
         rehearsal = attrs.evolve(rehearsal, library_bytes=kept)
         peaks.append(rehearsal.step(model, moved, [Row(9, 20)], objective=forge_algos.SFT, adaptation=adaptation))
     assert peaks[1].bytes - peaks[0].bytes == peaks[1].parts["kernels"] - peaks[0].parts["kernels"] == 66 * 2**20
+
+
+def test_a_plan_holds_for_the_heads_kernel_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan follows the operators; the kernel that takes their place on a GPU allocates what they do, weights and all."""
+    launched = []
+    peaks = []
+    settings, dtype = forge_algos.AdapterSettings(adapter="none"), torch.bfloat16
+    for by_kernel in (False, True):
+        if by_kernel:
+            monkeypatch.setattr(_likelihood_kernel, "_has_kernel", lambda *how: launched.append(how[2]) or True)
+        rehearsal, adaptation, model, moved = made("llama", settings, "adamw", outline=True, dtype=dtype)
+        # Several chunks, of which each has logits and a slope that are most of what is held beside the weights.
+        forge_algos.score_rows_at_once(model, 700)
+        peaks.append(rehearsal.step(model, moved, [Row(2000)], objective=forge_algos.SFT, adaptation=adaptation))
+    assert launched == [torch.bfloat16] * 3
+    assert peaks[0].parts["head"] > 700 * 512 * (4 + 2)
+    assert peaks[0].bytes == peaks[1].bytes
+    assert peaks[0].parts == peaks[1].parts
 
 
 def test_no_kernel_is_launched_on_tensors_without_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,8 @@ from forge_algos.heads._layout import lay_out
 from forge_algos.heads._probe import PROBED_TOKENS, problem_of, transform_of
 from forge_algos.heads._rows_over_ranks import RowsOverRanks, rows_over_ranks
 from forge_algos.losses import LossTerms, _check
-from forge_algos.losses._nll import Likelihood, nll_of_rows
+from forge_algos.losses._likelihood import Likelihood
+from forge_algos.losses._nll import nll_of_rows
 from forge_algos.losses._rows import Given, LogitSource, Projected, Tensors, product_dtype
 from forge_algos.losses._token_logps import logps_and_entropy_of_rows, logps_of_rows
 from forge_algos.losses.distillation._compare import Compared, compare_rows

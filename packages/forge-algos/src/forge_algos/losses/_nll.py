@@ -3,35 +3,15 @@
 Only rows that have a target are scored, `chunk_rows` at a time, and their gradients are computed in the forward pass.
 """
 
-import attrs
 import torch
 
 from forge_algos.batches._packed import IGNORE
 from forge_algos.losses import _check
 from forge_algos.losses._fused_backward import fused_sum
+from forge_algos.losses._likelihood import Likelihood
+from forge_algos.losses._likelihood_kernel import score_rows
 from forge_algos.losses._rows import CHUNK_ROWS, Given, LogitPass, LogitSource, Projected, Tensors, product_dtype
 from forge_algos.losses._terms import LossTerms
-
-
-@attrs.frozen(kw_only=True)
-class Likelihood:
-    """Loss of a token given the log-probabilities of all: -log p(target), or a variant of it.
-
-    w · ((1-ε)·(-log p(target)) + ε·mean over V of -log p) + λ·(log Σ e^logit)²
-    """
-
-    dft: bool = False
-    """Whether w = p(target), with no gradient through it (dynamic fine-tuning,
-    arXiv 2508.05629), instead of w = 1."""
-    label_smoothing: float = 0.0
-    """ε, from 0 and below 1, as `torch.nn.functional.cross_entropy` has it."""
-    z_loss: float = 0.0
-    """λ, from 0: keeps the logits' normaliser near 1 (PaLM, arXiv 2204.02311, section 5,
-    has 1e-4)."""
-
-    def __attrs_post_init__(self) -> None:
-        _check.number("label_smoothing", self.label_smoothing, least=0, below=1)
-        _check.number("z_loss", self.z_loss, least=0)
 
 
 def nll(
@@ -138,45 +118,18 @@ def nll_of_rows(
     def terms(logit_pass: LogitPass) -> torch.Tensor:
         losses = torch.empty_like(nll)
         for rows in logit_pass.chunks:
-            logits = logit_pass.logits(rows)
-            losses[rows], nll[rows], correct[rows] = _scored(logits, targets[rows], likelihood, slope=logit_pass.needed)
-            if weights is not None:
-                for values in (losses, nll, correct):
-                    values[rows] *= weights[rows]
-                if logit_pass.needed:
-                    logits.mul_(weights[rows, None])
-            if logit_pass.needed:
-                logit_pass.backward(rows, logits)
+            slope = score_rows(
+                logit_pass.logits(rows),
+                targets[rows],
+                likelihood,
+                None if weights is None else weights[rows],
+                (losses[rows], nll[rows], correct[rows]),
+                slope=logit_pass.slope_dtype,
+            )
+            if slope is not None:
+                logit_pass.backward(rows, slope)
+            del slope  # it may be as large as the next chunk's, beside which it would stay
         return losses
 
     loss = fused_sum(source, tensors, terms)
     return LossTerms(loss, len(targets), {"correct": correct.sum(), "nll": nll.sum()})
-
-
-def _scored(
-    logits: torch.Tensor, targets: torch.Tensor, likelihood: Likelihood, *, slope: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Score logits[C, V], which are overwritten; with `slope` by the loss's slope.
-
-    Returns:
-        tuple: loss, plain nll, and whether the target is the likeliest token, [C] each.
-    """
-    smoothing, targets = likelihood.label_smoothing, targets[:, None]
-    top = logits.amax(1, keepdim=True)
-    logits.sub_(top)
-    own = logits.gather(1, targets)
-    mean = logits.mean(1, keepdim=True) if smoothing else own
-    total = logits.exp_().sum(1, keepdim=True)
-    log_total = total.log()
-    nll = log_total - own
-    weight = nll.neg().exp() if likelihood.dft else torch.ones_like(nll)
-    loss = weight * (nll + smoothing * (own - mean)) if smoothing or likelihood.dft else nll
-    normaliser = log_total + top
-    if likelihood.z_loss:
-        loss = loss + likelihood.z_loss * normaliser.square()
-    if slope:
-        logits.mul_((weight + 2 * likelihood.z_loss * normaliser).div_(total))
-        if smoothing:
-            logits.sub_(weight * (smoothing / logits.shape[1]))
-        logits.scatter_add_(1, targets, weight * (smoothing - 1))
-    return loss.squeeze(1), nll.squeeze(1), (own == 0).squeeze(1).to(nll.dtype)

@@ -29,6 +29,9 @@ class LogitPass(Protocol):
     chunks: list[slice]
     needed: bool
     """Whether any of the tensors needs a gradient."""
+    slope_dtype: torch.dtype | None
+    """Dtype of slopes: narrower than the logits' where `backward` only multiplies matrices in it.
+    A slope in the logits' dtype is taken too. None where no tensor needs a gradient."""
 
     def logits(self, rows: slice) -> torch.Tensor:
         """Compute float32[C, V] (float64 for float64) of one of `chunks`, to be overwritten.
@@ -37,7 +40,9 @@ class LogitPass(Protocol):
         ...
 
     def backward(self, rows: slice, slope: torch.Tensor) -> None:
-        """Take the loss's slope[C, V] with respect to the last logits; it is overwritten."""
+        """Take the loss's slope[C, V] with respect to the last logits; it is overwritten.
+        It is in their dtype or in `slope_dtype`.
+        """
         ...
 
     def gradients(self) -> Tensors:
@@ -131,6 +136,9 @@ class _ProjectedPass:
         self._grad_weight = empty(weight, dtype=kept) if need_weight else None
         self._weight_dtype = weight.dtype
         self._grad_bias = torch.zeros_like(bias, dtype=source.dtype) if bias is not None and need_bias else None
+        # A slope that is still multiplied or added up is rounded after that.
+        as_it_is = source.softcap is None and source.scale / source.temperature == 1.0 and self._grad_bias is None
+        self.slope_dtype = (source.product if as_it_is else source.dtype) if self.needed else None
 
     def logits(self, rows: slice) -> torch.Tensor:
         source, logits = self._source, self._buffer[: rows.stop - rows.start]
@@ -182,6 +190,7 @@ class _GivenPass:
         self._given = given.detach()
         self.chunks = even_chunks(len(given), source.chunk_rows)
         self.needed = any(needs)
+        self.slope_dtype = source.dtype if self.needed else None
         self._grad = torch.empty_like(given) if self.needed else None
 
     def logits(self, rows: slice) -> torch.Tensor:
