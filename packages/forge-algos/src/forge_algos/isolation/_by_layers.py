@@ -3,7 +3,7 @@
 In bfloat16 a difference of one rounding grows with each layer, and another number of rows is enough to make one: libraries
 choose their kernels by it (bitsandbytes multiplies in 4 bits by one kernel for 7 rows and by another for 12). After dozens of
 layers it looks like a leak: 5 to 15 % of the values in a Llama of random weights, up to 30 % in a mixture that then takes other
-experts. Here it cannot grow: at the document's rows each layer of the packed row is given what that layer was given when the
+experts. Here it cannot grow: at the document's places each layer of the packed row is given what that layer was given when the
 document was alone, so that their outputs differ by one layer's rounding. What a layer leaks still shows.
 """
 
@@ -32,21 +32,27 @@ numbers of rows. Leaks of attention, states and convolutions made at least 0.19 
 """
 
 
+Places = Callable[[int, int], Sequence[int] | None]
+
+
 @attrs.frozen
 class Run:
-    """A forward of made-up tokens, and the rows of a document in it."""
+    """A forward of made-up tokens, and the places of a document in it."""
 
     forward: Callable[[], torch.Tensor]
-    """Runs the model; returns hidden states (or logits) float[T, D] of the row."""
-    tokens: int
-    """T, of the whole row."""
-    rows: Sequence[int]
-    """The document's S tokens in the row."""
+    """Runs the model; returns hidden states (or logits) float[B, S, D] of all lines."""
+    places: Places
+    """(B, S) of hidden states → the document's places among the B * S; None where they are not those of this forward."""
+
+
+def in_row(tokens: int, rows: Sequence[int]) -> Places:
+    """Return the places `rows` of hidden states [1, T, D] of one row of T tokens."""
+    return lambda lines, places: rows if (lines, places) == (1, tokens) else None
 
 
 @attrs.frozen
 class _Trace:
-    """What the decoder's blocks were given in one forward, and what came out, at the rows of a document."""
+    """What the decoder's blocks were given in one forward, and what came out, at the places of a document."""
 
     blocks: list[nn.Module]
     """Block of each call, in the order of the forward; one that layers share is called several times."""
@@ -59,20 +65,20 @@ class _Trace:
 def apart_by_layers(model: nn.Module, packed: Run, alone: Run, changed: Run, *, own: int = 0) -> bool:
     """Return whether a document leaves each layer of a packed row as alone, whatever else is in it.
 
-    Hidden states at the document's rows are compared before the first block, after each, and at the end, by the norm of each
+    Hidden states at the document's places are compared before the first block, after each, and at the end, by the norm of each
     token's difference. From the document alone it may be 0.1 of what the layer adds to the token, at half of the tokens.
     Between rows that differ in the other document alone it may be 0.02 of that, at all tokens, for what a convolution carries
     on shows at the first few. One rounding of the states themselves is allowed in both.
 
     Args:
         model: bare or wrapped.
-        packed: the packed row.
+        packed: the packed row, or the lines that it is run in.
         alone: the document alone.
-        changed: the packed row with other tokens outside of the document.
+        changed: as `packed`, with other tokens outside of the document.
         own: last tokens of the document, such as a completion's, half of which must do so too; 0: all are alike.
 
     Returns:
-        bool: False too where the model's blocks are not known, or are not called alike with hidden states [1, T, D].
+        bool: False too where the model's blocks are not known, or are not called alike with hidden states [B, S, D].
     """
     if (reference := _trace(model, alone)) is None:
         return False
@@ -92,47 +98,50 @@ def _trace(model: nn.Module, run: Run, given: _Trace | None = None) -> _Trace | 
     Returns:
         _Trace: None where no block is given hidden states, or blocks are called otherwise than in `given`.
     """
-    blocks, inputs, outputs, rows = list[nn.Module](), list[torch.Tensor](), list[torch.Tensor](), list(run.rows)
+    blocks, inputs, outputs = list[nn.Module](), list[torch.Tensor](), list[torch.Tensor]()
 
     def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values = {**dict(enumerate(args)), **kwargs}
-        name = next((name for name, value in values.items() if _is_row(value, run.tokens)), None)
+        name = next((name for name, value in values.items() if _places(run, value)), None)
         if name is None:
             return None
-        call, row = len(blocks), values[name][0]
+        call, states, places = len(blocks), values[name], _places(run, values[name])
+        flat = states.flatten(0, 1)
         blocks.append(block)
-        inputs.append(row[rows])
+        inputs.append(flat[places])
         if given is None or call >= len(given.blocks) or given.states[call].shape != inputs[-1].shape:
             return None
-        row = row.clone()
-        row[rows] = given.states[call].to(row.dtype)
-        values[name] = row[None]
+        flat = flat.clone()
+        flat[places] = given.states[call].to(flat.dtype)
+        values[name] = flat.view_as(states)
         return tuple(values[number] for number in range(len(args))), {key: values[key] for key in kwargs}
 
     def after(_block: nn.Module, _args: Any, output: Any) -> None:
         output = output[0] if isinstance(output, tuple) else output
-        if _is_row(output, run.tokens):
-            outputs.append(output[0, rows])
+        if places := _places(run, output):
+            outputs.append(output.flatten(0, 1)[places])
 
     with ExitStack() as hooks:
         for block in repeated_blocks(model):
             hooks.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
             hooks.callback(block.register_forward_hook(after).remove)
-        final = run.forward()[rows]
-    found = _Trace(blocks, [*inputs, *outputs[-1:]], final)
-    if not blocks or not outputs:
+        out = run.forward()
+    places = _places(run, out)
+    if not blocks or not outputs or not places:
         return None
+    found = _Trace(blocks, [*inputs, *outputs[-1:]], out.flatten(0, 1)[places])
     return found if given is None or _form(found) == _form(given) else None
 
 
-def _is_row(value: Any, tokens: int) -> bool:
-    """Return whether a value may be the hidden states [1, T, D] of a row."""
-    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return is_float and value.dim() == 3 and value.shape[:2] == (1, tokens)
+def _places(run: Run, value: Any) -> list[int]:
+    """Return the document's places in hidden states [B, S, D]; none where a value is anything else."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dim() != 3:
+        return []
+    return list(run.places(value.shape[0], value.shape[1]) or ())
 
 
 def _form(trace: _Trace) -> tuple[list[nn.Module], list[torch.Size]]:
-    return trace.blocks, [states.shape for states in trace.states]
+    return trace.blocks, [states.shape for states in (*trace.states, trace.final)]
 
 
 def _excesses(ours: _Trace, theirs: _Trace) -> list[torch.Tensor]:

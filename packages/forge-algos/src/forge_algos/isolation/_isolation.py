@@ -18,7 +18,7 @@ from torch import nn
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, decoder, mode, text_config, vocabulary
 from forge_algos.batches._packed import packed_inputs
-from forge_algos.isolation._by_layers import Run, apart_by_layers
+from forge_algos.isolation._by_layers import Run, apart_by_layers, in_row
 
 REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions by which a model refuses a row that it cannot run."""
@@ -183,9 +183,9 @@ def _problem(model: nn.Module, device: torch.device) -> str | None:
     def apart(which: int) -> bool:
         return not is_fine(packed) and apart_by_layers(
             model,
-            Run(lambda: _run(model, *documents), len(ids), places[which]),
-            Run(lambda: alone(which), lengths[which], range(lengths[which])),
-            Run(lambda: _run(model, *changed[which]), len(ids), places[which]),
+            Run(lambda: _run(model, *documents)[None], in_row(len(ids), places[which])),
+            Run(lambda: alone(which)[None], in_row(lengths[which], range(lengths[which]))),
+            Run(lambda: _run(model, *changed[which])[None], in_row(len(ids), places[which])),
         )
 
     for which, name in enumerate(("first", "second")):

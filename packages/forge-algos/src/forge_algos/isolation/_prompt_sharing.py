@@ -17,7 +17,7 @@ from torch import nn
 from forge_algos._modules import attention_of, causal_model, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.isolation._alone import runs_alone
-from forge_algos.isolation._by_layers import Run, apart_by_layers
+from forge_algos.isolation._by_layers import Run, apart_by_layers, in_row
 from forge_algos.isolation._isolation import (
     equal_within_rounding,
     hidden_states,
@@ -129,9 +129,9 @@ def _problem(model: nn.Module, device: torch.device) -> str | None:
         rows = _SEEN[which]
         return not is_fine(shared) and apart_by_layers(
             model,
-            Run(lambda: _shared(model, ids), len(ids), rows),
-            Run(lambda: alone(rows), len(rows), range(len(rows))),
-            Run(lambda: _shared(model, changed_but(rows)), len(ids), rows),
+            Run(lambda: _shared(model, ids)[None], in_row(len(ids), rows)),
+            Run(lambda: alone(rows)[None], in_row(len(rows), range(len(rows)))),
+            Run(lambda: _shared(model, changed_but(rows))[None], in_row(len(ids), rows)),
             own=_OWN[which],
         )
 
