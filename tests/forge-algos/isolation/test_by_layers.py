@@ -9,7 +9,8 @@ from torch import nn
 
 from forge_algos import PackedBatchError, keep_documents_apart, shares_prompts
 from forge_algos.batches._packed import packed_inputs
-from forge_algos.isolation import _by_layers, _isolation
+from forge_algos.isolation import _alone, _by_layers, _isolation
+from forge_algos.isolation._alone import HOW
 from forge_algos.isolation._isolation import (
     equal_within_rounding,
     hidden_states,
@@ -33,13 +34,12 @@ _SHAPE = {
     # Products keep the size of their inputs, as those of 4,096 numbers do at the usual 0.02.
     "initializer_range": 0.16,
 }
-_OLD = {"vocab_size": 97, "hidden_size": 64, "num_attention_heads": 4, "ffn_dim": 128}
+_OLD = {"vocab_size": 97, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64}
 CONFIGS = {
     "llama": lambda n: transformers.LlamaConfig(**_SHAPE, num_hidden_layers=n),
     "mixtral": lambda n: transformers.MixtralConfig(**_SHAPE, num_hidden_layers=n, num_local_experts=8),
-    "opt": lambda n: transformers.OPTConfig(
-        **_OLD, num_hidden_layers=n, word_embed_proj_dim=64, init_std=0.16, max_position_embeddings=64
-    ),
+    "opt": lambda n: transformers.OPTConfig(**_OLD, num_hidden_layers=n, word_embed_proj_dim=64, init_std=0.16, ffn_dim=128),
+    "falcon": lambda n: transformers.FalconConfig(**_OLD, num_hidden_layers=n, initializer_range=0.16),
     "short convolutions": lambda n: transformers.Lfm2Config(
         **_SHAPE, layer_types=["conv", "conv", "conv", "full_attention"] * (n // 4), num_hidden_layers=n, conv_L_cache=3
     ),
@@ -86,7 +86,8 @@ def rounding_exceeds(model):
 @pytest.fixture
 def by_layers(monkeypatch):
     """Have rows in few digits compared layer by layer, whatever their rounding has grown to."""
-    monkeypatch.setattr(_isolation, "equal_within_rounding", lambda ours, _theirs: is_fine(ours))
+    for module in (_isolation, _alone):
+        monkeypatch.setattr(module, "equal_within_rounding", lambda ours, _theirs: is_fine(ours))
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
@@ -218,3 +219,17 @@ def test_prompts_are_shared_beside_rounding(attention):
     model = deep("llama", fewer_than=17, attention=f"test_{attention.__name__}")
     can, why = shares_prompts(model, device=CPU)
     assert can == (attention is gathering), why
+
+
+@pytest.mark.usefixtures("by_layers")
+def test_documents_that_are_run_alone_share_forwards():
+    """Lines of documents pass, padded or, where a layer sees the padding, equally long."""
+    model = deep("falcon", layers=4, attention="eager")
+    packed, why = keep_documents_apart(model, device=CPU)
+    assert not packed
+    assert HOW["padded"] in why
+    model = deep("falcon", layers=4, attention="eager")
+    model.transformer.h[2].register_forward_hook(
+        lambda _module, args, output: (output[0] + args[0].mean(1, keepdim=True), *output[1:])
+    )
+    assert HOW["equal"] in keep_documents_apart(model, device=CPU)[1]

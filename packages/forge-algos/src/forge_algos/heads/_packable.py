@@ -119,7 +119,7 @@ def _in_lines(model: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _run_lines(model: nn.Module, ids: torch.Tensor) -> tuple[Layout, torch.Tensor]:
-    """Run the documents in lines; returns hidden states (or logits) float[B, S, D] of all places."""
+    """Run the documents in lines; returns hidden states (or logits) float[B, S, D]."""
     positions = torch.cat([torch.arange(length) for length in _LENGTHS]).to(ids.device)
     row = packed_inputs(ids, positions, torch.tensor([0, *_LENGTHS]).cumsum(0), max(_LENGTHS))
     layout = lay_out(model, row)

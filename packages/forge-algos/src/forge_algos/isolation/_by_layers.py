@@ -1,10 +1,12 @@
-"""Compares a document of a packed row with itself alone layer by layer, where rounding hides what the whole model does.
+"""Compares a document of a packed row with itself alone, layer by layer.
 
-In bfloat16 a difference of one rounding grows with each layer, and another number of rows is enough to make one: libraries
-choose their kernels by it (bitsandbytes multiplies in 4 bits by one kernel for 7 rows and by another for 12). After dozens of
-layers it looks like a leak: 5 to 15 % of the values in a Llama of random weights, up to 30 % in a mixture that then takes other
-experts. Here it cannot grow: at the document's places each layer of the packed row is given what that layer was given when the
-document was alone, so that their outputs differ by one layer's rounding. What a layer leaks still shows.
+It is for models whose rounding hides what they do as a whole. In bfloat16 a difference of one rounding grows with each layer,
+and another number of rows is enough to make one: libraries choose their kernels by it (bitsandbytes multiplies in 4 bits by one
+kernel for 7 rows and by another for 12). After dozens of layers it looks like a leak: 5 to 15 % of the values in a Llama of
+random weights, up to 30 % in a mixture that then takes other experts.
+
+Here it cannot grow: at the document's places each layer of the packed row is given what that layer was given when the document
+was alone, so that their outputs differ by one layer's rounding. What a layer leaks still shows.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +54,7 @@ def in_row(tokens: int, rows: Sequence[int]) -> Places:
 
 @attrs.frozen
 class _Trace:
-    """What the decoder's blocks were given in one forward, and what came out, at the places of a document."""
+    """What blocks were given in a forward, and what came out, at a document's places."""
 
     blocks: list[nn.Module]
     """Block of each call, in the order of the forward; one that layers share is called several times."""
@@ -63,7 +65,7 @@ class _Trace:
 
 
 def apart_by_layers(model: nn.Module, packed: Run, alone: Run, changed: Run, *, own: int = 0) -> bool:
-    """Return whether a document leaves each layer of a packed row as alone, whatever else is in it.
+    """Return whether each layer of a packed row gives a document what it gives it alone.
 
     Hidden states at the document's places are compared before the first block, after each, and at the end, by the norm of each
     token's difference. From the document alone it may be 0.1 of what the layer adds to the token, at half of the tokens.
@@ -93,7 +95,9 @@ def apart_by_layers(model: nn.Module, packed: Run, alone: Run, changed: Run, *, 
 
 
 def _trace(model: nn.Module, run: Run, given: _Trace | None = None) -> _Trace | None:
-    """Run a forward and record what its blocks are given; then they are given the states of `given` instead.
+    """Run a forward and record what its blocks are given.
+
+    They are given the states of `given` in its place, once that is recorded.
 
     Returns:
         _Trace: None where no block is given hidden states, or blocks are called otherwise than in `given`.
@@ -134,7 +138,7 @@ def _trace(model: nn.Module, run: Run, given: _Trace | None = None) -> _Trace | 
 
 
 def _places(run: Run, value: Any) -> list[int]:
-    """Return the document's places in hidden states [B, S, D]; none where a value is anything else."""
+    """Return the document's places in hidden states [B, S, D]; of anything else, none."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dim() != 3:
         return []
     return list(run.places(value.shape[0], value.shape[1]) or ())
@@ -145,9 +149,9 @@ def _form(trace: _Trace) -> tuple[list[nn.Module], list[torch.Size]]:
 
 
 def _excesses(ours: _Trace, theirs: _Trace) -> list[torch.Tensor]:
-    """Return by how much tokens differ beyond one rounding, relative to what a layer adds: float32[S] for each layer.
+    """Return by how much tokens differ beyond one rounding: float32[S] for each layer.
 
-    Before the first layer and at the end they are relative to the states themselves.
+    It is relative to what the layer adds; before the first layer and at the end, to the states themselves.
     """
     states, found = [each.float() for each in theirs.states], []
     added = [states[0], *(after - before if after.shape == before.shape else after for before, after in pairwise(states))]
@@ -162,7 +166,7 @@ def _excesses(ours: _Trace, theirs: _Trace) -> list[torch.Tensor]:
 
 
 def _eps(states: torch.Tensor) -> float:
-    """Return the relative size of one rounding of states, or of what they are computed in under autocast."""
+    """Return the relative size of one rounding of states, or of autocast's."""
     kind, own = states.device.type, torch.finfo(states.dtype).eps
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return max(own, torch.finfo(torch.get_autocast_dtype(kind)).eps)
