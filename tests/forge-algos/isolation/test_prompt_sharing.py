@@ -91,6 +91,13 @@ def test_attention_that_does_not_share_prompts_is_found(attention, reason):
     assert reason in why
 
 
+def test_a_forgotten_prompt_is_found_in_few_digits():
+    """Attention that leaves the prompt out is found in bfloat16, though the prompt's own tokens are most and come out right."""
+    can, why = shares_prompts(make(attention="test_forgetful").bfloat16(), device=CPU)
+    assert not can
+    assert "the second completion comes out otherwise than alone" in why
+
+
 def test_a_decoder_that_mixes_completions_is_found():
     """A model whose decoder passes on what came before in the row is found.
     Even where its attention is right.

@@ -4,6 +4,7 @@ A model with virtual tokens before each document gets documents in padded lines 
 tried and not inferred from names, as in `isolation`. Alone is plain PEFT with one document and no mask.
 """
 
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,11 +13,13 @@ from torch import nn
 from forge_algos._errors import AdapterError
 from forge_algos._modules import unwrap, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
-from forge_algos.heads._layout import lay_out
+from forge_algos.heads._layout import Layout, lay_out
+from forge_algos.isolation._by_layers import Run, apart_by_layers
 from forge_algos.isolation._isolation import (
     Passed,
     batch_hidden_states,
     equal_within_rounding,
+    is_fine,
     made_up_ids,
     require_isolation,
     require_passed,
@@ -69,11 +72,34 @@ _REMEDY = "Load it with attention=sdpa or eager, or take adapter=lora"
 
 def _problem(model: nn.Module, device: torch.device) -> str | None:
     ids, vocab = made_up_ids(model, sum(_LENGTHS), device)
-    lines = _in_lines(model, ids)
-    for which, document, found in zip(("first", "second"), ids.split(list(_LENGTHS)), lines, strict=True):
-        alone = batch_hidden_states(model, {"input_ids": document[None], "use_cache": False})[0, -len(document) :]
-        if not equal_within_rounding(found, alone):
-            return f"the {which} of two documents comes out otherwise than alone"
+    lines, documents = _in_lines(model, ids), ids.split(list(_LENGTHS))
+
+    def alone(which: int) -> torch.Tensor:
+        return batch_hidden_states(model, {"input_ids": documents[which][None], "use_cache": False})
+
+    def apart(which: int) -> bool:
+        length, width = _LENGTHS[which], max(_LENGTHS)
+        other = torch.cat([part if number == which else (part + 1) % vocab for number, part in enumerate(documents)])
+
+        # Virtual tokens have places, the first ones, only as embeddings; they are looked at too.
+        def in_lines(count: int, places: int) -> Sequence[int] | None:
+            begin = which * places
+            return range(begin, begin + places - width + length) if count == len(documents) and places >= width else None
+
+        def in_one(count: int, places: int) -> Sequence[int] | None:
+            return range(places) if count == 1 and places >= length else None
+
+        return not is_fine(lines[which]) and apart_by_layers(
+            model,
+            Run(lambda: _run_lines(model, ids)[1], in_lines),
+            Run(lambda: alone(which), in_one),
+            Run(lambda: _run_lines(model, other)[1], in_lines),
+            own=length,
+        )
+
+    for which, name in enumerate(("first", "second")):
+        if not equal_within_rounding(lines[which], alone(which)[0, -_LENGTHS[which] :]) and not apart(which):
+            return f"the {name} of two documents comes out otherwise than alone"
     changed = ids.clone()
     changed[-2] = (changed[-2] + 1) % vocab
     first, second = _in_lines(model, changed)
@@ -88,7 +114,13 @@ def _problem(model: nn.Module, device: torch.device) -> str | None:
 
 def _in_lines(model: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Run the documents in lines; returns hidden states (or logits) float[S, D] of each."""
+    layout, hidden = _run_lines(model, ids)
+    return layout.packed(hidden)[0].split(list(_LENGTHS))
+
+
+def _run_lines(model: nn.Module, ids: torch.Tensor) -> tuple[Layout, torch.Tensor]:
+    """Run the documents in lines; returns hidden states (or logits) float[B, S, D]."""
     positions = torch.cat([torch.arange(length) for length in _LENGTHS]).to(ids.device)
     row = packed_inputs(ids, positions, torch.tensor([0, *_LENGTHS]).cumsum(0), max(_LENGTHS))
     layout = lay_out(model, row)
-    return layout.packed(batch_hidden_states(model, layout.inputs))[0].split(list(_LENGTHS))
+    return layout, batch_hidden_states(model, layout.inputs)

@@ -31,10 +31,12 @@ from forge_algos._modules import (
     override_forward,
     text_config,
 )
+from forge_algos.isolation._by_layers import Places, Run, apart_by_layers, in_row
 from forge_algos.isolation._isolation import (
     REFUSALS,
     REMEDY,
     equal_within_rounding,
+    is_fine,
     made_up_ids,
     made_up_lengths,
     require_isolation,
@@ -360,24 +362,52 @@ def _is_exact(alone: _Alone, model: nn.Module, device: torch.device) -> bool:
     """Compare documents of a row, run in lines, with each in a plain forward of its own."""
     short, long = made_up_lengths(model)
     lengths = [short, long, short]
-    ids, _ = made_up_ids(model, sum(lengths), device)
-    starts = [0, *accumulate(lengths)]
-    found: list[torch.Tensor] = []
+    ids, vocab = made_up_ids(model, sum(lengths), device)
+    starts, documents = [0, *accumulate(lengths)], ids.split(lengths)
 
-    def lines(*args: Any, **kwargs: Any) -> Any:
-        out = alone.run(starts, {**dict(zip(alone.names, args, strict=False)), **kwargs})
-        found.append(getattr(out, alone.output)[0])
-        return out
+    def run(forward: Callable[..., Any], tokens: torch.Tensor) -> torch.Tensor:
+        found: list[torch.Tensor] = []
 
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        out = alone.plain(*args, **kwargs)
-        found.append(getattr(out, alone.output)[0])
-        return out
+        def record(*args: Any, **kwargs: Any) -> Any:
+            out = forward({**dict(zip(alone.names, args, strict=False)), **kwargs})
+            found.append(getattr(out, alone.output))
+            return out
 
-    with override_forward(alone.module, lines):
-        model(input_ids=ids[None], use_cache=False)
-    with override_forward(alone.module, plain):
-        for document in ids.split(lengths):
-            model(input_ids=document[None], use_cache=False)
-    together, *each = found
-    return all(equal_within_rounding(*pair) for pair in zip(together.split(lengths), each, strict=True))
+        with override_forward(alone.module, record):
+            model(input_ids=tokens[None], use_cache=False)
+        return found[0]
+
+    def together(tokens: torch.Tensor) -> torch.Tensor:
+        return run(lambda given: alone.run(starts, given), tokens)
+
+    def by_itself(document: int) -> torch.Tensor:
+        return run(lambda given: alone.plain(**given), documents[document])
+
+    def apart(document: int) -> bool:
+        other = torch.cat([part if number == document else (part + 1) % vocab for number, part in enumerate(documents)])
+        places = _places_in_lines(lengths, alone.lines, document)
+        return not is_fine(row) and apart_by_layers(
+            model,
+            Run(lambda: together(ids), places),
+            Run(lambda: by_itself(document), in_row(lengths[document], range(lengths[document]))),
+            Run(lambda: together(other), places),
+        )
+
+    row = together(ids)
+    for document, found in enumerate(row[0].split(lengths)):
+        if not equal_within_rounding(found, by_itself(document)[0]) and not apart(document):
+            return False
+    return True
+
+
+def _places_in_lines(lengths: Sequence[int], lines: Lines, document: int) -> Places:
+    """Return the places of a document in the lines of its forward, and in the row.
+    Forwards whose lines differ in number or width are told from each other.
+    """
+    group = next(group for group in divide(lengths, lines) if document in group)
+    width, begin = max(lengths[each] for each in group), sum(lengths[:document])
+    known = {
+        (len(group), width): range(group.index(document) * width, group.index(document) * width + lengths[document]),
+        (1, sum(lengths)): range(begin, begin + lengths[document]),
+    }
+    return lambda count, places: known.get((count, places))

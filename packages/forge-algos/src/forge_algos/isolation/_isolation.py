@@ -8,6 +8,7 @@ one that builds its mask without positions (Falcon, Bloom) lets the second docum
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from torch import nn
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, decoder, mode, text_config, vocabulary
 from forge_algos.batches._packed import packed_inputs
+from forge_algos.isolation._by_layers import Run, apart_by_layers, in_row
 
 REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions by which a model refuses a row that it cannot run."""
@@ -40,6 +42,10 @@ def require_isolation(
 
     The second must do so whatever the first is. They are longer than the windows, chunks and convolutions of the model's
     configuration, up to 160 tokens. Tried in the weights' dtype, and under `autocast` too, where another kernel may run.
+
+    Compared are the decoder's hidden states (or logits), relative to their largest value: at all tokens to 1e-4 in float32, at
+    half of them to 0.05 below it. What exceeds that in fewer digits than float32's is compared layer by layer, each layer being
+    given the same numbers, so that rounding cannot grow with the layers (`apart_by_layers`).
 
     Raises:
         PackedBatchError: they do not, or the model cannot run a packed row at all.
@@ -164,27 +170,43 @@ def made_up_ids(model: nn.Module, number: int, device: torch.device) -> tuple[to
 def _problem(model: nn.Module, device: torch.device) -> str | None:
     lengths = made_up_lengths(model)
     ids, vocab = made_up_ids(model, sum(lengths), device)
-    first, second = ids.split(list(lengths))
-    packed = _run(model, first, second)
-    for which, document, found in (("first", first, packed[0]), ("second", second, packed[1])):
-        # Alone is a plain forward, which gives no positions: RoBERTa's own begin behind the padding token's, not at 0.
-        alone = hidden_states(model, {"input_ids": document[None], "use_cache": False})
-        if not alone.isfinite().all():
+    first, second = documents = ids.split(list(lengths))
+    changed = (first, (second + 1) % vocab), ((first + 1) % vocab, second)
+    places = range(lengths[0]), range(lengths[0], len(ids))
+    packed = _run(model, *documents)
+
+    def alone(which: int) -> torch.Tensor:
+        # A plain forward, which gives no positions: RoBERTa's own begin behind the padding token's, not at 0.
+        return hidden_states(model, {"input_ids": documents[which][None], "use_cache": False})
+
+    @cache
+    def apart(which: int) -> bool:
+        return not is_fine(packed) and apart_by_layers(
+            model,
+            Run(lambda: _run(model, *documents)[None], in_row(len(ids), places[which])),
+            Run(lambda: alone(which)[None], in_row(lengths[which], range(lengths[which]))),
+            Run(lambda: _run(model, *changed[which])[None], in_row(len(ids), places[which])),
+        )
+
+    for which, name in enumerate(("first", "second")):
+        expected = alone(which)
+        if not expected.isfinite().all():
             return "its outputs on made-up ids are not finite, so nothing can be compared"
-        if not equal_within_rounding(found, alone):
-            return f"the {which} of two comes out otherwise than alone"
-    if not equal_within_rounding(packed[1], _run(model, (first + 1) % vocab, second)[1]):
+        if not equal_within_rounding(packed[list(places[which])], expected) and not apart(which):
+            return f"the {name} of two comes out otherwise than alone"
+    other = _run(model, *changed[1])
+    if not equal_within_rounding(packed[list(places[1])], other[list(places[1])]) and not apart(1):
         return "the second of two changes with the first"
     return None
 
 
-def _run(model: nn.Module, *documents: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Run documents in one row; returns hidden states (or logits) float[S, D] of each."""
+def _run(model: nn.Module, *documents: torch.Tensor) -> torch.Tensor:
+    """Run documents in one row; returns hidden states (or logits) float[T, D]."""
     lengths = [len(document) for document in documents]
     positions = torch.cat([torch.arange(length) for length in lengths])
     boundaries = torch.tensor([0, *lengths]).cumsum(0)
     ids = torch.cat(documents)
-    return hidden_states(model, packed_inputs(ids, positions.to(ids.device), boundaries, max(lengths))).split(lengths)
+    return hidden_states(model, packed_inputs(ids, positions.to(ids.device), boundaries, max(lengths)))
 
 
 def hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
@@ -209,15 +231,20 @@ def batch_hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tenso
     return seen[0]
 
 
+def is_fine(states: torch.Tensor) -> bool:
+    """Return whether states are computed in float32 or finer."""
+    return torch.finfo(states.dtype).eps < 1e-6 and not _is_autocast(states.device)
+
+
 def equal_within_rounding(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Compare within rounding: at all tokens in float32, at half of them in fewer digits.
 
     The bound is relative to the largest value: 1e-4 in float32 (1e-3 where torch multiplies it in fewer digits, as TF32), 0.05
     below it. Rounding makes about 1e-6 in float32; weights that are small make a leak small too. In few digits an expert may
     change with nothing but the shape of a product; a leak or a wrong position shows at all tokens, by parts of the values
-    themselves.
+    themselves. Rounding alone may exceed 0.05 in few digits after dozens of layers: there `apart_by_layers` decides.
     """
-    fine = torch.finfo(ours.dtype).eps < 1e-6 and not _is_autocast(ours.device)
+    fine = is_fine(ours)
     error = (ours.float() - theirs.float()).abs().amax(dim=-1) / theirs.float().abs().max()
     whole = torch.get_float32_matmul_precision() == "highest"
     # Not "larger than": NaN must not pass.

@@ -5,8 +5,9 @@ beyond them. So a function that does not name the argument is not even tried, an
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,9 +17,11 @@ from torch import nn
 from forge_algos._modules import attention_of, causal_model, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.isolation._alone import runs_alone
+from forge_algos.isolation._by_layers import Run, apart_by_layers, in_row
 from forge_algos.isolation._isolation import (
     equal_within_rounding,
     hidden_states,
+    is_fine,
     made_up_ids,
     run_test,
     with_and_without_autocast,
@@ -32,6 +35,8 @@ _answers: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Answer]] = WeakKeyD
 _POSITIONS = (0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 4, 5, 4, 5, 6)
 _SEGMENTS = (5, 7, 2, 3)
 _SEEN = ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9, 10, 11), (5, 6, 7, 8, 12, 13), (5, 6, 7, 8, 14, 15, 16))
+_OWN = (5, 3, 2, 3)
+"""Tokens at the end of each that are not the prompt's."""
 _NAMES = ("a document before the group", "the first completion", "the second completion", "the third completion")
 
 
@@ -109,13 +114,40 @@ def _knows_rows(attention: str) -> bool:
 def _problem(model: nn.Module, device: torch.device) -> str | None:
     ids, vocab = made_up_ids(model, len(_POSITIONS), device)
     shared = _shared(model, ids)
-    for name, rows in zip(_NAMES, _SEEN, strict=True):
-        alone = packed_inputs(ids[list(rows)], torch.arange(len(rows), device=device), torch.tensor([0, len(rows)]), len(rows))
-        if not equal_within_rounding(shared[list(rows)], hidden_states(model, alone)):
+
+    def changed_but(rows: Sequence[int]) -> torch.Tensor:
+        others = torch.ones_like(ids)
+        others[list(rows)] = 0
+        return (ids + others) % vocab
+
+    def alone(rows: Sequence[int]) -> torch.Tensor:
+        positions = torch.arange(len(rows), device=device)
+        return hidden_states(model, packed_inputs(ids[list(rows)], positions, torch.tensor([0, len(rows)]), len(rows)))
+
+    @cache
+    def apart(which: int) -> bool:
+        rows = _SEEN[which]
+        return not is_fine(shared) and apart_by_layers(
+            model,
+            Run(lambda: _shared(model, ids)[None], in_row(len(ids), rows)),
+            Run(lambda: alone(rows)[None], in_row(len(rows), range(len(rows)))),
+            Run(lambda: _shared(model, changed_but(rows))[None], in_row(len(ids), rows)),
+            own=_OWN[which],
+        )
+
+    def equal(which: int, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+        # A completion's own tokens by themselves too: its prompt's would be half of all, and are right without a prompt.
+        own = _OWN[which]
+        return equal_within_rounding(ours, theirs) and equal_within_rounding(ours[-own:], theirs[-own:])
+
+    for which, name in enumerate(_NAMES):
+        rows = _SEEN[which]
+        if not equal(which, shared[list(rows)], alone(rows)) and not apart(which):
             return f"{name} comes out otherwise than alone"
     changed = ids.clone()
     changed[9:14] = (ids[9:14] + 1) % vocab
-    if not equal_within_rounding(_shared(model, changed)[list(_SEEN[3])], shared[list(_SEEN[3])]):
+    last = list(_SEEN[3])
+    if not equal(3, _shared(model, changed)[last], shared[last]) and not apart(3):
         return "the third completion changes with those before it"
     return None
 

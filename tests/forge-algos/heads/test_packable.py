@@ -1,0 +1,37 @@
+"""Documents in lines before which virtual tokens stand are compared with plain PEFT."""
+
+import pytest
+
+from forge_algos import AdapterError, AdapterSettings, adapt
+from forge_algos.heads import _packable
+from forge_algos.heads._packable import require_packable
+
+from ..isolation.test_by_layers import deep
+from ..oracle import CPU
+
+
+def adapted(adapter):
+    """Return a model of many layers in bfloat16 with virtual tokens."""
+    return adapt(deep("llama"), AdapterSettings(adapter=adapter, num_virtual_tokens=3)).model
+
+
+@pytest.mark.parametrize("adapter", ["prefix", "prompt"])
+def test_rounding_of_many_layers_is_no_difference(adapter, monkeypatch):
+    """Lines pass layer by layer where rounding has grown too far for the whole model's bound."""
+    answers, compare = [], _packable.apart_by_layers
+    monkeypatch.setattr(
+        _packable, "apart_by_layers", lambda *args, **rest: answers.append(compare(*args, **rest)) or answers[-1]
+    )
+    require_packable(adapted(adapter), device=CPU)
+    assert answers
+    assert all(answers)
+
+
+@pytest.mark.parametrize("adapter", ["prefix", "prompt"])
+def test_lines_that_mix_are_found_beside_rounding(adapter):
+    """A layer that gives one line a tenth of another is found."""
+    model = adapted(adapter)
+    layer = model.get_base_model().model.layers[20]
+    layer.register_forward_hook(lambda _module, args, output: output + 0.1 * (args[0].roll(1, 0) - args[0]))
+    with pytest.raises(AdapterError, match="of two documents comes out otherwise than alone"):
+        require_packable(model, device=CPU)
