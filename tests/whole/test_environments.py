@@ -74,7 +74,7 @@ def test_the_environment_of_everything_has_every_package_with_every_extra() -> N
     """What is not tested alone is tested there: no extra is left out."""
     extras = {folder: set(package.project.get("optional-dependencies", {})) for folder, package in PACKAGES.items()}
     assert members("all") == {folder: found - IN_A_LANE for folder, found in extras.items()}
-    assert members("liger") == {"forge-accel": {"liger"}, "forge-algos": set()}
+    assert members("triton") == {"forge-accel": {"liger"}, "forge-algos": {"bitsandbytes"}}
 
 
 def test_the_quickstart_installs_what_it_needs_and_no_more() -> None:

@@ -18,7 +18,7 @@ from forge_algos.losses._likelihood import Likelihood, score_in_place
 SCRIPT = Path(__file__).with_name("interpreted_kernel.py")
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
-    reason="Triton, which comes with builds of torch for GPUs, is not installed: hatch run liger:test",
+    reason="Triton, which comes with builds of torch for GPUs, is not installed: hatch run triton:test",
 )
 
 

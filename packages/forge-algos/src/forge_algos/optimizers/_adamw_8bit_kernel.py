@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 BLOCKS = 4
-"""Blocks of 256 numbers that a program moves one after the other. It is one warp, so that a block's largest needs no barrier."""
+"""Blocks of 256 numbers that a program moves in turn. It is one warp, so that a block's largest needs no barrier."""
 LEAST = tl.constexpr(1e-37)
 LOG10_OF_2, LOG2_OF_10 = tl.constexpr(math.log10(2)), tl.constexpr(math.log2(10))
 
@@ -144,7 +144,9 @@ def launch(
     beta1, beta2, eps, rate, correction, decay = rates
     rows, blocks = scales[0].shape
     how: dict[str, Any] = {"ROUND": weight.dtype == torch.bfloat16, "BLOCKS": BLOCKS, "num_warps": 1}
-    _move[(rows, triton.cdiv(blocks, BLOCKS))](
-        weight, grad, *codes, *scales, *values, weight.shape[1], blocks,
-        beta1, beta2, 1 - beta1, 1 - beta2, eps, rate, 1 / correction, decay, *place, **how,
-    )  # fmt: skip
+    # Triton launches on the current device, torch where the tensors are.
+    with torch.accelerator.device_index(weight.device.index):
+        _move[(rows, triton.cdiv(blocks, BLOCKS))](
+            weight, grad, *codes, *scales, *values, weight.shape[1], blocks,
+            beta1, beta2, 1 - beta1, 1 - beta2, eps, rate, 1 / correction, decay, *place, **how,
+        )  # fmt: skip
