@@ -20,7 +20,7 @@ FAMILIES_A_PROCESS = 16
 """A new process costs what the device takes to open; one of whose kernels failed answers nothing more."""
 
 
-SECONDS = 100.0
+SECONDS = 180.0
 """What has not been answered then, nor alone in half of that, is said to be unasked."""
 
 
