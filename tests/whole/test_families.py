@@ -87,7 +87,7 @@ def test_osft_over_two_ranks_is_that_of_one_process(model_type: str, tmp_path: P
 def test_a_wrong_gradient_is_found(tmp_path: Path) -> None:
     """What the comparison looks for it finds: packed rows whose positions go on over a document's end."""
     family_check.save("gpt2", tmp_path)
-    plain = family_check.plain_step(tmp_path)
+    plain = family_check.plain_step(tmp_path, family_check.torch.device("cpu"))
     loaded = family_check.load(tmp_path)
     assert family_check.compare(family_check.step(loaded.model), plain)["ok"]
     loaded.model.register_forward_pre_hook(_positions_go_on, with_kwargs=True)
