@@ -1,11 +1,10 @@
 """The tax of exactness: what proofs, sums and verified exports take of a run, and the loop's guards of a step.
 
-Two measurements. Whole runs of `forge.sft`, in turn with all of it and with none (its functions replaced here; nobody can set
+Two measurements. Two whole runs of `forge.sft`, one with all of it and one with none (its functions replaced here; nobody can set
 that), whose functions are timed where they run. And steps of forge's loop beside a bare one's. A run of 1,000 steps with one
 export is what the limit of 3 % is for: proofs and exports cost the same in a short run.
 """
 
-import statistics
 import tempfile
 import time
 from collections import Counter
@@ -63,38 +62,35 @@ def _timed(names: Iterator[str] | list[str], seconds: Counter[str]) -> Iterator[
 
 @check("speed")
 def tax(here: Here) -> tuple[bool | None, dict[str, Any]]:
-    """Compare runs with proofs, sums and verified exports and without, in turn; and forge's loop with a bare one."""
+    """Compare a run with proofs, sums and verified exports with one without; and forge's loop with a bare one."""
     import forge
 
-    walls: dict[str, list[float]] = {"with": [], "without": []}
-    proofs: list[Counter[str]] = []
+    walls: dict[str, float] = {}
+    proofs = Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         base, steps = Path(folder), 3 if here.toy else 10
         # Compiling takes as long with proofs as without, and longer than either run.
         how = prepared_run(here, base, "1b", length=20 if here.toy else 900) | {"max_steps": steps, "compile": "off"}
-        for turn in range(1):
-            for name in ("with", "without"):
-                replaced, seconds = _without(here), Counter[str]()
-                with ExitStack() as stack:
-                    if name == "with":
-                        stack.enter_context(_timed(list(replaced), seconds))
-                    else:
-                        for target, function in replaced.items():
-                            stack.enter_context(patch(target, function))
-                    began = time.perf_counter()
-                    forge.sft(**how, ckpt_output_dir=str(base / f"{name}{turn}"))
-                    walls[name].append(time.perf_counter() - began)
+        for name in ("with", "without"):
+            replaced = _without(here)
+            with ExitStack() as stack:
                 if name == "with":
-                    proofs.append(seconds)
-    fixed = statistics.median(sum(each.values()) for each in proofs)
+                    stack.enter_context(_timed(list(replaced), proofs))
+                else:
+                    for target, function in replaced.items():
+                        stack.enter_context(patch(target, function))
+                began = time.perf_counter()
+                forge.sft(**how, ckpt_output_dir=str(base / name))
+                walls[name] = time.perf_counter() - began
+    fixed = sum(proofs.values())
     ours, bare = (side(here, "", "1b", 16_384, **more)[1]["seconds_per_step"] for more in ({}, {"bare": True}))
     of_step = max(0.0, ours - bare)
     share = (fixed + STEPS * of_step) / (fixed + STEPS * ours)
     facts = {
         "share": round(share, 4), "most": MOST, "of_a_run_of_steps": STEPS, "proofs_seconds": round(fixed, 3),
-        "parts_seconds": {name: round(statistics.median(each[name] for each in proofs), 3) for name in proofs[0]},
+        "parts_seconds": {name: round(each, 3) for name, each in proofs.items()},
         "share_of_a_step": round((ours - bare) / ours, 4), "steps": steps,
-        "run_seconds": {name: [round(each, 2) for each in found] for name, found in walls.items()},
-        "with_over_without": round(statistics.median(walls["with"]) / statistics.median(walls["without"]), 4),
+        "run_seconds": {name: round(each, 2) for name, each in walls.items()},
+        "with_over_without": round(walls["with"] / walls["without"], 4),
     }  # fmt: skip
     return None if here.toy else share <= MOST, facts
