@@ -1,6 +1,6 @@
 """The tax of exactness: what proofs, sums and verified exports take of a run, and the loop's guards of a step.
 
-Two measurements. Two whole runs of `forge.sft`, one with all of it and one with none (its functions replaced here; nobody can set
+Whole runs of `forge.sft`, one with all and one with none (its functions replaced here; nobody can set
 that), whose functions are timed where they run. And steps of forge's loop beside a bare one's. A run of 1,000 steps with one
 export is what the limit of 3 % is for: proofs and exports cost the same in a short run.
 """
