@@ -60,11 +60,16 @@ class ForgeReader(StorageReader):
             self._path, self._manifest, self._verified = Path(checkpoint_id), None, False
 
     def read_metadata(self) -> Metadata:  # pyrefly: ignore[bad-override]  arguments would ask for metadata of each rank
-        """Read the manifest."""
-        return metadata_of(self._read_manifest().tensors)
+        """Read the manifest; what is wrong with it `set_up_storage_reader` raises, which comes next."""
+        try:
+            return metadata_of(self._read_manifest().tensors)
+        except CheckpointError:
+            # torch 2.11 drops an error of this method, and says that there is no metadata.
+            return Metadata({})
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: each rank reads the manifest."""
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Read the manifest on each rank."""
+        self._read_manifest()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan."""
@@ -96,10 +101,11 @@ class ForgeReader(StorageReader):
     def _read_manifest(self) -> Manifest:
         if self._manifest is None:
             try:
-                self._manifest = read_manifest(self._path, folder.step_of(self._path))
-                check_sizes(self._path, self._manifest.files)
+                manifest = read_manifest(self._path, folder.step_of(self._path))
+                check_sizes(self._path, manifest.files)
             except (Damaged, OSError) as error:
                 raise CheckpointError(f"{self._path} is not whole: {error}") from None
+            self._manifest = manifest
         return self._manifest
 
 

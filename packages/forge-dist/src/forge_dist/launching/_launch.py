@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -152,9 +153,10 @@ def _run_agent(
         args=tuple(arguments),
         max_restarts=topology.max_restarts,
     )
-    agent = LocalElasticAgent(
-        spec, logs_specs=logs, exit_barrier_timeout=_EXIT_BARRIER_SECONDS, shutdown_timeout=int(AFTER_FAILURE_SECONDS)
-    )
+    # torch 2.11 has no such limit of its own: the supervisor's is as long.
+    known = signature(LocalElasticAgent).parameters
+    limits = {name: int(AFTER_FAILURE_SECONDS) for name in ("shutdown_timeout",) if name in known}
+    agent = LocalElasticAgent(spec, logs_specs=logs, exit_barrier_timeout=_EXIT_BARRIER_SECONDS, **limits)
 
     def workers() -> list[Watched]:
         group = agent.get_worker_group().workers
