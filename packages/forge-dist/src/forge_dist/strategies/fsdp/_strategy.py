@@ -136,6 +136,11 @@ class FSDP(TorchStrategy):
     def read(self, request: LoadRequest) -> "PreTrainedModel":
         if request.quantization is not None:
             # `wrap` shards it, once the adapter is there.
+            if torch.__version__.startswith("2.11."):
+                raise StrategyError(
+                    f"torch {torch.__version__} cannot divide weights that are codes: train a quantized base with strategy=ddp, "
+                    "or install a newer torch"
+                )
             if self.settings.gather_dtype == "bfloat16":
                 raise StrategyError(
                     "gather_dtype=bfloat16 is for weights that are numbers, and a quantized base is codes: leave it out"
