@@ -138,8 +138,8 @@ class FSDP(TorchStrategy):
             # `wrap` shards it, once the adapter is there.
             if torch.__version__.startswith("2.11."):
                 raise StrategyError(
-                    f"torch {torch.__version__} cannot divide weights that are codes: train a quantized base with strategy=ddp, "
-                    "or install a newer torch"
+                    f"torch {torch.__version__} cannot divide weights that are codes: train a quantized base with "
+                    "strategy=ddp, or install a newer torch"
                 )
             if self.settings.gather_dtype == "bfloat16":
                 raise StrategyError(
