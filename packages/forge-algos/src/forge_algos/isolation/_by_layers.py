@@ -69,8 +69,8 @@ def apart_by_layers(model: nn.Module, packed: Run, alone: Run, changed: Run, *, 
 
     Hidden states at the document's places are compared before the first block, after each, and at the end, by the norm of each
     token's difference. From the document alone it may be 0.1 of what the layer adds to the token, at half of the tokens, and
-    0.02 of the states before the first one. Between rows that differ in the other document alone it may be 0.02 of that, at all tokens, for what a convolution carries
-    on shows at the first few. One rounding of the states themselves is allowed in both.
+    0.02 of the states before the first one. Between rows that differ in the other document alone it may be 0.02 of that, at all
+    tokens, for what a convolution carries on shows at the first few. One rounding of the states themselves is allowed in both.
 
     Args:
         model: bare or wrapped.

@@ -109,7 +109,8 @@ def _move(
                 bits = (bits ^ (bits >> 15)) * 0x846CA68B
                 rounded = (weight.to(tl.uint32, bitcast=True) + (bits >> 16)) & 0xFFFF0000
                 # NaN has all bits set on a GPU: added to, it would be -0.
-                weight = tl.where(weight == weight, rounded.to(tl.float32, bitcast=True), weight)
+                magnitude = weight.to(tl.uint32, bitcast=True) & 0x7FFFFFFF
+                weight = tl.where(magnitude > 0x7F800000, weight, rounded.to(tl.float32, bitcast=True))
             tl.store(weight_at + at, weight.to(weight_at.dtype.element_ty), mask=mask)
 
             scale1 = tl.max(tl.abs(moment1), axis=0)
