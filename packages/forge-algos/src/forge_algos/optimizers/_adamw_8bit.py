@@ -75,8 +75,12 @@ class AdamW8bit(OneByOne):
         self._numbers = {p: number for number, p in enumerate(parameters)} if numbers is None else dict(numbers)
         self._seed = seed
         self._maps: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._by_kernel: dict[torch.device, bool] = {}
         for device in sorted({p.device for p in parameters}, key=str):
             self._try(device)
+            # Not in a first step, which may be a memory plan's: none of Triton's kernels is launched there, so that the trial
+            # would fail, and be remembered.
+            self._by_kernel[device] = _has_kernel(device)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned, each tensor in the dtype that it had there."""
@@ -115,11 +119,12 @@ class AdamW8bit(OneByOne):
         """Move a matrix [M, D], its moments [M, D] and scales [M, blocks], all of them contiguous."""
         weight, moments, scales = held[0], held[1:3], held[3:]
         (count, width), (first, key) = weight.shape, place
-        if scales and _has_kernel(weight.device):
-            values = self._quantiles(weight.device)
+        device = weight.device
+        if scales and (self._by_kernel[device] if device in self._by_kernel else _has_kernel(device)):
+            values = self._quantiles(device)
             _move_at_once(weight, grad, *moments, *scales, *values, *_rates(*how), first, *keys_of_places(key))
             return
-        numbers = _AT_ONCE_ON_A_CPU if weight.device.type == "cpu" else _AT_ONCE
+        numbers = _AT_ONCE_ON_A_CPU if device.type == "cpu" else _AT_ONCE
         at_once = max(1, numbers // width) if self._copies(weight, scales) else count
         for start in range(0, count, at_once):
             part = slice(start, start + at_once)
