@@ -34,7 +34,7 @@ _AT_ONCE, _AT_ONCE_ON_A_CPU = 2**25, 2**22
 
 
 class AdamW8bit(OneByOne):
-    """AdamW (arXiv 1711.05101) with moments in 8 bits (2110.02861), by bitsandbytes' kernels.
+    """AdamW (arXiv 1711.05101) with moments in 8 bits (2110.02861), by the device's kernels.
 
     bfloat16 weights are moved in float32 and rounded stochastically: see `_rounding`. A parameter's state is `step`, and
     `state1` and `state2`, the moments: uint8 of the parameter's shape with `absmax1` and `absmax2`, float32[rows, blocks], or
