@@ -250,3 +250,17 @@ def test_documents_that_are_run_alone_share_forwards():
         lambda _module, args, output: (output[0] + args[0].mean(1, keepdim=True), *output[1:])
     )
     assert HOW["equal"] in keep_documents_apart(model, device=CPU)[1]
+
+
+def test_padding_that_is_seen_is_found_in_long_lines(monkeypatch):
+    """A model that sees all of a line is given no padded ones: two places of 157, with a window of 150, would hardly show."""
+    plain = nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        nn.functional,
+        "scaled_dot_product_attention",
+        lambda *given, **how: plain(*given, **{**how, "attn_mask": None, "is_causal": False}),
+    )
+    model = deep("llama", layers=4)
+    model.config.block_size = 150
+    model.config.max_position_embeddings = 512
+    assert HOW["equal"] in keep_documents_apart(model, device=CPU)[1]
