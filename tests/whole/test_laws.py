@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from pathlib import PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +23,7 @@ UNSAFE_CALLS = {"torch.load", "eval", "exec", "os.system", "yaml.unsafe_load", "
 FIRST_LINE = 90
 WITH_TORCH = {"triton"}
 """Comes with torch's builds for GPUs and can be declared for no others: imported where it is used, as an extra is.
-A file of kernels, `*_kernel.py`, begins with it, and is imported so itself."""
+A file of kernels, `*_kernel.py`, may begin with it, and is imported so itself then."""
 
 
 def undeclared_imports(package: Package, tree: ast.Module, *, kernels: bool = False) -> Iterator[str]:
@@ -103,23 +103,37 @@ def test_a_leaf_imports_no_other_package(folder: str) -> None:
 def test_a_package_imports_only_what_it_declares(folder: str) -> None:
     """Whatever a package imports, its pyproject.toml declares; an extra is imported only where it is used."""
     package = PACKAGES[folder]
-    found = ((s.where, undeclared_imports(package, s.tree, kernels=is_of_kernels(s.where))) for s in package.sources)
+    found = ((s.where, undeclared_imports(package, s.tree, kernels=is_of_kernels(s.where, s.tree))) for s in package.sources)
     assert [f"{where}:{line}" for where, lines in found for line in lines] == []
 
 
-def is_of_kernels(where: str) -> bool:
-    """Return whether a file holds Triton's kernels."""
-    return where.endswith("_kernel.py")
+def is_of_kernels(where: str, tree: ast.Module) -> bool:
+    """Return whether a file begins with Triton, and holds kernels by its name; one that defers Triton is a file like any."""
+    return where.endswith("_kernel.py") and any(found.name in WITH_TORCH and not found.deferred for found in imports(tree))
+
+
+def named_at_import(tree: ast.Module) -> set[str]:
+    """Last parts of the modules that a file imports when it is imported, and of what it takes from them."""
+    found = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = {node.module or "" for node in found if isinstance(node, ast.ImportFrom)}
+    return {name.rpartition(".")[2] for name in modules | {alias.name for node in found for alias in node.names}}
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
 def test_files_of_kernels_are_imported_where_they_are_used(folder: str) -> None:
-    """Without Triton a package is imported all the same: what begins with it is no module's import."""
+    """Without Triton a package is imported all the same."""
     sources = PACKAGES[folder].sources
-    begin = {PurePath(s.where).stem for s in sources if any(i.name in WITH_TORCH and not i.deferred for i in imports(s.tree))}
-    at_import = (node for s in sources for node in s.tree.body if isinstance(node, ast.ImportFrom))
-    assert [node.module for node in at_import if (node.module or "").rpartition(".")[2] in begin] == []
-    assert bool(begin) == (folder == "forge-algos")
+    kernels = {Path(s.where).stem for s in sources if is_of_kernels(s.where, s.tree)}
+    assert [s.where for s in sources if named_at_import(s.tree) & kernels] == []
+
+
+@pytest.mark.parametrize("planted", ["from a import _b_kernel", "from a._b_kernel import f", "import a._b_kernel as k"])
+def test_a_kernel_that_is_imported_with_its_package_is_found(planted: str) -> None:
+    """However it is spelled; in a function it is imported where it is used."""
+    assert "_b_kernel" in named_at_import(ast.parse(planted))
+    assert "_b_kernel" not in named_at_import(ast.parse(f"def f():\n    {planted}"))
+    assert is_of_kernels("a/_b_kernel.py", ast.parse("import triton.language as tl"))
+    assert not is_of_kernels("a/_b_kernel.py", ast.parse("def f():\n    import triton"))
 
 
 @pytest.mark.parametrize("folder", ["forge-data", "forge-packing"])

@@ -156,6 +156,23 @@ def test_models_that_mix_documents_are_found_beside_rounding(name):
 
 
 @pytest.mark.usefixtures("by_layers")
+def test_positions_that_are_small_beside_tokens_are_found():
+    """Positions that count on are seen in what the first layer is given, though they are a twentieth of it."""
+    for counts in (False, True):
+        model = deep("llama", layers=4)
+        table = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) * 0.16 / 20
+
+        def add(_module, _args, states, counts=counts, table=table):
+            return states + table[torch.arange(states.shape[1]) * counts].to(states.dtype)
+
+        model.model.embed_tokens.register_forward_hook(add)
+        if not counts:
+            require_isolation(model, device=CPU)
+    with pytest.raises(PackedBatchError, match="does not keep packed documents apart: the second of two"):
+        require_isolation(model, device=CPU)
+
+
+@pytest.mark.usefixtures("by_layers")
 def test_layers_with_a_state_that_are_divided_pass():
     """A model whose layers with a state run document by document is packed."""
     model = deep("state space beside attention", layers=2, fewer_than=24)
@@ -232,4 +249,18 @@ def test_documents_that_are_run_alone_share_forwards():
     model.transformer.h[2].register_forward_hook(
         lambda _module, args, output: (output[0] + args[0].mean(1, keepdim=True), *output[1:])
     )
+    assert HOW["equal"] in keep_documents_apart(model, device=CPU)[1]
+
+
+def test_padding_that_is_seen_is_found_in_long_lines(monkeypatch):
+    """A model that sees all of a line is given no padded ones: two places of 157, with a window of 150, would hardly show."""
+    plain = nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        nn.functional,
+        "scaled_dot_product_attention",
+        lambda *given, **how: plain(*given, **{**how, "attn_mask": None, "is_causal": False}),
+    )
+    model = deep("llama", layers=4)
+    model.config.block_size = 150
+    model.config.max_position_embeddings = 512
     assert HOW["equal"] in keep_documents_apart(model, device=CPU)[1]

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 import forge_algos
 from forge_algos.losses import _likelihood_kernel
 from forge_algos.memory._rehearsal import _runs_as_it_is
+from forge_algos.optimizers import _adamw_8bit
 
 from ...lanes import ci_keeps
 
@@ -400,6 +401,24 @@ def test_a_plan_holds_for_the_heads_kernel_too(monkeypatch: pytest.MonkeyPatch) 
     assert peaks[0].parts["head"] > 700 * 512 * (4 + 2)
     assert peaks[0].bytes == peaks[1].bytes
     assert peaks[0].parts == peaks[1].parts
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_plan_moves_weights_by_the_kernel_that_a_run_does(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    """The device is tried before a step is rehearsed: within, no kernel is launched, and a trial would find a wrong one.
+
+    It would be remembered, and the run would take bitsandbytes' kernels, and their copies.
+    """
+    pytest.importorskip("bitsandbytes")
+    taken = []
+    monkeypatch.setitem(CONFIGS, "wide", lambda: LlamaConfig(**{**_SHAPE, "hidden_size": 320}))
+    monkeypatch.setattr(_adamw_8bit, "_move_at_once", lambda *held: taken.append(held[0].shape))
+    monkeypatch.setattr(_adamw_8bit, "_has_kernel", lambda _: there)
+    settings = forge_algos.AdapterSettings(adapter="none")
+    rehearsal, adaptation, model, moved = made("wide", settings, "adamw_8bit", outline=True, dtype=torch.bfloat16)
+    monkeypatch.setattr(_adamw_8bit, "_has_kernel", lambda _: pytest.fail("tried while a step is rehearsed"))
+    rehearsal.step(model, moved, [Row(9, 20)], objective=forge_algos.SFT, adaptation=adaptation)
+    assert bool(taken) == there
 
 
 def test_no_kernel_is_launched_on_tensors_without_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,12 @@
 """AdamW with moments in 8 bits: AdamW's steps but for rounding, for rows of any width, in float32 and bfloat16."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from forge_algos import OptimizerError, OptimizerSettings, cast_trained, make_optimizer
+from forge_algos.optimizers import _adamw_8bit
 from forge_algos.optimizers._adamw_8bit import BLOCK, ZEROS, AdamW8bit
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is an optional package")
@@ -61,6 +64,32 @@ def test_a_row_moves_by_itself():
             first.step()
             second.step()
         assert torch.equal(whole[0], torch.cat(list(parts))), width
+
+
+@pytest.mark.parametrize("shape", [(32, 512), (32, 600), (8, 16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_matrix_moves_alike_however_it_lies_in_memory(shape, dtype, monkeypatch):
+    """Transposed in memory, as factors of a decomposition are, it has the same bits; kernels know no strides."""
+    kernels, found = _adamw_8bit._kernels(), []
+
+    def checked(own, *given, **more):
+        assert all(each.is_contiguous() for each in (*given, *more.values()) if isinstance(each, torch.Tensor))
+        own(*given, **more)
+
+    for name in ("optimizer_update_8bit_blockwise", "optimizer_update_32bit"):
+        monkeypatch.setattr(kernels, name, partial(checked, getattr(kernels, name)))
+    for transposed in (False, True):
+        (parameter,) = matrices(shape, dtype=dtype)
+        if transposed:
+            parameter.data = parameter.data.T.contiguous().T
+        optimizer = AdamW8bit([{"params": [parameter]}], **ADAM)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            parameter.grad = torch.empty_like(parameter).copy_(torch.randn(shape, generator=generator))
+            optimizer.step()
+        assert parameter.is_contiguous() is not transposed
+        found.append([parameter.detach(), *(each for each in optimizer.state[parameter].values() if torch.is_tensor(each))])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 def test_what_has_8_bits():

@@ -97,6 +97,29 @@ def test_a_step_is_bitsandbytes(width, dtype):
             assert (apart.norm() / wide.norm()) < 3e-3, step
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # the interpreter's numpy speaks of NaN
+@interpreted
+def test_rows_of_any_width_and_numbers_that_are_none(monkeypatch):
+    """A row with more programs than a dimension of CUDA's grids takes (an expert of Mixtral's) moves whole; NaN stays NaN."""
+    from forge_algos.optimizers import _adamw_8bit_kernel
+
+    generator = torch.Generator().manual_seed(0)
+    drawn, grad = torch.randn(2, 5, 6000, generator=generator)
+    # Not a number, as a GPU writes it.
+    grad[2, 3000] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    maps, found = [values(signed=signed) for signed in (True, False)], []
+    for most in (_adamw_8bit_kernel.MOST_PROGRAMS, 4, 1):
+        monkeypatch.setattr(_adamw_8bit_kernel, "MOST_PROGRAMS", most)
+        codes = [torch.full((5, 6000), zero, dtype=torch.uint8) for zero in ZEROS]
+        held = drawn.bfloat16(), grad, *codes, *(torch.zeros(5, 24) for _ in ZEROS)
+        _adamw_8bit._move_at_once(*held, *maps, *_adamw_8bit._rates(1, GROUP), 0, 3, -5)
+        assert held[0].isnan().nonzero().tolist() == [[2, 3000]]
+        assert (held[0] != drawn.bfloat16()).float().mean(1).min() > 0.05
+        assert (held[4] > 0).all()
+        found.append([each.nan_to_num() for each in held])
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+
+
 @interpreted
 def test_the_trial_finds_a_kernel_that_is_right_and_one_that_is_wrong(monkeypatch):
     """What is made up for a device is moved as AdamW moves it; a kernel that moves by another rate is not taken."""

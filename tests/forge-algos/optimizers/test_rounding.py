@@ -35,6 +35,13 @@ def test_the_mean_is_the_number(share, sign):
     assert abs(part - share) < 5 * (share * (1 - share) / 1e6) ** 0.5
 
 
+def test_nan_stays_nan():
+    """Whatever bits of it are set, as all are on a GPU: what is drawn may not carry into the sign, which would make it -0."""
+    patterns = [0x7FFFFFFF, 0x7FC00000, 0x7F800001, -1, -0x400000, -0x7FFFFF]
+    exact = torch.tensor(patterns, dtype=torch.int32).view(torch.float32).expand(200, -1).contiguous()
+    assert rounded(exact, key=rounding_key(1, 2, 3)).isnan().all()
+
+
 def test_small_steps_arrive():
     """A thousand steps of a thousandth of the spacing move weights by a spacing on average; to the nearest by nothing."""
     weights = torch.ones(64, 256, dtype=torch.bfloat16)

@@ -360,8 +360,9 @@ def _fastest(
 
 def _is_exact(alone: _Alone, model: nn.Module, device: torch.device) -> bool:
     """Compare documents of a row, run in lines, with each in a plain forward of its own."""
-    short, long = made_up_lengths(model)
-    lengths = [short, long, short]
+    # As much padding as lines may have that are as long as these: what sees it differs by more than layers are allowed to.
+    short, _ = made_up_lengths(model)
+    lengths = [short, short * 7 // 5, short]
     ids, vocab = made_up_ids(model, sum(lengths), device)
     starts, documents = [0, *accumulate(lengths)], ids.split(lengths)
 

@@ -28,12 +28,13 @@ LEAST = 4096
 """Parameters of fewer numbers keep moments in 32 bits, and so do those whose rows are narrower than a block."""
 ZEROS = (127, 0)
 """Codes that stand for 0, of the first moment and of the second."""
+_MOMENTS = ("state1", "state2", "absmax1", "absmax2")
 _AT_ONCE, _AT_ONCE_ON_A_CPU = 2**25, 2**22
 """Numbers of which a float32 copy is made at a time: a GPU wants many a kernel, and few stay in a processor's caches."""
 
 
 class AdamW8bit(OneByOne):
-    """AdamW (arXiv 1711.05101) with moments in 8 bits (2110.02861), by bitsandbytes' kernels.
+    """AdamW (arXiv 1711.05101) with moments in 8 bits (2110.02861), by the device's kernels.
 
     bfloat16 weights are moved in float32 and rounded stochastically: see `_rounding`. A parameter's state is `step`, and
     `state1` and `state2`, the moments: uint8 of the parameter's shape with `absmax1` and `absmax2`, float32[rows, blocks], or
@@ -74,8 +75,12 @@ class AdamW8bit(OneByOne):
         self._numbers = {p: number for number, p in enumerate(parameters)} if numbers is None else dict(numbers)
         self._seed = seed
         self._maps: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._by_kernel: dict[torch.device, bool] = {}
         for device in sorted({p.device for p in parameters}, key=str):
             self._try(device)
+            # Not in a first step, which may be a memory plan's: none of Triton's kernels is launched there, so that the trial
+            # would fail, and be remembered.
+            self._by_kernel[device] = _has_kernel(device)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned, each tensor in the dtype that it had there."""
@@ -95,16 +100,32 @@ class AdamW8bit(OneByOne):
         first, count = _rows_here(parameter)
         if not count:
             return  # of a matrix with fewer rows than ranks
-        weight, grad = _matrix(parameter, count), _matrix(gradient, count).contiguous()
-        moments = [_matrix(state[key], count) for key in ("state1", "state2")]
-        scales = [_matrix(state[key], count) for key in ("absmax1", "absmax2") if key in state]
+        held = [_matrix(each, count) for each in (parameter, *(state[key] for key in _MOMENTS if key in state))]
+        # Kernels go through memory in its order, whatever strides say.
+        in_order = [each.contiguous() for each in held]
         key = rounding_key(self._seed, self._numbers[parameter], state["step"])
-        if scales and weight.is_contiguous() and _has_kernel(weight.device):
-            values = self._quantiles(weight.device)
-            _move_at_once(weight, grad, *moments, *scales, *values, *_rates(state["step"], group), first, *keys_of_places(key))
+        self._move_matrix(in_order, _matrix(gradient, count).contiguous(), (state["step"], group), (first, key))
+        for each, moved in zip(held, in_order, strict=True):
+            if moved is not each:
+                each.copy_(moved)
+
+    def _move_matrix(
+        self,
+        held: Sequence[torch.Tensor],
+        grad: torch.Tensor,
+        how: tuple[int, dict[str, Any]],
+        place: tuple[int, int],
+    ) -> None:
+        """Move a matrix [M, D], its moments [M, D] and scales [M, blocks], all of them contiguous."""
+        weight, moments, scales = held[0], held[1:3], held[3:]
+        (count, width), (first, key) = weight.shape, place
+        device = weight.device
+        if scales and (self._by_kernel[device] if device in self._by_kernel else _has_kernel(device)):
+            values = self._quantiles(device)
+            _move_at_once(weight, grad, *moments, *scales, *values, *_rates(*how), first, *keys_of_places(key))
             return
-        numbers = _AT_ONCE_ON_A_CPU if weight.device.type == "cpu" else _AT_ONCE
-        at_once = max(1, numbers // weight.shape[1]) if self._copies(weight, scales) else count
+        numbers = _AT_ONCE_ON_A_CPU if device.type == "cpu" else _AT_ONCE
+        at_once = max(1, numbers // width) if self._copies(weight, scales) else count
         for start in range(0, count, at_once):
             part = slice(start, start + at_once)
             self._move_rows(
@@ -112,7 +133,7 @@ class AdamW8bit(OneByOne):
                 grad[part],
                 [each[part] for each in moments],
                 [each[part] for each in scales],
-                (state["step"], group),
+                how,
                 (first + start, key),
             )
 

@@ -16,6 +16,8 @@ import triton.language as tl
 
 BLOCKS = 4
 """Blocks of 256 numbers that a program moves in turn. It is one warp, so that a block's largest needs no barrier."""
+MOST_PROGRAMS = 65_535
+"""Of CUDA's grids, in all dimensions but the first."""
 LEAST = tl.constexpr(1e-37)
 LOG10_OF_2, LOG2_OF_10 = tl.constexpr(math.log10(2)), tl.constexpr(math.log2(10))
 
@@ -79,8 +81,10 @@ def _move(
     BLOCKS: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
+    # A row of a matrix of experts may have more programs than one dimension of a grid takes.
+    program = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
     for number in tl.static_range(BLOCKS):
-        place = tl.program_id(1) * BLOCKS + number
+        place = program * BLOCKS + number
         if place < blocks_a_row:
             column = place * 256 + tl.arange(0, 256)
             at = row.to(tl.int64) * width + column
@@ -104,7 +108,9 @@ def _move(
                 bits = bits * 0x7FEB352D
                 bits = (bits ^ (bits >> 15)) * 0x846CA68B
                 rounded = (weight.to(tl.uint32, bitcast=True) + (bits >> 16)) & 0xFFFF0000
-                weight = rounded.to(tl.float32, bitcast=True)
+                # NaN has all bits set on a GPU: added to, it would be -0.
+                magnitude = weight.to(tl.uint32, bitcast=True) & 0x7FFFFFFF
+                weight = tl.where(magnitude > 0x7F800000, weight, rounded.to(tl.float32, bitcast=True))
             tl.store(weight_at + at, weight.to(weight_at.dtype.element_ty), mask=mask)
 
             scale1 = tl.max(tl.abs(moment1), axis=0)
@@ -144,9 +150,11 @@ def launch(
     beta1, beta2, eps, rate, correction, decay = rates
     rows, blocks = scales[0].shape
     how: dict[str, Any] = {"ROUND": weight.dtype == torch.bfloat16, "BLOCKS": BLOCKS, "num_warps": 1}
+    programs = triton.cdiv(blocks, BLOCKS)
+    layers = triton.cdiv(programs, MOST_PROGRAMS)
     # Triton launches on the current device, torch where the tensors are.
     with torch.accelerator.device_index(weight.device.index):
-        _move[(rows, triton.cdiv(blocks, BLOCKS))](
+        _move[(rows, triton.cdiv(programs, layers), layers)](
             weight, grad, *codes, *scales, *values, weight.shape[1], blocks,
             beta1, beta2, 1 - beta1, 1 - beta2, eps, rate, 1 / correction, decay, *place, **how,
         )  # fmt: skip

@@ -42,7 +42,7 @@ def random_bits(rows: torch.Tensor, columns: torch.Tensor, key: int) -> torch.Te
 def round_stochastically_(into: torch.Tensor, exact: torch.Tensor, *, first_row: int, key: int) -> None:
     """Write float32 numbers as bfloat16, by stochastic rounding.
 
-    A number that bfloat16 has stays itself; infinities too.
+    A number that bfloat16 has stays itself; infinities too, and NaN stays NaN.
 
     Args:
         into: bfloat16[M, D].
@@ -69,9 +69,11 @@ def _random_bits(rows: torch.Tensor, columns: torch.Tensor, row_key: int, column
 def _round_(into: torch.Tensor, exact: torch.Tensor, first_row: int, row_key: int, column_key: int) -> None:
     rows = torch.arange(first_row, first_row + exact.shape[0], dtype=torch.int32, device=exact.device)
     columns = torch.arange(exact.shape[1], dtype=torch.int32, device=exact.device)
+    # NaN has all bits set on a GPU: added to, it would be -0.
+    nothing = exact.isnan()
     # A float is its sign and its magnitude: what is added to the digits that are cut off carries into those that stay.
     bits = exact.view(torch.int32).add_(_random_bits(rows, columns, row_key, column_key)).bitwise_and_(-0x10000)
-    into.copy_(bits.view(torch.float32))
+    into.copy_(bits.view(torch.float32).masked_fill_(nothing, torch.nan))
 
 
 @torch.library.custom_op("forge_algos::round_stochastically", mutates_args={"into", "exact"})
