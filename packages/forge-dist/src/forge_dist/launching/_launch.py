@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge_dist._errors import LaunchError
 from forge_dist._temporary import temporary_folder
@@ -155,7 +155,7 @@ def _run_agent(
     )
     # torch 2.11 has no such limit of its own: the supervisor's is as long.
     known = signature(LocalElasticAgent).parameters
-    limits = {name: int(AFTER_FAILURE_SECONDS) for name in ("shutdown_timeout",) if name in known}
+    limits: Any = {name: int(AFTER_FAILURE_SECONDS) for name in ("shutdown_timeout",) if name in known}
     agent = LocalElasticAgent(spec, logs_specs=logs, exit_barrier_timeout=_EXIT_BARRIER_SECONDS, **limits)
 
     def workers() -> list[Watched]:
