@@ -33,7 +33,6 @@ The same kernels run on as many rows, so a document's own come out equal to the 
 numbers of rows. Leaks of attention, states and convolutions made at least 0.19 at a token of a layer.
 """
 
-
 Places = Callable[[int, int], Sequence[int] | None]
 
 

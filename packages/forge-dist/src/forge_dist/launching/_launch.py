@@ -154,8 +154,8 @@ def _run_agent(
         max_restarts=topology.max_restarts,
     )
     # torch 2.11 has no such limit of its own: the supervisor's is as long.
-    known = signature(LocalElasticAgent).parameters
-    limits: Any = {name: int(AFTER_FAILURE_SECONDS) for name in ("shutdown_timeout",) if name in known}
+    limited = "shutdown_timeout" in signature(LocalElasticAgent).parameters
+    limits: Any = {"shutdown_timeout": int(AFTER_FAILURE_SECONDS)} if limited else {}
     agent = LocalElasticAgent(spec, logs_specs=logs, exit_barrier_timeout=_EXIT_BARRIER_SECONDS, **limits)
 
     def workers() -> list[Watched]:
