@@ -72,6 +72,14 @@ def test_loop_overhead():
     assert {side["tokens_per_second"] > 0 for side in figures["sides"].values()} == {True}
 
 
+@pytest.mark.lane
+def test_bfloat16_cpu():
+    """bfloat16_cpu.py trains the same on both sides, and times the products of each dtype."""
+    figures = run_toy("bfloat16_cpu.py")
+    assert figures["final_loss"]["bfloat16"] == pytest.approx(figures["final_loss"]["float32"], rel=1e-3)
+    assert {side["products_seconds"] > 0 for side in figures["sides"].values()} == {True}
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     ci_keeps(

@@ -1,0 +1,174 @@
+"""Claim: with dtype=bfloat16 a CPU that multiplies in bfloat16 trains a SmolLM2 shape at least 2.5 times as fast as in float32.
+
+Both sides train a copy of one model on the same packed batches by `forge_algos.train`, with float32 weights, and the attention
+and autocast that `forge_accel` gives for the dtype on this processor. They take turns step by step in one process, each round
+in the opposite order of the round before. The ratio is the median over all rounds of float32's seconds over bfloat16's.
+
+`products` says what of that the processor allows: the same ratio for the matrix products of a step alone, which its layers and
+its head make forward and backward, and `bound`: float32's step over the time that bfloat16's products alone take.
+
+    python benchmarks/bfloat16_cpu.py --steps 10
+"""
+
+import argparse
+import copy
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from _chats import MODULES, TOY_MODULES, make_chats, stand_in_encode, tokenize_with_stand_in
+from _models import SHAPES, describe, write_model
+from _report import emit, machine, note
+from _rows import write_rows
+
+SIDES = ("float32", "bfloat16")
+
+
+def products(model: Any, lengths: list[int], learned: list[int], dtype: Any) -> float:
+    """Return the seconds that a step's matrix products take: each layer's and the head's, forward and twice backward.
+
+    Args:
+        model: whose linear layers are multiplied.
+        lengths: tokens of each micro-batch.
+        learned: tokens of each micro-batch that the head scores.
+        dtype: of both factors.
+    """
+    import torch
+
+    top = model.get_output_embeddings()
+    shapes = Counter(
+        (rows, *module.weight.shape)
+        for length, scored in zip(lengths, learned, strict=True)
+        for module in model.modules()
+        if isinstance(module, torch.nn.Linear)
+        for rows in [scored if module is top else length]
+    )
+    taken = 0.0
+    for (rows, outputs, inputs), count in shapes.items():
+        x, weight, gradient = (torch.randn(*shape).to(dtype) for shape in ((rows, inputs), (outputs, inputs), (rows, outputs)))
+
+        def once(x: Any = x, weight: Any = weight, gradient: Any = gradient) -> float:
+            began = time.perf_counter()
+            x @ weight.T
+            gradient @ weight
+            gradient.T @ x
+            return time.perf_counter() - began
+
+        once()
+        taken += count * statistics.median(once() for _ in range(5))
+    return taken
+
+
+def main() -> None:
+    """Measure and print the line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="smollm2-135m")
+    parser.add_argument("--tokens", type=int, default=2048, help="most tokens in a micro-batch")
+    parser.add_argument("--micro-batches", type=int, default=1, help="micro-batches in a step")
+    parser.add_argument("--steps", type=int, default=10, help="measured steps")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not counted")
+    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
+    options = parser.parse_args()
+    shape, tokens, warmup, measured = options.shape, options.tokens, options.warmup, options.steps
+    if options.toy:
+        shape, tokens, warmup, measured = "toy-llama", 128, 1, 4
+    at = machine()
+
+    import torch
+
+    from forge_accel import accelerator
+    from forge_algos import SFT, OptimizerSettings, adamw, schedule, train
+    from forge_dist import load_model
+    from forge_packing import collate
+
+    found = accelerator("cpu")
+    device = found.device.value
+    settings = OptimizerSettings(learning_rate=1e-5, lr_scheduler="cosine", warmup_steps=2, max_grad_norm=1.0)
+    with tempfile.TemporaryDirectory(prefix="forge-bench-") as scratch:
+        directory = write_model(shape, Path(scratch) / "model")
+        encode = stand_in_encode(describe(directory, shape).vocabulary)
+        chats = make_chats(
+            lambda turns: tokenize_with_stand_in(turns, encode),
+            kind="both",
+            max_length=tokens,
+            modules=TOY_MODULES if options.toy else MODULES,
+        )
+        rows = write_rows(Path(scratch) / "rows.npz", chats, tokens, 4 * options.micro_batches)
+        batches = [collate(row) for row in rows.samples]
+        pool = [batches[i : i + options.micro_batches] for i in range(0, len(batches), options.micro_batches)]
+        steps = [pool[i % len(pool)] for i in range(warmup + measured)]
+        loops: dict[str, Iterator[Any]] = {}
+        models: dict[str, Any] = {}
+        for side in SIDES:
+            dtype = found.dtype(side).value
+            attention = found.attention("auto", dtype).value
+            model = load_model(
+                str(directory),
+                dtype=torch.float32,
+                device=device,
+                attention=attention.name,
+                attention_function=attention.function,
+            )
+            models[side] = copy.deepcopy(model)
+            optimizer = adamw(model, settings, fused=found.fused_optimizer.value)
+            loops[side] = train(
+                model,
+                steps,
+                objective=SFT(),
+                optimizer=optimizer,
+                scheduler=schedule(optimizer, settings, num_steps=len(steps)),
+                max_grad_norm=1.0,
+                device=device,
+                autocast=partial(found.autocast, dtype),
+                keep_casts=True,
+            )
+    taken: dict[str, list[float]] = {side: [] for side in SIDES}
+    losses: dict[str, float] = {}
+    for step in range(len(steps)):
+        for side in SIDES if step % 2 == 0 else reversed(SIDES):
+            began = time.perf_counter()
+            losses[side] = next(loops[side]).loss
+            taken[side].append(time.perf_counter() - began)
+        if abs(losses["bfloat16"] - losses["float32"]) > 0.02 * abs(losses["float32"]):
+            raise SystemExit(f"step {step + 1}: the sides do not train the same thing: losses {losses}")
+    seconds = {side: times[warmup:] for side, times in taken.items()}
+    lengths = [len(batch.input_ids) for batch in steps[-1]]
+    learned = [int((batch.labels != -100).sum()) for batch in steps[-1]]
+    alone = {side: products(models[side], lengths, learned, getattr(torch, side)) for side in SIDES}
+    tokens_of = [sum(len(batch.input_ids) for batch in micro_batches) for micro_batches in steps][warmup:]
+    note(f"loss after {len(steps)} steps: {losses}")
+    emit(
+        "bfloat16_cpu",
+        "tokens per second of forge_algos.train with dtype=bfloat16 over those with float32",
+        statistics.median(slow / fast for slow, fast in zip(*(seconds[side] for side in SIDES), strict=True)),
+        2.5,
+        toy=options.toy,
+        at=at,
+        products=round(alone["float32"] / alone["bfloat16"], 3),
+        bound=round(statistics.median(seconds["float32"]) / alone["bfloat16"], 3),
+        sides={
+            side: {
+                "tokens_per_second": round(statistics.median(t / s for t, s in zip(tokens_of, seconds[side], strict=True)), 1),
+                "seconds_per_step": round(statistics.median(seconds[side]), 4),
+                "products_seconds": round(alone[side], 4),
+            }
+            for side in SIDES
+        },
+        final_loss=losses,
+        sizes={
+            "shape": shape,
+            "tokens_per_micro_batch": tokens,
+            "micro_batches": options.micro_batches,
+            "steps": measured,
+            "threads": torch.get_num_threads(),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
