@@ -6,6 +6,7 @@ import json
 import os
 import re
 import tempfile
+import warnings
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ class MemoryMeter(ABC):
         """End without an answer, as where what was measured failed."""
 
 
+def _of_memory(found: dict[str, Any]) -> dict[str, Any] | None:
+    """Return an object of a trace, or None for an event that is not one of memory, as most are."""
+    return found if found.get("name", "[memory]") == "[memory]" or "traceEvents" in found else None
+
+
 class ProfilerMeter(MemoryMeter):
     """Counts what torch's allocator on the CPU takes and frees, as the profiler saw it."""
 
@@ -46,8 +52,13 @@ class ProfilerMeter(MemoryMeter):
         # Its library writes two lines to stderr for each recording otherwise.
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         self._held = held
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
-        self._profile.start()
+        # Several recordings are kept with acc_events=True alone, which makes a Python object of each operator of this one: a
+        # minute and gigabytes for a step of a thousand documents.
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        with warnings.catch_warnings():
+            # torch 2.11 says so even of one recording.
+            warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
+            self._profile.start()
 
     def abandon(self) -> None:
         """End the recording, which would go on in the process otherwise."""
@@ -60,13 +71,9 @@ class ProfilerMeter(MemoryMeter):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "trace.json"
             self._profile.export_chrome_trace(str(file))
-            trace = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+            trace = json.loads(file.read_text(encoding="utf-8"), object_hook=_of_memory)["traceEvents"]
         del self._profile
-        events = sorted(
-            (event["ts"], event["args"].get("Ev Idx", 0), event["args"]["Bytes"])
-            for event in trace
-            if event.get("name") == "[memory]"
-        )
+        events = sorted((event["ts"], event["args"].get("Ev Idx", 0), event["args"]["Bytes"]) for event in trace if event)
         held = most = 0
         for _, _, number in events:
             held += number
