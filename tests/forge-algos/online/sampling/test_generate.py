@@ -1,8 +1,11 @@
 """`GenerateSampler`: its distribution, its dependence on the seed alone, no side effects."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from forge_algos import AdapterSettings, RolloutError, adapt, guard_packed
 from forge_algos.online import GenerateSampler
@@ -76,6 +79,48 @@ def test_a_completion_does_not_depend_on_the_batch():
     assert [c.ids.tolist() for c in whole] == [c.ids.tolist() for c in singly]
     assert [c.ids.tolist() for c in whole[9:]] == [c.ids.tolist() for c in later]
     assert len({tuple(c.ids.tolist()) for c in whole}) > 5
+
+
+def sliding_model():
+    """Return a model of which one layer sees four tokens, fewer than a prompt has, and the other all."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    layers = ["sliding_attention", "full_attention"]
+    config = Qwen3Config(
+        vocab_size=16, **sizes, num_key_value_heads=2, head_dim=8, use_sliding_window=True, sliding_window=4, layer_types=layers
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = Qwen3ForCausalLM(config)
+        for parameter in model.parameters():
+            parameter.data.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+@pytest.mark.parametrize(("make", "lengths"), [(partial(digit_model, size=0.3), (2, 5, 9)), (sliding_model, (3, 8, 12))])
+def test_a_prompt_is_computed_once_for_its_completions(make, lengths):
+    """All tokens of a prompt but the last are one row for three completions, which are those of rows apart."""
+    model, random = make(), np.random.default_rng(1)
+    asked = [np.array([START, *random.integers(0, 10, length - 1)]) for length in lengths]
+    seen = []
+    hook = model.model.register_forward_pre_hook(
+        lambda _, args, options: seen.append(tuple(options["input_ids"].shape)), with_kwargs=True
+    )
+    apart = sampler(model, batch_tokens=1).sample(asked, **SETTINGS)
+    assert sorted({shape for shape in seen if shape[1] > 1}) == [(1, length) for length in lengths]
+    seen.clear()
+    together = sampler(model).sample(asked, **SETTINGS)
+    hook.remove()
+    assert seen[:2] == [(3, max(lengths) - 1), (9, 1)]
+    assert [c.ids.tolist() for c in together] == [c.ids.tolist() for c in apart]
+    assert len({tuple(c.ids.tolist()) for c in together}) > 5
+
+
+def test_a_prompt_of_one_token_has_nothing_to_share():
+    """Beside longer prompts, whose first tokens are padding where it has none: no row begins with padding alone."""
+    model, asked = digit_model(size=0.3), [np.array([START]), np.array([START, 3, 1, 13])]
+    together = sampler(model).sample(asked, **SETTINGS)
+    apart = sampler(model, batch_tokens=1).sample(asked, **SETTINGS)
+    assert [c.ids.tolist() for c in together] == [c.ids.tolist() for c in apart]
 
 
 def test_the_end_is_kept_and_marked():

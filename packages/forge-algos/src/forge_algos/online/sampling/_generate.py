@@ -28,6 +28,9 @@ from forge_algos.online.sampling._sampler import Completion
 class GenerateSampler:
     """Sampler that draws from the very model that is trained, in evaluation mode, as it is then.
 
+    Where a model's cache is keys and values alone, a prompt's tokens but its last are computed once for all of its completions
+    in a batch.
+
     The model's own generation settings (a repetition penalty, a top_k) are not read: only the arguments count.
     """
 
@@ -75,6 +78,7 @@ class GenerateSampler:
         self._synced = synced
         self._autocast = autocast
         self._parallel = parallel
+        self._shares = self._may_share()
 
     @property
     def synced(self) -> bool:
@@ -105,11 +109,12 @@ class GenerateSampler:
             while self._parallel.sum([len(batches)])[0] if self._synced else batches:
                 if not batches:
                     # Other ranks that share the weights have a batch left.
-                    self._generate([np.zeros(1, np.int64)], torch.zeros(1, 1), [], 1)
+                    self._generate([np.zeros(1, np.int64)], [0], torch.zeros(1, 1), [], 1)
                     continue
                 batch = batches.pop(0)
                 drawn = uniforms(seed, [(known[prompt], which) for prompt, which in batch], max_new_tokens)
-                rows = self._generate([prompts[prompt] for prompt, _ in batch], drawn, warps, max_new_tokens)
+                numbers_B = [prompt for prompt, _ in batch]
+                rows = self._generate([prompts[prompt] for prompt in numbers_B], numbers_B, drawn, warps, max_new_tokens)
                 found.update(zip(batch, rows, strict=True))
         return [found[pair] for pair in sorted(found)]
 
@@ -150,9 +155,12 @@ class GenerateSampler:
         # One with the longest rows, and one with the most, whose logits take most.
         with torch.no_grad(), mode(self._model, training=False), _default_generation_config(causal_model(self._model)):
             for batch in {id(each): each for each in (batches[0], max(batches, key=len))}.values():
-                ids, mask = self._padded([prompts[prompt] for prompt, _ in batch])
+                numbers = [prompt for prompt, _ in batch]
+                rows = [prompts[prompt] for prompt in numbers]
+                ids, mask = self._padded(rows)
                 draw = DrawToken(warps, torch.zeros(len(batch), max_new_tokens).to(ids.device), ids.shape[1], checks=False)
-                cache = self._output(ids, mask, draw, max_new_tokens, whole=True).past_key_values
+                begun = self._begun(rows, numbers, ids, mask)
+                cache = self._output(ids, mask, draw, max_new_tokens, whole=True, **begun).past_key_values
                 yield cache
                 before = max_new_tokens - 2
                 if before < 0 or virtual_tokens(self._model) or not _grow(cache, before):
@@ -162,11 +170,18 @@ class GenerateSampler:
                 yield self._output(ids, mask, draw, 1, whole=True, past_key_values=cache).past_key_values
 
     def _generate(
-        self, prompts: Sequence[NDArray[Any]], uniforms_BS: torch.Tensor, warps: Sequence[Warp], max_new_tokens: int
+        self,
+        prompts: Sequence[NDArray[Any]],
+        numbers: Sequence[int],
+        uniforms_BS: torch.Tensor,
+        warps: Sequence[Warp],
+        max_new_tokens: int,
     ) -> list[Completion]:
+        """Return the completion of each row; rows of one number have the same prompt."""
         ids, mask = self._padded(prompts)
         width = ids.shape[1]
-        output = self._output(ids, mask, DrawToken(warps, uniforms_BS.to(ids.device), width), max_new_tokens)
+        draw = DrawToken(warps, uniforms_BS.to(ids.device), width)
+        output = self._output(ids, mask, draw, max_new_tokens, **self._begun(prompts, numbers, ids, mask))
         made = output[:, width:].cpu().numpy().astype(np.int32)
         ends = np.isin(made, self._eos_ids)
         finished: list[bool] = [bool(row.any()) for row in ends]
@@ -174,6 +189,31 @@ class GenerateSampler:
         return [
             Completion(ids=ids[:length], finished=ended) for ids, length, ended in zip(made, lengths, finished, strict=True)
         ]
+
+    def _may_share(self) -> bool:
+        """Return whether rows may begin with keys and values that were computed for others of their prompt.
+
+        Not what has a state, whose cache is more than keys and values; nor virtual tokens, which PEFT adds itself; nor where
+        ranks count each other's forwards.
+        """
+        return not (self._synced or virtual_tokens(self._model) or runs_alone(self._model) or divided_layers(self._model))
+
+    def _begun(
+        self, prompts: Sequence[NDArray[Any]], numbers: Sequence[int], ids: torch.Tensor, mask: torch.Tensor
+    ) -> dict[str, Any]:
+        """Compute keys and values of all tokens but the last, once for rows of one number; return them for `generate`.
+
+        Nothing where no number repeats, or a prompt is one token. The last token is fed as every drawn one is.
+        """
+        if not self._shares or len(set(numbers)) == len(numbers) or min(map(len, prompts)) < 2:
+            return {}
+        _, first, row = np.unique(numbers, return_index=True, return_inverse=True)
+        cache = self._output(ids[first, :-1], mask[first, :-1], None, 1, whole=True).past_key_values
+        if not _of_keys_alone(cache):
+            self._shares = False
+            return {}
+        cache.batch_select_indices(torch.from_numpy(row).to(ids.device))
+        return {"past_key_values": cache}
 
     def _padded(self, prompts: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids and mask int64[B, width], padded on the left, on the model's device."""
@@ -187,9 +227,16 @@ class GenerateSampler:
         return ids.to(device), mask.to(device)
 
     def _output(
-        self, ids: torch.Tensor, mask: torch.Tensor, draw: DrawToken, max_new_tokens: int, *, whole: bool = False, **more: Any
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        draw: DrawToken | None,
+        max_new_tokens: int,
+        *,
+        whole: bool = False,
+        **more: Any,
     ) -> Any:
-        """Return what `generate` gives for a batch: ids, or with `whole` the cache too."""
+        """Return what `generate` gives for a batch: ids, or with `whole` the cache too; without `draw` the likeliest tokens."""
         from transformers import GenerationConfig, LogitsProcessorList
 
         settings = GenerationConfig(
@@ -209,10 +256,18 @@ class GenerateSampler:
                 input_ids=ids,
                 attention_mask=mask,
                 generation_config=settings,
-                logits_processor=LogitsProcessorList([draw]),
+                logits_processor=LogitsProcessorList([draw] if draw else []),
                 synced_gpus=self._synced,
                 **more,
             )
+
+
+def _of_keys_alone(cache: Any) -> bool:
+    """Return whether every layer of a cache has keys and values, and nothing that other rows could not take over."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    return isinstance(cache, DynamicCache) and all(type(x) in (DynamicLayer, DynamicSlidingWindowLayer) for x in cache.layers)
 
 
 def _grow(cache: Any, tokens: int) -> bool:
