@@ -183,6 +183,7 @@ class _CompiledForward(ReplacedForward):
         self._shared = shared
         self._tables = [(name, table) for name, layer in block.named_modules() if name for table in _tables(layer)]
         self._tables += [("all modules", table) for table in _tables(nn_module, "_global_")]
+        self._all = [table for _, table in self._tables]
         self._own = {key for _, table in self._tables for key in table} if own_hooks else set[int]()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -193,8 +194,9 @@ class _CompiledForward(ReplacedForward):
 
     def hook(self) -> str | None:
         """Name a hook, not the caller's own, of a layer in the block; None without."""
+        if not any(self._all):
+            return None  # nearly always, and asked in each forward
         for name, table in self._tables:
-            # Most have none.
             if table and (others := table.keys() - self._own):
                 hook = table[min(others)]
                 return f"{getattr(hook, '__qualname__', type(hook).__name__)} of {name}"
