@@ -159,7 +159,7 @@ def test_ranks_run_compiled_alike(given: dict[str, Any], tmp_path: Path, strateg
     sft({**given, "ckpt_output_dir": str(plain)})
     run_on_ranks(fails_on_rank_1, 2, {**given, "strategy": strategy, "ckpt_output_dir": str(run)}, joined=False, timeout=900)
     assert losses(run) == pytest.approx(losses(plain), rel=CLOSE)
-    assert "WARNING: compile: the blocks run uncompiled: another rank cannot compile them" in log(run)
+    assert "WARNING: compile: the blocks run uncompiled: RuntimeError: no compiler here (rank 1)" in log(run)
 
 
 @pytest.mark.parametrize("shared", ["tp_size", "cp_size", "ep_size"])
@@ -184,16 +184,16 @@ def test_ranks_agree_after_the_first_step(given: dict[str, Any], tmp_path: Path,
     """One vote of all ranks, between the first step and the second; a no leaves the blocks as they stand."""
     agree, answers = CompiledBlocks.agree, []
 
-    def another_cannot(self: CompiledBlocks, on_all: Callable[[bool], bool]) -> None:
-        answers.append((on_all(True), on_all(False)))
-        agree(self, lambda _: False)
+    def another_cannot(self: CompiledBlocks, of_all: Callable[[str | None], str | None]) -> None:
+        answers.append((of_all(None), of_all("no compiler")))
+        agree(self, lambda _: "another rank cannot")
 
     monkeypatch.setattr(CompiledBlocks, "agree", another_cannot)
     run = tmp_path / "run"
     assert compiled({**given, "ckpt_output_dir": str(run), "max_steps": 2, "logging_steps": 1}) == 1
-    assert answers == [(True, False)]
+    assert answers == [(None, "no compiler (rank 0)")]
     told = log(run)
-    assert "WARNING: compile: the blocks run uncompiled: another rank cannot compile them" in told
+    assert "WARNING: compile: the blocks run uncompiled: another rank cannot" in told
     assert told.index("one graph for all") < told.index("another rank cannot") < told.index("step 2/2")
 
 

@@ -78,21 +78,20 @@ class CompiledBlocks:
         for block in self.blocks:
             block.remove()
 
-    def agree(self, on_all: Callable[[bool], bool]) -> None:
+    def agree(self, of_all: Callable[[str | None], str | None]) -> None:
         """Let the blocks of all ranks run compiled, or those of none.
 
         Ranks call it together, between two steps, once blocks were tried. Until then each decides by itself, which changes its
         numbers by no more than rounding.
 
         Args:
-            on_all: Whether something holds on this rank → whether it does on all.
+            of_all: This rank's `problem` → one of all ranks' problems, the same on each; None where no rank has one.
 
         """
-        if on_all(self.problem is None):
+        if (why := of_all(self.problem)) is None:
             return
         self._proven.clear()
-        if self.problem is None:
-            self._give_up("another rank cannot compile them")
+        self._give_up(why)
 
     def run(self, forward: _CompiledForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute a block's forward in its graph; by the block itself where that is not possible."""

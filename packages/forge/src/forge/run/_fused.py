@@ -62,9 +62,14 @@ class StepsMade:
     def made(self) -> None:
         """Tell what a step has shown; *collective*."""
         if self.compiled is not None:
-            self.compiled.agree(lambda well: not self._strategy.any(not well))
+            self.compiled.agree(self._problem_of_all)
             self.compiled = None
         found = [line for line in map(str, forge_algos.asked_kernels()) if line not in self._told]
         if found:
             self._told.update(found)
             self._report.note(f"kernels: {'; '.join(found)}")
+
+    def _problem_of_all(self, problem: str | None) -> str | None:
+        """Return the problem of the first rank that has one, with its number."""
+        found = self._strategy.ranks.gather(problem)
+        return next((f"{why} (rank {rank})" for rank, why in enumerate(found) if why is not None), None)
