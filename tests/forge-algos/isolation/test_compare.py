@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 from forge_algos import PackedBatchError, keep_documents_apart
-from forge_algos.isolation import _isolation
+from forge_algos.isolation import _compare, _isolation
 from forge_algos.isolation._alone import HOW
 from forge_algos.isolation._compare import Compare
 from forge_algos.isolation._isolation import hidden_states, require_isolation
@@ -33,8 +33,14 @@ def mamba(layers=16, *, fewer_than=24):
 
 
 @torch.no_grad()
-def test_float32_states_between_layers_of_fewer_digits():
-    """A Mamba is judged by the bfloat16 of its products: documents run in padded lines, and a leak there is found."""
+@pytest.mark.parametrize("by_layers", [False, True])
+def test_float32_states_between_layers_of_fewer_digits(by_layers, monkeypatch):
+    """A Mamba is judged by the bfloat16 of its products: documents run in padded lines, and a leak there is found.
+
+    As a whole, and layer by layer, as where rounding has grown too far for that.
+    """
+    if by_layers:
+        monkeypatch.setattr(_compare, "equal_within_rounding", lambda _ours, _theirs, *, fine: fine)
     model = mamba()
     with Compare(model) as compare:
         states = hidden_states(model, {"input_ids": torch.arange(9)[None], "use_cache": False})
@@ -49,9 +55,13 @@ def test_float32_states_between_layers_of_fewer_digits():
     assert HOW["equal"] in keep_documents_apart(model, device=CPU)[1]
 
 
-def test_a_packed_mamba_is_found_to_mix_documents():
+@pytest.mark.parametrize("by_layers", [False, True])
+def test_a_packed_mamba_is_found_to_mix_documents(by_layers, monkeypatch):
     """Its states and convolutions carry the first document into the second, in bfloat16 as in float32."""
-    for model in (mamba(), mamba().float()):
+    if by_layers:
+        monkeypatch.setattr(_compare, "equal_within_rounding", lambda _ours, _theirs, *, fine: False)
+    # In float32 nothing is compared by layers.
+    for model in [mamba()] if by_layers else [mamba(), mamba().float()]:
         with pytest.raises(PackedBatchError, match="does not keep packed documents apart: the second of two"):
             require_isolation(model, device=CPU)
 
