@@ -19,7 +19,7 @@ from ..oracle import CPU
 from .test_by_layers import _linear, deep, whole_row
 
 
-def mamba(layers=16, *, fewer_than=24):
+def mamba(layers=6, *, fewer_than=24):
     """Return a Mamba in bfloat16, which keeps float32 states between its layers, with products as of `deep`."""
     config = transformers.MambaConfig(vocab_size=97, hidden_size=64, state_size=8, num_hidden_layers=layers, expand=2)
     assert config.residual_in_fp32
