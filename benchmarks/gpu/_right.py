@@ -114,11 +114,13 @@ def adamw_8bit(here: Here) -> tuple[bool | None, dict[str, Any]]:
     """Compare the kernel of AdamW with moments in 8 bits with AdamW, and its time with that of bitsandbytes' kernel."""
     from unittest.mock import patch
 
+    from forge_algos import asked_kernels
     from forge_algos.optimizers import _adamw_8bit
 
     if not here.gpu:
         return None, {"skipped": "the kernel is Triton's, for CUDA"}
-    facts: dict[str, Any] = {"agrees": _adamw_8bit.kernel_agrees(str(here.device))}
+    facts: dict[str, Any] = {"agrees": _adamw_8bit._has_kernel(here.device)}
+    facts["kernels"] = [str(each) for each in asked_kernels()]
     for name, dtype in (("float32", here.torch.float32), ("bfloat16", here.dtype)):
         weight = here.torch.nn.Parameter(here.torch.randn(14_336, 4096, device=here.device).to(dtype))
         weight.grad = here.torch.randn_like(weight) * 0.01

@@ -117,7 +117,7 @@ def head_kernel(here: Here) -> tuple[bool | None, dict[str, Any]]:
     """Score rows by one kernel and by operators: the same numbers in every variant, and the milliseconds of both."""
     from itertools import product
 
-    from forge_algos.losses import _likelihood_kernel as kernel
+    from forge_algos.losses import _score_rows as kernel
     from forge_algos.losses._likelihood import Likelihood, score_in_place
 
     if not here.gpu:

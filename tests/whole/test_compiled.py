@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors import safe_open
+from torch._dynamo import lookup_backend
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import forge
-from forge_accel import Choice, CPUAccelerator
+from forge.run._choices import choose_machine
+from forge.settings._settings import resolve
+from forge_accel import Choice, CompiledBlocks, CPUAccelerator
 from forge_accel.fused import _choices
+from forge_algos import _kernels
+from forge_algos.losses import _score_rows
 
 from ..ranks import run_on_ranks
 from .starts import metrics, sft
@@ -129,3 +136,80 @@ def test_liger_is_refused_on_a_cpu(given: dict[str, Any], tmp_path: Path, monkey
         forge.sft(**given, kernels="liger", ckpt_output_dir=tmp_path / "run")
     assert caught.value.exit_status == 2
     assert not (tmp_path / "run").exists()
+
+
+def fails_on_rank_1(settings: dict[str, Any]) -> None:
+    """Run with a compiler that works on rank 0 alone."""
+
+    def backend(graph: Any, inputs: list[Any]) -> Any:
+        if os.environ["RANK"] == "1":
+            raise RuntimeError("no compiler here")
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_choices, "INDUCTOR", backend)
+        sft({**settings, "compile": "blocks"})
+
+
+@pytest.mark.lane
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_ranks_run_compiled_alike(given: dict[str, Any], tmp_path: Path, strategy: str) -> None:
+    """A compiler that fails on one rank leaves the blocks of both as they stand after the first step."""
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    sft({**given, "ckpt_output_dir": str(plain)})
+    run_on_ranks(fails_on_rank_1, 2, {**given, "strategy": strategy, "ckpt_output_dir": str(run)}, joined=False, timeout=900)
+    assert losses(run) == pytest.approx(losses(plain), rel=CLOSE)
+    assert "WARNING: compile: the blocks run uncompiled: RuntimeError: no compiler here (rank 1)" in log(run)
+
+
+@pytest.mark.parametrize("shared", ["tp_size", "cp_size", "ep_size"])
+def test_blocks_that_ranks_compute_together_are_not_compiled(monkeypatch: pytest.MonkeyPatch, shared: str) -> None:
+    """Asked for it is refused by name, before anything is prepared; `auto` leaves it with the reason."""
+    machine = CPUAccelerator()
+    monkeypatch.setattr(CPUAccelerator, "compiling", lambda *_: Choice("inductor", "blocks"))
+    for asked in ("auto", "blocks"):
+        given = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o", "strategy": "fsdp2", shared: 2, "compile": asked}
+        s = resolve(forge.sft.task.settings, ("argument", given))
+        if asked == "auto":
+            s = choose_machine(s, machine, machine.dtype())
+            assert s.device.compile == "off"
+            assert s.origins["compile"] == f"chosen: with {shared}=2 ranks compute a block together"
+            continue
+        with pytest.raises(forge.SettingsError, match=f"compile=blocks with {shared}=2") as caught:
+            choose_machine(s, machine, machine.dtype())
+        assert caught.value.exit_status == 2
+
+
+def test_ranks_agree_after_the_first_step(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One vote of all ranks, between the first step and the second; a no leaves the blocks as they stand."""
+    agree, answers = CompiledBlocks.agree, []
+
+    def another_cannot(self: CompiledBlocks, of_all: Callable[[str | None], str | None]) -> None:
+        answers.append((of_all(None), of_all("no compiler")))
+        agree(self, lambda _: "another rank cannot")
+
+    monkeypatch.setattr(CompiledBlocks, "agree", another_cannot)
+    run = tmp_path / "run"
+    assert compiled({**given, "ckpt_output_dir": str(run), "max_steps": 2, "logging_steps": 1}) == 1
+    assert answers == [(None, "no compiler (rank 0)")]
+    told = log(run)
+    assert "WARNING: compile: the blocks run uncompiled: another rank cannot" in told
+    assert told.index("one graph for all") < told.index("another rank cannot") < told.index("step 2/2")
+
+
+def test_a_run_tells_which_kernels_it_takes(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of forge that were asked for: one line, with the reason where one was given up; not those of a former run."""
+    monkeypatch.setattr(_kernels, "_found", {})
+    _kernels.try_kernel("a former run's", "x:0", lambda: None, instead="operators")
+
+    def asked(*_: Any) -> bool:
+        _kernels.try_kernel("adamw_8bit", "x:0", lambda: None, instead="bitsandbytes' kernels")
+        return _kernels.try_kernel("losses", "x:0", lambda: "its numbers are others", instead="operators")
+
+    monkeypatch.setattr(_score_rows, "_has_kernel", asked)
+    sft({**given, "ckpt_output_dir": str(tmp_path), "max_steps": 2})
+    (told,) = [line for line in log(tmp_path).splitlines() if "kernels: " in line]
+    assert told.partition("kernels: ")[2] == (
+        "adamw_8bit by one kernel, tried on x:0 first; "
+        "losses by operators, for its kernel was given up on x:0: its numbers are others"
+    )

@@ -58,9 +58,14 @@ def step(blocks: nn.ModuleList, lengths: tuple[int, ...], call=lambda block, *ar
     return out.detach(), hidden.grad, [p.grad.clone() for p in blocks.parameters()]
 
 
-def compiled(blocks: nn.ModuleList) -> tuple[CompiledBlocks, CompileCounterWithBackend, list[str]]:
+def compiled(blocks: nn.ModuleList, **how) -> tuple[CompiledBlocks, CompileCounterWithBackend, list[str]]:
     counter, notes = CompileCounterWithBackend("aot_eager"), []
-    return CompiledBlocks(list(blocks), backend=counter, note=notes.append), counter, notes
+    return CompiledBlocks(list(blocks), backend=counter, note=notes.append, **how), counter, notes
+
+
+def same(ours, theirs) -> None:
+    for one, other in zip(*map(_flat, (ours, theirs)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", ci_keeps([None], [None, 4]))
@@ -109,6 +114,90 @@ def test_names_hooks_copies_and_evaluation_stay():
     assert counter.frame_count == 1, "a forward without gradients was compiled"
     compiling.remove()
     assert "forward" not in vars(blocks[0])
+
+
+class Keeps:
+    """A hook that keeps what a layer put out."""
+
+    def __init__(self, outputs: list[torch.Tensor]) -> None:
+        self.outputs = outputs
+
+    def __call__(self, _module: nn.Module, _args: tuple, out: torch.Tensor) -> None:
+        self.outputs.append(out)
+
+
+def test_a_hook_that_keeps_outputs_of_a_layer():
+    """It is called once a forward and what it kept can be learned from: its block is not compiled while it has the hook."""
+    plain, blocks = made(2), made(2)
+    compiling, counter, notes = compiled(blocks)
+    kept = [], []
+
+    def step_with_kept(model, outputs):
+        model.zero_grad()
+        hidden, ends = torch.ones(1, 8, 32, requires_grad=True), torch.tensor([0, 5, 8], dtype=torch.int32)
+        for block in model:
+            hidden = block(hidden, cu_seq_lens_q=ends, max_length_q=5)
+        (hidden.square().sum() + sum(out.abs().sum() for out in outputs)).backward()
+        return [weight.grad for weight in model.parameters()]
+
+    for forwards in (1, 2):
+        handles = [
+            model[1].down.register_forward_hook(Keeps(outputs)) for model, outputs in zip((plain, blocks), kept, strict=True)
+        ]
+        ours, theirs = step_with_kept(blocks, kept[1]), step_with_kept(plain, kept[0])
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        assert [len(outputs) for outputs in kept] == [1, 1]
+        for handle, outputs in zip(handles, kept, strict=True):
+            handle.remove()
+            outputs.clear()
+        # A block that is compiled by now calls a hook that comes later, too.
+        same(step(blocks, (5, 3)), step(plain, (5, 3)))
+        assert (compiling.problem, counter.frame_count, kept) == (None, 1, ([], [])), forwards
+    told = [note for note in notes if "hooks" in note]
+    assert len(told) == 1
+    assert "Block runs uncompiled while its layers have hooks" in told[0]
+    assert "Keeps of down)" in told[0]
+
+
+def test_hooks_of_the_caller_are_compiled():
+    """Those that it says are its own, and no later one."""
+    plain, blocks = made(1), made(1)
+    for model in (plain, blocks):
+        model[0].down.register_forward_hook(lambda _module, _args, out: out * 2)
+    compiling, counter, notes = compiled(blocks, own_hooks=True)
+    same(step(blocks, (5, 3)), step(plain, (5, 3)))
+    assert (compiling.problem, counter.frame_count, len(notes)) == (None, 1, 1)
+    for model in (plain, blocks):
+        model[0].up.register_full_backward_hook(lambda _module, given, _out: (given[0] * 2,))
+    same(step(blocks, (5, 3)), step(plain, (5, 3)))
+    assert "of up" in notes[1]
+
+
+def test_a_hook_on_a_weights_gradient_is_called_once():
+    """The gradients of a trial are not those of the run."""
+    plain, blocks, seen = made(1), made(1), []
+    compiling, counter, _ = compiled(blocks)
+    blocks[0].down.weight.register_hook(seen.append)
+    same(step(blocks, (5, 3)), step(plain, (5, 3)))
+    assert len(seen) == 1
+    same(step(blocks, (9, 4)), step(plain, (9, 4)))
+    assert (len(seen), compiling.problem, counter.frame_count) == (2, None, 1)
+
+
+def test_blocks_run_compiled_on_all_ranks_or_on_none():
+    """What another rank cannot compile does not run compiled here, and the log says so."""
+    blocks = made(2)
+    compiling, counter, notes = compiled(blocks)
+    step(blocks, (5, 3))
+    asked = []
+    compiling.agree(lambda problem: asked.append(problem) or "no compiler (rank 1)")
+    assert asked == [None]
+    assert compiling.problem == "no compiler (rank 1)"
+    assert notes[-1] == "WARNING: compile: the blocks run uncompiled: no compiler (rank 1)"
+    plain = made(2)
+    for ours, theirs in zip(*map(_flat, (step(blocks, (6, 4)), step(plain, (6, 4)))), strict=True):
+        assert torch.equal(ours, theirs)
+    assert counter.frame_count == 1
 
 
 class Branching(Block):
@@ -203,6 +292,24 @@ def test_each_block_of_a_class_is_tried():
     for ours, theirs in zip(*map(_flat, (step(blocks, (5, 3)), step(plain, (5, 3)))), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert "second backward" in (compiling.problem or "")
+
+
+def test_a_block_that_was_compiled_is_computed_again_as_it_was():
+    """Checkpointed, a block whose successor cannot be compiled stays compiled in the step; after `agree` none is."""
+    torch.manual_seed(0)
+    plain = nn.ModuleList([Block(), Branching()])
+    blocks = copy.deepcopy(plain)
+    compiling, counter, _ = compiled(blocks)
+
+    def again(block, *args, **kwargs):
+        return checkpoint(block, *args, use_reentrant=False, **kwargs)
+
+    same(step(blocks, (5, 3), again), step(plain, (5, 3)))
+    assert "Unsupported" in (compiling.problem or "")
+    compiling.agree(lambda problem: problem)
+    for ours, theirs in zip(*map(_flat, (step(blocks, (5, 3), again), step(plain, (5, 3)))), strict=True):
+        assert torch.equal(ours, theirs)
+    assert counter.frame_count == 1
 
 
 class Counting(Block):

@@ -3,8 +3,8 @@
 import pytest
 
 from forge_algos import AdapterError, AdapterSettings, adapt
-from forge_algos.heads import _packable
 from forge_algos.heads._packable import require_packable
+from forge_algos.isolation import _compare
 
 from ..isolation.test_by_layers import deep
 from ..oracle import CPU
@@ -18,9 +18,9 @@ def adapted(adapter):
 @pytest.mark.parametrize("adapter", ["prefix", "prompt"])
 def test_rounding_of_many_layers_is_no_difference(adapter, monkeypatch):
     """Lines pass layer by layer where rounding has grown too far for the whole model's bound."""
-    answers, compare = [], _packable.apart_by_layers
+    answers, compare = [], _compare.apart_by_layers
     monkeypatch.setattr(
-        _packable, "apart_by_layers", lambda *args, **rest: answers.append(compare(*args, **rest)) or answers[-1]
+        _compare, "apart_by_layers", lambda *args, **rest: answers.append(compare(*args, **rest)) or answers[-1]
     )
     require_packable(adapted(adapter), device=CPU)
     assert answers

@@ -9,12 +9,11 @@ from torch import nn
 
 from forge_algos import PackedBatchError, keep_documents_apart, shares_prompts
 from forge_algos.batches._packed import packed_inputs
-from forge_algos.isolation import _alone, _by_layers, _isolation
+from forge_algos.isolation import _by_layers, _compare, _isolation
 from forge_algos.isolation._alone import HOW
+from forge_algos.isolation._compare import Compare
 from forge_algos.isolation._isolation import (
-    equal_within_rounding,
     hidden_states,
-    is_fine,
     made_up_ids,
     made_up_lengths,
     require_isolation,
@@ -76,18 +75,17 @@ def rounding_exceeds(model):
     ids, _ = made_up_ids(model, sum(lengths), CPU)
     positions = torch.cat([torch.arange(length) for length in lengths])
     row = hidden_states(model, packed_inputs(ids, positions, torch.tensor([0, *lengths]).cumsum(0), max(lengths)))
-    pairs = zip(row.split(lengths), ids.split(lengths), strict=True)
-    return any(
-        not equal_within_rounding(out, hidden_states(model, {"input_ids": each[None], "use_cache": False}))
-        for out, each in pairs
-    )
+    alone = [hidden_states(model, {"input_ids": each[None], "use_cache": False}) for each in ids.split(lengths)]
+    with Compare(model) as compare:
+        hidden_states(model, {"input_ids": ids[None], "use_cache": False})
+        pairs = zip(row.split(lengths), alone, strict=True)
+        return any(not compare.equal(lambda one=one: one, lambda other=other: other) for one, other in pairs)
 
 
 @pytest.fixture
 def by_layers(monkeypatch):
     """Have rows in few digits compared layer by layer, whatever their rounding has grown to."""
-    for module in (_isolation, _alone):
-        monkeypatch.setattr(module, "equal_within_rounding", lambda ours, _theirs: is_fine(ours))
+    monkeypatch.setattr(_compare, "equal_within_rounding", lambda _ours, _theirs, *, fine: fine)
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
@@ -212,7 +210,7 @@ def test_autocast_has_rounding_of_its_own():
 
 def test_float32_is_compared_as_a_whole(monkeypatch):
     """In float32 the bound of 1e-4 decides alone."""
-    monkeypatch.setattr(_isolation, "apart_by_layers", lambda *_: pytest.fail("compared layer by layer"))
+    monkeypatch.setattr(_compare, "apart_by_layers", lambda *_: pytest.fail("compared layer by layer"))
     model = deep("llama", layers=4).float()
     model.model.layers[0].register_forward_hook(lambda _module, _args, output: output + 1e-3 * output.cumsum(1))
     with pytest.raises(PackedBatchError, match="does not keep packed documents apart"):

@@ -17,7 +17,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from forge_algos.losses import _likelihood_kernel as kernel, nll, nll_of_logits
+from forge_algos.losses import _score_rows as kernel, nll, nll_of_logits
 from forge_algos.losses._likelihood import Likelihood, score_in_place
 
 if TYPE_CHECKING:

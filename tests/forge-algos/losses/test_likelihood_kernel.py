@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from forge_algos.losses import _likelihood_kernel as kernel, nll
+from forge_algos import _kernels, asked_kernels, losses
+from forge_algos.losses import _score_rows as kernel, nll
 from forge_algos.losses._likelihood import Likelihood, score_in_place
 
 SCRIPT = Path(__file__).with_name("interpreted_kernel.py")
@@ -126,18 +127,11 @@ def test_a_slope_is_given_back_before_the_next_one_is_made(by_operators, monkeyp
 def device(monkeypatch, capability=(9, 0)):
     """Let the CPU pass for a device with a capability; return the tries of the kernel."""
     tries = []
-    kernel._works.cache_clear()
+    monkeypatch.setattr(_kernels, "_found", {})
     module = SimpleNamespace(get_device_capability=lambda _device: capability)
     monkeypatch.setattr(torch, "get_device_module", lambda _device: module)
     monkeypatch.setattr(kernel, "agrees", lambda *how, **more: tries.append((how, more)) or True)
     return tries
-
-
-@pytest.fixture(autouse=True)
-def _forget_tries():
-    """Keep no answer about a device that was made up."""
-    yield
-    kernel._works.cache_clear()
 
 
 def test_the_kernel_is_tried_once_for_each_kind_of_slope(monkeypatch):
@@ -162,15 +156,19 @@ def test_other_vendors_devices_go_by_operators(monkeypatch, capability):
 
 def test_a_kernel_that_fails_or_differs_is_not_used(monkeypatch):
     """Without Triton, and with a launch that raises or writes other numbers, operators go on."""
+    agrees = kernel.agrees
     device(monkeypatch)
-    monkeypatch.undo()
-    module = SimpleNamespace(get_device_capability=lambda _device: (9, 0))
-    monkeypatch.setattr(torch, "get_device_module", lambda _device: module)
+    monkeypatch.setattr(kernel, "agrees", agrees)
     monkeypatch.setitem(sys.modules, "triton", None)
-    kernel._compiled.cache_clear()
+    monkeypatch.delitem(sys.modules, "forge_algos.losses._likelihood_kernel", raising=False)
+    monkeypatch.delattr(losses, "_likelihood_kernel", raising=False)
+    asked_kernels()
     assert not kernel._works("cpu", torch.bfloat16, False)
+    (told,) = map(str, asked_kernels())
+    assert told.startswith("losses by operators, for its kernel was given up on cpu: ModuleNotFoundError: ")
+    assert "(slope in torch.bfloat16)" in told
 
-    wrong = []
+    wrong, told = [], []
 
     def launch(tensors, numbers, *, weighted, slope):
         logits, targets, _, out, *into = tensors
@@ -185,8 +183,25 @@ def test_a_kernel_that_fails_or_differs_is_not_used(monkeypatch):
     monkeypatch.setattr(kernel, "launch", launch)
     for planted in (None, Likelihood(dft=True, z_loss=1e-4), Likelihood(label_smoothing=0.1)):
         wrong[:] = [planted] if planted else []
-        kernel._works.cache_clear()
+        monkeypatch.setattr(_kernels, "_found", {})
         assert kernel._works("cpu", torch.bfloat16, False) is (planted is None)
+        told.append(str(asked_kernels()[0]))
+    assert told[0] == "losses by one kernel, tried on cpu first"
+    assert all(each.endswith("its numbers are not those of the operators (slope in torch.bfloat16)") for each in told[1:])
+
+
+def test_a_device_without_memory_is_tried_again(monkeypatch):
+    """Running out of memory in the trial is the run's matter, as anywhere else, and says nothing of the kernel."""
+    device(monkeypatch)
+
+    def full(*_how, **_more):
+        raise torch.OutOfMemoryError("Tried to allocate 2.00 MiB")
+
+    monkeypatch.setattr(kernel, "agrees", full)
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        kernel._works("x:0", torch.bfloat16, False)
+    monkeypatch.setattr(kernel, "agrees", lambda *_how, **_more: True)
+    assert kernel._works("x:0", torch.bfloat16, False)
 
 
 def test_only_large_float32_logits_with_numbers_are_scored_by_it(monkeypatch):

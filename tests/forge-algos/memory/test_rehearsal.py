@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 import forge_algos
-from forge_algos.losses import _likelihood_kernel
+from forge_algos.losses import _score_rows
 from forge_algos.memory._rehearsal import _runs_as_it_is
 from forge_algos.optimizers import _adamw_8bit
 
@@ -392,7 +392,7 @@ def test_a_plan_holds_for_the_heads_kernel_too(monkeypatch: pytest.MonkeyPatch) 
     settings, dtype = forge_algos.AdapterSettings(adapter="none"), torch.bfloat16
     for by_kernel in (False, True):
         if by_kernel:
-            monkeypatch.setattr(_likelihood_kernel, "_has_kernel", lambda *how: launched.append(how[2]) or True)
+            monkeypatch.setattr(_score_rows, "_has_kernel", lambda *how: launched.append(how[2]) or True)
         rehearsal, adaptation, model, moved = made("llama", settings, "adamw", outline=True, dtype=dtype)
         # Several chunks, of which each has logits and a slope that are most of what is held beside the weights.
         forge_algos.score_rows_at_once(model, 700)

@@ -12,6 +12,7 @@ import os
 import pytest
 import torch
 
+from forge_algos import _kernels, asked_kernels
 from forge_algos.optimizers import _adamw_8bit
 from forge_algos.optimizers._adamw_8bit import BLOCK, ZEROS, AdamW8bit
 from forge_algos.optimizers._rounding import keys_of_places, round_stochastically_, rounding_key
@@ -123,7 +124,7 @@ def test_rows_of_any_width_and_numbers_that_are_none(monkeypatch):
 @interpreted
 def test_the_trial_finds_a_kernel_that_is_right_and_one_that_is_wrong(monkeypatch):
     """What is made up for a device is moved as AdamW moves it; a kernel that moves by another rate is not taken."""
-    assert _adamw_8bit.kernel_agrees("cpu")
+    assert _adamw_8bit.kernel_problem("cpu") is None
     from forge_algos.optimizers import _adamw_8bit_kernel
 
     right = _adamw_8bit_kernel.launch
@@ -132,7 +133,7 @@ def test_the_trial_finds_a_kernel_that_is_right_and_one_that_is_wrong(monkeypatc
         right(weight, grad, codes, scales, maps, (*rates[:3], rates[3] * 1.01, *rates[4:]), place)
 
     monkeypatch.setattr(_adamw_8bit_kernel, "launch", wrong)
-    assert not _adamw_8bit.kernel_agrees("cpu")
+    assert "not AdamW's" in _adamw_8bit.kernel_problem("cpu")
 
 
 @interpreted
@@ -160,8 +161,13 @@ def test_runs_are_as_with_bitsandbytes(monkeypatch):
     assert torch.equal(ours, run(AdamW8bit, halfway=True))
 
 
-def test_a_kernel_that_cannot_run_is_not_taken():
-    """Where Triton is missing, or has no backend, bitsandbytes' kernels move the weights; nothing is raised."""
-    if not THERE:
-        assert not _adamw_8bit.kernel_agrees("cpu")
+def test_a_kernel_that_cannot_run_is_not_taken(monkeypatch):
+    """Where Triton is missing, or has no backend, bitsandbytes' kernels move the weights: nothing is raised, and it is told."""
+    monkeypatch.setattr(_kernels, "_found", {})
+    asked_kernels()
     assert not _adamw_8bit._has_kernel(torch.device("cpu"))
+    assert not asked_kernels()
+    # The meta device stands for one that is no CPU; its tensors are of the usual type, and have no numbers to compare.
+    assert not _adamw_8bit._has_kernel(torch.device("meta"))
+    (told,) = map(str, asked_kernels())
+    assert told.startswith("adamw_8bit by bitsandbytes' kernels, for its kernel was given up on meta: ")

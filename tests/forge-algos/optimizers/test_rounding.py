@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from forge_algos import _kernels, asked_kernels
 from forge_algos.optimizers import _rounding
 from forge_algos.optimizers._rounding import random_bits, round_stochastically_, rounding_key
 
@@ -117,9 +118,10 @@ def traced(monkeypatch):
         return graph
 
     monkeypatch.setattr(torch, "compile", lambda function, **how: compile_(function, backend=backend, fullgraph=True, **how))
-    _rounding._rounding_on.cache_clear()
+    monkeypatch.setattr(_kernels, "_found", {})
+    _rounding._compiled.cache_clear()
     yield graphs
-    _rounding._rounding_on.cache_clear()
+    _rounding._compiled.cache_clear()
 
 
 @pytest.mark.slow
@@ -147,9 +149,11 @@ def test_other_bits_are_not_used(monkeypatch):
 
     for compile_ in (lambda function, **_: lambda into, *_args: into.zero_(), fails):
         monkeypatch.setattr(torch, "compile", compile_)
-        _rounding._rounding_on.cache_clear()
+        monkeypatch.setattr(_kernels, "_found", {})
+        _rounding._compiled.cache_clear()
         assert _rounding._rounding_on("cpu") is _rounding._round_
-    _rounding._rounding_on.cache_clear()
+        assert "stochastic rounding by operators" in str(asked_kernels()[-1])
+    _rounding._compiled.cache_clear()
 
 
 def test_a_rehearsal_on_a_device_allocates_nothing():

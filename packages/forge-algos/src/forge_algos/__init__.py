@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         RolloutError as RolloutError,
         UnevenRanksError as UnevenRanksError,
     )
+    from forge_algos._kernels import TriedKernel as TriedKernel, asked_kernels as asked_kernels
     from forge_algos._modules import repeated_blocks as repeated_blocks
     from forge_algos._parallel import ALONE as ALONE, Parallel as Parallel
     from forge_algos.adaptations import (
@@ -127,6 +128,7 @@ _PUBLIC = {
         "AdapterError DivergedError ForgeAlgosError LossError MissingPackageError NoTargetsError OptimizerError "
         "PackedBatchError ReferenceMismatchError RehearsalError RewardError RolloutError UnevenRanksError"
     ),
+    "_kernels": "TriedKernel asked_kernels",
     "_modules": "repeated_blocks",
     "_parallel": "ALONE Parallel",
     "adaptations": "Adaptation adapt eva_directions osft_importance osft_moments quantization_config",

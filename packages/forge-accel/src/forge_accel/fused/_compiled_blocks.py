@@ -2,28 +2,34 @@
 
 All blocks of a kind share one graph, whose rows have any length: nothing is compiled anew when the row size changes. Hooks
 around a block, which gather and free its weights, stay outside of the graph; so do names of parameters. Only training is
-compiled: a forward without gradients, or in evaluation mode, is the block's own.
+compiled: a forward without gradients, or in evaluation mode, is the block's own. So is that of a block whose layers have hooks:
+torch's compiler leaves out those that come after it, and a trial would call them more often than the run does.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from contextlib import contextmanager
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules import module as nn_module
 from torch.utils._pytree import tree_leaves, tree_map
 
 from forge_accel.fused._replaced_forward import ReplacedForward, may_replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """Most difference between a block's outputs or gradients, compiled and not, over their norm."""
+
+_HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
+"""Hooks of a module, and of all, that run within the forward and backward of what contains it."""
 
 _Groups = tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]
 """Outputs and gradients of a block, in groups that are compared together."""
@@ -33,18 +39,22 @@ class CompiledBlocks:
     """Blocks of a model whose training forwards run compiled; `remove()` undoes it.
 
     Before the first training forward of each block, forward and backward are made both ways and compared. What cannot
-    be compiled as one graph, or does not give the same outputs and gradients, runs as it stands from then on, and `problem`
-    says why: a run does not end for that.
+    be compiled as one graph, or does not give the same outputs and gradients, runs as it stands from then on, and so does what
+    was not tried yet; `problem` says why: a run does not end for that. Where there are several ranks, `agree` makes the answer
+    the same on all.
 
     Args:
-        blocks: Modules that a model repeats, each called once a forward.
+        blocks: Modules that a model repeats, each called once a forward. Ranks that compute one together, exchanging numbers
+            within its forward, would wait for each other where a compiler fails on one of them.
         backend: Backend of `torch.compile`: `inductor`, or a function that takes a graph.
         note: Called with a line for the log, when a kind of block has been compiled and where it cannot be.
+        own_hooks: Whether hooks that layers within the blocks have now are the caller's own, which compute and keep nothing:
+            they are compiled with the layers. A block whose layers have others runs as it stands while they have them.
 
     """
 
     problem: str | None = None
-    """Reason for which the blocks run uncompiled after all; None while they do not."""
+    """Reason for which no further block is compiled; None while there is none."""
 
     def __init__(
         self,
@@ -52,12 +62,14 @@ class CompiledBlocks:
         *,
         backend: str | Callable[..., Any] = "inductor",
         note: Callable[[str], None] = lambda _: None,
+        own_hooks: bool = False,
     ) -> None:
         self._note, self._proven, self._named = note, set[tuple[int, tuple[bool, ...]]](), set[type]()
+        self._hooked = False
         # torch keeps graphs by code object, and limits how many one may have: each model's blocks get one of their own.
         own = FunctionType(_forward.__code__.replace(), globals(), "block")
         self._compiled = torch.compile(own, backend=backend, fullgraph=True, dynamic=True)
-        self.blocks = [_CompiledForward(block, self) for block in blocks if may_replace(block)]
+        self.blocks = [_CompiledForward(block, self, own_hooks=own_hooks) for block in blocks if may_replace(block)]
         for block in self.blocks:
             block.install()
 
@@ -66,19 +78,60 @@ class CompiledBlocks:
         for block in self.blocks:
             block.remove()
 
-    def run(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def agree(self, of_all: Callable[[str | None], str | None]) -> None:
+        """Let the blocks of all ranks run compiled, or those of none.
+
+        Ranks call it together, between two steps, once blocks were tried. Until then each decides by itself, which changes its
+        numbers by no more than rounding.
+
+        Args:
+            of_all: This rank's `problem` → one of all ranks' problems, the same on each; None where no rank has one.
+
+        """
+        if (why := of_all(self.problem)) is None:
+            return
+        self._proven.clear()
+        self._give_up(why)
+
+    def run(self, forward: _CompiledForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute a block's forward in its graph; by the block itself where that is not possible."""
-        if self.problem is None:
-            try:
-                # Each block, for one of the same class may have a graph of its own: other layers, a window, frozen weights.
-                call = id(block), tuple(tensor.requires_grad for tensor in _tensors((args, kwargs)))
-                if call not in self._proven and self._proves(block, args, kwargs):
-                    self._proven.add(call)
-                if self.problem is None:
-                    return self._compiled(block, *args, **kwargs)
-            except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
-                self._give_up(_reason(error))
+        block = forward.module
+        # Each block, for one of the same class may have a graph of its own: other layers, a window, frozen weights.
+        call = id(block), tuple(tensor.requires_grad for tensor in _tensors((args, kwargs)))
+        try:
+            if self._is_compiled(forward, call, args, kwargs):
+                return self._compiled(block, *args, **kwargs)
+        except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
+            self._proven.discard(call)
+            self._give_up(_reason(error), what="a block runs")
         return type(block).forward(block, *args, **kwargs)
+
+    def _is_compiled(
+        self,
+        forward: _CompiledForward,
+        call: tuple[int, tuple[bool, ...]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> bool:
+        """Return whether a block's forward runs compiled; it is tried when it is first called so."""
+        # A block that was proven before another failed stays compiled: checkpointing computes it again as it was.
+        known = call in self._proven
+        if not known and self.problem is not None:
+            return False
+        if (hook := forward.hook()) is not None:
+            self._note_hook(type(forward.module).__name__, hook)
+            return False
+        if not known and self._proves(forward.module, args, kwargs):
+            self._proven.add(call)
+        return call in self._proven
+
+    def _note_hook(self, block: str, hook: str) -> None:
+        if not self._hooked:
+            self._hooked = True
+            self._note(
+                f"WARNING: compile: {block} runs uncompiled while its layers have hooks ({hook}): the compiler would leave out "
+                "one that comes later, and trying the block would call each more often than the run does"
+            )
 
     def _proves(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Compile a block both ways; return whether outputs and gradients are the block's own."""
@@ -115,23 +168,45 @@ class CompiledBlocks:
             self._note(f"compile: {type(block).__name__} in {seconds:.1f} s, one graph for all of its kind; {compared}")
         return True
 
-    def _give_up(self, why: str) -> None:
-        self.problem = why
-        self._note(f"WARNING: compile: the blocks run uncompiled: {why}")
+    def _give_up(self, why: str, *, what: str = "the blocks run") -> None:
+        if self.problem is None:
+            self.problem = why
+            self._note(f"WARNING: compile: {what} uncompiled: {why}")
 
 
 class _CompiledForward(ReplacedForward):
     """Forward of one block: compiled while it trains."""
 
-    def __init__(self, block: nn.Module, shared: CompiledBlocks) -> None:
+    def __init__(self, block: nn.Module, shared: CompiledBlocks, *, own_hooks: bool) -> None:
         super().__init__(block)
         self._shared = shared
+        self._tables = [(name, table) for name, layer in block.named_modules() if name for table in _tables(layer)]
+        self._tables += [("all modules", table) for table in _tables(nn_module, "_global_")]
+        self._all = [table for _, table in self._tables]
+        self._own = {key for _, table in self._tables for key in table} if own_hooks else set[int]()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the block's forward."""
         if self.module.training and torch.is_grad_enabled():
-            return self._shared.run(self.module, args, kwargs)
+            return self._shared.run(self, args, kwargs)
         return super().__call__(*args, **kwargs)
+
+    def hook(self) -> str | None:
+        """Name a hook, not the caller's own, of a layer in the block; None without."""
+        if not any(self._all):
+            return None  # nearly always, and asked in each forward
+        for name, table in self._tables:
+            if table and (others := table.keys() - self._own):
+                hook = table[min(others)]
+                return f"{getattr(hook, '__qualname__', type(hook).__name__)} of {name}"
+        return None
+
+
+def _tables(owner: Any, prefix: str = "_") -> Iterator[dict[int, Any]]:
+    """Yield the tables in which a module, or torch for all of them, keeps its hooks."""
+    for name in _HOOKS:
+        if (table := getattr(owner, f"{prefix}{name}", None)) is not None:
+            yield table
 
 
 def _forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -156,7 +231,7 @@ def _both_ways(call: Callable[..., Any], block: nn.Module, args: tuple[Any, ...]
 
     args, kwargs = tree_map(apart, (args, kwargs))
     # Checkpointing keeps no tensors of the block, and would compute it again for these.
-    with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
+    with _without_hooks(block), torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
         outputs = [tensor for tensor in _tensors(call(block, *args, **kwargs)) if tensor.is_floating_point()]
         learned = [tensor for tensor in outputs if tensor.requires_grad]
         inputs = list(own.values())
@@ -166,6 +241,19 @@ def _both_ways(call: Callable[..., Any], block: nn.Module, args: tuple[Any, ...]
             sides = [tensor.detach() for tensor in learned]
             gradients = torch.autograd.grad(learned, [*inputs, *weights], sides, materialize_grads=True)
     return [[tensor.detach()] for tensor in outputs], [list(gradients[: len(inputs)]), list(gradients[len(inputs) :])]
+
+
+@contextmanager
+def _without_hooks(block: nn.Module) -> Iterator[None]:
+    """Take away the hooks on gradients of a block's weights, which are for those of the run."""
+    hooks = [(weight, weight._backward_hooks) for weight in block.parameters() if weight._backward_hooks]
+    try:
+        for weight, _ in hooks:
+            weight._backward_hooks = None
+        yield
+    finally:
+        for weight, own in hooks:
+            weight._backward_hooks = own
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ tried and not inferred from names, as in `isolation`. Alone is plain PEFT with o
 """
 
 from collections.abc import Sequence
+from functools import cache, partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,12 +15,11 @@ from forge_algos._errors import AdapterError
 from forge_algos._modules import unwrap, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import Layout, lay_out
-from forge_algos.isolation._by_layers import Run, apart_by_layers
+from forge_algos.isolation._by_layers import Run
+from forge_algos.isolation._compare import Compare, decides
 from forge_algos.isolation._isolation import (
     Passed,
     batch_hidden_states,
-    equal_within_rounding,
-    is_fine,
     made_up_ids,
     require_isolation,
     require_passed,
@@ -39,7 +39,7 @@ def require_packable(model: nn.Module, *, device: torch.device) -> None:
     if virtual_tokens(model):
         _require_lines(model, device=device)
     else:
-        require_isolation(model, device=device)
+        require_isolation(model, device=device, decide=decides(model))
 
 
 def _require_lines(model: nn.Module, *, device: torch.device) -> None:
@@ -72,43 +72,47 @@ _REMEDY = "Load it with attention=sdpa or eager, or take adapter=lora"
 
 def _problem(model: nn.Module, device: torch.device) -> str | None:
     ids, vocab = made_up_ids(model, sum(_LENGTHS), device)
-    lines, documents = _in_lines(model, ids), ids.split(list(_LENGTHS))
+    lines, documents = cache(partial(_in_lines, model, ids)), ids.split(list(_LENGTHS))
 
     def alone(which: int) -> torch.Tensor:
         return batch_hidden_states(model, {"input_ids": documents[which][None], "use_cache": False})
 
-    def apart(which: int) -> bool:
-        length, width = _LENGTHS[which], max(_LENGTHS)
-        other = torch.cat([part if number == which else (part + 1) % vocab for number, part in enumerate(documents)])
+    with Compare(model, decides(model)) as compare:
 
-        # Virtual tokens have places, the first ones, only as embeddings; they are looked at too.
-        def in_lines(count: int, places: int) -> Sequence[int] | None:
-            begin = which * places
-            return range(begin, begin + places - width + length) if count == len(documents) and places >= width else None
+        def apart(which: int) -> bool:
+            length, width = _LENGTHS[which], max(_LENGTHS)
+            other = torch.cat([part if number == which else (part + 1) % vocab for number, part in enumerate(documents)])
 
-        def in_one(count: int, places: int) -> Sequence[int] | None:
-            return range(places) if count == 1 and places >= length else None
+            # Virtual tokens have places, the first ones, only as embeddings; they are looked at too.
+            def in_lines(count: int, places: int) -> Sequence[int] | None:
+                begin = which * places
+                return range(begin, begin + places - width + length) if count == len(documents) and places >= width else None
 
-        return not is_fine(lines[which]) and apart_by_layers(
-            model,
-            Run(lambda: _run_lines(model, ids)[1], in_lines),
-            Run(lambda: alone(which), in_one),
-            Run(lambda: _run_lines(model, other)[1], in_lines),
-            own=length,
-        )
+            def in_one(count: int, places: int) -> Sequence[int] | None:
+                return range(places) if count == 1 and places >= length else None
 
-    for which, name in enumerate(("first", "second")):
-        if not equal_within_rounding(lines[which], alone(which)[0, -_LENGTHS[which] :]) and not apart(which):
-            return f"the {name} of two documents comes out otherwise than alone"
-    changed = ids.clone()
-    changed[-2] = (changed[-2] + 1) % vocab
-    first, second = _in_lines(model, changed)
-    if not equal_within_rounding(first, lines[0]) or not equal_within_rounding(second[:-2], lines[1][:-2]):
-        return "tokens before a changed one change with it"
-    # An attention that counts its queries from the first key on would see the virtual tokens in the places of the document's
-    # own.
-    if torch.equal(second[-1], lines[1][-1]):
-        return "a token does not see the one before it"
+            return compare.by_layers(
+                lambda: lines()[which],
+                Run(lambda: _run_lines(model, ids)[1], in_lines),
+                Run(lambda: alone(which), in_one),
+                Run(lambda: _run_lines(model, other)[1], in_lines),
+                own=length,
+            )
+
+        for which, name in enumerate(("first", "second")):
+            equal = compare.equal(lambda which=which: lines()[which], lambda which=which: alone(which)[0, -_LENGTHS[which] :])
+            if not equal and not apart(which):
+                return f"the {name} of two documents comes out otherwise than alone"
+        changed = ids.clone()
+        changed[-2] = (changed[-2] + 1) % vocab
+        others = cache(partial(_in_lines, model, changed))
+        first = compare.equal(lambda: others()[0], lambda: lines()[0])
+        if not first or not compare.equal(lambda: others()[1][:-2], lambda: lines()[1][:-2]):
+            return "tokens before a changed one change with it"
+        # An attention that counts its queries from the first key on would see the virtual tokens in the places of the
+        # document's own.
+        if not compare.holds(lambda: not torch.equal(others()[1][-1], lines()[1][-1])):
+            return "a token does not see the one before it"
     return None
 
 

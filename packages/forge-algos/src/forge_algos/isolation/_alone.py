@@ -12,7 +12,7 @@ causal model cannot see what comes later); lines of equally long documents; one 
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any
@@ -31,12 +31,10 @@ from forge_algos._modules import (
     override_forward,
     text_config,
 )
-from forge_algos.isolation._by_layers import Places, Run, apart_by_layers, in_row
+from forge_algos.isolation._by_layers import Places, Run, in_row
+from forge_algos.isolation._compare import REFUSALS, Compare, Decide, decide_by, decides
 from forge_algos.isolation._isolation import (
-    REFUSALS,
     REMEDY,
-    equal_within_rounding,
-    is_fine,
     made_up_ids,
     made_up_lengths,
     require_isolation,
@@ -64,6 +62,7 @@ def keep_documents_apart(
     packing: Packing = "auto",
     longest: int | None = None,
     agree: Agree = lambda number: number,
+    decide: Decide = int,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> tuple[bool, str]:
     """Have `model` keep the documents of a packed row apart: in the row if it can, else alone.
@@ -74,6 +73,8 @@ def keep_documents_apart(
         packing: "on" refuses where they are not kept apart; "off" runs documents alone without the test of a packed row.
         longest: tokens of the longest document that will come; None if it is not known.
         agree: as of `run_documents_alone`.
+        decide: number of this rank → the largest of all ranks, where several have the model, whole or divided: what they find
+            here, and in later tests that all of them make, is the same then, also near a bound.
         autocast: makes the context that forwards run in; a packed row is tried in it too.
 
     Returns:
@@ -83,6 +84,7 @@ def keep_documents_apart(
         PackedBatchError: neither is possible, or `packing="on"` is not.
     """
     why = ""
+    decide_by(model, decide)
     if packing == "on" and runs_alone(model):
         raise PackedBatchError(f"the documents of this {type(causal_model(model)).__name__} are run alone already")
     if packing != "off" and not runs_alone(model):
@@ -109,13 +111,14 @@ def _require_isolation_by_layers(
     Raises:
         PackedBatchError: they do not, with undivided layers; the model is as it was.
     """
+    decide = decides(model)
     try:
-        require_isolation(model, device=device, autocast=autocast)
+        require_isolation(model, device=device, autocast=autocast, decide=decide)
     except PackedBatchError:
         if divided_layers(model) or not divide_layers(model, agree):
             raise
         try:
-            require_isolation(model, device=device, autocast=autocast)
+            require_isolation(model, device=device, autocast=autocast, decide=decide)
         except PackedBatchError:
             undivide_layers(model)
         else:
@@ -384,20 +387,23 @@ def _is_exact(alone: _Alone, model: nn.Module, device: torch.device) -> bool:
     def by_itself(document: int) -> torch.Tensor:
         return run(lambda given: alone.plain(**given), documents[document])
 
-    def apart(document: int) -> bool:
-        other = torch.cat([part if number == document else (part + 1) % vocab for number, part in enumerate(documents)])
-        places = _places_in_lines(lengths, alone.lines, document)
-        return not is_fine(row) and apart_by_layers(
-            model,
-            Run(lambda: together(ids), places),
-            Run(lambda: by_itself(document), in_row(lengths[document], range(lengths[document]))),
-            Run(lambda: together(other), places),
-        )
-
-    row = together(ids)
-    for document, found in enumerate(row[0].split(lengths)):
-        if not equal_within_rounding(found, by_itself(document)[0]) and not apart(document):
-            return False
+    row = cache(partial(together, ids))
+    with Compare(model, decides(model)) as compare:
+        for document, length in enumerate(lengths):
+            before = starts[document]
+            parts = [part if number == document else (part + 1) % vocab for number, part in enumerate(documents)]
+            places = _places_in_lines(lengths, alone.lines, document)
+            equal = compare.equal(
+                lambda before=before, length=length: row()[0, before : before + length],
+                lambda document=document: by_itself(document)[0],
+            )
+            if not equal and not compare.by_layers(
+                row,
+                Run(partial(together, ids), places),
+                Run(partial(by_itself, document), in_row(length, range(length))),
+                Run(partial(together, torch.cat(parts)), places),
+            ):
+                return False
     return True
 
 

@@ -8,7 +8,7 @@ one that builds its mask without positions (Falcon, Bloom) lets the second docum
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,10 +18,8 @@ from torch import nn
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, decoder, mode, text_config, vocabulary
 from forge_algos.batches._packed import packed_inputs
-from forge_algos.isolation._by_layers import Run, apart_by_layers, in_row
-
-REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Exceptions by which a model refuses a row that it cannot run."""
+from forge_algos.isolation._by_layers import Run, in_row
+from forge_algos.isolation._compare import REFUSALS, Compare, Decide, is_autocast
 
 _SHORT = (5, 7)
 """Tokens of the made-up documents, beyond what the model's layers reach."""
@@ -36,7 +34,11 @@ so that an evaluation every few steps does not test it again. The result does no
 
 
 def require_isolation(
-    model: nn.Module, *, device: torch.device, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    model: nn.Module,
+    *,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    decide: Decide = int,
 ) -> None:
     """Raise unless two documents in one row come out as in plain forwards.
 
@@ -45,7 +47,14 @@ def require_isolation(
 
     Compared are the decoder's hidden states (or logits), relative to their largest value: at all tokens to 1e-4 in float32, at
     half of them to 0.05 below it. What exceeds that in fewer digits than float32's is compared layer by layer, each layer being
-    given the same numbers, so that rounding cannot grow with the layers (`apart_by_layers`).
+    given the same numbers, so that rounding cannot grow with the layers (`apart_by_layers`). Digits are those of the products:
+    Mamba keeps float32 states between layers that multiply in bfloat16.
+
+    Args:
+        model: bare or wrapped.
+        device: where test rows go.
+        autocast: makes the context that forwards run in.
+        decide: number of this rank → the largest of all ranks, where all make this test and must find the same.
 
     Raises:
         PackedBatchError: they do not, or the model cannot run a packed row at all.
@@ -53,7 +62,7 @@ def require_isolation(
     require_passed(
         model,
         device,
-        with_and_without_autocast(_problem, autocast),
+        with_and_without_autocast(partial(_problem, decide=decide), autocast),
         _passed,
         lambda what, refusal: PackedBatchError(f"{what} cannot run a packed row: {refusal}"),
         lambda what, problem: PackedBatchError(f"{what} does not keep packed documents apart: {problem}. {REMEDY}"),
@@ -79,17 +88,13 @@ def with_and_without_autocast(
             except REFUSALS as error:
                 refusal = error
         with autocast():
-            if _is_autocast(device):
+            if is_autocast(device):
                 return found or problem_of(model, device)
         if refusal is not None:
             raise refusal
         return found
 
     return problem
-
-
-def _is_autocast(device: torch.device) -> bool:
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def made_up_lengths(model: nn.Module) -> tuple[int, int]:
@@ -167,36 +172,42 @@ def made_up_ids(model: nn.Module, number: int, device: torch.device) -> tuple[to
     return (torch.arange(number, device=device) * 7 + vocab // 3) % vocab, vocab
 
 
-def _problem(model: nn.Module, device: torch.device) -> str | None:
+def _problem(model: nn.Module, device: torch.device, decide: Decide = int) -> str | None:
     lengths = made_up_lengths(model)
     ids, vocab = made_up_ids(model, sum(lengths), device)
     first, second = documents = ids.split(list(lengths))
     changed = (first, (second + 1) % vocab), ((first + 1) % vocab, second)
     places = range(lengths[0]), range(lengths[0], len(ids))
-    packed = _run(model, *documents)
 
-    def alone(which: int) -> torch.Tensor:
+    def run_alone(which: int) -> torch.Tensor:
         # A plain forward, which gives no positions: RoBERTa's own begin behind the padding token's, not at 0.
         return hidden_states(model, {"input_ids": documents[which][None], "use_cache": False})
 
-    @cache
-    def apart(which: int) -> bool:
-        return not is_fine(packed) and apart_by_layers(
-            model,
-            Run(lambda: _run(model, *documents)[None], in_row(len(ids), places[which])),
-            Run(lambda: alone(which)[None], in_row(lengths[which], range(lengths[which]))),
-            Run(lambda: _run(model, *changed[which])[None], in_row(len(ids), places[which])),
-        )
+    packed, alone = cache(partial(_run, model, *documents)), cache(run_alone)
 
-    for which, name in enumerate(("first", "second")):
-        expected = alone(which)
-        if not expected.isfinite().all():
-            return "its outputs on made-up ids are not finite, so nothing can be compared"
-        if not equal_within_rounding(packed[list(places[which])], expected) and not apart(which):
-            return f"the {name} of two comes out otherwise than alone"
-    other = _run(model, *changed[1])
-    if not equal_within_rounding(packed[list(places[1])], other[list(places[1])]) and not apart(1):
-        return "the second of two changes with the first"
+    def in_packed(which: int) -> torch.Tensor:
+        return packed()[list(places[which])]
+
+    with Compare(model, decide) as compare:
+
+        @cache
+        def apart(which: int) -> bool:
+            return compare.by_layers(
+                packed,
+                Run(lambda: _run(model, *documents)[None], in_row(len(ids), places[which])),
+                Run(lambda: run_alone(which)[None], in_row(lengths[which], range(lengths[which]))),
+                Run(lambda: _run(model, *changed[which])[None], in_row(len(ids), places[which])),
+            )
+
+        for which, name in enumerate(("first", "second")):
+            ours, theirs = partial(in_packed, which), partial(alone, which)
+            if not compare.holds(lambda theirs=theirs: bool(theirs().isfinite().all())):
+                return "its outputs on made-up ids are not finite, so nothing can be compared"
+            if not compare.equal(ours, theirs) and not apart(which):
+                return f"the {name} of two comes out otherwise than alone"
+        other = partial(_run, model, *changed[1])
+        if not compare.equal(partial(in_packed, 1), lambda: other()[list(places[1])]) and not apart(1):
+            return "the second of two changes with the first"
     return None
 
 
@@ -229,24 +240,3 @@ def batch_hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tenso
     finally:
         handle.remove()
     return seen[0]
-
-
-def is_fine(states: torch.Tensor) -> bool:
-    """Return whether states are computed in float32 or finer."""
-    return torch.finfo(states.dtype).eps < 1e-6 and not _is_autocast(states.device)
-
-
-def equal_within_rounding(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Compare within rounding: at all tokens in float32, at half of them in fewer digits.
-
-    The bound is relative to the largest value: 1e-4 in float32 (1e-3 where torch multiplies it in fewer digits, as TF32), 0.05
-    below it. Rounding makes about 1e-6 in float32; weights that are small make a leak small too. In few digits an expert may
-    change with nothing but the shape of a product; a leak or a wrong position shows at all tokens, by parts of the values
-    themselves. Rounding alone may exceed 0.05 in few digits after dozens of layers: there `apart_by_layers` decides.
-    """
-    fine = is_fine(ours)
-    error = (ours.float() - theirs.float()).abs().amax(dim=-1) / theirs.float().abs().max()
-    whole = torch.get_float32_matmul_precision() == "highest"
-    # Not "larger than": NaN must not pass.
-    within = error <= ((1e-4 if whole else 1e-3) if fine else 0.05)
-    return bool(within.all() if fine else within.float().mean() >= 0.5)

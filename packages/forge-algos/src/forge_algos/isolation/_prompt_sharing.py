@@ -7,7 +7,7 @@ beyond them. So a function that does not name the argument is not even tried, an
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,11 +17,10 @@ from torch import nn
 from forge_algos._modules import attention_of, causal_model, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.isolation._alone import runs_alone
-from forge_algos.isolation._by_layers import Run, apart_by_layers, in_row
+from forge_algos.isolation._by_layers import Run, in_row
+from forge_algos.isolation._compare import Compare, decides
 from forge_algos.isolation._isolation import (
-    equal_within_rounding,
     hidden_states,
-    is_fine,
     made_up_ids,
     run_test,
     with_and_without_autocast,
@@ -113,7 +112,10 @@ def _knows_rows(attention: str) -> bool:
 
 def _problem(model: nn.Module, device: torch.device) -> str | None:
     ids, vocab = made_up_ids(model, len(_POSITIONS), device)
-    shared = _shared(model, ids)
+    shared = cache(partial(_shared, model, ids))
+
+    def in_shared(rows: Sequence[int]) -> torch.Tensor:
+        return shared()[list(rows)]
 
     def changed_but(rows: Sequence[int]) -> torch.Tensor:
         others = torch.ones_like(ids)
@@ -124,31 +126,29 @@ def _problem(model: nn.Module, device: torch.device) -> str | None:
         positions = torch.arange(len(rows), device=device)
         return hidden_states(model, packed_inputs(ids[list(rows)], positions, torch.tensor([0, len(rows)]), len(rows)))
 
-    @cache
-    def apart(which: int) -> bool:
-        rows = _SEEN[which]
-        return not is_fine(shared) and apart_by_layers(
-            model,
-            Run(lambda: _shared(model, ids)[None], in_row(len(ids), rows)),
-            Run(lambda: alone(rows)[None], in_row(len(rows), range(len(rows)))),
-            Run(lambda: _shared(model, changed_but(rows))[None], in_row(len(ids), rows)),
-            own=_OWN[which],
-        )
+    with Compare(model, decides(model)) as compare:
 
-    def equal(which: int, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+        @cache
+        def apart(which: int) -> bool:
+            rows = _SEEN[which]
+            return compare.by_layers(
+                shared,
+                Run(lambda: _shared(model, ids)[None], in_row(len(ids), rows)),
+                Run(lambda: alone(rows)[None], in_row(len(rows), range(len(rows)))),
+                Run(lambda: _shared(model, changed_but(rows))[None], in_row(len(ids), rows)),
+                own=_OWN[which],
+            )
+
         # A completion's own tokens by themselves too: its prompt's would be half of all, and are right without a prompt.
-        own = _OWN[which]
-        return equal_within_rounding(ours, theirs) and equal_within_rounding(ours[-own:], theirs[-own:])
-
-    for which, name in enumerate(_NAMES):
-        rows = _SEEN[which]
-        if not equal(which, shared[list(rows)], alone(rows)) and not apart(which):
-            return f"{name} comes out otherwise than alone"
-    changed = ids.clone()
-    changed[9:14] = (ids[9:14] + 1) % vocab
-    last = list(_SEEN[3])
-    if not equal(3, _shared(model, changed)[last], shared[last]) and not apart(3):
-        return "the third completion changes with those before it"
+        for which, name in enumerate(_NAMES):
+            rows = _SEEN[which]
+            if not compare.equal(partial(in_shared, rows), partial(alone, rows), own=_OWN[which]) and not apart(which):
+                return f"{name} comes out otherwise than alone"
+        changed, last = ids.clone(), _SEEN[3]
+        changed[9:14] = (ids[9:14] + 1) % vocab
+        other = partial(_shared, model, changed)
+        if not compare.equal(lambda: other()[list(last)], partial(in_shared, last), own=_OWN[3]) and not apart(3):
+            return "the third completion changes with those before it"
     return None
 
 

@@ -9,8 +9,8 @@ from forge_algos.batches._packed import IGNORE
 from forge_algos.losses import _check
 from forge_algos.losses._fused_backward import fused_sum
 from forge_algos.losses._likelihood import Likelihood
-from forge_algos.losses._likelihood_kernel import score_rows
 from forge_algos.losses._rows import CHUNK_ROWS, Given, LogitPass, LogitSource, Projected, Tensors, product_dtype
+from forge_algos.losses._score_rows import score_rows
 from forge_algos.losses._terms import LossTerms
 
 

@@ -9,7 +9,7 @@ same on any number of ranks. Where rows are a multiple of 256 wide, its kernels'
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from forge_algos._errors import MissingPackageError, OptimizerError
+from forge_algos._kernels import try_kernel
 from forge_algos.optimizers._closure import OneByOne
 from forge_algos.optimizers._rounding import keys_of_places, round_stochastically_, rounding_key
 
@@ -267,23 +268,23 @@ def _(*_: Any) -> None:
 
 def _has_kernel(device: torch.device) -> bool:
     """Return whether `_move_at_once` serves a device; tried once."""
-    # Tensors without numbers, as of a memory plan, are of another type, and show nothing of the device.
-    return device.type != "cpu" and _agrees(str(device), type(torch.empty(0, device=device)) is torch.Tensor)
-
-
-@lru_cache(maxsize=16)
-def _agrees(device: str, real: bool) -> bool:
-    return find_spec("triton") is not None and (not real or kernel_agrees(device))
-
-
-def kernel_agrees(device: str) -> bool:
-    """Return whether steps with made-up matrices are AdamW's within the rounding of 8 bits."""
-    try:
-        return _steps_agree(device, torch.float32, 1e-5) and _steps_agree(device, torch.bfloat16, 1e-2)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # noqa: BLE001 - whatever Triton lacks on a device, bitsandbytes' kernels are there
+    if device.type == "cpu":
         return False
+    # Tensors without numbers, as of a memory plan, are of another type, and show nothing of the device.
+    if type(torch.empty(0, device=device)) is not torch.Tensor:
+        return find_spec("triton") is not None
+    return try_kernel("adamw_8bit", str(device), partial(kernel_problem, str(device)), instead="bitsandbytes' kernels")
+
+
+def kernel_problem(device: str) -> str | None:
+    """Return why steps with made-up matrices are not AdamW's within the rounding of 8 bits.
+
+    None where they are; whatever Triton lacks on a device is raised.
+    """
+    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+        if not _steps_agree(device, dtype, bound):
+            return f"its steps are not AdamW's, with weights in {dtype}"
+    return None
 
 
 def _steps_agree(device: str, dtype: torch.dtype, bound: float) -> bool:

@@ -8,9 +8,11 @@ the tensor or each of several its rows, and on every device; a resumed run draws
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
+
+from forge_algos._kernels import try_kernel
 
 _MASK = 0xFFFFFFFF
 _FACTORS = (0x7FEB352D, 0x846CA68B)
@@ -87,24 +89,29 @@ def _(into: torch.Tensor, exact: torch.Tensor, first_row: int, row_key: int, col
     del into, exact, first_row, row_key, column_key
 
 
-@lru_cache(maxsize=4)
 def _rounding_on(kind: str) -> Callable[..., None]:
     """Return `_round_` as one kernel.
 
     Where that cannot be compiled, or has other bits, it stays a dozen passes over memory.
     """
-    compiled = torch.compile(_round_, dynamic=True)
-    try:
-        for rows, columns, place in ((48, 512, (0, 2**31 - 1, -5)), (33, 300, (7, -(2**31), 3))):
-            exact = torch.linspace(-3, 3, rows * columns, device=kind).view(rows, columns).sin_()
-            found = [torch.empty_like(exact, dtype=torch.bfloat16) for _ in range(2)]
-            for round_, into in zip((_round_, compiled), found, strict=True):
-                round_(into, exact.clone(), *place)
-            if not torch.equal(*found):
-                return _round_
-    except Exception:  # noqa: BLE001 - whatever a device's compiler lacks, the operators are there
-        return _round_
-    return compiled
+    used = try_kernel("stochastic rounding", kind, partial(_problem, kind), instead="operators")
+    return _compiled(kind) if used else _round_
+
+
+@lru_cache(maxsize=4)
+def _compiled(_kind: str) -> Callable[..., None]:
+    return torch.compile(_round_, dynamic=True)
+
+
+def _problem(kind: str) -> str | None:
+    for rows, columns, place in ((48, 512, (0, 2**31 - 1, -5)), (33, 300, (7, -(2**31), 3))):
+        exact = torch.linspace(-3, 3, rows * columns, device=kind).view(rows, columns).sin_()
+        found = [torch.empty_like(exact, dtype=torch.bfloat16) for _ in range(2)]
+        for round_, into in zip((_round_, _compiled(kind)), found, strict=True):
+            round_(into, exact.clone(), *place)
+        if not torch.equal(*found):
+            return "its bits are not those of the operators"
+    return None
 
 
 def _mixed(x: int) -> int:

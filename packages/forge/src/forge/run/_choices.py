@@ -105,13 +105,22 @@ def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.
     if s.device.dtype == "auto":
         s = s.resolved("dtype", str(dtype.value).removeprefix("torch."), dtype.reason)
     # Both refuse what this machine has not, before anything is prepared.
+    sizes = {name: getattr(s.strategy, name) for name in ("tp_size", "cp_size", "ep_size")}
+    shared = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
     compiling, kernels = machine.compiling(s.device.compile), machine.kernels(s.device.kernels)
     if s.device.compile == "auto":
         if compiling.value is not None and s.adapter.adapter not in COMPILED:
             compiling = forge_accel.Choice(
                 None, f"off: measured to win without an adapter or with LoRA, not with adapter={s.adapter.adapter}"
             )
+        elif compiling.value is not None and shared:
+            compiling = forge_accel.Choice(None, f"off: with {shared} ranks compute a block together")
         s = s.resolved("compile", "off" if compiling.value is None else "blocks", compiling.reason)
+    elif compiling.value is not None and shared:
+        raise SettingsError(
+            f"compile={s.device.compile} with {shared}: ranks compute a block together, and would wait for one whose compiler "
+            "fails. Leave compile out, or divide the weights alone (strategy=fsdp2)."
+        )
     if s.device.kernels == "auto":
         s = s.resolved("kernels", kernels.value or "none", kernels.reason)
     return s

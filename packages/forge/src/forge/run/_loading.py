@@ -250,6 +250,8 @@ def keep_apart(
         packing=packing,
         longest=longest,
         agree=agree,
+        # Whole or divided: ranks that found different things would load it in different ways.
+        decide=strategy.ranks.largest,
         autocast=computing(machine, dtype, strategy),
     )
 

@@ -25,7 +25,7 @@ from forge.run._adaptation import adapt_model, check_projections
 from forge.run._choices import absolute_paths, choose_machine, cost_alone, report_routers, warn_of_rounding
 from forge.run._early_checks import check_names
 from forge.run._explained import explained, out_of_memory
-from forge.run._fused import compile_blocks, fuse_layers
+from forge.run._fused import StepsMade, compile_blocks, fuse_layers
 from forge.run._launching import on_ranks, preempted
 from forge.run._loading import computing, gathered, load_frozen, load_with_attention
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
@@ -149,11 +149,12 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     model = adaptation.model
     task.add_modules(model, s)
     forge_algos.cast_trained(model, trained_dtype(s))
+    steps_made = StepsMade(strategy, report)
     model, optimizer = strategy.wrap(
         model,
         lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value, seed=s.plan.seed),
     )
-    compile_blocks(s, machine, model, report)
+    steps_made.compiled = compile_blocks(s, machine, model, report)
     report_routers(report, s, model, plan, device)
     num_steps = task.num_steps(s, plan)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=num_steps)
@@ -344,6 +345,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 out.began = True
                 if first_steps is not None:
                     first_steps.made()
+                steps_made.made()
                 out.metrics(
                     {
                         "step": last.step,
