@@ -197,6 +197,10 @@ def _importance(model: LlamaForCausalLM, batches: Sequence[Any], autocast: Any, 
     return forge_algos.osft_importance(model, batches, targets=targets, autocast=autocast)
 
 
+def _by_depth(*free: int) -> tuple[str, ...]:
+    return tuple(f"layers.{layer}.*={rank}" for layer, rank in enumerate(free))
+
+
 METHODS: dict[str, Callable[[LlamaForCausalLM], Stage]] = {
     "full": full,
     "lora": lora,
@@ -219,6 +223,10 @@ INFORMED: dict[str, Callable[..., Stage]] = {
     "inputs, paper": partial(protecting_inputs, osft_rule="paper"),
     "inputs, adaptive": partial(protecting_inputs, osft_rank="adaptive"),
     "inputs, general": partial(protecting_inputs, general_alone=True),
+    "inputs, down_proj 0": partial(protecting_inputs, rank_pattern=("down_proj=0",)),
+    "inputs, first less": partial(protecting_inputs, rank_pattern=_by_depth(16, 32, 48)),
+    "inputs, last less": partial(protecting_inputs, rank_pattern=_by_depth(48, 32, 16)),
+    "inputs, embeddings train": partial(protecting_inputs, osft_train_rest=("embeddings",)),
 }
 """Methods that are given what is taught and the tasks before, too: `inputs` is osft_directions=inputs, `general` on rows of the
 pretraining alone."""
