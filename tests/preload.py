@@ -24,8 +24,10 @@ def load(name: str) -> None:
         pass
 
 
+gc.disable()
 for library in (*LIBRARIES, *PACKAGES):
     load(library)
+gc.enable()
 # A collection in a rank looks at what the rank made, and copies no page of what it shares with the server.
 gc.collect()
 gc.freeze()
