@@ -24,9 +24,19 @@ def load(name: str) -> None:
         pass
 
 
+def warm() -> None:
+    """Make what the first run of a process would, and every rank is one: regular expressions of weights' names, a page."""
+    try:
+        import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
+        import_module("forge._templates")._environment().get_template("reports/pages/report.html")
+    except ImportError:
+        pass
+
+
 gc.disable()
 for library in (*LIBRARIES, *PACKAGES):
     load(library)
+warm()
 gc.enable()
 # A collection in a rank looks at what the rank made, and copies no page of what it shares with the server.
 gc.collect()
