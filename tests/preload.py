@@ -4,6 +4,7 @@ Each package is loaded whole, public name by public name, as far as it is instal
 """
 
 import gc
+import sys
 from importlib import import_module
 
 PACKAGES = ("forge_accel", "forge_packing", "forge_data", "forge_dist", "forge_algos", "forge")
@@ -41,3 +42,9 @@ gc.enable()
 # A collection in a rank looks at what the rank made, and copies no page of what it shares with the server.
 gc.collect()
 gc.freeze()
+
+if __name__ == "__main__":
+    # In CI, before several processes would each compile what tests import, and write every test file's asserts anew.
+    # That plug-ins were imported already is no matter here.
+    options = ["--collect-only", "-qq", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    sys.exit(import_module("pytest").main([*options, "tests"]))
