@@ -172,7 +172,10 @@ def _check_classes(config: Mapping[str, Any], where: str) -> None:
 
 
 def _is_class(name: str) -> bool:
-    """Return whether transformers has a class of a name; its module is imported, as it is to make the model."""
+    """Return whether transformers has a class of a name.
+
+    Its module is imported, as it is to make the model.
+    """
     import transformers
 
     try:
