@@ -27,11 +27,13 @@ import suite
 from repository import FACADE, ROOT, packages
 
 HOME = ROOT / ".ci-env"
-WARMED = ("all", "hatch-test.forge-dist", "hatch-test.forge-algos")
-"""Environments in which one process imports what all tests import, before several would compile it at once.
+WARMED = "all"
+"""Environment in which one process collects all tests, before several would compile what they import at once.
 
-pip compiles no bytecode (hatch.toml), and 13 of the 20 seconds of a first import are compilation.
+pip compiles no bytecode (hatch.toml): 13 of the 20 seconds of a first import are compilation, and 9 more the tests' own.
 """
+TAKE_BYTECODE = ("hatch-test.forge-accel", "hatch-test.forge-dist", "hatch-test.forge-algos")
+"""Environments with torch that are made after that one, and take its bytecode."""
 MINUTES = 20
 """What this may take on two cores. It is reported, not enforced: no machine is as fast as another."""
 THREE = ("-n", "3", *suite.TWO_PROCESSES[2:])
@@ -99,10 +101,13 @@ def steps() -> list[list[Step]]:
 
 
 def environment(name: str, environ: str) -> Step:
-    """Return a step that makes an environment of hatch, and imports what its tests do where that takes long."""
+    """Return a step that makes an environment of hatch, and gives it bytecode where its tests import much."""
     make = f"hatch env create {environ}"
-    warm = f" && hatch -e {environ} run python -m tests.preload"
-    return Step(f"environment: {name}", ["sh", "-c", make + warm] if environ in WARMED else make.split())
+    then = "-m tests.preload > /dev/null" if environ == WARMED else None
+    if environ in TAKE_BYTECODE:
+        then = f"tools/bytecode.py {WARMED}"
+    command = ["sh", "-c", f"{make} && hatch -e {environ} run python {then}"] if then else make.split()
+    return Step(f"environment: {name}", command)
 
 
 def together_files(folder: Path) -> list[str]:

@@ -74,11 +74,13 @@ def test_each_environment_is_made_before_it_is_needed():
     assert all(step.needs is None for step in beside)
 
 
-def test_what_is_warmed_is_an_environment_of_ci():
-    """A name that hatch.toml no longer has would make nothing, and warm nothing."""
+def test_bytecode_is_made_once_and_then_taken():
+    """A name that hatch.toml no longer has would warm nothing; who takes bytecode comes after the one that has it."""
     *_, beside = ci.steps()
-    warmed = [step for step in beside if "tests.preload" in step.command[-1]]
-    assert len(warmed) == len(ci.WARMED)
+    warmed = [number for number, step in enumerate(beside) if "tests.preload" in step.command[-1]]
+    taking = [number for number, step in enumerate(beside) if "tools/bytecode.py" in step.command[-1]]
+    assert (len(warmed), len(taking)) == (1, len(ci.TAKE_BYTECODE))
+    assert warmed[0] < taking[0]
 
 
 def test_how_long_the_processors_worked(tmp_path):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 import yaml
 
 import forge
+import forge_accel
+import forge_dist
 from forge.cli._app import main
 
 from .conftest import CHATML, conversations, write_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FEW: dict[str, Any] = {"max_steps": 4, "effective_batch_size": 8, "max_tokens_per_gpu": 256, "learning_rate": 1e-2}
 
@@ -336,3 +343,20 @@ def test_a_run_from_relative_paths_works_from_anywhere(
     assert isinstance(forge.generate("../run", "what colour has the fig?", max_new_tokens=4), str)
     forge.sft("../run/config.yaml", ckpt_output_dir="again")
     assert learned(tmp_path / "run") == learned(Path("again"))
+
+
+@pytest.mark.slow
+def test_no_garbage_is_looked_for_while_libraries_are_imported(
+    model_dir: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a new process imports torch, DTensor and the model's class, no collection begins; in steps they do."""
+    found: dict[str, bool] = {}
+
+    def noted(name: str, called: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: (found.setdefault(name, gc.isenabled()), called(*args, **kwargs))[1]
+
+    for owner, name in ((forge_accel, "accelerator"), (forge_dist, "make_strategy"), (forge_dist, "check_model")):
+        monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
+    monkeypatch.setattr("torch.optim.AdamW.step", noted("step", torch.optim.AdamW.step))
+    forge.sft(model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path / "run", **FEW)
+    assert found == {"accelerator": False, "make_strategy": False, "check_model": False, "step": True}

@@ -9,6 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from forge_dist import ModelError, check_model
+from forge_dist.loading import _outline
 
 
 def edit(path, **values):
@@ -66,6 +67,27 @@ def test_values_of_which_no_model_can_be_made(base, change, message):
     edit(base, **change)
     with pytest.raises(ModelError, match=message):
         check_model(base)
+
+
+def test_a_class_is_found_without_listing_all(base, monkeypatch):
+    """The 5,000 names of transformers take a sixth of a second, of each process that begins a run."""
+    monkeypatch.setattr("forge_dist.loading._outline._class_names", lambda: pytest.fail("all names were listed"))
+    assert check_model(base) == 61
+
+
+def test_a_class_whose_module_lacks_a_library_is_there(base, monkeypatch):
+    """What is missing is said where the model is made, and not that transformers has no such class."""
+
+    class Lazy(type(transformers)):
+        def __getattribute__(self, name):
+            if name == "LlamaForCausalLM":
+                raise ModuleNotFoundError("no library for it")
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(transformers, "__class__", Lazy)
+    assert _outline._is_class("LlamaForCausalLM")
+    assert not _outline._is_class("Llama9ForCausalLM")
+    assert not _outline._is_class("__name__x")
 
 
 def test_other_capitals_are_the_same_class(base):

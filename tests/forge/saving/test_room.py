@@ -163,6 +163,19 @@ def test_a_remedy_is_one_that_helps(given: dict[str, Any], remedies: tuple[str, 
     assert room_of(s, PLAN, 24, 16, "m", memory).remedies == remedies
 
 
+def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is tried against a lack of room: a model of 70B has the headers of 30 files."""
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 2 * MIB)
+    read: list[str] = []
+    monkeypatch.setattr("forge_dist.directory_task", lambda _: "causal")
+    monkeypatch.setattr("forge_dist.base_dtype", lambda path, **_: read.append(path) or SimpleNamespace(itemsize=2))
+    named = {"model_path": str(tmp_path), "data_path": "d", "ckpt_output_dir": str(tmp_path / "run"), "save_samples": 24}
+    s = resolve(forge.sft.task.settings, ("argument", named))
+    room = room_of(s, PLAN, 24, 16, str(tmp_path), None)
+    assert room.disks[0].needs[1].each == 2 * MIB
+    assert read == [str(tmp_path)]
+
+
 @pytest.mark.parametrize(("setting", "less"), [("emergency_dir", ""), ("checkpoint_storage", ", take less (keep_last_n=1)")])
 def test_another_disk_does_not_fit(setting: str, less: str) -> None:
     """The setting that names it is refused, with what helps there; on the run's own disk it is the run's directory."""

@@ -164,12 +164,27 @@ def _check_classes(config: Mapping[str, Any], where: str) -> None:
             f"`pip install --upgrade transformers`.{code}"
         )
     named = [str(name) for name in config.get("architectures") or ()]
-    # A few published configurations write a class with other capitals.
-    if named and not any(name.lower() in _class_names() for name in named):
+    if named and not any(_is_class(name) for name in named):
         raise ModelError(
             f"{where}: its config.json has architectures {json.dumps(named)}, and transformers {version} has no such class. A "
             f"newer one may: `pip install --upgrade transformers`.{code}"
         )
+
+
+def _is_class(name: str) -> bool:
+    """Return whether transformers has a class of a name.
+
+    Its module is imported, as it is to make the model.
+    """
+    import transformers
+
+    try:
+        if isinstance(getattr(transformers, name, None), type):
+            return True
+    except ImportError:
+        pass  # the class is there, and something that it needs is not: making the model says what
+    # A few published configurations write a class with other capitals.
+    return name.lower() in _class_names()
 
 
 @functools.cache

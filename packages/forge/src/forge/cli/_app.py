@@ -19,6 +19,7 @@ import cyclopts
 
 import forge
 from forge._printable import printable
+from forge._uncollected import process_of_one_command
 from forge.cli._flags import as_flags
 from forge.cli._options import command_of
 from forge.cli._train import verb_command
@@ -48,6 +49,8 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
 
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        process_of_one_command()
     debug = "--debug" in words or bool(os.environ.get(_DEBUG))
     words = [word for word in words if word != "--debug"]
     before = signal.signal(signal.SIGTERM, _terminate)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import forge_dist
 from forge._errors import PreemptedError
+from forge._uncollected import process_of_one_command
 from forge.run._launching import ROWS, read_settings
 from forge.run._rows import tokenized_rows
 
@@ -63,4 +64,5 @@ def main(module: str, verb: str, settings: str) -> None:
 
 
 if __name__ == "__main__":
+    process_of_one_command()
     main(*sys.argv[1:])

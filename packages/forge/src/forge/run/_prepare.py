@@ -15,6 +15,7 @@ import forge_packing
 from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
+from forge._uncollected import uncollected
 from forge.memory._changes import forecast
 from forge.memory._memory_plan import MemoryPlan
 from forge.memory._target import Target
@@ -99,7 +100,8 @@ def prepare(
         return {"finished": True}
     _check_states(s, out)
     check_shards(s, shards)
-    start, tokenizer = starting_model(task, s, out, report)
+    with uncollected():  # it imports transformers and the model's class
+        start, tokenizer = starting_model(task, s, out, report)
     own = identity is None
     identity = identity or Identity()
     models = {"model": s.model.model_path, **task.other_models(s), **({"base_model": start.path} if start.new_ids else {})}

@@ -19,6 +19,7 @@ import forge_data
 import forge_dist
 from forge._progress import Reporter
 from forge._result import BEST, RunResult, read_result, write_result
+from forge._uncollected import uncollected
 from forge.memory._divided import keeps_casts
 from forge.memory._target import Target
 from forge.run._adaptation import adapt_model, check_projections
@@ -79,7 +80,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     storage: Storage,
 ) -> RunResult:
     # device: what this machine can do, each choice with its reason
-    machine = forge_accel.accelerator(s.device.device)
+    with uncollected():  # which imports torch
+        machine = forge_accel.accelerator(s.device.device)
     machine.check_ranks(ranks.world_size)
     dtype = choose_dtype(s, machine)
 
@@ -91,15 +93,16 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     s = choose_machine(s, machine, dtype)
     device = machine.device.value
     forge_algos.pin_batches(machine.pins_memory)
-    strategy = forge_dist.make_strategy(
-        s.strategy,
-        ranks,
-        device=device,
-        # OSFT trains the weights themselves, which are divided like any others.
-        adapter=s.adapter.adapter not in ("none", "osft"),
-        optimizer=s.optimizer.optimizer,
-        dtype=dtype.value,
-    )
+    with uncollected():
+        strategy = forge_dist.make_strategy(
+            s.strategy,
+            ranks,
+            device=device,
+            # OSFT trains the weights themselves, which are divided like any others.
+            adapter=s.adapter.adapter not in ("none", "osft"),
+            optimizer=s.optimizer.optimizer,
+            dtype=dtype.value,
+        )
     check_projections(s, strategy)
     s = s if s.strategy.strategy != "auto" else s.resolved("strategy", strategy.name, strategy.reason)
     report.note(f"device: {machine.device.reason}")
@@ -120,7 +123,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     recomputed = s.strategy.activation_checkpointing
     strategy.settings = attrs.evolve(strategy.settings, activation_checkpointing=recomputed)
     start = Start(**found["start"])
-    tokenizer = forge_data.load_tokenizer(start.path)
+    with uncollected():  # of the ranks but the first this one imports transformers
+        tokenizer = forge_data.load_tokenizer(start.path)
     s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
     # The model is exported, and asked from then on, with the template and the arguments that it was trained with.
     tokenizer.chat_template = train.store.tokenizer().chat_template

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +126,13 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
         memory: its memory plan, which knows what trains; None where it has none.
 
     """
-    needs = _needs(s, plan, samples, num_steps, model_path, memory)
+    weights = _Weights(model_path)
+    needs = _needs(s, plan, samples, num_steps, weights, memory)
     remedies = []
     for name, value in _LESS:
         # Some settings do not go together, which is an error.
         with suppress(ValueError):
-            less = _needs(s.with_value("checkpoints", name, value), plan, samples, num_steps, model_path, memory)
+            less = _needs(s.with_value("checkpoints", name, value), plan, samples, num_steps, weights, memory)
             if _surely(less) < _surely(needs):
                 remedies.append(f"{name}={str(value).lower()}")
     return Room(disks=_by_disk(needs), remedies=tuple(remedies))
@@ -141,10 +143,28 @@ def _surely(needs: Sequence[Need]) -> int:
     return sum(need.adds(need.surely) for need in needs)
 
 
-def _needs(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: str, memory: MemoryPlan | None) -> list[Need]:
+class _Weights:
+    """Weights that a run starts from, of whose files each header is read once."""
+
+    def __init__(self, model_path: str) -> None:
+        self._path = model_path
+
+    @cached_property
+    def stored(self) -> int:
+        """Bytes of the files."""
+        folder = Path(self._path).expanduser()
+        return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
+
+    @cached_property
+    def width(self) -> int:
+        """Bytes of a number."""
+        return forge_dist.base_dtype(self._path, task=forge_dist.directory_task(self._path)).itemsize
+
+
+def _needs(s: Any, plan: Any, samples: int, num_steps: int | None, weights: _Weights, memory: MemoryPlan | None) -> list[Need]:
     """Return the files of known sizes that a run writes; arguments as of `room_of`."""
     path = Path(s.checkpoints.ckpt_output_dir)
-    state, export = _sizes(s, model_path, memory)
+    state, export = _sizes(s, weights, memory)
     surely, most = states_at_once(s, plan, samples, num_steps)
     exports = exports_at_once(s, plan, samples, num_steps)
     needs = [
@@ -247,18 +267,16 @@ def exports_kept(s: Any, plan: Any, samples: int) -> int | None:
     return 1 + between + max(0, epochs - 1) + s.evaluation.keep_best
 
 
-def _sizes(s: Any, model_path: str, memory: MemoryPlan | None) -> tuple[int, int]:
+def _sizes(s: Any, weights: _Weights, memory: MemoryPlan | None) -> tuple[int, int]:
     """Return the least bytes of a full state and of an export, 0 where they are not known."""
     known = memory is not None and memory.state > 0
     keeps = s.backend.backend == FORGE  # the others save no full states
     state = memory.state if memory is not None and known and keeps else 0
-    folder = Path(model_path).expanduser()
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
     if s.adapter.adapter not in ("none", "osft"):
         return state, memory.trained if memory is not None and known else 0
-    if not stored:
+    if not weights.stored:
         return state, 0
-    width = forge_dist.base_dtype(model_path, task=forge_dist.directory_task(model_path)).itemsize
+    stored, width = weights.stored, weights.width
     asked = s.checkpoints.save_dtype
     if not known and keeps and s.adapter.adapter == "none":
         weight = getattr(forge_accel, s.device.weights).itemsize
