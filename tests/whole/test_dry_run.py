@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import re
 import sys
 from contextlib import nullcontext
@@ -156,6 +157,31 @@ def test_a_plan_left_open_is_that_with_the_same_tokens(
         assert "--" not in shown.err, "a plan is part of the log, whose names are those of recipes"
         seen.append((most, less, *re.findall(r"--max-tokens-per-gpu (\d+): memory", shown.out)))
     assert seen[0][:2] == seen[1][:2]
+
+
+@pytest.mark.slow
+def test_whether_it_fits_is_a_field(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures for a script, beside the text; the status is of the field, whatever the text holds."""
+    given = {**given, "max_tokens_per_gpu": 512}
+    lacks = forge.dry_run(forge.sft, **given, ckpt_output_dir=tmp_path / "run", machine="0.501GB")
+    assert lacks.fits is False
+    assert lacks.phase == "step"
+    assert lacks.memory is not None
+    assert lacks.available_bytes == int(0.95 * lacks.memory["limit"])
+    assert lacks.peak_bytes > lacks.available_bytes
+    assert lacks.peak_bytes == max(phase["planned"] for phase in lacks.memory["phases"])
+    assert {"adapter": "lora"} in [each["settings"] for each in lacks.suggestions]
+    for each in lacks.suggestions:
+        assert each["planned"] < lacks.peak_bytes
+        assert each["fits"] is (each["planned"] <= lacks.available_bytes)
+    assert pickle.loads(pickle.dumps(lacks)).suggestions == lacks.suggestions
+    assert print(lacks) or capsys.readouterr().out == f"{lacks}\n"
+
+    path = tmp_path / "It would not fit into memory: "
+    roomy = forge.dry_run(forge.sft, **given, ckpt_output_dir=path, machine="80GB")
+    assert (roomy.fits, roomy.suggestions) == (True, ())
+    assert roomy.peak_bytes <= roomy.available_bytes
+    assert main(["sft", *words_of(given), "--ckpt-output-dir", str(path), "--dry-run", "--for", "80GB"]) == 0
 
 
 @pytest.fixture

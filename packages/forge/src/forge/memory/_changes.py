@@ -47,17 +47,17 @@ def with_changes(made: MemoryPlan, planned: Planned, target: Target) -> MemoryPl
     if made.fits is not False or made.most is None:
         return made
     found = []
-    for setting, cost, other in _changes(planned):
+    for settings, cost, other in _changes(planned):
         try:
             tried = plan_of(Rehearsed.of(other, target), target)
         except (forge_algos.ForgeAlgosError, forge_dist.ForgeDistError, forge_packing.PackingError):
             continue
         if tried.most is not None and tried.most.planned < made.most.planned:
-            found.append(Change(setting=setting, cost=cost, planned=tried.most.planned, fits=tried.fits is True))
+            found.append(Change(settings=settings, cost=cost, planned=tried.most.planned, fits=tried.fits is True))
     return attrs.evolve(made, changes=tuple(found))
 
 
-def _changes(planned: Planned) -> Iterator[tuple[str, str, Planned]]:
+def _changes(planned: Planned) -> Iterator[tuple[dict[str, object], str, Planned]]:
     """Yield settings that may lower a run's memory, their cost, and the run with them."""
     s = planned.settings
 
@@ -69,20 +69,20 @@ def _changes(planned: Planned) -> Iterator[tuple[str, str, Planned]]:
         with suppress(forge_packing.PackingError):
             smaller = planned.plan.reshape(max_tokens=tokens * s.strategy.cp_size)
             other = attrs.evolve(run_with("plan", "max_tokens_per_gpu", tokens), plan=smaller)
-            yield f"max_tokens_per_gpu={tokens}", f"the same steps in more, smaller micro-batches{also}", other
+            yield {"max_tokens_per_gpu": tokens}, f"the same steps in more, smaller micro-batches{also}", other
     for kind, cost in _CHECKPOINTING if s.strategy.activation_checkpointing == "none" else ():
-        yield f"activation_checkpointing={kind}", cost, run_with("strategy", "activation_checkpointing", kind)
+        yield {"activation_checkpointing": kind}, cost, run_with("strategy", "activation_checkpointing", kind)
     if s.optimizer.optimizer == "adamw" and find_spec("bitsandbytes"):
         rounded = run_with("optimizer", "optimizer", "adamw_8bit")
-        yield "optimizer=adamw_8bit", "moments are rounded to 8 bits", rounded
+        yield {"optimizer": "adamw_8bit"}, "moments are rounded to 8 bits", rounded
         if planned.dtype == forge_accel.bfloat16 and s.adapter.adapter == "none":
             other = run_with("device", "weights", "bfloat16", rounded.settings)
-            yield "weights=bfloat16", "steps are rounded to bfloat16, at random, and moments to 8 bits", other
+            yield {"weights": "bfloat16"}, "steps are rounded to bfloat16, at random, and moments to 8 bits", other
     if not planned.frozen and s.adapter.adapter == "none":
         with suppress(ValueError):
-            yield "adapter=lora", "trains low-rank updates, no more", run_with("adapter", "adapter", "lora")
+            yield {"adapter": "lora"}, "trains low-rank updates, no more", run_with("adapter", "adapter", "lora")
     if planned.ranks > 1 and planned.strategy == "ddp" and not planned.frozen:
-        yield "strategy=fsdp2", "ranks exchange weights in every forward", attrs.evolve(planned, strategy="fsdp2")
+        yield {"strategy": "fsdp2"}, "ranks exchange weights in every forward", attrs.evolve(planned, strategy="fsdp2")
 
 
 def _fewer_tokens(planned: Planned) -> int:
