@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from forge_dist.exporting._export import export_model as export_model
     from forge_dist.exporting._token_rows import write_with_token_rows as write_with_token_rows
     from forge_dist.gguf._check import GGUFCheck as GGUFCheck, check_gguf as check_gguf
-    from forge_dist.gguf._export import export_gguf as export_gguf, require_gguf as require_gguf
+    from forge_dist.gguf._export import export_gguf as export_gguf, refuse_gguf as refuse_gguf, require_gguf as require_gguf
     from forge_dist.launching._launch import launch as launch
     from forge_dist.loading._divisible import check_divisible as check_divisible
     from forge_dist.loading._draft import draft_model as draft_model
@@ -94,7 +94,7 @@ _PUBLIC = {
     "exporting._export": "export_model",
     "exporting._token_rows": "write_with_token_rows",
     "gguf._check": "GGUFCheck check_gguf",
-    "gguf._export": "export_gguf require_gguf",
+    "gguf._export": "export_gguf refuse_gguf require_gguf",
     "launching._launch": "launch",
     "loading._divisible": "check_divisible",
     "loading._draft": "draft_model",
