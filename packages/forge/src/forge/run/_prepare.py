@@ -152,7 +152,7 @@ def prepare(
         if out.resuming:
             for change in compare_settings(out.path, found.settings):
                 report.note(f"changed since then: {change}")
-            compare_stores(task, out.path, out.root, paths, report.note)
+            compare_stores(task, out.path, out.root, paths, report)
             compare_order(out.path, found.plan, report.note)
     if not out.resuming:
         _record(task, found, out.root, paths, identity)
