@@ -50,9 +50,9 @@ def refuse_gguf(
     task: Task = "causal",
     adapter: bool = False,
 ) -> None:
-    """Raise ModelError where a model cannot be a GGUF file; its configuration and tokenizer are read, and no weights.
+    """Raise ModelError where a model cannot be a GGUF file, by its configuration and tokenizer.
 
-    What `export_gguf` refuses is known in a second so, before a model is loaded or merged.
+    No weights are read: what `export_gguf` refuses is known in a second so, before a model is loaded or merged.
 
     Args:
         model_path: directory of the model, or name on the Hugging Face Hub; of an adapter its base.

@@ -135,7 +135,7 @@ def prepare(
     memory = None
     if open_tokens and not chosen and target is not None and (target.elsewhere or not is_small(start.path)):
         planned = planned_of(task, s, machine, divided, start, tokenizer, found, identity.known)
-        tokens, why, memory = choose_tokens(planned, target)
+        tokens, why, memory = choose_tokens(planned, target, report)
         if tokens is None:
             tokens, default = found.settings.plan.max_tokens_per_gpu, found.settings.origins["max_tokens_per_gpu"]
             why = f"{default.removeprefix('chosen: ')}; {why}"
@@ -157,7 +157,7 @@ def prepare(
     if not out.resuming:
         _record(task, found, out.root, paths, identity)
     if memory is None and target is not None and (dry or not is_small(start.path)):
-        memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity.known), target)
+        memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity.known), target, report)
     if memory is not None:
         write_plan(memory, out.path, out.root, report, dry=dry)
     return {
