@@ -77,6 +77,24 @@ def test_a_dry_run_reads_no_weights(given: dict[str, Any], tmp_path: Path, monke
 
 
 @pytest.mark.slow
+def test_a_plan_for_another_machine_needs_no_weights(
+    given: dict[str, Any], model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shapes are those of config.json: the same bytes as with the weights. This machine needs them, as the run does."""
+    bare = shutil.copytree(model_dir, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    given = {**given, "max_tokens_per_gpu": 256, "ckpt_output_dir": tmp_path / "run"}
+    found = [forge.dry_run(forge.sft, **{**given, "model_path": path}, machine="80GB") for path in (model_dir, bare)]
+    assert found[0].memory == found[1].memory
+    assert f"{bare} holds no weights: shapes are those of its config.json" in capsys.readouterr().err
+    for call in (forge.sft, partial(forge.dry_run, forge.sft)):
+        with pytest.raises(forge.dist.ModelError, match="no complete weights: .* dry run for another machine, with --for"):
+            call(**{**given, "model_path": bare})
+    (bare / "model.safetensors").write_bytes(b"")
+    with pytest.raises(forge.dist.ModelError, match="broken weights"):
+        forge.dry_run(forge.sft, **{**given, "model_path": bare}, machine="80GB")
+
+
+@pytest.mark.slow
 def test_a_plan_for_another_machine_is_not_refused_by_the_disk_of_this_one(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,11 @@ if TYPE_CHECKING:
     from forge_dist.loading._hub import check_hub_name as check_hub_name
     from forge_dist.loading._identity import ModelIdentities as ModelIdentities, model_identity as model_identity
     from forge_dist.loading._load import load_model as load_model
-    from forge_dist.loading._model_path import Classifier as Classifier, check_model_path as check_model_path
+    from forge_dist.loading._model_path import (
+        Classifier as Classifier,
+        check_model_path as check_model_path,
+        has_no_weights as has_no_weights,
+    )
     from forge_dist.loading._outline import check_model as check_model, outline_model as outline_model
     from forge_dist.loading._positions import max_positions as max_positions, position_table as position_table
     from forge_dist.loading._request import LoadRequest as LoadRequest
@@ -102,7 +106,7 @@ _PUBLIC = {
     "loading._hub": "check_hub_name",
     "loading._identity": "ModelIdentities model_identity",
     "loading._load": "load_model",
-    "loading._model_path": "Classifier check_model_path",
+    "loading._model_path": "Classifier check_model_path has_no_weights",
     "loading._outline": "check_model outline_model",
     "loading._positions": "max_positions position_table",
     "loading._request": "LoadRequest",

@@ -54,7 +54,7 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
         return DryRun()  # torchrun started several: one answer is enough, and one directory is looked at
     wanted = None if target is None else Target.parse(target)
     s = absolute_paths(task, s)
-    check_names(task, s, rows or {})
+    check_names(task, s, rows or {}, weights=wanted is None)
     machine = forge_accel.accelerator(s.device.device)
     if wanted is not None and s.device.dtype == "auto":
         s = s.resolved("dtype", "bfloat16", f"what {wanted.name} computes fastest")
