@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import re
+import shutil
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -16,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import forge
 import forge_algos
 from forge.cli._app import main
-from forge.memory import _tokens
+from forge.memory import _changes, _tokens
 from forge.memory._forecast import Rehearsed, plan_of
 from forge.run import _memory, _prepare
 
@@ -71,6 +74,24 @@ def test_a_dry_run_reads_no_weights(given: dict[str, Any], tmp_path: Path, monke
     assert main(words) == 0
     assert main([*words, "--dry-run", "--learning-rate", "0.1"]) == 2
     assert len(read) >= 2
+
+
+@pytest.mark.slow
+def test_a_plan_for_another_machine_needs_no_weights(
+    given: dict[str, Any], model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shapes are those of config.json: the same bytes as with the weights. This machine needs them, as the run does."""
+    bare = shutil.copytree(model_dir, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    given = {**given, "max_tokens_per_gpu": 256, "ckpt_output_dir": tmp_path / "run"}
+    found = [forge.dry_run(forge.sft, **{**given, "model_path": path}, machine="80GB") for path in (model_dir, bare)]
+    assert found[0].memory == found[1].memory
+    assert f"{bare} holds no weights: shapes are those of its config.json" in capsys.readouterr().err
+    for call in (forge.sft, partial(forge.dry_run, forge.sft)):
+        with pytest.raises(forge.dist.ModelError, match="no complete weights: .* dry run for another machine, with --for"):
+            call(**{**given, "model_path": bare})
+    (bare / "model.safetensors").write_bytes(b"")
+    with pytest.raises(forge.dist.ModelError, match="broken weights"):
+        forge.dry_run(forge.sft, **{**given, "model_path": bare}, machine="80GB")
 
 
 @pytest.mark.slow
@@ -156,6 +177,101 @@ def test_a_plan_left_open_is_that_with_the_same_tokens(
         assert "--" not in shown.err, "a plan is part of the log, whose names are those of recipes"
         seen.append((most, less, *re.findall(r"--max-tokens-per-gpu (\d+): memory", shown.out)))
     assert seen[0][:2] == seen[1][:2]
+
+
+@pytest.mark.slow
+def test_whether_it_fits_is_a_field(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures for a script, beside the text; the status is of the field, whatever the text holds."""
+    given = {**given, "max_tokens_per_gpu": 512}
+    lacks = forge.dry_run(forge.sft, **given, ckpt_output_dir=tmp_path / "run", machine="0.501GB")
+    assert lacks.fits is False
+    assert lacks.phase == "step"
+    assert lacks.memory is not None
+    assert lacks.available_bytes == int(0.95 * lacks.memory["limit"])
+    assert lacks.peak_bytes > lacks.available_bytes
+    assert lacks.peak_bytes == max(phase["planned"] for phase in lacks.memory["phases"])
+    assert {"adapter": "lora"} in [each["settings"] for each in lacks.suggestions]
+    for each in lacks.suggestions:
+        assert each["planned"] < lacks.peak_bytes
+        assert each["fits"] is (each["planned"] <= lacks.available_bytes)
+    assert pickle.loads(pickle.dumps(lacks)).suggestions == lacks.suggestions
+    assert print(lacks) or capsys.readouterr().out == f"{lacks}\n"
+
+    path = tmp_path / "It would not fit into memory: "
+    roomy = forge.dry_run(forge.sft, **given, ckpt_output_dir=path, machine="80GB")
+    assert (roomy.fits, roomy.suggestions) == (True, ())
+    assert roomy.peak_bytes <= roomy.available_bytes
+    assert main(["sft", *words_of(given), "--ckpt-output-dir", str(path), "--dry-run", "--for", "80GB"]) == 0
+
+
+@pytest.fixture(scope="module")
+def deep_model(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of ten layers."""
+    path = shutil.copytree(model_dir, tmp_path_factory.mktemp("deep") / "model")
+    config = AutoConfig.from_pretrained(model_dir, num_hidden_layers=10)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def large(given: dict[str, Any], deep_model: Path, tmp_path: Path) -> dict[str, Any]:
+    """Its run, whose largest micro-batch has many samples."""
+    return {**given, "model_path": deep_model, "effective_batch_size": 8, "ckpt_output_dir": tmp_path / "run"}
+
+
+@pytest.fixture
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Number of blocks of each model that is rehearsed; None is the whole model."""
+    made: list[int | None] = []
+    of = Rehearsed.of.__func__  # type: ignore[attr-defined]
+
+    def counted(kind: Any, *planned_and_target: Any, blocks: int | None = None) -> Any:
+        made.append(blocks)
+        return of(kind, *planned_and_target, blocks=blocks)
+
+    monkeypatch.setattr(Rehearsed, "of", classmethod(counted))
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.lane
+@pytest.mark.parametrize("more", [{}, {"validation_split": 0.2, "dtype": "bfloat16"}])
+def test_what_takes_less_is_what_a_run_with_it_takes(
+    more: dict[str, Any], large: dict[str, Any], rehearsed: list[int | None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was derived from few layers is what the whole model is planned with, to the byte; it is said what is tried."""
+    given = {**large, **more, "max_tokens_per_gpu": 1024}
+    suggestions = forge.dry_run(forge.sft, **given, machine="0.501GB").suggestions
+    assert rehearsed.count(None) == 1, "the whole model is rehearsed once"
+    assert len(suggestions) >= 4
+    shown = capsys.readouterr().err
+    for each in suggestions:
+        assert f"memory: it does not fit; trying {next(iter(each['settings']))}" in shown.replace("a lower ", "")
+        alone = forge.dry_run(forge.sft, **{**given, **each["settings"]}, machine="80GB")
+        assert alone.peak_bytes == each["planned"], each
+
+
+@pytest.mark.slow
+def test_the_most_tokens_that_fit_are_offered(
+    large: dict[str, Any], rehearsed: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain number between the longest sample and what was asked for, where a little more does not fit; else the least."""
+    monkeypatch.setattr(_changes, "_changes", lambda _: [])
+    lacks = forge.dry_run(forge.sft, **large, max_tokens_per_gpu=1024, machine="0.501GB")
+    (least,) = lacks.suggestions
+    assert (least["settings"], least["fits"]) == ({"max_tokens_per_gpu": 64}, False)
+    assert lacks.peak_bytes is not None
+    room = (0.7 * lacks.peak_bytes + 0.3 * least["planned"]) / 0.95
+    machine = f"{room / 2**30 + 0.5:.9f}GB"
+    rehearsed.clear()
+    (offered,) = forge.dry_run(forge.sft, **large, max_tokens_per_gpu=1024, machine=machine).suggestions
+    assert rehearsed == [None, 3, 4], "the whole model once, whatever is tried"
+    tokens = offered["settings"]["max_tokens_per_gpu"]
+    assert offered["fits"]
+    assert tokens % 64 == 0
+    for more, fits in ((0, True), (192, False)):
+        found = forge.dry_run(forge.sft, **large, max_tokens_per_gpu=tokens + more, machine=machine)
+        assert found.fits is fits
 
 
 @pytest.fixture

@@ -313,6 +313,51 @@ def test_a_package_that_is_missing_is_found_before_a_model_is_read(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [False, True])
+@pytest.mark.parametrize(
+    ("config", "dtype", "said"),
+    [
+        ({"hidden_act": "gelu"}, "float16", "hidden_act='gelu' of this llama model is nothing that readers of GGUF"),
+        (
+            {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
+            "float16",
+            r"Olmo2ForCausalLM \(model_type olmo2\) cannot",
+        ),
+        ({"hidden_size": 40, "head_dim": 10, "intermediate_size": 72}, "q8_0", "no matrix of this model can be q8_0"),
+    ],
+)
+def test_what_gguf_cannot_hold_is_found_before_a_model_is_read(
+    adapter: bool,
+    config: dict[str, Any],
+    dtype: str,
+    said: str,
+    full: Path,
+    lora: Path,
+    model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The configuration says it, of a merged adapter that of its base: nothing is loaded, merged or written."""
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    model = shutil.copytree(model_dir if adapter else next(full.glob("hf_format/samples_*")), tmp_path / "model")
+    values = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(values | {"num_attention_heads": 4, "num_key_value_heads": 2} | config))
+    given = model
+    if adapter:
+        given = shutil.copytree(next(lora.glob("hf_format/samples_*")), tmp_path / "adapter")
+        about = json.loads((given / "adapter_config.json").read_text()) | {"base_model_name_or_path": str(model)}
+        (given / "adapter_config.json").write_text(json.dumps(about))
+        (given / "forge_base.json").unlink(missing_ok=True)
+    for name in ("merge_adapter", "load_trained"):
+        monkeypatch.setattr(forge_dist, name, lambda *_args, **_more: pytest.fail("a model was read"))
+    with pytest.raises(forge_dist.ModelError, match=f"out/.*gguf: .*{said}") as caught:
+        forge.export(given, tmp_path / "out", format="gguf", dtype=dtype, merge=adapter)
+    assert caught.value.exit_status == 2
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_gguf_card_claims_no_template_that_is_not_there(full: Path, tmp_path: Path) -> None:
     """A tokenizer without one leaves the sentence about the tokenizer alone."""
     pytest.importorskip("gguf")

@@ -12,7 +12,6 @@ import yaml
 
 import forge
 from forge.cli._app import main
-from forge.run._dry_run import NO_MEMORY
 from forge.run._preflight import _faults, preflight
 from forge.settings._recipe import read_recipe
 from forge.settings._settings import resolve
@@ -80,9 +79,12 @@ def test_a_full_disk_is_an_error(recipe: Path, capsys: pytest.CaptureFixture[str
 def test_memory_that_does_not_suffice_is_an_error_where_it_is_known(recipe: Path) -> None:
     """With `--for` the plan is for the devices that will train; what a container without accelerators sees is none of them."""
     s = resolve(forge.sft.task.settings, ("recipe", read_recipe(recipe)))
+    lacks = forge.DryRun("forge sft would write", {"fits": False, "phases": []})
     with pytest.raises(forge.SettingsError, match="would not fit into memory"):
-        preflight(forge.sft.task, s, lambda: NO_MEMORY, for_others=True)
-    assert NO_MEMORY in preflight(forge.sft.task, s, lambda: NO_MEMORY)
+        preflight(forge.sft.task, s, lambda: lacks, for_others=True)
+    found = preflight(forge.sft.task, s, lambda: lacks)
+    assert "would write" in found
+    assert (found.fits, found.memory) == (False, lacks.memory)
 
 
 @pytest.mark.parametrize(

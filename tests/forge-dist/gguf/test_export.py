@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from forge_dist import ExportError, ModelError, check_gguf, export_gguf
+from forge_dist import ExportError, ModelError, check_gguf, export_gguf, refuse_gguf
 from forge_dist.gguf._layout import file_row_order, model_fields, model_row_order
 
 from ..gguf_models import CHATML, MODELS, SIZES, model_of, tokenizer_of
@@ -67,6 +67,21 @@ def test_no_matrix_for_blocks_is_refused(tmp_path):
     with pytest.raises(ModelError, match="no matrix of this model can be q8_0.*take dtype=float16"):
         export_gguf(model, tmp_path / "m.gguf", tokenizer=tokenizer_of(), dtype="q8_0", name="tiny")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_can_be_written_is_not_refused_beforehand(tmp_path, name):
+    """Nor is a base with fewer rows than the tokenizer has ids, where an adapter has those of new tokens."""
+    MODELS[name](400).save_pretrained(tmp_path)
+    given = {"tokenizer": tokenizer_of(), "dtype": "q8_0", "where": tmp_path / "m.gguf"}
+    refuse_gguf(str(tmp_path), **given)
+    few = len(given["tokenizer"]) - 1
+    MODELS[name](few).save_pretrained(tmp_path)
+    refuse_gguf(str(tmp_path), **given, adapter=True)
+    with pytest.raises(ModelError, match=f"m.gguf: the tokenizer has the id {few}, and the model {few} embeddings"):
+        refuse_gguf(str(tmp_path), **given)
+    with pytest.raises(ModelError, match="ForSequenceClassification"):
+        refuse_gguf(str(tmp_path), **given, task="reward")
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])

@@ -1,12 +1,13 @@
 """What training can start from, checked in milliseconds."""
 
 import errno
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from forge_dist import ModelError, check_model_path
+from forge_dist import ModelError, check_model, check_model_path, has_no_weights
 
 
 def test_a_whole_directory_passes(save_base, architecture):
@@ -103,7 +104,7 @@ def test_an_adapter_is_refused_with_the_way_to_merge_it(base):
         (lambda d: (d / "config.json").write_text("{"), r"config\.json cannot be read as JSON"),
         (lambda d: (d / "config.json").write_bytes(b"\xff\xfe"), r"config\.json cannot be read as JSON"),
         (lambda d: (d / "config.json").write_text("[1]"), "must hold a JSON object; found list"),
-        (lambda d: (d / "model.safetensors").unlink(), "no complete weights: .*; fetch them: a dry run needs them too"),
+        (lambda d: (d / "model.safetensors").unlink(), "no complete weights: .*; fetch them \\(a dry run for another machine"),
         (lambda d: (d / "model.safetensors").write_bytes(b""), "broken weights"),
         (lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-1]), "broken weights"),
         (lambda d: (d / "model.safetensors").rename(d / "consolidated.safetensors"), "reads only those two names"),
@@ -116,6 +117,22 @@ def test_a_broken_directory_is_refused(base, break_it, message):
     with pytest.raises(ModelError, match=message) as caught:
         check_model_path(base)
     assert base in str(caught.value)
+
+
+def test_a_configuration_alone_passes_where_weights_need_not_be_here(base):
+    """Its shapes are known; files of another kind are no directory without weights."""
+    assert not has_no_weights(base)
+    (Path(base) / "model.safetensors").unlink()
+    assert has_no_weights(base)
+    assert not has_no_weights("org/name")
+    check_model_path(base, weights=False)
+    rows = json.loads((Path(base) / "config.json").read_text())["vocab_size"]
+    assert check_model(base, weights=False) == rows
+    with pytest.raises(ModelError, match="no complete weights"):
+        check_model(base)
+    (Path(base) / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelError, match="pickles can run code"):
+        check_model_path(base, weights=False)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "model.pt", "consolidated.00.pth"])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from forge import SettingsError
+from forge._progress import Reporter
 from forge.run._stores import compare_stores, refuse_damaged, verify_on_node
 from forge_data import StoreError
 
@@ -26,6 +27,11 @@ class Store:
         self.verified.append(changed)
         if self.path == "damaged":
             raise StoreError("loss_mask.bin does not hold what was written to it")
+
+
+def reporter() -> Reporter:
+    """A report whose log is nobody's."""
+    return Reporter(lambda _: pytest.fail("a line in the log"))
 
 
 def ranks(rank: int, local_rank: int) -> Any:
@@ -70,7 +76,7 @@ def test_a_record_of_another_kind_is_no_traceback(recorded: object, message: str
 
     task: Any = SimpleNamespace(open_store=opened)
     with pytest.raises(SettingsError, match=message):
-        compare_stores(task, tmp_path, tmp_path / "prepared", {"train": "data_path"}, print)
+        compare_stores(task, tmp_path, tmp_path / "prepared", {"train": "data_path"}, reporter())
 
 
 class Rows:
@@ -99,10 +105,15 @@ class Rows:
         (Rows("new", 7, 8, 4), r"\(the same token ids, but other labels, weights or further columns\)"),
     ],
 )
-def test_other_rows_are_counted(now: Rows, difference: str, tmp_path: Path) -> None:
-    """How many samples are others, and the first of them: a person finds the row that was edited."""
+def test_other_rows_are_counted(now: Rows, difference: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How many samples are others, and the first of them: a person finds the row that was edited.
+
+    All tokens are read for it, which is said before, and not in the log of a run that is refused.
+    """
     (tmp_path / "run.json").write_text(json.dumps({"stores": {"train": "old"}}))
     old = Rows("old", 7, 8, 4)
     task: Any = SimpleNamespace(open_store=lambda path: old if path.is_relative_to(tmp_path / "data") else now)
     with pytest.raises(SettingsError, match=difference):
-        compare_stores(task, tmp_path, tmp_path / "prepared", {"train": "data_path"}, print)
+        compare_stores(task, tmp_path, tmp_path / "prepared", {"train": "data_path"}, reporter())
+    said = "the rows are others than the run's: comparing 3 samples to say which ...\n"
+    assert capsys.readouterr().err == said * (len(now) == len(old))

@@ -124,26 +124,26 @@ def test_a_run_without_end() -> None:
     assert states_at_once(settings(), endless, 24, None) == (3, 3)
 
 
-def disk(free: int, surely: int, most: int, there: int = 0) -> Disk:
+def disk(free: int, surely: int, most: int, there: int = 0, remedies: tuple[str, ...] = ()) -> Disk:
     """A disk for full states of a MiB."""
     need = Need(what="full state", place=Path("/runs"), each=MIB, surely=surely, most=most, there=there)
-    return Disk(place=Path("/runs"), free=free, needs=(need,))
+    return Disk(place=Path("/runs"), free=free, needs=(need,), remedies=remedies)
 
 
 def test_what_does_not_fit() -> None:
     """What surely does not fit is refused with the figures and what to set; what may not is a warning; what is there counts."""
-    room = Room(disks=(disk(2 * MIB, 3, 3),), remedies=("keep_last_n=1",))
+    room = Room(disks=(disk(2 * MIB, 3, 3, remedies=("keep_last_n=1",)),))
     with pytest.raises(
         RunDirectoryError, match=r"at least 3\.0 MiB at its peak \(3 full states of 1\.0 MiB\), and 2\.0 MiB are free"
     ) as found:
         room.check(Path("/runs/a"))
     assert "keep_last_n=1" in str(found.value)
     assert found.value.exit_status == 2
-    maybe = Room(disks=(disk(2 * MIB, 1, 3),), remedies=())
+    maybe = Room(disks=(disk(2 * MIB, 1, 3),))
     maybe.check(Path("/runs/a"))
     assert "1 to 3 full states" in maybe.lines()[0]
     assert "WARNING: the disk has less room" in maybe.lines()[0]
-    Room(disks=(disk(MIB, 3, 3, there=2 * MIB),), remedies=()).check(Path("/runs/a"))
+    Room(disks=(disk(MIB, 3, 3, there=2 * MIB),)).check(Path("/runs/a"))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,22 @@ def test_a_remedy_is_one_that_helps(given: dict[str, Any], remedies: tuple[str, 
     named = {"model_path": "m", "data_path": "d", "ckpt_output_dir": str(tmp_path), "adapter": "lora"}
     s = resolve(forge.sft.task.settings, ("argument", {**named, "accelerate_full_state_at_epoch": False, **given}))
     memory: Any = SimpleNamespace(state=3 * MIB, trained=MIB)
-    assert room_of(s, PLAN, 24, 16, "m", memory).remedies == remedies
+    (only,) = room_of(s, PLAN, 24, 16, "m", memory).disks
+    assert only.remedies == remedies
+
+
+@pytest.mark.parametrize("setting", ["emergency_dir", "checkpoint_storage"])
+def test_a_remedy_is_of_the_disk_that_it_frees(setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer states in the run's directory leave as many in another place; fewer exports are copied less often, too."""
+    (tmp_path / "spare").mkdir()
+    monkeypatch.setattr("forge.saving._room._file_system", lambda place: int(place.is_relative_to(tmp_path / "spare")))
+    given = {"model_path": "m", "data_path": "d", "ckpt_output_dir": str(tmp_path / "run"), "adapter": "lora"}
+    kept = {"accelerate_full_state_at_epoch": False, "full_state_every_steps": 1, "keep_last_n": 2, "save_samples": 24}
+    s = resolve(forge.sft.task.settings, ("argument", {**given, **kept, setting: str(tmp_path / "spare")}))
+    memory: Any = SimpleNamespace(state=3 * MIB, trained=MIB)
+    run, spare = room_of(s, PLAN, 24, 16, "m", memory).disks
+    assert run.remedies == ("keep_last_n=1", "keep_last_checkpoint_only=true")
+    assert spare.remedies == (("keep_last_checkpoint_only=true",) if setting == "checkpoint_storage" else ())
 
 
 def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,13 +195,13 @@ def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_another_disk_does_not_fit(setting: str, less: str) -> None:
     """The setting that names it is refused, with what helps there; on the run's own disk it is the run's directory."""
     need = Need(what="state", place=Path("/spare"), each=2 * MIB, surely=1, most=1, setting=setting)
-    spare = Disk(place=Path("/spare"), free=MIB, needs=(need,))
+    spare = Disk(place=Path("/spare"), free=MIB, needs=(need,), remedies=("keep_last_n=1",) if less else ())
     with pytest.raises(RunDirectoryError) as found:
-        Room(disks=(disk(9 * MIB, 3, 3), spare), remedies=("keep_last_n=1",)).check(Path("/runs/a"))
+        Room(disks=(disk(9 * MIB, 3, 3), spare)).check(Path("/runs/a"))
     assert str(found.value) == (
         f"{setting} /spare: the disk of /spare has less room than the run takes: at least 2.0 MiB at its peak (1 state of 2.0 "
         f"MiB), and 1.0 MiB are free. Make room{less}, or give another directory, or leave {setting} out."
     )
     shared = attrs.evolve(spare, needs=(need, *disk(MIB, 1, 1).needs))
     with pytest.raises(RunDirectoryError, match=r"^ckpt_output_dir /runs/a: .* or give another directory\.$"):
-        Room(disks=(shared,), remedies=()).check(Path("/runs/a"))
+        Room(disks=(shared,)).check(Path("/runs/a"))

@@ -5,6 +5,7 @@ outermost module, whose hooks gather weights and sum gradients. The head is look
 module or weight is seen.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -105,6 +106,35 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     body = decoder(model)
     if body is not None:
         visit(body)
+    return found
+
+
+def keep_blocks(model: nn.Module, number: int) -> bool:
+    """Drop all but the first `number` repeated blocks, if all are alike; return if they are.
+
+    Where they are not, or there are no more, nothing is dropped.
+    """
+    blocks = repeated_blocks(model)
+    lists = [each for each in model.modules() if isinstance(each, nn.ModuleList) and list(each) == blocks]
+    if len(blocks) <= number or len(lists) != 1 or any(_traits(block) != _traits(blocks[0]) for block in blocks[1:]):
+        return False
+    del lists[0][number:]
+    return True
+
+
+def _traits(block: nn.Module) -> list[Any]:
+    """Return what blocks that compute alike have in common: all but weights and their place."""
+    found: list[Any] = []
+    for name, module in block.named_modules():
+        plain = {
+            key: value
+            for key, value in vars(module).items()
+            if isinstance(value, bool | int | float | str | None) and not re.search("idx|index|layer_id|layer_number", key)
+        }
+        tensors = [
+            (key, t.shape, t.dtype) for key, t in (*module._parameters.items(), *module._buffers.items()) if t is not None
+        ]
+        found.append((name, type(module), plain, tensors))
     return found
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from forge_dist.exporting._export import export_model as export_model
     from forge_dist.exporting._token_rows import write_with_token_rows as write_with_token_rows
     from forge_dist.gguf._check import GGUFCheck as GGUFCheck, check_gguf as check_gguf
-    from forge_dist.gguf._export import export_gguf as export_gguf, require_gguf as require_gguf
+    from forge_dist.gguf._export import export_gguf as export_gguf, refuse_gguf as refuse_gguf, require_gguf as require_gguf
     from forge_dist.launching._launch import launch as launch
     from forge_dist.loading._divisible import check_divisible as check_divisible
     from forge_dist.loading._draft import draft_model as draft_model
@@ -54,7 +54,11 @@ if TYPE_CHECKING:
     from forge_dist.loading._hub import check_hub_name as check_hub_name
     from forge_dist.loading._identity import ModelIdentities as ModelIdentities, model_identity as model_identity
     from forge_dist.loading._load import load_model as load_model
-    from forge_dist.loading._model_path import Classifier as Classifier, check_model_path as check_model_path
+    from forge_dist.loading._model_path import (
+        Classifier as Classifier,
+        check_model_path as check_model_path,
+        has_no_weights as has_no_weights,
+    )
     from forge_dist.loading._outline import check_model as check_model, outline_model as outline_model
     from forge_dist.loading._positions import max_positions as max_positions, position_table as position_table
     from forge_dist.loading._request import LoadRequest as LoadRequest
@@ -94,7 +98,7 @@ _PUBLIC = {
     "exporting._export": "export_model",
     "exporting._token_rows": "write_with_token_rows",
     "gguf._check": "GGUFCheck check_gguf",
-    "gguf._export": "export_gguf require_gguf",
+    "gguf._export": "export_gguf refuse_gguf require_gguf",
     "launching._launch": "launch",
     "loading._divisible": "check_divisible",
     "loading._draft": "draft_model",
@@ -102,7 +106,7 @@ _PUBLIC = {
     "loading._hub": "check_hub_name",
     "loading._identity": "ModelIdentities model_identity",
     "loading._load": "load_model",
-    "loading._model_path": "Classifier check_model_path",
+    "loading._model_path": "Classifier check_model_path has_no_weights",
     "loading._outline": "check_model outline_model",
     "loading._positions": "max_positions position_table",
     "loading._request": "LoadRequest",

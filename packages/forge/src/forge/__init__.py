@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import forge_dist as dist
     import forge_packing as packing
     from forge import backends as backends, clusters as clusters, mini as mini
+    from forge._dry_run import DryRun as DryRun
     from forge._error_families import ERRORS as ERRORS
     from forge._errors import (
         BackendError as BackendError,
@@ -57,6 +58,7 @@ __version__ = "0.5.1"
 
 # Each module with the public names that it defines; a module is imported when one of its names is first used.
 _PUBLIC = {
+    "_dry_run": "DryRun",
     "_error_families": "ERRORS",
     "_errors": "BackendError DataLintError ForgeError OutOfMemoryError PreemptedError PushError RecipeError RunDirectoryError "
     "RunTakenOverError RunWriteError SettingsError StorageError TrackingError",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import RehearsalError
-from forge_algos._modules import head, trainable
+from forge_algos._modules import head, keep_blocks, repeated_blocks, trainable
 from forge_algos._parallel import ALONE, Alone
 from forge_algos.adaptations.base._adaptation import Adaptation
 from forge_algos.memory._fake import fake_mode, without_data, without_launches
@@ -57,17 +57,30 @@ class Rehearsal:
     _mode: Any = attrs.field(factory=fake_mode, init=False)
     _loaded: WeakSet[nn.Module] = attrs.field(factory=WeakSet, init=False)
     """Modules of the outlines; no longer than somebody else holds them."""
+    _shortened: WeakSet[nn.Module] = attrs.field(factory=WeakSet, init=False)
+    """Those of outlines that have fewer blocks than the model."""
     _runs: list[bool] = attrs.field(factory=list, init=False)
     """Of each draft, whether it computes without autocast."""
 
-    def model(self, outline: nn.Module, draft: nn.Module | None, *, packed: bool = True) -> nn.Module:
+    def model(
+        self, outline: nn.Module, draft: nn.Module | None, *, packed: bool = True, blocks: int | None = None
+    ) -> nn.Module:
         """Let an outline on the meta device pass for a loaded and probed model; returns it.
 
         Args:
             outline: on the meta device, as large as the model.
             draft: small random model of the same configuration, through `keep_documents_apart`, or None.
             packed: without a draft, whether documents share a row.
+            blocks: how many of its blocks are kept, all of which are alike; what `step` and `evaluation` return then has
+                `stages`, from which those of the whole model follow. All by default.
+
+        Raises:
+            RehearsalError: its blocks are not alike, or there are no more than `blocks`.
         """
+        if blocks is not None:
+            if not keep_blocks(outline, blocks):
+                raise RehearsalError(f"its blocks are not alike, or no more than {blocks}")
+            self._shortened.update(outline.modules())
         with _explained(), torch.random.fork_rng(devices=[]):
             adopt_findings(outline, draft, device=self.device, packing="on" if packed else "off")
             if draft is not None and self.gather_dtype is not None:
@@ -231,12 +244,39 @@ class Rehearsal:
             dtype = self.gather_dtype
             with _explained(), without_launches(), torch.random.fork_rng(devices=[]):
                 parallel = ALONE if dtype is None else Gathered(model, dtype, self._loaded, tracker)
-                with tracker:
+                with tracker, self._staged(tracker, model, optimizer):
                     began = work(tracker, parallel, autocast)
                 return tracker.peak(began, always=always, library_bytes=self.library_bytes)
 
         alone = self.gather_dtype is not None and all(self._runs)
         return tried(nullcontext if alone else self.autocast)
+
+    @contextmanager
+    def _staged(self, tracker: Tracker, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Let the tracker know where blocks begin, of a model that has fewer of them than it should."""
+        handles: list[Any] = []
+        for number, block in enumerate(repeated_blocks(model)):
+            if block in self._shortened:
+                handles.append(block.register_forward_pre_hook(lambda *_, n=number: tracker.enter("forward", n)))
+                handles.append(block.register_forward_hook(lambda *given, n=number: _enter_backward(tracker, given[-1], n)))
+        if handles:
+            handles.append(optimizer.register_step_pre_hook(lambda *_: tracker.enter("optimizer")))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _enter_backward(tracker: Tracker, output: Any, number: int) -> None:
+    """Let the backward stage of a block begin with the gradient of its output."""
+    first = output[0] if isinstance(output, tuple) else output
+    if isinstance(first, torch.Tensor) and first.requires_grad:
+
+        def begin(_: torch.Tensor) -> None:
+            tracker.enter("backward", number)
+
+        first.register_hook(begin)
 
 
 def _runs_as_it_is(model: nn.Module, device: torch.device) -> bool:

@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -32,12 +32,25 @@ _NEAR = 64 * 2**20
 """Bytes below the worst moment at which what a product takes for itself is not asked for: it takes less."""
 Products = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """Factors of matrix products, as tensors of their shapes, strides and dtypes on the meta device."""
+_DEVICE = torch.ops.prim.device.default
+"""Kernel that asks where a tensor is."""
 _READS = frozenset({_aten._local_scalar_dense.default, _aten.equal.default, _aten.allclose.default})
 """Kernels that read a tensor's value, which one without data does not have."""
 
 
 _AROUND_A_MODE = frozenset({"torch._compile", "torch._dynamo.eval_frame", "torch.utils._python_dispatch"})
 """Modules of torch between a kernel's caller and a dispatch mode."""
+
+
+class Stage(NamedTuple):
+    """Part of a step's work, between two marks."""
+
+    kind: str
+    """begin, forward, backward or optimizer."""
+    block: int | None = None
+    """Which of the model's repeated blocks; None for none."""
+    time: int = 0
+    """How many times that was there before."""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,6 +62,35 @@ class Peak:
     """Name of `PARTS` → bytes of that, together `bytes`."""
     guesses: tuple[str, ...] = ()
     """Places outside of this package at which a value was needed that a tensor without data does not have."""
+    stages: Mapping[Stage, Mapping[str, int]] = attrs.field(factory=dict, repr=False)
+    """Stage of the work → the parts of its own worst moment, where the rehearsal was of fewer blocks than the model has."""
+
+    def with_blocks(self, more: "Peak", *, fewer: int, blocks: int) -> "Peak | None":
+        """Derive the worst moment with `blocks` equal blocks; None where the two did otherwise.
+
+        What a stage holds grows by the same bytes with each block between the first and the last, so the stages near either end
+        give the worst moment: between them it grows or falls evenly.
+
+        Args:
+            more: of the same work with one block more.
+            fewer: blocks of this one, at least 3.
+            blocks: those of the model.
+        """
+        found: list[dict[str, int]] = []
+        last = {stage._replace(block=fewer) for stage in self.stages if stage.block == fewer - 1}
+        if not last or set(more.stages) != set(self.stages) | last:
+            return None
+        for stage, parts in self.stages.items():
+            # Counted from the first block, and from the last.
+            others = [stage] if stage.block is None or stage.block < fewer - 1 else []
+            if stage.block is not None and stage.block > 0:
+                others.append(stage._replace(block=stage.block + 1))
+            found += [
+                {part: size + (blocks - fewer) * (more.stages[other][part] - size) for part, size in parts.items()}
+                for other in others
+            ]
+        worst = max(found, key=lambda parts: sum(parts.values()))
+        return Peak(bytes=sum(worst.values()), parts=worst, guesses=self.guesses)
 
 
 class Tracker(TorchDispatchMode):
@@ -74,10 +116,15 @@ class Tracker(TorchDispatchMode):
         """Shapes of the matrices that a model has."""
         self._part = "activations"
         self._guesses: dict[str, None] = {}
+        self._stages: list[tuple[int, Stage]] = []
+        """(number of allocations and releases before it, what begins there)."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor) and not args[0].fake_mode.in_kernel_invocation:
+            # Two thirds of all calls; torch would give the same answer, after several times the work.
+            return args[0].fake_device
         if func in _READS and any(isinstance(each, torch.Tensor) and _empty(each) for each in args):
             return self._guess(None if func is not _aten._local_scalar_dense.default else args[0])
         if func is _aten.add.Tensor and self._sums_gradients(args):
@@ -127,6 +174,11 @@ class Tracker(TorchDispatchMode):
         before, self._part = self._part, part
         return before
 
+    def enter(self, kind: str, block: int | None = None) -> None:
+        """Let a stage of the work begin, whose worst moment is wanted by itself."""
+        time = sum(stage.kind == kind and stage.block == block for _, stage in self._stages)
+        self._stages.append((len(self._events), Stage(kind, block, time)))
+
     @property
     def position(self) -> int:
         """Number of allocations and releases so far."""
@@ -153,15 +205,58 @@ class Tracker(TorchDispatchMode):
         for index, size in self._product_scratch(moments, max(1, since), most - _NEAR):
             if moments[index] + size > most:
                 most, at, kernels = moments[index] + size, index, size
-        parts = dict.fromkeys(PARTS, 0)
-        for storage, number in self._events[: at + 1]:
-            parts[self._part_of[storage]] += number
-        parts |= {**always, "kernels": kernels + library_bytes}
-        return Peak(bytes=most + library_bytes, parts=parts, guesses=tuple(self._guesses))
+        own = self._of_stages(moments, max(1, since))
+        worst, *stages = self._parts_at([at, *(index for _, index, _ in own)])
+        parts = worst | {**always, "kernels": kernels + library_bytes}
+        return Peak(
+            bytes=most + library_bytes,
+            parts=parts,
+            guesses=tuple(self._guesses),
+            stages={
+                stage: found | {**always, "kernels": size + library_bytes}
+                for (stage, _, size), found in zip(own, stages, strict=True)
+            },
+        )
 
-    def _product_scratch(self, moments: Sequence[int], since: int, least: int) -> list[tuple[int, int]]:
+    def _of_stages(self, moments: Sequence[int], since: int) -> list[tuple[Stage, int, int]]:
+        """Return each stage after `since` events, with its worst moment.
+
+        That is an event, and the bytes that a product takes there for itself.
+        """
+        began = [(max(since, count), stage) for count, stage in self._stages if count >= since]
+        if not self._stages:
+            return []
+        began.insert(0, (since, Stage("begin")))
+        ends = [count for count, _ in began[1:]] + [len(moments)]
+        found = []
+        for (begin, stage), end in zip(began, ends, strict=True):
+            # What is held as a stage begins counts to it.
+            inside = range(begin - 1, max(begin, end))
+            at, size = max(inside, key=moments.__getitem__), 0
+            for index, more in self._product_scratch(moments, begin, moments[at] - _NEAR, until=end):
+                if moments[index] + more > moments[at] + size:
+                    at, size = index, more
+            found.append((stage, at, size))
+        return found
+
+    def _parts_at(self, events: Sequence[int]) -> list[dict[str, int]]:
+        """Return what is held after each of these events, by what it is for."""
+        held, seen, wanted = dict.fromkeys(PARTS, 0), {-1: dict.fromkeys(PARTS, 0)}, set(events)
+        for index, (storage, number) in enumerate(self._events):
+            held[self._part_of[storage]] += number
+            if index in wanted:
+                seen[index] = dict(held)
+        return [seen[index] for index in events]
+
+    def _product_scratch(
+        self, moments: Sequence[int], since: int, least: int, until: int | None = None
+    ) -> list[tuple[int, int]]:
         """Return (event, bytes) of the products that began with at least so many bytes held."""
-        near = [(count - 1, key) for count, key in self._products if count > since and moments[count - 1] >= least]
+        near = [
+            (count - 1, key)
+            for count, key in self._products
+            if count > since and (until is None or count <= until) and moments[count - 1] >= least
+        ]
         if self._scratch is None or not near:
             return []
         keys = list(dict.fromkeys(key for _, key in near))

@@ -10,6 +10,9 @@ import torch
 from forge_dist._errors import ExportError, ModelError
 from forge_dist.gguf._layout import ROPE_FACTORS, file_row_order, gguf_architecture, gguf_names, model_fields, rope_factors
 from forge_dist.gguf._tokenizer import tokenizer_fields
+from forge_dist.loading._outline import outline_model
+from forge_dist.loading._request import LoadRequest
+from forge_dist.loading._task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -36,6 +39,40 @@ def require_gguf() -> None:
             __import__(name)
         except ImportError:
             raise ModelError(f"GGUF files need {name}, which is not installed: `pip install 'forge-dist[gguf]'`") from None
+
+
+def refuse_gguf(
+    model_path: str,
+    *,
+    tokenizer: "PreTrainedTokenizerBase",
+    dtype: GGUFType,
+    where: str | os.PathLike[str],
+    task: Task = "causal",
+    adapter: bool = False,
+) -> None:
+    """Raise ModelError where a model cannot be a GGUF file, by its configuration and tokenizer.
+
+    No weights are read: what `export_gguf` refuses is known in a second so, before a model is loaded or merged.
+
+    Args:
+        model_path: directory of the model, or name on the Hugging Face Hub; of an adapter its base.
+        tokenizer: that of the file.
+        dtype: type of the matrices.
+        where: file to be written, for the message.
+        task: that the model was trained for.
+        adapter: whether an adapter is merged into it, which may have embeddings of new tokens.
+
+    Raises:
+        ModelError: as `export_gguf`.
+    """
+    require_gguf()
+    file = Path(where)
+    model = outline_model(LoadRequest(model_path=model_path, dtype=torch.float32, attention="eager", task=task))
+    arch, rows = gguf_architecture(model, file), model.config.vocab_size
+    tokenizer_fields(
+        tokenizer, max(rows, *(number + 1 for number in tokenizer.get_vocab().values())) if adapter else rows, file
+    )
+    _refuse_q8_0(model, gguf_names(model, arch, file), dtype, file)
 
 
 def export_gguf(
@@ -75,12 +112,7 @@ def export_gguf(
     arch = gguf_architecture(model, path)
     fields = gguf_fields(model, tokenizer, dtype=dtype, name=name, where=path)
     tensors = tensors_to_write(model, arch, path)
-    matrices = sum(tensor.ndim >= 2 for tensor in tensors.values())
-    if dtype == "q8_0" and float16_fallbacks(tensors, dtype) == matrices:
-        raise ModelError(
-            f"{path}: no matrix of this model can be q8_0, which holds blocks of 32 numbers: no row of one is a multiple of "
-            f"32 long (hidden_size {model.config.hidden_size}); take dtype=float16"
-        )
+    _refuse_q8_0(model, tensors, dtype, path)
     try:
         _write(path, model.config, fields, tensors, dtype, progress)
     except (OSError, ValueError) as error:
@@ -119,6 +151,15 @@ def tensors_to_write(model: "PreTrainedModel", arch: str, where: Path) -> dict[s
 def float16_fallbacks(tensors: Mapping[str, torch.Tensor], dtype: GGUFType) -> int:
     """Count the matrices that a q8_0 file holds as float16: rows that 32 does not divide."""
     return sum(tensor.ndim >= 2 and tensor.shape[-1] % 32 != 0 for tensor in tensors.values()) if dtype == "q8_0" else 0
+
+
+def _refuse_q8_0(model: "PreTrainedModel", tensors: Mapping[str, torch.Tensor], dtype: GGUFType, where: Path) -> None:
+    """Raise ModelError where no matrix can be in blocks of 32 numbers."""
+    if dtype == "q8_0" and float16_fallbacks(tensors, dtype) == sum(tensor.ndim >= 2 for tensor in tensors.values()):
+        raise ModelError(
+            f"{where}: no matrix of this model can be q8_0, which holds blocks of 32 numbers: no row of one is a multiple of "
+            f"32 long (hidden_size {model.config.hidden_size}); take dtype=float16"
+        )
 
 
 def encoded(tensor: torch.Tensor, dtype: GGUFType) -> tuple[Any, Any]:

@@ -17,12 +17,13 @@ def base_dtype(model_path: str, *, task: Task = "causal") -> torch.dtype:
     """Return the float dtype of most bytes of a model's weights.
 
     Read from the safetensors headers, because a config.json often names another dtype than the files hold. For a hub name: from
-    the files where `load_model` has fetched them, else from its config; float32 where neither says.
+    the files where `load_model` has fetched them, else from its config, as of a directory without weights; float32 where
+    neither says.
 
     Raises:
         ModelError: `check_model_path` refuses it, or the hub has no such model or does not answer.
     """
-    check_model_path(model_path, task=task)
+    check_model_path(model_path, task=task, weights=False)
     directory = _hub_directory(model_path) if is_hub_name(model_path) else Path(expand_user(model_path))
     try:
         stored = read_directory(directory)

@@ -51,13 +51,18 @@ _MERGE = (
 )
 
 
-def check_model_path(model_path: str, *, task: Task = "causal") -> None:
+def check_model_path(model_path: str, *, task: Task = "causal", weights: bool = True) -> None:
     """Check that training can start from `model_path`, in milliseconds and without network.
 
     A directory must hold a config.json of a causal language model (for task="reward": or of a classifier with one label; for a
     Classifier: or of one with as many labels; for task="embedding": or of a model without a head, or a masked language model)
     and whole safetensors files. A name of the form org/name that is no directory
     here is left to `load_model`, which asks the hub.
+
+    Args:
+        model_path: directory, or name on the hub.
+        task: what the model is trained for.
+        weights: whether they must be here. Without, a directory that holds none passes: shapes follow from its config.json.
 
     Raises:
         ModelError: neither; a path that cannot be looked up or read; a file; an adapter; pickled, GGUF, quantized or missing
@@ -66,7 +71,7 @@ def check_model_path(model_path: str, *, task: Task = "causal") -> None:
     path = find_path(model_path)
     if path is not None and path.is_dir():
         try:
-            _check_directory(path, task)
+            _check_directory(path, task, weights=weights)
         except PermissionError as error:
             raise ModelError(f"model_path {path} may not be read: {error}") from None
     elif path is not None:
@@ -179,7 +184,14 @@ def is_mxfp4(quantization: object) -> bool:
     return isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
 
 
-def _check_directory(directory: Path, task: Task) -> None:
+def has_no_weights(model_path: str) -> bool:
+    """Return whether a model is a directory here with no file of weights of any kind."""
+    directory = find_path(model_path)
+    kinds = ("*.safetensors", "*.index.json", "*.bin", "*.pt*", "*.gguf")
+    return directory is not None and directory.is_dir() and not any(any(directory.glob(kind)) for kind in kinds)
+
+
+def _check_directory(directory: Path, task: Task, *, weights: bool) -> None:
     if (directory / "adapter_config.json").is_file():
         raise ModelError(f"model_path {directory} is an adapter, not a model; {_MERGE}")
     config_file = directory / "config.json"
@@ -198,6 +210,8 @@ def _check_directory(directory: Path, task: Task) -> None:
     try:
         stored = read_directory(directory)
     except FileNotFoundError as error:
+        if not weights and has_no_weights(str(directory)):
+            return
         raise ModelError(f"model_path {directory} has no complete weights: {error}{_other_weights(directory)}") from None
     except PermissionError:
         raise
@@ -218,4 +232,4 @@ def _other_weights(directory: Path) -> str:
         names = sorted(file.name for file in directory.glob(pattern))
         if names:
             return f"; it holds {', '.join(names[:3])}: {remedy}"
-    return "; fetch them: a dry run needs them too, and reads their headers alone"
+    return "; fetch them (a dry run for another machine, with --for, needs config.json and the tokenizer alone)"

@@ -16,7 +16,7 @@ from forge_dist.loading._config_changes import change_config
 from forge_dist.loading._dtype import base_dtype
 from forge_dist.loading._load import LOADING_ERRORS, check_report
 from forge_dist.loading._modalities import freeze_other_modalities, is_multimodal
-from forge_dist.loading._model_path import check_model_path, expand_user, is_hub_name, is_mxfp4
+from forge_dist.loading._model_path import check_model_path, expand_user, has_no_weights, is_hub_name, is_mxfp4
 from forge_dist.loading._quantization import quantize_outline
 from forge_dist.loading._request import LoadRequest
 from forge_dist.loading._task import (
@@ -36,24 +36,29 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Name of a tensor in the files → its shape."""
 
 
-def check_model(model_path: str, *, task: Task = "causal") -> int:
+def check_model(model_path: str, *, task: Task = "causal", weights: bool = True) -> int:
     """Check that a model's class exists and its weights fit it; return its embedding's rows.
 
     It takes seconds at most, whatever the size of the model: of a directory only the headers of its weights are read. (A name
     on the hub is downloaded first, as loading would.)
+
+    Args:
+        model_path: directory, or name on the hub.
+        task: what the model is trained for.
+        weights: whether they must be here. Without, of a directory that holds none only the configuration is checked.
 
     Raises:
         ModelError: `check_model_path` refuses it; the installed transformers has no such class; weights are missing, left over
             or of another shape, as those of another class are.
     """
     quiet_imports()
-    check_model_path(model_path, task=task)
+    check_model_path(model_path, task=task, weights=weights)
     path = expand_user(model_path)
     try:
         with quiet_transformers(bars=is_hub_name(model_path)):
             config = _config(model_path, path, task)
-            if is_mxfp4(getattr(config, "quantization_config", None)):
-                # Its tensors are codes and scales, which have other names and shapes than what they are read as.
+            if has_no_weights(model_path) or is_mxfp4(getattr(config, "quantization_config", None)):
+                # Of MXFP4 tensors are codes and scales, which have other names and shapes than what they are read as.
                 with torch.device("meta"):
                     return rows_of(auto_class(task, config).from_config(config, trust_remote_code=False), model_path)
             if is_hub_name(model_path):

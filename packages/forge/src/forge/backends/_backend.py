@@ -77,6 +77,8 @@ class Backend(ABC):
     def rehearse(self, params: Mapping[str, object], *, target: str | None = None) -> str:  # noqa: ARG002 - for subclasses
         """Return what `execute_training` would do, as text; nothing is left behind.
 
+        A backend that plans memory returns it as a `forge.DryRun`, whose `fits` is the exit status of `--dry-run`.
+
         Args:
             params: as `execute_training` takes them.
             target: devices that a memory plan is for.

@@ -9,6 +9,7 @@ from forge.backends._backend import Backend, Capabilities
 from forge.backends._request import read_request
 
 if TYPE_CHECKING:
+    from forge._dry_run import DryRun
     from forge._result import RunResult
 
 
@@ -27,7 +28,7 @@ class ForgeBackend(Backend):
 
         return run(*read_request(self, params))
 
-    def rehearse(self, params: Mapping[str, object], *, target: str | None = None) -> str:
+    def rehearse(self, params: Mapping[str, object], *, target: str | None = None) -> DryRun:
         """Check, tokenize and plan a run in its directory, which is left as it was."""
         from forge.run._dry_run import rehearse
 

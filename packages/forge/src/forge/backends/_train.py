@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge._dry_run import DryRun
 from forge.backends._names import get
 from forge.backends._request import Request, params_of
 from forge.run._rows import Rows, take_rows
@@ -29,11 +30,12 @@ def train(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | N
     return get(s.backend.backend).execute_training(params_of(request))
 
 
-def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None, cluster: bool = False) -> str:
+def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None, cluster: bool = False) -> DryRun:
     """Say what the run would do, as the backend knows it; nothing is left behind."""
 
-    def rehearsed() -> str:
-        return get(s.backend.backend).rehearse(params_of(Request(task, s, rows or {}, Callbacks())), target=target)
+    def rehearsed() -> DryRun:
+        said = get(s.backend.backend).rehearse(params_of(Request(task, s, rows or {}, Callbacks())), target=target)
+        return said if isinstance(said, DryRun) else DryRun(said)
 
     if not cluster:
         return rehearsed()
@@ -44,8 +46,8 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
 
 def dry_run(
     verb: Any, recipe: str | Path | None = None, /, *, machine: str | None = None, cluster: bool = False, **settings: object
-) -> str:
-    """Check all that can be of a run; return as text what it would do, and leave nothing.
+) -> DryRun:
+    """Check all that can be of a run; return what it would do, and leave nothing.
 
     Args:
         verb: such as `forge.sft`.
@@ -55,8 +57,9 @@ def dry_run(
         settings: as the verb takes them.
 
     Returns:
-        Text for a person: steps, exports, what was chosen and why. The memory plan is printed with the other notes. Of several
-        ranks that were started with it the first answers, and the others return "".
+        Text for a person: steps, exports, what was chosen and why. The memory plan is printed with the other notes, and its
+        figures are attributes of the text: `fits`, `peak_bytes`, `available_bytes`, `suggestions`. Of several ranks that were
+        started with it the first answers, and the others return "".
 
     Raises:
         Exception: what the verb would raise before its first step.

@@ -60,7 +60,6 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
             raise SettingsError("--cluster checks the nodes of a run without running it: give --dry-run with it.")
         if dry_run:
             from forge.backends._train import rehearse
-            from forge.run._dry_run import NO_MEMORY
 
             if said := rehearse(task, s, target=for_, cluster=cluster):
                 # What other backends answer with are values of their own trainers' settings, which have no flags here. A line
@@ -68,7 +67,7 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
                 flags = {name: flag for name, flag in named.items() if name != "cluster"}
                 print(as_flags(said, flags) if s.backend.backend == FORGE else said)
             # Whoever asks in a script whether a run fits reads the status.
-            return 2 if NO_MEMORY in said and not cluster else 0
+            return 2 if said.fits is False and not cluster else 0
         from forge.backends._train import train
 
         result = train(task, s)

@@ -54,6 +54,11 @@ def export(
         forge_dist.require_gguf()
     report = Reporter(lambda _: None)
     tokenizer = _tokenizer(request)
+    if format == "gguf":
+        file = request.output / f"{request.name}-{request.dtype}.gguf"
+        with report.taking("looking whether GGUF can hold the model", "found that GGUF can hold the model"):
+            given: Any = {"dtype": request.dtype, "task": request.task, "adapter": request.adapter}
+            forge_dist.refuse_gguf(request.base, tokenizer=tokenizer, where=file, **given)
     rows = _rows(request.vocabulary(tokenizer))
     proofs = []
     model: Any

@@ -116,14 +116,16 @@ def _tokens(num_gpus: int, size: int, longest: int | None, most: int | None) -> 
 
 def _planned(settings: dict[str, Any], target: str) -> dict[str, Any]:
     """Return the memory plan of a run that is not made."""
-    from forge.run._dry_run import rehearsed
+    from forge.run._dry_run import rehearse
     from forge.run._rows import take_rows
     from forge.settings._settings import resolve
 
     task = forge.sft.task
     with forge_dist.temporary_folder() as folder:
         given, rows = take_rows({**settings, "ckpt_output_dir": str(folder / "run")})
-        return rehearsed(task, resolve(task.settings, ("argument", given)), rows, target=target, quiet=True)[1]
+        memory = rehearse(task, resolve(task.settings, ("argument", given)), rows, target=target, quiet=True).memory
+        assert memory is not None
+        return dict(memory)
 
 
 def _say(method: str, plan: dict[str, Any], worst: int, gpu_memory: int, verbose: int) -> None:
@@ -139,4 +141,5 @@ def _say(method: str, plan: dict[str, Any], worst: int, gpu_memory: int, verbose
     print(f"{worst / 2**30:.2f} GiB of {gpu_memory / 2**30:.2f} GiB: it {verdict}")
     for change in [] if plan["fits"] else plan["changes"]:
         verdict = "fits" if change["fits"] else "does not fit yet"
-        print(f"  {change['setting']}: {change['planned'] / 2**30:.2f} GiB, which {verdict}; {change['cost']}")
+        named = " ".join(f"{name}={value}" for name, value in change["settings"].items())
+        print(f"  {named}: {change['planned'] / 2**30:.2f} GiB, which {verdict}; {change['cost']}")

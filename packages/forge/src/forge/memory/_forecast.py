@@ -37,7 +37,7 @@ _ROLLOUTS = (
 )
 
 
-def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
+def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
     """Rehearse the phases of a run with its largest micro-batch."""
     planned = bare.planned
     worst, several = largest_micro_batch(planned.plan)
@@ -53,9 +53,10 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
         rows = [int(planned.held_out.lengths.argmax())]
         evaluation = bare.evaluation(_filled(planned, planned.held_out, rows))
         phases.append(divided(planned, "evaluation", evaluation.parts, bare.groups, on_host=target.block == 1))
+    held = bare.held(step.parts)
     phases += [
         divided(planned, name, parts, bare.groups, on_host=target.block == 1)
-        for name, parts in bare.copies(step.parts, on_host=target.block == 1)
+        for name, parts in _copies(bare, held, on_host=target.block == 1)
     ]
     if forge_accel.bfloat16 == planned.dtype != planned.weights and not planned.frozen and planned.gathers is None:
         notes.append("activations have bfloat16 copies of the weights in them, made once a step, and their gradients")
@@ -67,7 +68,6 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
         notes.append("activations are counted as without tp_size and ep_size, which divide a part of them")
     if planned.ranks > 1:
         notes.append(f"what {planned.ranks} ranks divide is computed from one rank's step (strategy={planned.strategy})")
-    held = bare.held(step.parts)
     return MemoryPlan(
         target=target,
         ranks=planned.ranks,
@@ -77,6 +77,17 @@ def plan_of(bare: Rehearsed, target: Target) -> MemoryPlan:
         trained=held["gradients"],
         state=held["gradients"] + held["optimizer"],
     )
+
+
+def _copies(bare: Rehearsed | Derived, held: dict[str, int], *, on_host: bool) -> list[tuple[str, dict[str, int]]]:
+    """Return the parts of what is held while a state is saved and an export loaded back."""
+    planned, trained = bare.planned, held["gradients"]
+    # Each rank writes a part of the state, and copies that.
+    state = -(-(trained + held["optimizer"]) // planned.ranks) if planned.settings.checkpoints.async_save else 0
+    # A device other than the host gets one layer of the copy that is loaded back at a time.
+    beside = on_host or planned.strategy == "zero3" or bool(planned.loading)
+    loaded = bare.weights + (trained if planned.frozen else 0) if beside else bare.weights // max(1, bare.groups.layers)
+    return [("saving", {**held, "copies": state if on_host else 0}), ("export", {**held, "copies": loaded})]
 
 
 def forecast_steps(planned: Planned, target: Target, steps: Sequence[Sequence[Any]]) -> Phase | None:
@@ -132,9 +143,16 @@ class Rehearsed(NamedTuple):
     groups: Groups
     """What ranks that divide it gather together."""
 
+    blocks: int
+    """Repeated blocks of the whole model."""
+
     @classmethod
-    def of(cls, planned: Planned, target: Target) -> Rehearsed:
-        """Make it."""
+    def of(cls, planned: Planned, target: Target, *, blocks: int | None = None) -> Rehearsed:
+        """Make it, with the first `blocks` of its equal blocks or all.
+
+        Raises:
+            forge_algos.RehearsalError: it needs values, or its blocks are not alike or are no more than that.
+        """
         s, machine = planned.settings, planned.machine
         rehearsal = forge_algos.Rehearsal(
             device=machine.device.value,
@@ -144,12 +162,14 @@ class Rehearsed(NamedTuple):
             library_bytes=0 if target.elsewhere else machine.library_bytes(),
             gather_dtype=planned.gathers,
         )
-        model: Any = rehearsal.model(_outline(planned, planned.model_path), planned.draft, packed=planned.packed)
+        outline = _outline(planned, planned.model_path)
+        number = len(forge_algos.repeated_blocks(outline))
+        model: Any = rehearsal.model(outline, planned.draft, packed=planned.packed, blocks=blocks)
         forge_algos.score_rows_at_once(model, machine.head_rows)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
-        blocks = [sum(p.numel() for p in each.parameters()) for each in forge_algos.repeated_blocks(model)]
-        root = sum(p.numel() for p in model.parameters()) - sum(blocks)
+        sizes = [sum(p.numel() for p in each.parameters()) for each in forge_algos.repeated_blocks(model)]
+        groups = Groups(layers, max(sizes, default=0), sum(p.numel() for p in model.parameters()) - sum(sizes))
         with rehearsal.adapting():
             adaptation = forge_algos.adapt(
                 model, without_measurements(s.adapter), tokenizer_path=planned.model_path, new_tokens=planned.new_tokens
@@ -170,7 +190,11 @@ class Rehearsed(NamedTuple):
             rehearsal.placed(adaptation.model),
             lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value),
         )
-        return cls(planned, rehearsal, model, optimizer, adaptation, [], weights, Groups(layers, max(blocks, default=0), root))
+        return cls(planned, rehearsal, model, optimizer, adaptation, [], weights, groups, number)
+
+    def with_plan(self, planned: Planned) -> Rehearsed:
+        """Return it for another plan of steps."""
+        return self._replace(planned=planned)
 
     def step(self, worst: Any, *, several: bool, first: bool) -> Any:
         """Rehearse a step on the largest micro-batch, after a small one where a rank has several."""
@@ -207,19 +231,6 @@ class Rehearsed(NamedTuple):
             )
 
         return self._within(rehearse)
-
-    def copies(self, step: Mapping[str, int], *, on_host: bool) -> list[tuple[str, dict[str, int]]]:
-        """Return the parts of what is held while a state is saved and an export loaded back."""
-        held = self.held(step)
-        trained = held["gradients"]
-        # Each rank writes a part of the state, and copies that.
-        state = -(-(trained + held["optimizer"]) // self.planned.ranks) if self.planned.settings.checkpoints.async_save else 0
-        # A device other than the host gets one layer of the copy that is loaded back at a time.
-        beside = on_host or self.planned.strategy == "zero3" or bool(self.planned.loading)
-        loaded = (
-            self.weights + (trained if self.planned.frozen else 0) if beside else self.weights // max(1, self.groups.layers)
-        )
-        return [("saving", {**held, "copies": state if on_host else 0}), ("export", {**held, "copies": loaded})]
 
     def held(self, step: Mapping[str, int]) -> dict[str, int]:
         """Return weights, gradients and the optimizer's state between two steps."""
@@ -291,6 +302,84 @@ class Rehearsed(NamedTuple):
         found = self.rehearsal.placed(self.rehearsal.model(outline, None, packed=self.planned.packed))
         self.others.append(found.requires_grad_(requires_grad=False))
         return found
+
+
+_FEWER = 3
+"""Blocks of the smaller of two models from which a deeper one is derived: the first, the last, and one between."""
+
+
+class Derived(NamedTuple):
+    """Model as `Rehearsed`, of which only a few of its equal blocks are rehearsed, twice."""
+
+    fewer: Rehearsed
+    more: Rehearsed
+    """With one block more."""
+
+    @classmethod
+    def of(cls, planned: Planned, target: Target) -> Derived:
+        """Make it.
+
+        Raises:
+            forge_algos.RehearsalError: it needs values, its blocks are not alike, or they are so few that all may be rehearsed.
+        """
+        fewer = Rehearsed.of(planned, target, blocks=_FEWER)
+        if fewer.blocks <= 3 * _FEWER:
+            raise forge_algos.RehearsalError(f"it has no more than {fewer.blocks} blocks")
+        return cls(fewer, Rehearsed.of(planned, target, blocks=_FEWER + 1))
+
+    def with_plan(self, planned: Planned) -> Derived:
+        """Return it for another plan of steps."""
+        return Derived(self.fewer.with_plan(planned), self.more.with_plan(planned))
+
+    @property
+    def planned(self) -> Planned:
+        """The run."""
+        return self.fewer.planned
+
+    @property
+    def groups(self) -> Groups:
+        """What ranks that divide the whole model gather together."""
+        return self.fewer.groups
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the whole model itself."""
+        return self._deeper(self.fewer.weights, self.more.weights)
+
+    def step(self, worst: Any, *, several: bool, first: bool) -> Any:
+        """Derive a step on the largest micro-batch, as `Rehearsed.step`."""
+        return self._both(lambda one: one.step(worst, several=several, first=first))
+
+    def rollout(self) -> tuple[Any, int]:
+        """Derive the sampling, as `Rehearsed.rollout`."""
+        tokens: list[int] = []
+
+        def peak(one: Rehearsed) -> Any:
+            found, number = one.rollout()
+            tokens.append(number)
+            return found
+
+        return self._both(peak), tokens[0]
+
+    def evaluation(self, rows: list[int]) -> Any:
+        """Derive the measuring of held-out rows, as `Rehearsed.evaluation`."""
+        return self._both(lambda one: one.evaluation(rows))
+
+    def held(self, step: Mapping[str, int]) -> dict[str, int]:
+        """Derive weights, gradients and optimizer's state between two steps, as `Rehearsed.held`."""
+        without = dict.fromkeys(step, 0)
+        fewer, more = self.fewer.held(without), self.more.held(without)
+        found = {name: self._deeper(fewer[name], more[name]) for name in fewer}
+        return {**found, "weights": step["weights"], "optimizer": max(step["optimizer"], found["optimizer"])}
+
+    def _both(self, peak: Callable[[Rehearsed], Any]) -> Any:
+        found = peak(self.fewer).with_blocks(peak(self.more), fewer=_FEWER, blocks=self.fewer.blocks)
+        if found is None:
+            raise forge_algos.RehearsalError("a model with fewer blocks computes otherwise")
+        return found
+
+    def _deeper(self, fewer: int, more: int) -> int:
+        return fewer + (self.fewer.blocks - _FEWER) * (more - fewer)
 
 
 def one_rank() -> forge_dist.Ranks:

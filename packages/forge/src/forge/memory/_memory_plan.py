@@ -33,8 +33,8 @@ class Phase:
 class Change:
     """Setting with which a run takes less."""
 
-    setting: str
-    """Name and value, as in a recipe."""
+    settings: Mapping[str, object]
+    """Name → value."""
     cost: str
     """What it costs, in words."""
     planned: int
@@ -42,8 +42,13 @@ class Change:
     fits: bool
     """Whether the run then fits."""
 
+    @property
+    def named(self) -> str:
+        """Names and values, as in a recipe."""
+        return " ".join(f"{name}={value}" for name, value in self.settings.items())
+
     def __str__(self) -> str:
-        return f"{self.setting}: {size(self.planned)}, which {'fits' if self.fits else 'does not fit yet'}; {self.cost}"
+        return f"{self.named}: {size(self.planned)}, which {'fits' if self.fits else 'does not fit yet'}; {self.cost}"
 
 
 @attrs.frozen(kw_only=True)
@@ -72,11 +77,16 @@ class MemoryPlan:
         return max(self.phases, key=lambda phase: phase.planned, default=None)
 
     @property
+    def available(self) -> int | None:
+        """Bytes of a device that a plan may fill; None where its memory is not known."""
+        return None if self.target.limit is None else int(SHARE * self.target.limit)
+
+    @property
     def fits(self) -> bool | None:
         """Whether every phase fits; None where that is not known."""
-        if self.most is None or self.target.limit is None:
+        if self.most is None or self.available is None:
             return None
-        return self.most.planned <= SHARE * self.target.limit
+        return self.most.planned <= self.available
 
     def lines(self) -> list[str]:
         """Return the plan as lines for a person."""
@@ -100,8 +110,9 @@ class MemoryPlan:
         """The phase that takes most, and what a plan may fill; for a plan that does not fit."""
         assert self.most is not None
         assert self.target.limit is not None
+        assert self.available is not None
         return (
-            f"the {self.most.name} takes {size(self.most.planned)}, and a plan may fill {size(int(SHARE * self.target.limit))} "
+            f"the {self.most.name} takes {size(self.most.planned)}, and a plan may fill {size(self.available)} "
             f"({SHARE:.0%} of {size(self.target.limit)})"
         )
 
@@ -118,6 +129,7 @@ class MemoryPlan:
         return {
             "machine": self.target.name,
             "limit": self.target.limit,
+            "available": self.available,
             "ranks": self.ranks,
             "tokens": self.tokens,
             "fits": self.fits,

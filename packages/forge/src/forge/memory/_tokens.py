@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import attrs
 
 import forge_algos
 import forge_dist
 import forge_packing
+from forge._progress import Reporter
 from forge.memory._changes import forecast, with_changes
 from forge.memory._forecast import ROLLOUT, Rehearsed, plan_of
 from forge.memory._memory_plan import MemoryPlan, size
 from forge.memory._planned import Planned
+from forge.memory._plans import PLANNING, Plans, Search
 from forge.memory._target import Target
 from forge.tasks._rollouts import LOOKED_AT
 from forge.tasks.items._items import places
@@ -25,12 +25,11 @@ _FIRST = 2048
 """Tokens that are tried first: so many are computed in a second or a few."""
 _ITEMS = 128
 """Items of average length that a micro-batch of our choice may hold: computing the plan takes as long as they are many."""
-_TRIES = 4
 KINDS = ("none", "selective", "full")
 """Values of activation_checkpointing, the one that computes least first."""
 
 
-def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, MemoryPlan]:
+def choose_tokens(planned: Planned, target: Target, report: Reporter) -> tuple[int | None, str, MemoryPlan]:
     """Find the largest micro-batch that fits: max_tokens_per_gpu where a run leaves it open.
 
     It holds no more than a rank's share of a step does, than keeps the device busy, or than is planned in seconds.
@@ -38,6 +37,7 @@ def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, Me
     Args:
         planned: the run, with the tokens that it takes where no plan can be made.
         target: devices that it is to fit.
+        report: gets what is being tried.
 
     Returns:
         Tokens, None where the plan cannot say; the reason; and the memory plan with them.
@@ -49,25 +49,24 @@ def choose_tokens(planned: Planned, target: Target) -> tuple[int | None, str, Me
     sharing = planned.settings.strategy.cp_size
     least = -(-least // sharing)
     if target.limit is None:
-        return None, f"the memory of {target.name} is not known", forecast(planned, target)
+        return None, f"the memory of {target.name} is not known", forecast(planned, target, report)
     room = int(_FILLED * target.limit)
     try:
-        bare = Rehearsed.of(planned, target)
+        plans = Plans(target)
 
         def cut(tokens: int) -> Planned:
             settings = planned.settings.with_value("plan", "max_tokens_per_gpu", tokens)
             return attrs.evolve(planned, settings=settings, plan=planned.plan.reshape(max_tokens=tokens * sharing))
-
-        def with_tokens(tokens: int) -> MemoryPlan:
-            return plan_of(bare._replace(planned=cut(tokens)), target)
 
         # A prompt becomes several completions.
         each = getattr(planned.settings.objective, "num_generations", 1)
         share, mean = -(-each * _share_of_step(planned.plan) // sharing), planned.train.lengths.mean()
         useful = min(target.most_tokens, share + least, int(_ITEMS * mean))
         most = max(least, -(-max(default, useful) // _GRAIN) * _GRAIN)
-        tokens, found = _largest(with_tokens, least, most, room)
-        found = with_changes(found, cut(tokens), target)
+        search = Search(lambda tokens: plans.resized(cut(tokens)), _needed, room, grain=_GRAIN)
+        with report.taking(*PLANNING):
+            tokens = _largest(search, least, most)
+            found = with_changes(search.found[tokens], cut(tokens), plans, report)
     except (forge_algos.RehearsalError, forge_dist.ModelError) as error:
         return None, "no memory plan can be made", MemoryPlan(target=target, ranks=planned.ranks, refused=str(error))
     takes = f"{size(_needed(found))} of {size(target.limit)}"
@@ -109,33 +108,13 @@ def choose_checkpointing(planned: Planned | None, target: Target | None) -> tupl
     return KINDS[-1], f"memory plan: even so {size(needed)} of {size(target.limit)} on {target.name} with {tokens:,} tokens"
 
 
-def _largest(with_tokens: Callable[[int], MemoryPlan], least: int, most: int, room: int) -> tuple[int, MemoryPlan]:
-    """Return the largest micro-batch found to need no more than `room`, and its plan.
-
-    It has `least` to `most` tokens. Memory grows nearly in proportion to tokens, so that a few tries come close.
-    """
-    found: dict[int, MemoryPlan] = {}
-
-    def fits(tokens: int) -> bool:
-        found[tokens] = with_tokens(tokens)
-        return _needed(found[tokens]) <= room
-
+def _largest(search: Search, least: int, most: int) -> int:
+    """Return the largest micro-batch of `least` to `most` tokens found to fit, else `least`."""
     first = min(most, max(_FIRST, 2 * least))
-    below, above = (first, None) if fits(first) else (least, first)
-    if below == most or (least not in found and not fits(least)):
-        return below, found[below]
-    for _ in range(_TRIES):
-        at, by = sorted(found)[-2:] if above is None else (below, above)
-        grown = max(1, _needed(found[by]) - _needed(found[at]))
-        tokens = at + int((by - at) * (room - _needed(found[at])) / grown * 0.97) if by > at else most
-        tokens = min(most, tokens // _GRAIN * _GRAIN)
-        if tokens <= below or (above is not None and tokens >= above) or _needed(found[below]) > 0.95 * room:
-            break
-        if fits(tokens):
-            below = tokens
-        else:
-            above = tokens
-    return below, found[below]
+    below, above = (first, None) if search.fits(first) else (least, first)
+    if below == most or not search.fits(below):
+        return below
+    return search.grow(below, above, most)
 
 
 def _needed(plan: MemoryPlan) -> int:

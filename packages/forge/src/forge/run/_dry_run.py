@@ -12,6 +12,7 @@ import attrs
 import forge_accel
 import forge_dist
 from forge._counted import counted
+from forge._dry_run import DryRun
 from forge._progress import Reporter
 from forge._templates import duration
 from forge.memory._forecast import one_rank
@@ -28,11 +29,10 @@ from forge.settings._recipe import as_values
 from forge.storage._storage import Storage
 from forge.tasks._task import Task
 
-NO_MEMORY = "It would not fit into memory: "
-"""Beginning of the line that says so, in the answer of a dry run."""
+_NO_MEMORY = "It would not fit into memory: "
 
 
-def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None) -> str:
+def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None, quiet: bool = False) -> DryRun:
     """Check, tokenize and plan a run in its directory, which is left as it was.
 
     Args:
@@ -40,27 +40,21 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
         s: its settings.
         rows: those that are given in memory.
         target: devices that the memory plan is for, such as `8xH100-80GB`; this machine by default.
+        quiet: whether nothing is printed.
 
     Returns:
-        Text for a person; "" on all ranks but the first.
+        Text for a person, with the memory plan; "" on all ranks but the first.
 
     Raises:
         Exception: what the run would raise before its first step.
 
     """
-    return rehearsed(task, s, rows, target=target)[0]
-
-
-def rehearsed(
-    task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None, quiet: bool = False
-) -> tuple[str, dict[str, Any]]:
-    """Return what `rehearse` says, and the memory plan of memory.json; `quiet` prints nothing."""
     where = forge_dist.topology(s.launch, devices=forge_accel.device_count(s.device.device))
     if where.role == "worker" and where.rank:
-        return "", {}  # torchrun started several: one answer is enough, and one directory is looked at
+        return DryRun()  # torchrun started several: one answer is enough, and one directory is looked at
     wanted = None if target is None else Target.parse(target)
     s = absolute_paths(task, s)
-    check_names(task, s, rows or {})
+    check_names(task, s, rows or {}, weights=wanted is None)
     machine = forge_accel.accelerator(s.device.device)
     if wanted is not None and s.device.dtype == "auto":
         s = s.resolved("dtype", "bfloat16", f"what {wanted.name} computes fastest")
@@ -84,13 +78,15 @@ def rehearsed(
                 task, s, rows or {}, out, machine, (strategy.name, strategy.data_parallel_size), report, target=aim, dry=True
             )
             if found["finished"]:
-                return f"{path} holds this very run, finished: the same command would return its result and train nothing.", {}
+                return DryRun(
+                    f"{path} holds this very run, finished: the same command would return its result and train nothing."
+                )
             s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
             prepared = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
             memory = json.loads((out.root / FILE).read_text(encoding="utf-8"))
             lines = _lines(task, prepared, found, path, resuming=out.resuming)
             lines += [_again(time.monotonic() - began), "Nothing was trained, and nothing is left behind."]
-            return "\n".join(lines), memory
+            return DryRun("\n".join(lines), memory)
 
 
 def _ranks(where: forge_dist.Topology, target: Target | None) -> forge_dist.Ranks:
@@ -120,7 +116,7 @@ def _lines(task: Task, prepared: Any, found: Any, path: Path, *, resuming: bool)
         f"  exports: {_number(exports_kept(s, plan, len(prepared.train)))}",
         *(f"  {line}" for line in found["disk"]),
         *(["chosen:", *chosen] if chosen else []),
-        *((NO_MEMORY * (not number) + line) for number, line in enumerate(found["lacks"])),
+        *((_NO_MEMORY * (not number) + line) for number, line in enumerate(found["lacks"])),
     ]
 
 

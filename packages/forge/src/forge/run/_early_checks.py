@@ -26,9 +26,12 @@ from forge.tasks.items._items import VIRTUAL
 from forge.trackers._table import check_trackers
 
 
-def check_names(task: Task, s: Any, rows: Rows) -> None:
-    """Refuse models, settings, trackers, prompts and columns before anything else is done."""
-    forge_dist.check_model_path(s.model.model_path, task=task.model_task(s))
+def check_names(task: Task, s: Any, rows: Rows, *, weights: bool = True) -> None:
+    """Refuse models, settings, trackers, prompts and columns before anything else is done.
+
+    Without `weights` those of the model need not be here: its configuration suffices for a memory plan.
+    """
+    forge_dist.check_model_path(s.model.model_path, task=task.model_task(s), weights=weights)
     for name, path in {"model_path": s.model.model_path, **task.other_models(s)}.items():
         try:
             forge_dist.check_hub_name(path)

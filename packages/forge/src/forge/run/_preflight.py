@@ -18,9 +18,9 @@ import forge
 import forge_accel
 import forge_dist
 from forge._counted import counted
+from forge._dry_run import DryRun
 from forge._errors import RunDirectoryError, SettingsError
 from forge.run._choices import absolute_paths
-from forge.run._dry_run import NO_MEMORY
 from forge.tasks._task import Task
 
 _SEEN_SECONDS = 30.0
@@ -28,7 +28,7 @@ _SEEN_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 
 
-def preflight(task: Task, s: Any, rehearse: Callable[[], str], *, for_others: bool = False) -> str:
+def preflight(task: Task, s: Any, rehearse: Callable[[], DryRun], *, for_others: bool = False) -> DryRun:
     """Meet the other nodes as the run will, compare them, and rehearse the run on the first.
 
     One process a node, started as the run is: by PET_*, srun, or the launch settings.
@@ -40,7 +40,7 @@ def preflight(task: Task, s: Any, rehearse: Callable[[], str], *, for_others: bo
         for_others: whether its memory plan is for the devices of other machines.
 
     Returns:
-        Text for a person.
+        Text for a person, with the memory plan, the same on all nodes.
 
     Raises:
         forge_dist.MeetingError: nodes do not reach each other.
@@ -74,15 +74,21 @@ def preflight(task: Task, s: Any, rehearse: Callable[[], str], *, for_others: bo
         faults = [line for number, fact in enumerate(facts) for line in _faults(number, fact, facts[0], path)]
         if faults:
             raise SettingsError("\n".join(faults))
-        text = ranks.first(rehearse)
+        found = DryRun(*ranks.first(lambda: _text_and_memory(rehearse())))
     # A container that checks may see fewer devices than the one that trains; then its memory plan is of neither.
-    if NO_MEMORY in text and (for_others or devices):
-        raise SettingsError(f"the run would not fit into memory.\n{text}")
+    if found.fits is False and (for_others or devices):
+        raise SettingsError(f"the run would not fit into memory.\n{found}")
     hosts = ", ".join(fact["host"] for fact in facts)
-    return (
+    return DryRun(
         f"cluster: {len(facts)} node{'s' * (len(facts) > 1)} ({hosts}) with {where.nproc_per_node} "
-        f"process{'es' * (where.nproc_per_node > 1)} each; they reach each other and share {path}\n{text}"
+        f"process{'es' * (where.nproc_per_node > 1)} each; they reach each other and share {path}\n{found}",
+        found.memory,
     )
+
+
+def _text_and_memory(found: DryRun) -> tuple[str, Any]:
+    """Return the parts of an answer, which travel as JSON."""
+    return str(found), found.memory
 
 
 @contextlib.contextmanager

@@ -100,8 +100,9 @@ def prepare(
         return {"finished": True}
     _check_states(s, out)
     check_shards(s, shards)
+    with_weights = not (dry and target is not None and target.elsewhere)
     with uncollected():  # it imports transformers and the model's class
-        start, tokenizer = starting_model(task, s, out, report)
+        start, tokenizer = starting_model(task, s, out, report, weights=with_weights)
     own = identity is None
     identity = identity or Identity()
     models = {"model": s.model.model_path, **task.other_models(s), **({"base_model": start.path} if start.new_ids else {})}
@@ -137,7 +138,7 @@ def prepare(
     memory = None
     if open_tokens and not chosen and target is not None and (target.elsewhere or not is_small(start.path)):
         planned = planned_of(task, s, machine, divided, start, tokenizer, found, identity.known)
-        tokens, why, memory = choose_tokens(planned, target)
+        tokens, why, memory = choose_tokens(planned, target, report)
         if tokens is None:
             tokens, default = found.settings.plan.max_tokens_per_gpu, found.settings.origins["max_tokens_per_gpu"]
             why = f"{default.removeprefix('chosen: ')}; {why}"
@@ -154,12 +155,12 @@ def prepare(
         if out.resuming:
             for change in compare_settings(out.path, found.settings):
                 report.note(f"changed since then: {change}")
-            compare_stores(task, out.path, out.root, paths, report.note)
+            compare_stores(task, out.path, out.root, paths, report)
             compare_order(out.path, found.plan, report.note)
     if not out.resuming:
         _record(task, found, out.root, paths, identity)
     if memory is None and target is not None and (dry or not is_small(start.path)):
-        memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity.known), target)
+        memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity.known), target, report)
     if memory is not None:
         write_plan(memory, out.path, out.root, report, dry=dry)
     return {

@@ -27,8 +27,15 @@ class Start(NamedTuple):
     """Ids of the new tokens, ascending."""
 
 
-def starting_model(task: Task, s: Any, out: RunDirectory, report: Reporter) -> tuple[Start, Any]:
+def starting_model(task: Task, s: Any, out: RunDirectory, report: Reporter, *, weights: bool = True) -> tuple[Start, Any]:
     """Check a model against its class and tokenizer, and add new tokens; on the first rank.
+
+    Args:
+        task: the verb.
+        s: its settings.
+        out: the run directory.
+        report: gets a line on new tokens, and on weights that are not here.
+        weights: whether they must be here; without, the configuration suffices.
 
     Returns:
         Where the run starts, and the tokenizer.
@@ -41,7 +48,9 @@ def starting_model(task: Task, s: Any, out: RunDirectory, report: Reporter) -> t
     """
     path = s.model.model_path
     # First, since transformers reads config.json for the tokenizer too: what is wrong there would be said of the tokenizer.
-    rows = forge_dist.check_model(path, task=task.model_task(s))
+    rows = forge_dist.check_model(path, task=task.model_task(s), weights=weights)
+    if not weights and forge_dist.has_no_weights(path):
+        report.note(f"{path} holds no weights: shapes are those of its config.json, and no check is made that weights fit it")
     tokenizer = forge_data.load_tokenizer(path)
     added = forge_data.add_tokens(tokenizer, s.model.add_tokens, special=s.model.add_special_tokens)
     # A token that the tokenizer has and the model has no row for is new to the model.

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import forge_data
 import forge_dist
+from forge._counted import counted
 from forge._errors import SettingsError
+from forge._progress import Reporter
 from forge.saving._directories import remove_at_once
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
@@ -49,7 +51,7 @@ def link_stores(task: Task, path: Path, staging: Path) -> None:
         copy_linked(path / "data" / name, copy)
 
 
-def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str, str], note: Callable[[str], None]) -> None:
+def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str, str], report: Reporter) -> None:
     """Verify the stores of a run; one that was lost or damaged becomes the one prepared now.
 
     Args:
@@ -57,7 +59,7 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
         path: the run directory.
         prepared: folder in which the stores were prepared now.
         settings: store → setting that names its rows.
-        note: writes a line to the log.
+        report: gets what is wrong with one, and what takes time.
 
     Raises:
         SettingsError: the rows are not those that the run was made with, or nothing proves that they are.
@@ -79,13 +81,15 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
             )
         if was != new.fingerprint:
             damaged = f" Its data/{name} is damaged besides ({fault})." if fault else ""
-            differs = f"tokens {was[:12]} then, {new.fingerprint[:12]} now" if fault else _difference(found, new)
+            differs = f"tokens {was[:12]} then, {new.fingerprint[:12]} now" if fault else _difference(found, new, report)
             raise SettingsError(
                 f"ckpt_output_dir {path}: the rows of {which} are not those that its run was made with ({differs}): the rows, "
                 f"the tokenizer or its template changed.{damaged} Put them back, or give another ckpt_output_dir."
             )
         if fault is not None:
-            note(f"WARNING: {fault}. It was made again from the rows of {which}: their tokens have the run's fingerprint")
+            report.note(
+                f"WARNING: {fault}. It was made again from the rows of {which}: their tokens have the run's fingerprint"
+            )
             new.verify()
             if kept.exists():
                 remove_at_once(kept)
@@ -93,10 +97,12 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
             copy_linked(made, kept)
 
 
-def _difference(then: Any, now: Any) -> str:
+def _difference(then: Any, now: Any, report: Reporter) -> str:
     """Say which samples of two stores differ."""
     if len(then) != len(now):
         return f"{len(then):,} samples then, {len(now):,} now"
+    # All tokens of both are read for it.
+    report.doing(f"the rows are others than the run's: comparing {counted(len(now), 'samples')} to say which")
     (samples, digests), (_, others) = now.units(), then.units()
     differ = (digests != others).nonzero()[0]
     if not len(differ):

@@ -68,6 +68,8 @@ class Disk:
     place: Path
     free: int
     needs: tuple[Need, ...]
+    remedies: tuple[str, ...] = ()
+    """Settings with which the run surely takes less of this file system."""
 
     @property
     def surely(self) -> int:
@@ -90,8 +92,6 @@ class Room:
     """Room that a run takes, a disk each."""
 
     disks: tuple[Disk, ...]
-    remedies: tuple[str, ...]
-    """Settings with which it surely takes less."""
 
     def lines(self) -> list[str]:
         """Return the plan as lines for a person."""
@@ -105,7 +105,7 @@ class Room:
                 # Beside the run's own disk, the setting that names another one is what to change.
                 setting = next((need.setting for need in disk.needs if need.setting == _RUN), disk.needs[0].setting)
                 place = path if setting == _RUN else disk.place
-                ways = f", take less ({', '.join(self.remedies)})" if self.remedies and setting != _EMERGENCY else ""
+                ways = f", take less ({', '.join(disk.remedies)})" if disk.remedies else ""
                 without = "" if setting == _RUN else f", or leave {setting} out"
                 raise RunDirectoryError(
                     f"{setting} {place}: the disk of {disk.place} has less room than the run takes: at least "
@@ -127,20 +127,16 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
 
     """
     weights = _Weights(model_path)
-    needs = _needs(s, plan, samples, num_steps, weights, memory)
-    remedies = []
+    disks = _by_disk(_needs(s, plan, samples, num_steps, weights, memory))
+    remedies: dict[int, list[str]] = {number: [] for number in disks}
     for name, value in _LESS:
         # Some settings do not go together, which is an error.
         with suppress(ValueError):
-            less = _needs(s.with_value("checkpoints", name, value), plan, samples, num_steps, weights, memory)
-            if _surely(less) < _surely(needs):
-                remedies.append(f"{name}={str(value).lower()}")
-    return Room(disks=_by_disk(needs), remedies=tuple(remedies))
-
-
-def _surely(needs: Sequence[Need]) -> int:
-    """Return the bytes that needs add at the least, on whatever disk."""
-    return sum(need.adds(need.surely) for need in needs)
+            less = _by_disk(_needs(s.with_value("checkpoints", name, value), plan, samples, num_steps, weights, memory))
+            for number, disk in disks.items():
+                if (less[number].surely if number in less else 0) < disk.surely:
+                    remedies[number].append(f"{name}={str(value).lower()}")
+    return Room(disks=tuple(attrs.evolve(disk, remedies=tuple(remedies[number])) for number, disk in disks.items()))
 
 
 class _Weights:
@@ -284,15 +280,19 @@ def _sizes(s: Any, weights: _Weights, memory: MemoryPlan | None) -> tuple[int, i
     return state, stored if asked is None else stored // width * getattr(forge_accel, asked).itemsize
 
 
-def _by_disk(needs: Sequence[Need]) -> tuple[Disk, ...]:
-    """Group needs by file system."""
+def _by_disk(needs: Sequence[Need]) -> dict[int, Disk]:
+    """Group needs by file system: its number → the needs on it."""
     groups: dict[int, list[Need]] = {}
     for need in needs:
-        groups.setdefault(os.stat(_existing(need.place)).st_dev, []).append(need)
-    return tuple(
-        Disk(place=group[0].place, free=shutil.disk_usage(_existing(group[0].place)).free, needs=tuple(group))
-        for group in groups.values()
-    )
+        groups.setdefault(_file_system(need.place), []).append(need)
+    return {
+        number: Disk(place=group[0].place, free=shutil.disk_usage(_existing(group[0].place)).free, needs=tuple(group))
+        for number, group in groups.items()
+    }
+
+
+def _file_system(place: Path) -> int:
+    return os.stat(_existing(place)).st_dev
 
 
 def _existing(path: Path) -> Path:
