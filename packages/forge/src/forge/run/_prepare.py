@@ -100,9 +100,8 @@ def prepare(
         return {"finished": True}
     _check_states(s, out)
     check_shards(s, shards)
-    with_weights = not (dry and target is not None and target.elsewhere)
     with uncollected():  # it imports transformers and the model's class
-        start, tokenizer = starting_model(task, s, out, report, weights=with_weights)
+        start, tokenizer = starting_model(task, s, out, report, weights=not (dry and target is not None and target.elsewhere))
     own = identity is None
     identity = identity or Identity()
     models = {"model": s.model.model_path, **task.other_models(s), **({"base_model": start.path} if start.new_ids else {})}
