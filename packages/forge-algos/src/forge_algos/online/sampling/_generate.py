@@ -194,7 +194,7 @@ class GenerateSampler:
         ]
 
     def _may_share(self) -> bool:
-        """Return whether rows may begin with keys and values that were computed for others of their prompt.
+        """Return whether rows may begin with keys and values computed for others of their prompt.
 
         Not what has a state, whose cache is more than keys and values; nor virtual tokens, which PEFT adds itself; nor where
         ranks count each other's forwards.
@@ -210,9 +210,10 @@ class GenerateSampler:
         *,
         numbered: bool = True,
     ) -> dict[str, Any]:
-        """Compute keys and values of all tokens but the last, once for rows of one number; return them for `generate`.
+        """Compute keys and values of all tokens but the last, once for rows of one number.
 
-        Nothing where no number repeats, or a prompt is one token. The last token is fed as every drawn one is.
+        They are returned for `generate`: nothing where no number repeats, or a prompt is one token. The last token is fed as
+        every drawn one is.
         """
         if not self._shares or len(set(numbers)) == len(numbers) or min(map(len, prompts)) < 2:
             return {}
@@ -225,7 +226,10 @@ class GenerateSampler:
         return {} if cache is None else {"past_key_values": cache}
 
     def _repeated(self, numbers: Sequence[int], ids: torch.Tensor, mask: torch.Tensor) -> Any:
-        """Return the cache of all tokens but the last, a row for each number; None where it is more than keys and values."""
+        """Return the cache of all tokens but the last, a row for each number.
+
+        None where it is more than keys and values.
+        """
         _, first, row = np.unique(numbers, return_index=True, return_inverse=True)
         cache = self._output(ids[first, :-1], mask[first, :-1], None, 1, whole=True).past_key_values
         if not _of_keys_alone(cache):
@@ -234,7 +238,7 @@ class GenerateSampler:
         return cache
 
     def _is_exact(self, *, numbered: bool) -> bool:
-        """Return whether two made-up prompts, each for two rows, are followed by what follows them when each row is computed.
+        """Return whether made-up prompts computed once are followed by what follows each row.
 
         Not so where a model counts positions otherwise before a cache (CPM-Ant), or remembers something of each row itself, as
         Qwen-VL does of its positions.
@@ -253,11 +257,10 @@ class GenerateSampler:
         try:
             if (cache := self._repeated(numbers, ids, mask)) is None:
                 return False
-            shared, whole = following(cache), following(None)
-            if not numbered:
-                return True
+            # `generate` gives its logits in float32, whatever the products were.
             with Compare(self._model) as compare:
-                return compare.equal(lambda: shared, lambda: whole)
+                shared, whole = following(cache), following(None)
+                return not numbered or compare.equal(lambda: shared, lambda: whole)
         except torch.OutOfMemoryError:
             raise
         except REFUSALS:
@@ -285,7 +288,10 @@ class GenerateSampler:
         output_logits: bool = False,
         **more: Any,
     ) -> Any:
-        """Return what `generate` gives for a batch: ids, or with `whole` the cache too; without `draw` the likeliest tokens."""
+        """Return what `generate` gives for a batch: ids, or with `whole` the cache too.
+
+        Without `draw` the tokens are the likeliest.
+        """
         from transformers import GenerationConfig, LogitsProcessorList
 
         settings = GenerationConfig(
@@ -313,7 +319,7 @@ class GenerateSampler:
 
 
 def _of_keys_alone(cache: Any) -> bool:
-    """Return whether every layer of a cache has keys and values, and nothing that other rows could not take over."""
+    """Return whether each layer of a cache has keys and values that other rows can take over."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
