@@ -5,9 +5,19 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    CpmAntConfig,
+    CpmAntForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from forge_algos import AdapterSettings, RolloutError, adapt, guard_packed
+from forge_algos.isolation import _compare
 from forge_algos.online import GenerateSampler
 
 from ....lanes import ci_keeps
@@ -110,9 +120,56 @@ def test_a_prompt_is_computed_once_for_its_completions(make, lengths):
     seen.clear()
     together = sampler(model).sample(asked, **SETTINGS)
     hook.remove()
-    assert seen[:2] == [(3, max(lengths) - 1), (9, 1)]
+    assert seen[3:5] == [(3, max(lengths) - 1), (9, 1)]  # behind those of made-up prompts
     assert [c.ids.tolist() for c in together] == [c.ids.tolist() for c in apart]
     assert len({tuple(c.ids.tolist()) for c in together}) > 5
+
+
+def qwen_vl_model():
+    """Return a model that remembers a number of each row's positions beside its cache."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    rope = {"rope_type": "default", "mrope_section": [2, 1, 1]}
+    vision = {"depth": 1, "hidden_size": 32, "embed_dim": 16, "num_heads": 2, "patch_size": 14}
+    text = {"vocab_size": 16, **sizes, "num_key_value_heads": 2, "rope_parameters": rope}
+    return Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=text, vision_config=vision))
+
+
+def cpmant_model():
+    """Return a model that counts a token's position otherwise when a cache comes with it."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "dim_head": 8, "dim_ff": 64, "num_hidden_layers": 2}
+    return CpmAntForCausalLM(CpmAntConfig(vocab_size=16, **sizes))
+
+
+def longrope_model():
+    """Return a model whose rotary positions are others where a forward has more than eleven."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [9.0] * 4, "original_max_position_embeddings": 11}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, **factors}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes, max_position_embeddings=44, rope_parameters=rope))
+
+
+@pytest.mark.parametrize("make", [qwen_vl_model, cpmant_model, longrope_model])
+def test_a_prompt_is_not_shared_where_that_gives_something_else(make):
+    """What keeps more of a prompt than keys and values, or counts positions by what a forward has, computes each row."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = make()
+        for parameter in model.parameters():
+            parameter.data.add_(torch.randn_like(parameter) * 0.3)
+    asked = list(np.random.default_rng(1).integers(0, 10, (3, 12)))
+    apart = sampler(model, batch_tokens=1).sample(asked, **SETTINGS)
+    together = sampler(model).sample(asked, **SETTINGS)
+    assert [c.ids.tolist() for c in together] == [c.ids.tolist() for c in apart]
+
+
+def test_a_prompt_is_shared_where_few_digits_differ(monkeypatch):
+    """In bfloat16 another number of rows may round otherwise, though `generate` gives its logits in float32."""
+    found = []
+    equal = _compare.equal_within_rounding
+    monkeypatch.setattr(_compare, "equal_within_rounding", lambda *both, fine: found.append(fine) or equal(*both, fine=fine))
+    for model in (digit_model(size=0.3), digit_model(size=0.3).bfloat16()):
+        sampler(model).sample([np.array([START, 3, 13])], **SETTINGS)
+    assert found == [True, False]
 
 
 def test_a_prompt_of_one_token_has_nothing_to_share():

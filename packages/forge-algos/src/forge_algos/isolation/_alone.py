@@ -301,7 +301,7 @@ def _lines(places: Sequence[torch.Tensor], groups: Sequence[Sequence[int]]) -> l
     return [each.reshape(len(group), -1, each.shape[-1]) for each, group in zip(places, groups, strict=True)]
 
 
-def _growing_positions(model: nn.Module, longest: int | None) -> bool:
+def growing_positions(model: nn.Module, longest: int | None) -> bool:
     """Return whether rotary positions may go by the longest document of a forward."""
     config = text_config(model)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -315,7 +315,7 @@ def _growing_positions(model: nn.Module, longest: int | None) -> bool:
 
 
 def _require_fixed_positions(model: nn.Module, longest: int | None) -> None:
-    if _growing_positions(model, longest):
+    if growing_positions(model, longest):
         raise PackedBatchError(
             f"{type(causal_model(model)).__name__} does not keep packed documents apart: its rotary positions go by the "
             f"longest document of a forward. {REMEDY}"
@@ -347,7 +347,7 @@ def _fastest(
     ways: list[Lines] = ["padded", "equal", "single"]
     problem = with_and_without_autocast(lambda model, device: None if _is_exact(alone, model, device) else "inexact", autocast)
     with mode(model, training=False), torch.no_grad():
-        for lines in ways[_growing_positions(model, longest) :]:
+        for lines in ways[growing_positions(model, longest) :]:
             alone.lines = lines
             try:
                 if not problem(model, device):

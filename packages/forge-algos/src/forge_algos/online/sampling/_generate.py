@@ -19,7 +19,9 @@ from torch import nn
 from forge_algos._errors import RolloutError
 from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.isolation._alone import runs_alone
+from forge_algos.isolation._alone import growing_positions, runs_alone
+from forge_algos.isolation._compare import REFUSALS, Compare
+from forge_algos.isolation._isolation import made_up_ids, made_up_lengths
 from forge_algos.isolation._layers import divided_layers
 from forge_algos.online.sampling._draw import DrawToken, Warp, uniforms
 from forge_algos.online.sampling._sampler import Completion
@@ -29,7 +31,7 @@ class GenerateSampler:
     """Sampler that draws from the very model that is trained, in evaluation mode, as it is then.
 
     Where a model's cache is keys and values alone, a prompt's tokens but its last are computed once for all of its completions
-    in a batch.
+    in a batch. That this gives the same is tried on made-up prompts first: a model may keep more of a prompt elsewhere.
 
     The model's own generation settings (a repetition penalty, a top_k) are not read: only the arguments count.
     """
@@ -79,6 +81,7 @@ class GenerateSampler:
         self._autocast = autocast
         self._parallel = parallel
         self._shares = self._may_share()
+        self._tried = False
 
     @property
     def synced(self) -> bool:
@@ -159,7 +162,7 @@ class GenerateSampler:
                 rows = [prompts[prompt] for prompt in numbers]
                 ids, mask = self._padded(rows)
                 draw = DrawToken(warps, torch.zeros(len(batch), max_new_tokens).to(ids.device), ids.shape[1], checks=False)
-                begun = self._begun(rows, numbers, ids, mask)
+                begun = self._begun(rows, numbers, ids, mask, numbered=False)
                 cache = self._output(ids, mask, draw, max_new_tokens, whole=True, **begun).past_key_values
                 yield cache
                 before = max_new_tokens - 2
@@ -191,7 +194,7 @@ class GenerateSampler:
         ]
 
     def _may_share(self) -> bool:
-        """Return whether rows may begin with keys and values that were computed for others of their prompt.
+        """Return whether rows may begin with keys and values computed for others of their prompt.
 
         Not what has a state, whose cache is more than keys and values; nor virtual tokens, which PEFT adds itself; nor where
         ranks count each other's forwards.
@@ -199,21 +202,69 @@ class GenerateSampler:
         return not (self._synced or virtual_tokens(self._model) or runs_alone(self._model) or divided_layers(self._model))
 
     def _begun(
-        self, prompts: Sequence[NDArray[Any]], numbers: Sequence[int], ids: torch.Tensor, mask: torch.Tensor
+        self,
+        prompts: Sequence[NDArray[Any]],
+        numbers: Sequence[int],
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        *,
+        numbered: bool = True,
     ) -> dict[str, Any]:
-        """Compute keys and values of all tokens but the last, once for rows of one number; return them for `generate`.
+        """Compute keys and values of all tokens but the last, once for rows of one number.
 
-        Nothing where no number repeats, or a prompt is one token. The last token is fed as every drawn one is.
+        They are returned for `generate`: nothing where no number repeats, or a prompt is one token. The last token is fed as
+        every drawn one is.
         """
         if not self._shares or len(set(numbers)) == len(numbers) or min(map(len, prompts)) < 2:
             return {}
+        # Positions that go by the longest row would be others for all tokens but the last than for all.
+        if growing_positions(self._model, ids.shape[1]):
+            return {}
+        if not self._tried:
+            self._tried, self._shares = True, self._is_exact(numbered=numbered)
+        cache = self._repeated(numbers, ids, mask) if self._shares else None
+        return {} if cache is None else {"past_key_values": cache}
+
+    def _repeated(self, numbers: Sequence[int], ids: torch.Tensor, mask: torch.Tensor) -> Any:
+        """Return the cache of all tokens but the last, a row for each number.
+
+        None where it is more than keys and values.
+        """
         _, first, row = np.unique(numbers, return_index=True, return_inverse=True)
         cache = self._output(ids[first, :-1], mask[first, :-1], None, 1, whole=True).past_key_values
         if not _of_keys_alone(cache):
-            self._shares = False
-            return {}
+            return None
         cache.batch_select_indices(torch.from_numpy(row).to(ids.device))
-        return {"past_key_values": cache}
+        return cache
+
+    def _is_exact(self, *, numbered: bool) -> bool:
+        """Return whether made-up prompts computed once are followed by what follows each row.
+
+        Not so where a model counts positions otherwise before a cache (CPM-Ant), or remembers something of each row itself, as
+        Qwen-VL does of its positions.
+
+        Args:
+            numbered: whether the model has numbers; without them only that it runs is tried.
+        """
+        lengths, numbers = made_up_lengths(self._model), [0, 0, 1, 1]
+        prompts = made_up_ids(self._model, sum(lengths), torch.device("cpu"))[0].split(list(lengths))
+        ids, mask = self._padded([prompts[number].numpy() for number in numbers])
+
+        def following(cache: Any) -> torch.Tensor:
+            begun = {} if cache is None else {"past_key_values": cache}
+            return self._output(ids, mask, None, 1, whole=True, output_logits=True, **begun).logits[0]
+
+        try:
+            if (cache := self._repeated(numbers, ids, mask)) is None:
+                return False
+            # `generate` gives its logits in float32, whatever the products were.
+            with Compare(self._model) as compare:
+                shared, whole = following(cache), following(None)
+                return not numbered or compare.equal(lambda: shared, lambda: whole)
+        except torch.OutOfMemoryError:
+            raise
+        except REFUSALS:
+            return False
 
     def _padded(self, prompts: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids and mask int64[B, width], padded on the left, on the model's device."""
@@ -234,9 +285,13 @@ class GenerateSampler:
         max_new_tokens: int,
         *,
         whole: bool = False,
+        output_logits: bool = False,
         **more: Any,
     ) -> Any:
-        """Return what `generate` gives for a batch: ids, or with `whole` the cache too; without `draw` the likeliest tokens."""
+        """Return what `generate` gives for a batch: ids, or with `whole` the cache too.
+
+        Without `draw` the tokens are the likeliest.
+        """
         from transformers import GenerationConfig, LogitsProcessorList
 
         settings = GenerationConfig(
@@ -246,6 +301,7 @@ class GenerateSampler:
             pad_token_id=self._pad_id,
             use_cache=True,
             return_dict_in_generate=whole,
+            output_logits=output_logits,
         )
         # PEFT adds virtual tokens in its own `generate`; any other adapter lies within the causal model.
         sampled: Any = unwrap(self._model) if virtual_tokens(self._model) else causal_model(self._model)
@@ -263,7 +319,7 @@ class GenerateSampler:
 
 
 def _of_keys_alone(cache: Any) -> bool:
-    """Return whether every layer of a cache has keys and values, and nothing that other rows could not take over."""
+    """Return whether each layer of a cache has keys and values that other rows can take over."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
