@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    BartConfig,
+    BartForCausalLM,
     CpmAntConfig,
     CpmAntForCausalLM,
     LlamaConfig,
@@ -21,7 +23,7 @@ from forge_algos.isolation import _compare
 from forge_algos.online import GenerateSampler
 
 from ....lanes import ci_keeps
-from ...digits import END, START, digit_model, prompts, sampler
+from ...digits import END, PAD, START, digit_model, prompts, sampler
 from ...threads import on_threads
 
 SETTINGS = {"num_generations": 3, "max_new_tokens": 5, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 4}
@@ -120,7 +122,8 @@ def test_a_prompt_is_computed_once_for_its_completions(make, lengths):
     seen.clear()
     together = sampler(model).sample(asked, **SETTINGS)
     hook.remove()
-    assert seen[3:5] == [(3, max(lengths) - 1), (9, 1)]  # behind those of made-up prompts
+    begins = seen.index((3, max(lengths) - 1))  # behind those of made-up prompts
+    assert seen[begins + 1] == (9, 1)
     assert [c.ids.tolist() for c in together] == [c.ids.tolist() for c in apart]
     assert len({tuple(c.ids.tolist()) for c in together}) > 5
 
@@ -170,6 +173,33 @@ def test_a_prompt_is_shared_where_few_digits_differ(monkeypatch):
     for model in (digit_model(size=0.3), digit_model(size=0.3).bfloat16()):
         sampler(model).sample([np.array([START, 3, 13])], **SETTINGS)
     assert found == [True, False]
+
+
+def bart_model():
+    """Return a decoder that counts the positions of padding."""
+    sizes = {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 32}
+    return BartForCausalLM(BartConfig(vocab_size=16, **sizes, max_position_embeddings=64, init_std=0.5))
+
+
+@pytest.mark.parametrize(("make", "pads"), [(partial(digit_model, size=0.3), True), (bart_model, False)])
+def test_prompts_are_padded_only_where_that_gives_the_same(make, pads):
+    """Prompts of two lengths are one batch, or two where padding moves positions: completions are those of rows apart."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = make()
+    asked = [np.array([START, 3, 1, 13]), np.array([START, 4, 1, 5, 9, 2, 6, 13]), np.array([START, 2, 7, 13])]
+    seen = []
+
+    class Counted(GenerateSampler):
+        def _generate(self, prompts, *batch):
+            seen.append([len(prompt) for prompt in prompts])
+            return super()._generate(prompts, *batch)
+
+    options = {"eos_ids": [END], "pad_id": PAD}
+    together = Counted(model, **options, batch_tokens=1000).sample(asked, **SETTINGS)
+    assert seen == ([[8] * 3 + [4] * 6] if pads else [[8] * 3, [4] * 6])
+    apart = Counted(model, **options, batch_tokens=1).sample(asked, **SETTINGS)
+    assert [c.ids.tolist() for c in together] == [c.ids.tolist() for c in apart]
 
 
 def test_a_prompt_of_one_token_has_nothing_to_share():

@@ -73,7 +73,11 @@ class ProfilerMeter(MemoryMeter):
             self._profile.export_chrome_trace(str(file))
             trace = json.loads(file.read_text(encoding="utf-8"), object_hook=_of_memory)["traceEvents"]
         del self._profile
-        events = sorted((event["ts"], event["args"].get("Ev Idx", 0), event["args"]["Bytes"]) for event in trace if event)
+        events = sorted(
+            (event["ts"], event["args"].get("Ev Idx", 0), event["args"]["Bytes"])
+            for event in trace
+            if event and "Bytes" in event["args"]
+        )
         held = most = 0
         for _, _, number in events:
             held += number

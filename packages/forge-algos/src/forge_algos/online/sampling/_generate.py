@@ -82,6 +82,7 @@ class GenerateSampler:
         self._parallel = parallel
         self._shares = self._may_share()
         self._tried = False
+        self._pads: bool | None = None
 
     @property
     def synced(self) -> bool:
@@ -106,9 +107,14 @@ class GenerateSampler:
         found: dict[tuple[int, int], Completion] = {}
         # Prompts of similar length side by side: less padding.
         wanted.sort(key=lambda pair: len(prompts[pair[0]]), reverse=True)
-        batches = list(self._batches(wanted, prompts, max_new_tokens))
         warps = _warps(temperature, top_p, top_k)
         with torch.no_grad(), mode(self._model, training=False), _default_generation_config(causal_model(self._model)):
+            batches = list(self._batches(wanted, prompts, max_new_tokens))
+            mixed = any(len({len(prompts[prompt]) for prompt, _ in batch}) > 1 for batch in batches)
+            # Ranks that share the weights try it together, whatever each of them has.
+            if self._pads is None and (mixed or self._synced):
+                self._pads = self._pads_exactly()
+                batches = list(self._batches(wanted, prompts, max_new_tokens))
             while self._parallel.sum([len(batches)])[0] if self._synced else batches:
                 if not batches:
                     # Other ranks that share the weights have a batch left.
@@ -129,9 +135,9 @@ class GenerateSampler:
             # The batch is sorted: its first prompt is the longest.
             longest, virtual = len(prompts[wanted[start][0]]), virtual_tokens(self._model)
             rows = max(1, self._batch_tokens // (virtual + longest + max_new_tokens))
-            if virtual or runs_alone(self._model) or divided_layers(self._model):
-                # No padding: PEFT puts virtual tokens before it, and so farther from a shorter prompt than in training; and not
-                # every model with a state leaves padding out of it.
+            if self._pads is False or virtual or runs_alone(self._model) or divided_layers(self._model):
+                # No padding: PEFT puts virtual tokens before it, and so farther from a shorter prompt than in training; not
+                # every model with a state leaves padding out of it, and not every one counts positions after it (BART).
                 rows = min(rows, sum(len(prompts[prompt]) == longest for prompt, _ in wanted[start:]))
             yield wanted[start : start + rows]
             start += rows
@@ -266,6 +272,30 @@ class GenerateSampler:
         except REFUSALS:
             return False
 
+    def _pads_exactly(self) -> bool:
+        """Return whether a made-up prompt behind padding is followed by what follows it alone."""
+        short, long = made_up_ids(self._model, sum(lengths := made_up_lengths(self._model)), torch.device("cpu"))[0].split(
+            list(lengths)
+        )
+
+        def following(*prompts: torch.Tensor) -> torch.Tensor:
+            ids, mask = self._padded([prompt.numpy() for prompt in prompts])
+            made = self._output(ids, mask, None, 2, whole=True, output_logits=True)
+            # The first may be the end, after which nothing follows.
+            return torch.stack([logits[0] for logits in made.logits])
+
+        try:
+            with Compare(self._model) as compare:
+                padded, alone = following(short, long), following(short)
+                return all(
+                    compare.equal(lambda ours=ours: ours[None], lambda theirs=theirs: theirs[None])
+                    for ours, theirs in zip(padded, alone, strict=False)
+                )
+        except torch.OutOfMemoryError:
+            raise
+        except REFUSALS:
+            return False
+
     def _padded(self, prompts: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids and mask int64[B, width], padded on the left, on the model's device."""
         device = next(causal_model(self._model).parameters()).device
@@ -313,7 +343,8 @@ class GenerateSampler:
                 attention_mask=mask,
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([draw] if draw else []),
-                synced_gpus=self._synced,
+                # Whoever draws nothing makes as many forwards on every rank.
+                synced_gpus=self._synced and draw is not None,
                 **more,
             )
 
