@@ -103,7 +103,7 @@ def steps() -> list[list[Step]]:
 def environment(name: str, environ: str) -> Step:
     """Return a step that makes an environment of hatch, and gives it bytecode where its tests import much."""
     make = f"hatch env create {environ}"
-    then = "-m tests.preload > /dev/null" if environ == WARMED else None
+    then = "-m tests.preload" if environ == WARMED else None
     if environ in TAKE_BYTECODE:
         then = f"tools/bytecode.py {WARMED}"
     command = ["sh", "-c", f"{make} && hatch -e {environ} run python {then}"] if then else make.split()

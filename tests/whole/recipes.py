@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import forge
-from forge.run._dry_run import rehearsed
+from forge.run._dry_run import rehearse
 from forge.run._rows import take_rows
 from forge.settings._recipe import read_recipe, verb_of
 from forge.settings._settings import resolve
@@ -102,11 +102,12 @@ def needs_of(name: str, outline: Path, folder: Path) -> tuple[float, str]:
     try:
         given, in_memory = take_rows(given)
         devices = recipe.get("nproc_per_node", 1)
-        plan = rehearsed(
+        plan = rehearse(
             task, resolve(task.settings, ("argument", given)), in_memory, target=f"{devices}xGPU-80GB", quiet=True
-        )[1]
+        ).memory
     finally:
         sys.path.remove(str(folder))
+    assert plan is not None
     assert plan["refused"] is None, plan
     worst = max(plan["phases"], key=lambda phase: phase["planned"])
     return worst["planned"] / 2**30, worst["name"]
