@@ -13,10 +13,6 @@ class DryRun(str):
     None where no memory plan was made (by another backend, for a finished run, on a rank that is not the first) or where it
     could not be computed.
 
-    Args:
-        text: what the run would do.
-        memory: what memory.json would hold; None where no plan was made.
-
     >>> found = DryRun("...", {"fits": False, "available": 70, "phases": [{"name": "step", "planned": 80}], "changes": []})
     >>> found.fits, found.phase, found.peak_bytes, found.available_bytes
     (False, 'step', 80, 70)
@@ -28,6 +24,12 @@ class DryRun(str):
     """The memory plan as memory.json has it: `machine`, `limit`, `tokens`, `phases` with their parts, `notes`, `refused`."""
 
     def __new__(cls, text: str = "", memory: Mapping[str, Any] | None = None) -> Self:
+        """Make it.
+
+        Args:
+            text: what the run would do.
+            memory: what memory.json would hold; None where no plan was made.
+        """
         made = super().__new__(cls, text)
         made.memory = memory
         return made
