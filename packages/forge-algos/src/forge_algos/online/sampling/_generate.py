@@ -252,9 +252,8 @@ class GenerateSampler:
         Args:
             numbered: whether the model has numbers; without them only that it runs is tried.
         """
-        lengths, numbers = made_up_lengths(self._model), [0, 0, 1, 1]
-        prompts = made_up_ids(self._model, sum(lengths), torch.device("cpu"))[0].split(list(lengths))
-        ids, mask = self._padded([prompts[number].numpy() for number in numbers])
+        prompts, numbers = self._made_up_prompts(), [0, 0, 1, 1]
+        ids, mask = self._padded([prompts[number] for number in numbers])
 
         def following(cache: Any) -> torch.Tensor:
             begun = {} if cache is None else {"past_key_values": cache}
@@ -274,12 +273,10 @@ class GenerateSampler:
 
     def _pads_exactly(self) -> bool:
         """Return whether a made-up prompt behind padding is followed by what follows it alone."""
-        short, long = made_up_ids(self._model, sum(lengths := made_up_lengths(self._model)), torch.device("cpu"))[0].split(
-            list(lengths)
-        )
+        short, long = self._made_up_prompts()
 
-        def following(*prompts: torch.Tensor) -> torch.Tensor:
-            ids, mask = self._padded([prompt.numpy() for prompt in prompts])
+        def following(*prompts: NDArray[Any]) -> torch.Tensor:
+            ids, mask = self._padded(prompts)
             made = self._output(ids, mask, None, 2, whole=True, output_logits=True)
             # The first may be the end, after which nothing follows.
             return torch.stack([logits[0] for logits in made.logits])
@@ -295,6 +292,12 @@ class GenerateSampler:
             raise
         except REFUSALS:
             return False
+
+    def _made_up_prompts(self) -> list[NDArray[Any]]:
+        """Return two prompts, the shorter first, longer than what layers see at once."""
+        lengths = made_up_lengths(self._model)
+        ids, _ = made_up_ids(self._model, sum(lengths), torch.device("cpu"))
+        return [prompt.numpy() for prompt in ids.split(list(lengths))]
 
     def _padded(self, prompts: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids and mask int64[B, width], padded on the left, on the model's device."""
