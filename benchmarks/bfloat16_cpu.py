@@ -21,10 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _chats import MODULES, TOY_MODULES, make_chats, stand_in_encode, tokenize_with_stand_in
-from _models import SHAPES, describe, write_model
+from _models import SHAPES, write_model
+from _repeated_steps import repeated_steps
 from _report import emit, machine, note
-from _rows import write_rows
 
 SIDES = ("float32", "bfloat16")
 
@@ -84,24 +83,20 @@ def main() -> None:
     from forge_accel import accelerator
     from forge_algos import SFT, OptimizerSettings, adamw, schedule, train
     from forge_dist import load_model
-    from forge_packing import collate
 
     found = accelerator("cpu")
     device = found.device.value
     settings = OptimizerSettings(learning_rate=1e-5, lr_scheduler="cosine", warmup_steps=2, max_grad_norm=1.0)
     with tempfile.TemporaryDirectory(prefix="forge-bench-") as scratch:
         directory = write_model(shape, Path(scratch) / "model")
-        encode = stand_in_encode(describe(directory, shape).vocabulary)
-        chats = make_chats(
-            lambda turns: tokenize_with_stand_in(turns, encode),
-            kind="both",
-            max_length=tokens,
-            modules=TOY_MODULES if options.toy else MODULES,
+        steps = repeated_steps(
+            directory,
+            shape,
+            tokens=tokens,
+            micro_batches=options.micro_batches,
+            steps=warmup + measured,
+            toy=options.toy,
         )
-        rows = write_rows(Path(scratch) / "rows.npz", chats, tokens, 4 * options.micro_batches)
-        batches = [collate(row) for row in rows.samples]
-        pool = [batches[i : i + options.micro_batches] for i in range(0, len(batches), options.micro_batches)]
-        steps = [pool[i % len(pool)] for i in range(warmup + measured)]
         loops: dict[str, Iterator[Any]] = {}
         models: dict[str, Any] = {}
         for side in SIDES:
