@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=1, help="micro-batches in a step")
     parser.add_argument("--steps", type=int, default=10, help="measured steps")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not counted")
+    parser.add_argument("--compile", action="store_true", help="both sides with compile=blocks")
     parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
     options = parser.parse_args()
     shape, tokens, warmup, measured = options.shape, options.tokens, options.warmup, options.steps
@@ -80,8 +81,8 @@ def main() -> None:
 
     import torch
 
-    from forge_accel import accelerator
-    from forge_algos import SFT, OptimizerSettings, adamw, schedule, train
+    from forge_accel import CompiledBlocks, accelerator
+    from forge_algos import SFT, OptimizerSettings, adamw, repeated_blocks, schedule, train
     from forge_dist import load_model
 
     found = accelerator("cpu")
@@ -110,6 +111,8 @@ def main() -> None:
                 attention_function=attention.function,
             )
             models[side] = copy.deepcopy(model)
+            if options.compile:
+                CompiledBlocks(repeated_blocks(model), note=note)
             optimizer = adamw(model, settings, fused=found.fused_optimizer.value)
             loops[side] = train(
                 model,
@@ -160,6 +163,7 @@ def main() -> None:
             "tokens_per_micro_batch": tokens,
             "micro_batches": options.micro_batches,
             "steps": measured,
+            "compile": options.compile,
             "threads": torch.get_num_threads(),
         },
     )

@@ -271,6 +271,35 @@ def test_a_prompt_gathers_its_gradients_in_float32():
     torch.testing.assert_close(inputs[2].grad[0, 0, 0].float(), torch.full((8,), 301.0), rtol=4e-3, atol=0)
 
 
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_short_samples_in_bfloat16_are_computed_in_float32(packed, autocast):
+    """Outputs and gradients of samples of 1 to 128 tokens are float32's, rounded: torch's own bfloat16 is slow there."""
+    lengths = (2, 59, 128) if packed else (59,)
+    wide = [x.detach().bfloat16().float().requires_grad_() for x in states(sum(lengths))]
+    more = {"cu_seq_lens_q": ends(*lengths)} if packed else {}
+    upstream = torch.randn(1, sum(lengths), 9, 64).bfloat16()
+    output, _ = document_attention(LAYER, *wide, **more)
+    expected = [output, *torch.autograd.grad(output, wide, upstream.float())]
+    narrow = [x.detach() if autocast else x.detach().bfloat16() for x in wide]
+    for x in narrow:
+        x.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        output, _ = document_attention(LAYER, *narrow, **more)
+    assert output.dtype == torch.bfloat16
+    for got, want in zip([output, *torch.autograd.grad(output, narrow, upstream)], expected, strict=True):
+        assert (got.float() - want).norm() <= 2**-8 * want.norm()
+
+
+@pytest.mark.parametrize("tokens", [1, 129])
+def test_long_samples_and_single_queries_are_computed_as_asked(tokens):
+    """In bfloat16 a sample of more than 128 tokens, and a query alone, is torch's own bfloat16 attention, bit by bit."""
+    query, key, value = (x.detach().bfloat16() for x in states(tokens, keys=129))
+    output, _ = document_attention(LAYER, query, key, value)
+    own = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=tokens > 1, enable_gqa=True)
+    assert torch.equal(output, own.transpose(1, 2))
+
+
 def test_a_plain_batch_is_causal():
     """Without cu_seq_lens_q a batch of several rows is ordinary causal attention, row by row."""
     query, key, value = states(13, B=3)

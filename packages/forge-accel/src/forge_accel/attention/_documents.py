@@ -23,7 +23,7 @@ from forge_accel.attention._refusals import (
     refuse_kv_rows,
     refuse_unsupported,
 )
-from forge_accel.attention._varlen import fits_kernel, varlen_attention
+from forge_accel.attention._varlen import compute_dtype, fits_kernel, varlen_attention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +113,9 @@ def document_attention(
             scaling=scaling,
         )
         return output, None
-    if torch.compiler.is_compiling() and plain and query.device.type == "cpu" and value.shape[3] == query.shape[3]:
+    # Its backward turns short samples to float32 itself, so that these copies are not kept from the forward.
+    opaque = torch.compiler.is_compiling() or compute_dtype(query) == torch.bfloat16
+    if plain and opaque and query.device.type == "cpu" and value.shape[3] == query.shape[3]:
         if kv_rows is not None:
             key, value = gather_rows(key, kv_rows, dim=2), gather_rows(value, kv_rows, dim=2)
         ends_k = cu_seq_lens_k if kv_rows is not None or key.shape[2] != query.shape[2] else None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from forge_accel.attention._causal import causal_mask
+from forge_accel.attention._causal import causal_mask, dtype_on_cpu
 from forge_accel.attention._refusals import document_lengths, key_lengths
 from forge_accel.attention._varlen import compute_dtype
 
@@ -63,8 +63,15 @@ def _documents(
     out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3])
     sums = query.new_empty(1, query.shape[2], query.shape[1], dtype=torch.float32)
     for mine, seen, causal, mask in _samples(query, key, ends, ends_k, window):
+        dtype = dtype_on_cpu(query.dtype, mine.stop - mine.start)
         found, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query[:, :, mine], key[:, :, seen], value[:, :, seen], 0.0, causal, attn_mask=mask, scale=scaling
+            query[:, :, mine].to(dtype),
+            key[:, :, seen].to(dtype),
+            value[:, :, seen].to(dtype),
+            0.0,
+            causal,
+            attn_mask=mask,
+            scale=scaling,
         )
         out[:, mine], sums[:, mine] = found.transpose(1, 2), logsumexp.transpose(1, 2)
     return out, sums
@@ -100,12 +107,13 @@ def _documents_backward(
     """Return the gradients of queries, keys and values, each of its tensor's shape."""
     grads = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     for mine, seen, causal, mask in _samples(query, key, ends, ends_k, window):
+        dtype = dtype_on_cpu(query.dtype, mine.stop - mine.start)
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad[:, mine].transpose(1, 2),
-            query[:, :, mine],
-            key[:, :, seen],
-            value[:, :, seen],
-            out[:, mine].transpose(1, 2),
+            grad[:, mine].transpose(1, 2).to(dtype),
+            query[:, :, mine].to(dtype),
+            key[:, :, seen].to(dtype),
+            value[:, :, seen].to(dtype),
+            out[:, mine].transpose(1, 2).to(dtype),
             sums[:, mine].transpose(1, 2),
             0.0,
             causal,
@@ -161,7 +169,8 @@ def _samples(
         causal = queries == keys and not (window and keys > window)
         mask = None if causal else causal_mask(queries, keys, window or None, query.device)
         # The operator adds its mask to the scores.
-        added = None if mask is None else torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+        dtype = dtype_on_cpu(query.dtype, queries)
+        added = None if mask is None else torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf"))
         found.append((slice(start, stop), slice(first, last), causal, None if added is None else added[None, None]))
     return found
 
