@@ -87,11 +87,16 @@ PICKED = {
     ("inputs, adaptive", 180): [7, 8],
     ("inputs, paper", 180): [4],
     ("inputs .10", 180): [9, 10],
+    ("strict/factors", 180): [7, 8, 9],
+    ("direct .10", 180): [8, 9, 10],
+    ("direct .50", 180): [6, 7, 8],
+    ("paper .10", 180): [4, 5, 6],
+    ("paper .50", 180): [2, 3, 4],
     **{(f"inputs, {by}", 180): [8, 9] for by in ("down_proj 0", "first less", "last less", "embeddings train")},
 }
 """Rates of the plain base, taken without a search from an earlier look at seeds 0 and 1, those of `inputs` at seed 0;
 neither is reported. Those after
-`inputs, general` have rates near those of `inputs` and `paper`, without a search."""
+`inputs, general` have rates near those of `inputs`, `paper` and `strict/direct`, without a search."""
 SMALL = Design(
     groups=(
         (("strict/direct", 180), ("full", 180), ("paper", 180), ("replay", 180), ("sdft", 180)),

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import environments
@@ -32,10 +33,12 @@ NOT_OF_A_PAIR = (*LAWS, "tests/whole/test_doctests.py", "tests/whole/test_benchm
 
 def main(arguments: list[str]) -> int:
     """Check, build and test one package; return whether it may be released."""
-    parser = argparse.ArgumentParser(prog="hatch run release", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="hatch run release", description=__doc__.splitlines()[0], epilog="Further arguments are pytest's: -m 'not slow'."
+    )
     parser.add_argument("name", help="folder or distribution: forge-data, ..., forge")
     parser.add_argument("--check", action="store_true", help="neither build nor test")
-    options = parser.parse_args(arguments)
+    options, more = parser.parse_known_args(arguments)
     known = packages()
     try:
         package = next(package for package in known.values() if options.name in {package.folder, package.distribution})
@@ -49,7 +52,7 @@ def main(arguments: list[str]) -> int:
     if options.check:
         return 0
     wheel = wheels.build(package, ROOT / "dist" / tag)
-    failed = test_beside_released(package)
+    failed = test_beside_released(package, more)
     if failed:
         print(f"\n{tag} should not be released: {len(failed)} tests failed\n" + "\n".join(f"- {test}" for test in failed))
         return 1
@@ -105,8 +108,8 @@ def apart(facade: Package, versions: dict[str, str]) -> list[str]:
     ]
 
 
-def test_beside_released(package: Package) -> list[str]:
-    """Test the new package beside the released others, and the other way round; return what failed."""
+def test_beside_released(package: Package, more: Sequence[str]) -> list[str]:
+    """Test the new package beside the released others, and the other way round, with `more` for pytest; return what failed."""
     here = packages(package.root)
     if last_release(here[FACADE]) is None:
         name = here[FACADE].distribution
@@ -128,7 +131,7 @@ def test_beside_released(package: Package) -> list[str]:
             if reasons := apart(mixed[FACADE], versions):
                 print("They never meet, for pip does not install them together: " + "; ".join(reasons))
             else:
-                failed += [f"{title}: {test}" for test in tested(mixed, folder / title.replace(" ", "-"))]
+                failed += [f"{title}: {test}" for test in tested(mixed, folder / title.replace(" ", "-"), more)]
     return failed
 
 
@@ -144,7 +147,7 @@ def released_source(package: Package, folder: Path) -> Package:
     return Package(package.folder, folder)
 
 
-def tested(mixed: dict[str, Package], folder: Path) -> list[str]:
+def tested(mixed: dict[str, Package], folder: Path, more: Sequence[str]) -> list[str]:
     """Install six packages of several commits as wheels, run the facade's tests of its commit, return what failed."""
     requirements = []
     for package in mixed.values():
@@ -155,7 +158,7 @@ def tested(mixed: dict[str, Package], folder: Path) -> list[str]:
         requirements.append(f"{wheel}{package.extras}")
     python = environments.make(folder, *requirements, f"torch=={environments.pins()['torch']}", *environments.RUNNERS)
     paths = ["tests/forge", "tests/whole", *(f"--ignore={path}" for path in NOT_OF_A_PAIR)]
-    arguments = [*suite.TWO_PROCESSES, *paths]
+    arguments = [*suite.TWO_PROCESSES, *paths, *more]
     report, root = folder / "report.xml", mixed[FACADE].root
     found = suite.run(str(python), *arguments, report=report, environ=environments.clean(), root=root)
     print(found)

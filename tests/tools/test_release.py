@@ -77,12 +77,13 @@ def test_new_meets_released_and_released_meets_new(family, monkeypatch, capsys):
     family.commit()
     seen = []
 
-    def tested(mixed, folder):
+    def tested(mixed, folder, more):
+        assert more == ["-m", "not slow"]
         seen.append({name: (package.version, package.root == family.root) for name, package in mixed.items()})
         return ["tests/a.py::test_b"]
 
     monkeypatch.setattr(release, "tested", tested)
-    failed = release.test_beside_released(packages(family.root)["forge-data"])
+    failed = release.test_beside_released(packages(family.root)["forge-data"], ["-m", "not slow"])
     assert seen == [
         {"forge-data": ("1.1.0", True), "forge-dist": ("2.0.0", False), "forge": ("5.0.0", False)},
         {"forge-data": ("1.0.0", False), "forge-dist": ("2.1.0", True), "forge": ("5.0.0", True)},
@@ -94,8 +95,8 @@ def test_what_never_meets_is_said_and_not_tested(family, monkeypatch, capsys):
     """A leaf that the released facade does not ask for is never installed beside it."""
     family.package("forge-data", "2.0.0")
     family.commit()
-    monkeypatch.setattr(release, "tested", lambda mixed, folder: [])
-    assert release.test_beside_released(packages(family.root)["forge-data"]) == []
+    monkeypatch.setattr(release, "tested", lambda mixed, folder, more: [])
+    assert release.test_beside_released(packages(family.root)["forge-data"], []) == []
     printed = capsys.readouterr().out
     assert "forge-llm 5.0.0 asks for forge-data<2,>=1, not for 2.0.0" in printed
 
@@ -105,7 +106,7 @@ def test_without_a_released_facade_it_says_so(repository, capsys):
     repository.package("forge-data", "1.0.0")
     repository.package("forge", "5.0.0", '"forge-data>=1,<2"', distribution="forge-llm")
     repository.commit()
-    assert release.test_beside_released(packages(repository.root)["forge-data"]) == []
+    assert release.test_beside_released(packages(repository.root)["forge-data"], []) == []
     assert "forge-llm was never released" in capsys.readouterr().out
 
 
@@ -123,12 +124,12 @@ def test_a_package_that_is_in_no_release_meets_the_released_others(family, monke
     family.package("forge-new", "0.1.0")
     family.commit()
     seen = []
-    monkeypatch.setattr(release, "tested", lambda mixed, folder: seen.append(set(mixed)) or [])
+    monkeypatch.setattr(release, "tested", lambda mixed, folder, more: seen.append(set(mixed)) or [])
     known = packages(family.root)
-    assert release.test_beside_released(known["forge-new"]) == []
+    assert release.test_beside_released(known["forge-new"], []) == []
     assert seen == [{"forge-data", "forge-dist", "forge", "forge-new"}]
     assert "forge-new is in no tag" in capsys.readouterr().out
-    assert release.test_beside_released(known["forge-data"]) == []
+    assert release.test_beside_released(known["forge-data"], []) == []
     assert seen[1:] == [{"forge-data", "forge-dist", "forge"}, {"forge-data", "forge-dist", "forge", "forge-new"}]
 
 
