@@ -120,13 +120,13 @@ class CPUAccelerator(Accelerator):
     def _why_float32(self) -> str:
         if "amx_bf16" in self._features:
             return (
-                "the exact choice; this CPU has bf16 matrix units (amx_bf16), with which dtype=bfloat16 trained a model of 135M "
+                "the exact choice; this CPU has bf16 matrix units (amx_bf16), with which dtype=bfloat16 trained a 135M model "
                 "2.0 times as fast, at 8 bits of precision"
             )
         if "avx512_bf16" in self._features:
             return (
                 "the exact choice; this CPU has bf16 instructions but no matrix units for it; on such a one dtype=bfloat16 "
-                "trained a model of 135M 1.5 times as fast, at 8 bits of precision"
+                "trained a 135M model 1.5 times as fast, at 8 bits of precision"
             )
         if "bf16" in self._features:
             return (
