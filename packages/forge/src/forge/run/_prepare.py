@@ -137,8 +137,9 @@ def prepare(
     s, found = _with_checkpointing(s, found, start.path, target, plan_now, chosen, report)
     memory = None
     if open_tokens and not chosen and target is not None and (target.elsewhere or not is_small(start.path)):
-        planned = planned_of(task, s, machine, divided, start, tokenizer, found, identity.known, tried)
-        tokens, why, memory = choose_tokens(planned, target, report)
+        tokens, why, memory = choose_tokens(
+            planned_of(task, s, machine, divided, start, tokenizer, found, identity.known, tried), target, report
+        )
         if tokens is None:
             tokens, default = found.settings.plan.max_tokens_per_gpu, found.settings.origins["max_tokens_per_gpu"]
             why = f"{default.removeprefix('chosen: ')}; {why}"
