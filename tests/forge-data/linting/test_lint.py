@@ -181,6 +181,19 @@ def test_a_store_of_tokens_is_looked_at_with_a_tokenizer(tokenizers, lines, tmp_
     assert {(each.rule, each.row) for each in found} == {("double_bos", 3), ("missing_eos", 5)}
 
 
+def test_the_tokenizer_of_a_store_is_loaded_only_to_read_rows(tokenizers, lines, tmp_path, monkeypatch):
+    """Its samples were linted when it was prepared; only held-out rows, not those of a store, are read with it."""
+    path = lines([json.dumps(clean(Random(seed))) for seed in range(3)])
+    store = prepare(path, tokenizers(TOOLED), tmp_path / "store")
+    load, loads = TokenStore.tokenizer, []
+    monkeypatch.setattr(TokenStore, "tokenizer", lambda store: loads.append(store.path) or load(store))
+    lint(store)
+    lint(store, eval_data=store)
+    assert loads == []
+    assert lint(store, eval_data=path).counts["train_eval_overlap"] == 3
+    assert loads == [store.path]
+
+
 @pytest.mark.parametrize(
     "expected",
     [{"max_seq_len": 8}, {"on_overflow": "split"}, {"train_on": "all"}, {"format": "messages"}, {"preprocess": "json:loads"}],

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, strategies as st
 
 from forge_data import DataError, StoreError, TokenStore, prepare
 from forge_data.store._manifest import SUPERVISED, arrays_of
+from forge_data.tokenizing import _tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,44 @@ def test_index(store):
             store[index]
     with pytest.raises(TypeError):
         store["0"]
+
+
+@pytest.mark.parametrize(
+    "template", [None, "", "{{ messages }}\r\n", {"default": "{{ a }}", "tool": "{{ b }}"}, {"tool": "{{ b }}"}]
+)
+def test_the_chat_template_of_its_tokenizer(template, tmp_path, chatml_tokenizer, monkeypatch):
+    """One, several, or none: what its tokenizer has; of one the tokenizer is not loaded."""
+    tokenizer = deepcopy(chatml_tokenizer)
+    tokenizer.chat_template = template
+    tokens = tmp_path / "tokens.jsonl"
+    tokens.write_text(json.dumps({"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "len": 3}))
+    made = TokenStore.from_jsonl(tokens, tmp_path / "made", tokenizer=tokenizer)
+    assert made.chat_template == made.select([0]).chat_template == made.tokenizer().chat_template
+    assert bool(made.chat_template) == bool(template)
+    monkeypatch.setattr(_tokenizer, "load_tokenizer", None)
+    if isinstance(template, str) and template:
+        assert "{{ messages }}" in made.chat_template
+        (made.path / "tokenizer" / "chat_template.jinja").write_text("{{ other }}")
+        assert made.chat_template == "{{ other }}"
+
+
+def test_the_chat_template_in_an_older_file(copy):
+    """transformers once wrote it into tokenizer_config.json; a file of its own comes before that."""
+    opened = TokenStore.open(copy)
+    file = copy / "tokenizer" / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": "{{ older }}"}))
+    assert opened.chat_template == opened.tokenizer().chat_template != "{{ older }}"
+    (copy / "tokenizer" / "chat_template.jinja").unlink()
+    assert opened.chat_template == opened.tokenizer().chat_template == "{{ older }}"
+
+
+def test_no_chat_template_without_a_tokenizer(tmp_path):
+    """It is said that the store was made without one, as for the tokenizer itself."""
+    tokens = tmp_path / "tokens.jsonl"
+    tokens.write_text(json.dumps({"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "len": 3}))
+    made = TokenStore.from_jsonl(tokens, tmp_path / "made")
+    with pytest.raises(StoreError, match="was made from token ids without a tokenizer"):
+        made.chat_template  # noqa: B018 - read for its error
 
 
 def test_read_only(store):

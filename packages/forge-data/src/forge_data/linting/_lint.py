@@ -103,8 +103,9 @@ def lint(
         if eval_data is None or isinstance(eval_data, TokenStore):
             _check_defaults(data_or_store, options, preprocess)
         rows = data_or_store.accounting.read
-        tokenizer = tokenizer if tokenizer is not None else _own_tokenizer(data_or_store)
         table = _of_store(data_or_store, tokenizer, findings)
+        if tokenizer is None and eval_data is not None and not isinstance(eval_data, TokenStore):
+            tokenizer = _own_tokenizer(data_or_store)
     else:
         read = _of_rows(data_or_store, tokenizer, options, preprocess)
         findings, rows, table = read.findings, read.rows, read.table()

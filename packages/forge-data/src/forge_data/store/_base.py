@@ -149,9 +149,20 @@ class Store:
         """
         from forge_data.tokenizing._tokenizer import load_tokenizer
 
-        if not (self.path / TOKENIZER).is_dir():
-            raise StoreError(f"{self.path} was made from token ids without a tokenizer; give one when it is made, to keep it")
-        return load_tokenizer(self.path / TOKENIZER)
+        return load_tokenizer(self._tokenizer_directory())
+
+    @property
+    def chat_template(self) -> str | dict[str, str] | None:
+        """Chat template of the store's tokenizer: several are a dict by name, None is none.
+
+        A tokenizer of 49,152 tokens takes 0.1 s to load: it is not loaded where it has one template, in a file of its own.
+
+        Raises:
+            StoreError: the store was made without a tokenizer.
+        """
+        from forge_data.tokenizing._tokenizer import stored_chat_template
+
+        return stored_chat_template(self._tokenizer_directory())
 
     def source(self, index: int) -> str:
         """Return the place of the row that a sample came from, such as `train.jsonl:417`."""
@@ -235,6 +246,11 @@ class Store:
             StoreError: naming the first file that differs, with both hashes.
         """
         verify(self.path, self._manifest, self._files.stamps if changed else None)
+
+    def _tokenizer_directory(self) -> Path:
+        if not (self.path / TOKENIZER).is_dir():
+            raise StoreError(f"{self.path} was made from token ids without a tokenizer; give one when it is made, to keep it")
+        return self.path / TOKENIZER
 
     def _slice(self, indices: slice) -> Self:
         return self.select(np.arange(len(self))[indices])

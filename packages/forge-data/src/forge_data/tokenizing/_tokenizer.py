@@ -68,6 +68,17 @@ def _processor_template(directory: Path) -> str | None:
     return template
 
 
+def stored_chat_template(directory: Path) -> str | dict[str, str] | None:
+    """Return the chat template of a tokenizer that `save_pretrained` wrote; errors as `load_tokenizer`."""
+    file = directory / "chat_template.jinja"
+    # transformers takes this file whatever tokenizer_config.json says, beside others as one of several.
+    if file.is_file() and not (directory / "additional_chat_templates").exists():
+        with contextlib.suppress(OSError, ValueError):
+            if template := file.read_text(encoding="utf-8"):
+                return template
+    return load_tokenizer(directory).chat_template
+
+
 def as_tokenizer(tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str]") -> "PreTrainedTokenizerBase":
     """Return a loaded tokenizer as it is; load one from a path or name.
 

@@ -75,7 +75,7 @@ def _run(task: Task, s: Any, rows: Rows, out: RunDirectory, report: Reporter, wa
     tokenizer = forge_data.load_tokenizer(start.path)
     prepared = open_prepared(task, s, machine, Path(found["root"]), 1)
     s, train = prepared.settings, prepared.train
-    tokenizer.chat_template = train.store.tokenizer().chat_template
+    tokenizer.chat_template = train.store.chat_template
 
     # model: forge's loader and adapter, whose first weights mlx-lm is given
     strategy = forge_dist.make_strategy(s.strategy, ranks, device=machine.device.value, adapter=True, optimizer="adamw")

@@ -257,7 +257,7 @@ class OwnLoopBackend(Backend):
             self.tidy(each)
             each.rename(directory)
         tokenizer = forge_data.load_tokenizer(s.model.model_path)
-        tokenizer.chat_template = prepared.train.store.tokenizer().chat_template
+        tokenizer.chat_template = prepared.train.store.chat_template
         tokenizer.save_pretrained(directory)
         device = forge_accel.accelerator("cpu").device.value
         forge_dist.load_trained(str(directory), dtype=forge_accel.float32, device=device)

@@ -141,7 +141,7 @@ def _run(
     tokenizer = forge_data.load_tokenizer(start.path)
     prepared = open_prepared(task, s, machine, root, shards)
     s, train = prepared.settings, prepared.train
-    tokenizer.chat_template = train.store.tokenizer().chat_template
+    tokenizer.chat_template = train.store.chat_template
     if tokenizer.pad_token is None and tokenizer.eos_token is None:
         raise SettingsError(
             f"model_path {s.model.model_path}: its tokenizer names neither pad_token nor eos_token, and TRL pads with one of "

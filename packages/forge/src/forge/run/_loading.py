@@ -126,6 +126,8 @@ class Tried(NamedTuple):
     why: str
     leak: Exception | None
     """Why samples cannot share a row, where no way was found."""
+    task: Any
+    """Head of the small model, as `Task.model_task` names it."""
 
 
 def try_ways(task: Task, s: Any, machine: forge_accel.Accelerator) -> Tried:
@@ -141,9 +143,10 @@ def try_ways(task: Task, s: Any, machine: forge_accel.Accelerator) -> Tried:
         if found is None:
             break
         draft, packed, why = found
-        return Tried(way.attention.value, packed, draft, why, None)
+        return Tried(way.attention.value, packed, draft, why, None, task.model_task(s))
     leaks = [error for error in refusals if s.strategy.cp_size > 1 or isinstance(error, forge_algos.PackedBatchError)]
-    return Tried(ways[0].attention.value, ways[0].packing == "on", None, "", leaks[0] if leaks else None)
+    leak = leaks[0] if leaks else None
+    return Tried(ways[0].attention.value, ways[0].packing == "on", None, "", leak, task.model_task(s))
 
 
 def _try_way(task: Task, s: Any, machine: forge_accel.Accelerator, way: _Way) -> tuple[Any, bool, str] | None:

@@ -18,7 +18,7 @@ from forge.memory._forecast import forecast_steps
 from forge.memory._memory_plan import MEASURED, MemoryPlan, Phase, size
 from forge.memory._planned import Planned
 from forge.memory._target import Target
-from forge.run._loading import quantized, try_ways
+from forge.run._loading import Tried, quantized, try_ways
 from forge.run._starting_model import Start
 from forge.tasks._task import Task
 from forge.tasks.items._prompts import Prompts
@@ -43,6 +43,7 @@ def planned_of(
     tokenizer: Any,
     prepared: Any,
     identity: Any,
+    tried: Tried | None = None,
 ) -> Planned:
     """Gather what is known of a run before its model is loaded.
 
@@ -55,8 +56,10 @@ def planned_of(
         tokenizer: of that model.
         prepared: data and plan.
         identity: of its models.
+        tried: a small random model of these settings, tried before; it is tried again where the rows chose other labels since.
     """
-    tried = try_ways(task, s, machine)
+    if tried is None or tried.task != task.model_task(s):
+        tried = try_ways(task, s, machine)
     dtype = machine.dtype(s.device.dtype).value
     return Planned(
         task=task,

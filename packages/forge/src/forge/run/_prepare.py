@@ -120,8 +120,9 @@ def prepare(
         chosen["max_tokens_per_gpu"] = former
         s = with_chosen(s, chosen)
     asked = check_prompts(task, s, tokenizer)
-    if not out.resuming:
-        check_before_rows(task, s, machine, start, try_packing(task, s, machine, report))
+    tried = None if out.resuming else try_packing(task, s, machine, report)
+    if tried is not None:
+        check_before_rows(task, s, machine, start, tried)
     paths = {"train": "data_path", **({"eval": "eval_data_path"} if s.data.eval_data_path else {})}
     for name, setting in paths.items():
         s = _tokenize(task, s, rows, setting, tokenizer, out.root / "data" / name, report)
@@ -132,12 +133,13 @@ def prepare(
     task.check_data(s, report, found.train.store, None if found.held_out is None else found.held_out.store)
     parts = [found.train] if found.held_out is None else [found.train, found.held_out]
     check_positions(task, s, start.path, parts, asked, report)
-    plan_now = partial(planned_of, task, s, machine, divided, start, tokenizer, identity=identity.known)
+    plan_now = partial(planned_of, task, s, machine, divided, start, tokenizer, identity=identity.known, tried=tried)
     s, found = _with_checkpointing(s, found, start.path, target, plan_now, chosen, report)
     memory = None
     if open_tokens and not chosen and target is not None and (target.elsewhere or not is_small(start.path)):
-        planned = planned_of(task, s, machine, divided, start, tokenizer, found, identity.known)
-        tokens, why, memory = choose_tokens(planned, target, report)
+        tokens, why, memory = choose_tokens(
+            planned_of(task, s, machine, divided, start, tokenizer, found, identity.known, tried), target, report
+        )
         if tokens is None:
             tokens, default = found.settings.plan.max_tokens_per_gpu, found.settings.origins["max_tokens_per_gpu"]
             why = f"{default.removeprefix('chosen: ')}; {why}"
@@ -159,7 +161,7 @@ def prepare(
     if not out.resuming:
         _record(task, found, out.root, paths, identity)
     if memory is None and target is not None and (dry or not is_small(start.path)):
-        memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity.known), target, report)
+        memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity.known, tried), target, report)
     if memory is not None:
         write_plan(memory, out.path, out.root, report, dry=dry)
     return {

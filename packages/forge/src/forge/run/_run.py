@@ -127,7 +127,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         tokenizer = forge_data.load_tokenizer(start.path)
     s, train, held_out, plan = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
     # The model is exported, and asked from then on, with the template and the arguments that it was trained with.
-    tokenizer.chat_template = train.store.tokenizer().chat_template
+    tokenizer.chat_template = train.store.chat_template
     ranks.connect(machine.collective_backend.value, device, traces=machine.collective_traces)
     ranks.agree({"settings": s.digest(), "data": train.store.fingerprint, "plan": plan.fingerprint})
     verify_on_node(ranks, train, held_out)
