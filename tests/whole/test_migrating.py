@@ -25,8 +25,8 @@ COMMAND_HEADINGS = {"Commands", "Trainers", "Functions"}
 
 @cache
 def settings() -> frozenset[str]:
-    """Every setting of every verb."""
-    return frozenset(field.name for verb in VERBS for _, field in flat_fields(task_of(verb).settings))
+    """Every setting of every verb, and the argument in Python that each has beside them."""
+    return frozenset({"callbacks"}.union(field.name for verb in VERBS for _, field in flat_fields(task_of(verb).settings)))
 
 
 def rows(text: str) -> Iterator[tuple[list[str], list[str], str]]:
