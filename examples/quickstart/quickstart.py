@@ -94,7 +94,7 @@ def stoppable(page: Callable[[], None]) -> int:
         page()
     except KeyboardInterrupt as stopped:
         status = getattr(stopped, "exit_status", 130)
-        again = "interrupted before there was a state to resume from; the same command begins again."
+        again = "interrupted; the same command goes on from the last saved state, or begins again where there is none."
         print(f"quickstart: {stopped if status == 75 else again}", file=sys.stderr)
         return status
     return 0
