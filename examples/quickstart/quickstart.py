@@ -44,6 +44,7 @@ def main() -> None:
     console.print(f"{len(rows):,} questions and answers from the standard library's docstrings: {data_path}")
 
     console.rule("[bold]3  training")
+    console.print("what it answers before training ...")
     answer_before = forge.generate(model_path, QUESTION, max_new_tokens=64)
     result = forge.sft(
         model_path=model_path,
@@ -55,6 +56,7 @@ def main() -> None:
         learning_rate=1e-4,
         warmup_steps=2,
     )
+    console.print("what it answers after training ...")
     answer_after = forge.generate(result.model_dir, QUESTION, max_new_tokens=64)
 
     before, after = result.eval_loss_before, result.eval_loss_after
@@ -92,7 +94,7 @@ def stoppable(page: Callable[[], None]) -> int:
         page()
     except KeyboardInterrupt as stopped:
         status = getattr(stopped, "exit_status", 130)
-        again = "interrupted before there was a state to resume from; the same command begins again."
+        again = "interrupted; the same command goes on from the last saved state, or begins again where there is none."
         print(f"quickstart: {stopped if status == 75 else again}", file=sys.stderr)
         return status
     return 0

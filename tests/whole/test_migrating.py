@@ -53,7 +53,7 @@ def faults(text: str) -> list[str]:
                 found.append(f"{name}: the page says {cell}, the table {SWITCHES[name]}")
             elif name not in {*RENAMED, *SWITCHES, *TOLD, *settings()}:
                 found.append(f"{name}: is not in the table")
-        found += [f"{code}: is no setting" for code in plain if NAME.fullmatch(code) and code not in settings()]
+        found += [f"{code}: is no setting" for code in plain if NAME.fullmatch(code) and code not in {"callbacks", *settings()}]
     return found
 
 

@@ -56,7 +56,7 @@ def test_ctrl_c_says_one_line_and_the_same_command_goes_on(
     monkeypatch.setattr(quickstart, "stdlib_questions", lambda leave_out: conversations(48))
     monkeypatch.setattr(sys, "argv", ["quickstart.py", "--steps", "3", "--runs", str(tmp_path / "runs")])
     for where, status, line in (
-        ((forge_data, "prepare"), 130, "quickstart: interrupted before there was a state to resume from; the same command"),
+        ((forge_data, "prepare"), 130, "quickstart: interrupted; the same command goes on from the last saved state, or"),
         ((Reporter, "step"), 75, "quickstart: stopped by SIGINT: "),
     ):
         with monkeypatch.context() as patched:

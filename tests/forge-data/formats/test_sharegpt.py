@@ -71,7 +71,9 @@ def test_turns_of_role_and_content():
         (row(turn("narrator", "x")), r"f:1: field conversations\[0\].from is the string 'narrator'; allowed: system, human"),
         (row(turn("human", None)), r"f:1: field conversations\[0\].value is null; it must be a string"),
         (row(turn("human", "x", note="y")), r"f:1: field conversations\[0\].note is the string 'y', which would be passed "
-                                            r"over"),
+                                            r"over.*; take it out"),
+        (row({"from": "gpt", "text": "y"}), r"field conversations\[0\].text is .*; the turn has no value: if this is what "
+                                            r"is said, rename it to value"),
         (row(turn("human", "x"), {"role": "user", "content": "x"}), r"f:1: field conversations\[1\] is an object with 'role', "
                                                                     r"'cont"),
         (row(turn("function_call", "add(1)")), r"f:1: field conversations\[0\].value is the string 'add\(1\)'; a function_call "

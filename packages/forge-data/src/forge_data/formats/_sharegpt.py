@@ -72,9 +72,10 @@ def _turn(place: str, field: str, turn: object) -> Message:
         raise DataError(f"{place}: field {field}.from is {describe(speaker)}; allowed: {', '.join(_ROLES)}")
     extra = unread(turn, _FIELDS)
     if extra:
+        remedy = "take it out" if "value" in turn else "the turn has no value: if this is what is said, rename it to value"
         raise DataError(
             f"{place}: field {field}.{extra[0]} is {describe(turn[extra[0]])}, which would be passed over; "
-            f"known: {', '.join(_FIELDS)}; take it out{nearest(extra[0], _FIELDS, LIKENESS)}"
+            f"known: {', '.join(_FIELDS)}; {remedy}{nearest(extra[0], _FIELDS, LIKENESS)}"
         )
     message: Message = {"role": _ROLES[speaker]} | {name: turn[name] for name in ("train", "weight") if name in turn}
     if speaker == "function_call":
