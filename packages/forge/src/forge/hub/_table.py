@@ -332,7 +332,7 @@ GRPO = (
 LORA_GRPO = (
     *required("model_path ckpt_output_dir"),
     *_GRPO_DATA,
-    *refused("rollout_fn tasks", "completions answer prompts; environments of several turns are not available"),
+    *refused("rollout_fn tasks", "completions answer prompts; episodes of several turns are `env` of `forge.grpo`"),
     _REWARD,
     *_GRPO_RUN,
     Parameter("concurrency", "", "completions are sampled in batches that fit", default=32, neutral=(32,), refused=SAMPLER),

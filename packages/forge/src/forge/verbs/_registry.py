@@ -64,7 +64,8 @@ def verb(task: Task) -> Verb:
             interrupted = RunInterruptedError(str(stopped))
             interrupted.exit_status = stopped.exit_status
         except KeyboardInterrupt as early:
-            interrupted = RunInterruptedError(str(early) or "interrupted before there was a state to resume from.")
+            again = "interrupted; the same call goes on from the last saved state, or begins again where there is none."
+            interrupted = RunInterruptedError(str(early) or again)
             interrupted.exit_status = 130
         # Raised here, where the frames of the run are not part of its traceback.
         raise interrupted
