@@ -118,7 +118,7 @@ def document_attention(
     opaque = compiling or compute_dtype(query) == torch.bfloat16
     if plain and opaque and query.device.type == "cpu" and value.shape[3] == query.shape[3]:
         if kv_rows is not None:
-            if not compiling:
+            if cu_seq_lens_k is not None and not compiling:
                 check_rows(document_lengths(cu_seq_lens_q, query.shape[2]), cu_seq_lens_k, kv_rows, key.shape[2])
             key, value = gather_rows(key, kv_rows, dim=2), gather_rows(value, kv_rows, dim=2)
         ends_k = cu_seq_lens_k if kv_rows is not None or key.shape[2] != query.shape[2] else None
