@@ -21,8 +21,10 @@ from forge_accel.devices._quantization import check_quantization
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 """glibc's numbers of the two parameters of malloc (malloc.h)."""
-_LARGEST_KEPT, _MOST_KEPT = 2**30, 2**31 - 1
-"""Bytes of the largest block that is kept when it is freed, and of all that is kept at the end of the heap."""
+_LARGEST_KEPT, _MOST_KEPT = (2**30, 2**25), 2**31 - 1
+"""Bytes of the largest block that is kept when it is freed (glibc before 2.35 allows no more than the second), and of all that
+is kept at the end of the heap.
+"""
 _CONFIGURED = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 """Variables that configure glibc's malloc."""
 
@@ -38,7 +40,15 @@ def _keep_freed_memory() -> bool:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     # musl has none.
-    return mallopt is not None and bool(mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT) and mallopt(_TRIM_THRESHOLD, _MOST_KEPT))
+    if mallopt is None:
+        return False
+    return any(mallopt(_MMAP_THRESHOLD, size) for size in _LARGEST_KEPT) and bool(mallopt(_TRIM_THRESHOLD, _MOST_KEPT))
+
+
+def _give_back() -> None:
+    """Give the memory that malloc keeps back to the system: it is nobody's, and would be counted as held."""
+    if _keep_freed_memory():
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class CPUAccelerator(Accelerator):
@@ -120,8 +130,8 @@ class CPUAccelerator(Accelerator):
     def _why_float32(self) -> str:
         if "amx_bf16" in self._features:
             return (
-                "the exact choice; this CPU has bf16 matrix units (amx_bf16), with which dtype=bfloat16 trained a model of 135M "
-                "2.0 times as fast, at 8 bits of precision"
+                "the exact choice; this CPU has bf16 matrix units (amx_bf16), with which dtype=bfloat16 trained a model of "
+                "135M 2.0 times as fast, at 8 bits of precision"
             )
         if "avx512_bf16" in self._features:
             return (
@@ -154,11 +164,12 @@ class CPUAccelerator(Accelerator):
         """Do nothing: a CPU's work is done when the call returns."""
 
     def peak_memory_bytes(self) -> int | None:
-        """Read the process' peak resident memory, Python and the data included."""
+        """Read the process' peak resident memory: Python, the data, and what malloc keeps for the next tensors included."""
         return _cpuinfo.peak_rss_bytes()
 
     def reset_peak_memory(self) -> bool:
-        """Reset the peak memory, where Linux allows it."""
+        """Reset the peak memory to what is held, where Linux allows it."""
+        _give_back()
         return _cpuinfo.reset_peak_rss()
 
     def memory_limit_bytes(self) -> int | None:
@@ -166,7 +177,8 @@ class CPUAccelerator(Accelerator):
         return _cpuinfo.memory_bytes()
 
     def held_bytes(self) -> int | None:
-        """Read this process' resident memory, Python and the data included."""
+        """Read this process' resident memory, Python and the data included, without what malloc keeps."""
+        _give_back()
         return _cpuinfo.rss_bytes()
 
     def meter(self) -> MemoryMeter | None:
