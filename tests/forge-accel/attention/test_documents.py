@@ -415,10 +415,12 @@ def test_what_means_nothing_passes():
         ({"kv_rows": torch.arange(8), "cu_seq_lens_q": None}, "pass cu_seq_lens_q too"),
     ],
 )
-def test_a_packed_row_that_contradicts_itself_is_refused(change, said):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_packed_row_that_contradicts_itself_is_refused(change, said, dtype):
     """A mask beside a packed row, or ends that do not cover it, would mix samples up: an error says which."""
+    given = [x.to(dtype) for x in states(8)]
     with pytest.raises(AttentionError, match=said):
-        document_attention(LAYER, *states(8), **{"attention_mask": None, "cu_seq_lens_q": ends(4, 4), **change})
+        document_attention(LAYER, *given, **{"attention_mask": None, "cu_seq_lens_q": ends(4, 4), **change})
 
 
 def test_a_cache_beside_a_packed_row_is_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import platform
 import re
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from forge_accel import AccelError, CPUAccelerator, accelerator, document_attention
+from forge_accel.devices import _cpu
 
 AVX2 = "fpu avx avx2 fma"
 AVX512_BF16 = AVX2 + " avx512f avx512_bf16"
@@ -180,30 +180,71 @@ def test_the_peak_counts_what_was_held_and_let_go():
     acc = CPUAccelerator()
     acc.reset_peak_memory()
     before = acc.peak_memory_bytes()
-    with mmap.mmap(-1, 160 * 2**20) as held:  # given back when it is closed, which malloc need not
-        torch.frombuffer(held, dtype=torch.uint8).fill_(1)
+    held = torch.ones(40 * 2**20)  # 160 MiB, touched
+    del held
     after = acc.peak_memory_bytes()
     assert after - before > 100 * 2**20
     if acc.reset_peak_memory():
         assert acc.peak_memory_bytes() < after - 100 * 2**20
 
 
+def test_memory_that_malloc_keeps_is_not_held():
+    """What a run says that it held when there was no more is without the freed tensors of the steps before."""
+    acc = CPUAccelerator()
+    before = acc.held_bytes()
+    held = torch.ones(40 * 2**20)  # 160 MiB, touched
+    during = acc.held_bytes()
+    del held
+    assert during - before > 100 * 2**20
+    assert acc.held_bytes() < during - 100 * 2**20
+
+
+def test_a_malloc_that_keeps_no_large_blocks_keeps_those_that_it_can(monkeypatch):
+    """glibc before 2.35 refuses more than 32 MiB; where nothing is set, nothing is given back either."""
+    asked = []
+
+    class Library:
+        def __init__(self, name):
+            assert name is None
+
+        def mallopt(self, parameter, value):
+            asked.append((parameter, value))
+            return int(parameter == -1 or value <= 2**25)
+
+    for name in _cpu._CONFIGURED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_cpu.ctypes, "CDLL", Library)
+    monkeypatch.setattr(_cpu.sys, "platform", "linux")
+    assert _cpu._keep_freed_memory.__wrapped__() is True
+    assert asked == [(-3, 2**30), (-3, 2**25), (-1, 2**31 - 1)]
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc's malloc")
 @pytest.mark.parametrize(("variables", "kept"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False)])
 def test_a_freed_tensor_s_memory_is_kept_for_the_next(variables, kept):
-    """A tensor of 64 MiB takes the pages of those before it: the system gives none; who configured malloc keeps that."""
+    """Tensors of 24 MiB take the pages of those before them: the system gives none; who configured malloc keeps that."""
     code = """
 import resource, torch
 from forge_accel import CPUAccelerator
 CPUAccelerator()
 def pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(2**24)
+    [torch.ones(6 * 2**20) for _ in range(4)]
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 print([pages() for _ in range(5)][-1])
 """
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True, check=True)
+    env = {name: value for name, value in os.environ.items() if name not in _cpu._CONFIGURED} | variables
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert (int(done.stdout) < 100) is kept
+
+
+def test_compiled_products_that_are_kept_are_bounded(monkeypatch):
+    """128 of oneDNN's and of torch's, or what the caller's variables say."""
+    monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    CPUAccelerator()
+    assert os.environ["LRU_CACHE_CAPACITY"] == "128"
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
 
 
 def test_its_other_properties():

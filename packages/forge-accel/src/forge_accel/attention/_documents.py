@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge_accel.attention._causal import causal_attention, sdpa
-from forge_accel.attention._gather import gather_rows, gathered_samples
+from forge_accel.attention._gather import check_rows, gather_rows, gathered_samples
 from forge_accel.attention._opaque import opaque_attention
 from forge_accel.attention._refusals import (
     check_packed,
@@ -113,10 +113,13 @@ def document_attention(
             scaling=scaling,
         )
         return output, None
-    # Its backward turns short samples to float32 itself, so that these copies are not kept from the forward.
-    opaque = torch.compiler.is_compiling() or compute_dtype(query) == torch.bfloat16
+    # As one operator: a graph does not depend on the number of samples, nor are copies of short ones kept for the backward.
+    compiling = torch.compiler.is_compiling()
+    opaque = compiling or compute_dtype(query) == torch.bfloat16
     if plain and opaque and query.device.type == "cpu" and value.shape[3] == query.shape[3]:
         if kv_rows is not None:
+            if cu_seq_lens_k is not None and not compiling:
+                check_rows(document_lengths(cu_seq_lens_q, query.shape[2]), cu_seq_lens_k, kv_rows, key.shape[2])
             key, value = gather_rows(key, kv_rows, dim=2), gather_rows(value, kv_rows, dim=2)
         ends_k = cu_seq_lens_k if kv_rows is not None or key.shape[2] != query.shape[2] else None
         return opaque_attention(query, key, value, cu_seq_lens_q, ends_k, window=sliding_window, scaling=scaling), None

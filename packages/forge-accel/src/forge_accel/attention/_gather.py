@@ -22,6 +22,28 @@ def gather_rows(states: torch.Tensor, rows: torch.Tensor, dim: int) -> torch.Ten
     return states.to(wide).index_select(dim, rows).to(states.dtype)
 
 
+def check_rows(lengths: list[int], ends_k: torch.Tensor, kv_rows: torch.Tensor, tokens: int) -> list[int]:
+    """Return how many keys each sample attends to; arguments as of `gathered_samples`, T `tokens`.
+
+    Raises:
+        AttentionError: the ends or the positions do not fit the row, or a sample has fewer keys than queries.
+
+    """
+    bounds = ends_k.tolist()
+    sizes = [stop - start for start, stop in pairwise(bounds)]
+    if bounds[0] != 0 or bounds[-1] != len(kv_rows) or any(seen < own for own, seen in zip(lengths, sizes, strict=True)):
+        raise AttentionError(
+            f"cu_seq_lens_k must rise from 0 to the {len(kv_rows)} kv_rows, and give each sample at least as many as it has "
+            "queries."
+        )
+    if len(kv_rows) and not 0 <= int(kv_rows.min()) <= int(kv_rows.max()) < tokens:
+        raise AttentionError(
+            f"kv_rows must name positions of the row's {tokens} tokens; they go from {int(kv_rows.min())} to "
+            f"{int(kv_rows.max())}."
+        )
+    return sizes
+
+
 def gathered_samples(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -45,18 +67,7 @@ def gathered_samples(
         AttentionError: the ends or the positions do not fit the row, or a sample has fewer keys than queries.
 
     """
-    tokens, bounds = key.shape[2], ends_k.tolist()
-    sizes = [stop - start for start, stop in pairwise(bounds)]
-    if bounds[0] != 0 or bounds[-1] != len(kv_rows) or any(seen < own for own, seen in zip(lengths, sizes, strict=True)):
-        raise AttentionError(
-            f"cu_seq_lens_k must rise from 0 to the {len(kv_rows)} kv_rows, and give each sample at least as many as it has "
-            "queries."
-        )
-    if len(kv_rows) and not 0 <= int(kv_rows.min()) <= int(kv_rows.max()) < tokens:
-        raise AttentionError(
-            f"kv_rows must name positions of the row's {tokens} tokens; they go from {int(kv_rows.min())} to "
-            f"{int(kv_rows.max())}."
-        )
+    tokens, sizes = key.shape[2], check_rows(lengths, ends_k, kv_rows, key.shape[2])
     rows, positions = kv_rows.cpu().to(torch.int64).split(sizes), torch.arange(tokens).split(lengths)
     plain = [len(seen) == len(own) and torch.equal(seen, own) for seen, own in zip(rows, positions, strict=True)]
     found = zip(key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)

@@ -42,9 +42,6 @@ def opaque_attention(
     """
     dtype = compute_dtype(query)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     ends_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
     return _documents(query, key, value, cu_seqlens, ends_k, window or 0, scaling or query.shape[3] ** -0.5)[0]
 
@@ -62,6 +59,7 @@ def _documents(
     """Return outputs [1, T, H, head] and the scores' logsumexp, float32 [1, T, H]."""
     out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3])
     sums = query.new_empty(1, query.shape[2], query.shape[1], dtype=torch.float32)
+    query, key, value = _as_read(query, key, value)
     for mine, seen, causal, mask in _samples(query, key, ends, ends_k, window):
         dtype = dtype_on_cpu(query.dtype, mine.stop - mine.start)
         found, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -105,7 +103,9 @@ def _documents_backward(
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of queries, keys and values, each of its tensor's shape."""
-    grads = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    grads = torch.zeros_like(query), torch.empty_like(key), torch.empty_like(value)
+    query, key, value = _as_read(query, key, value)
+    of_heads = grads[0], torch.zeros_like(key), torch.zeros_like(value)
     for mine, seen, causal, mask in _samples(query, key, ends, ends_k, window):
         dtype = dtype_on_cpu(query.dtype, mine.stop - mine.start)
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -120,8 +120,14 @@ def _documents_backward(
             attn_mask=mask,
             scale=scaling,
         )
-        for total, rows, part in zip(grads, (mine, seen, seen), found, strict=True):
-            total[:, :, rows] = part
+        for total, rows, part in zip(of_heads, (mine, seen, seen), found, strict=True):
+            if window:
+                # Blocks of its queries have keys in common.
+                total[:, :, rows] += part
+            else:
+                total[:, :, rows] = part
+    for grad_k, of_each in zip(grads[1:], of_heads[1:], strict=True):
+        torch.sum(of_each.unflatten(1, (grad_k.shape[1], -1)), 2, out=grad_k)
     return grads
 
 
@@ -155,24 +161,46 @@ def _backward(ctx: Any, grad: torch.Tensor, _sums: torch.Tensor) -> tuple[torch.
 _documents.register_autograd(_backward, setup_context=_save)
 
 
+def _as_read(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
+    """Return queries, keys and values as torch's kernels read them: a key head for each query head, channels side by side.
+
+    Inside the operators, so that autograd keeps what there was before.
+    """
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    return [states if states.stride(3) == 1 else states.contiguous() for states in (query, key, value)]
+
+
 def _samples(
     query: torch.Tensor, key: torch.Tensor, ends: torch.Tensor, ends_k: torch.Tensor, window: int
 ) -> list[tuple[slice, slice, bool, torch.Tensor | None]]:
-    """Return each sample's queries, its keys, and its mask: causal, or of its own."""
+    """Return each sample's queries, the keys that they see, and their mask: causal, or of its own.
+
+    Samples longer than the window are cut into blocks of as many queries, so work and masks grow with length x window.
+    """
     lengths = document_lengths(ends, query.shape[2])
     sizes = key_lengths(ends_k, key.shape[2], lengths)
     found = []
     for (start, stop), (first, last) in zip(_spans(lengths), _spans(sizes), strict=True):
-        queries, keys = stop - start, last - first
-        if not queries:
-            continue
-        causal = queries == keys and not (window and keys > window)
-        mask = None if causal else causal_mask(queries, keys, window or None, query.device)
-        # The operator adds its mask to the scores.
-        dtype = dtype_on_cpu(query.dtype, queries)
-        added = None if mask is None else torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf"))
-        found.append((slice(start, stop), slice(first, last), causal, None if added is None else added[None, None]))
+        outgrown = 0 < window < last - first
+        for begin in range(start, stop, window if outgrown else max(1, stop - start)):
+            end = min(begin + window, stop) if outgrown else stop
+            # The last query is at the last key.
+            until = last - (stop - end)
+            since = max(first, until - (end - begin) - window + 1) if outgrown else first
+            queries, keys = end - begin, until - since
+            causal = queries == keys
+            added = None if causal else _added_mask(queries, keys, window or None, query)
+            found.append((slice(begin, end), slice(since, until), causal, added))
     return found
+
+
+def _added_mask(queries: int, keys: int, window: int | None, query: torch.Tensor) -> torch.Tensor:
+    """Return a mask [1, 1, queries, keys] that is added to the scores, in the dtype in which they are computed."""
+    mask = causal_mask(queries, keys, window, query.device)
+    added = torch.zeros(mask.shape, dtype=dtype_on_cpu(query.dtype, queries))
+    return added.masked_fill_(~mask, float("-inf"))[None, None]
 
 
 def _spans(lengths: list[int]) -> list[tuple[int, int]]:

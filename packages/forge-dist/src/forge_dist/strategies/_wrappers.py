@@ -62,11 +62,13 @@ def checkpoint_activations(model: nn.Module, kind: str, *, offload: bool = False
 
 def _policy(_context: SelectiveCheckpointContext, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
     """Keep the outputs of matrix products and attention, nearly all of a layer's time."""
-    name = str(operator).removeprefix("aten.").partition(".")[0]
+    # Of "aten.mm.default": attention of a packed row is an operator of another namespace.
+    name = str(operator).partition(".")[2].partition(".")[0]
     kept = name in _PRODUCTS or name.startswith(_ATTENTION)
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 _PRODUCTS = frozenset({"mm", "addmm", "_grouped_mm", "_scaled_mm"})
 """Products of activations and weights; those of queries and keys, which are as large as a row is long squared, are none."""
-_ATTENTION = ("_scaled_dot_product_", "_flash_attention_forward", "_efficient_attention_forward")
+_ATTENTION = ("_scaled_dot_product_", "_flash_attention_forward", "_efficient_attention_forward", "_varlen_attn", "documents")
+"""How names of attention kernels begin; of packed rows torch's on a GPU and forge_accel's on a CPU."""
