@@ -19,7 +19,7 @@ import cyclopts
 
 import forge
 from forge._printable import printable
-from forge._uncollected import process_of_one_command
+from forge._uncollected import process_of_one_command, uncollected
 from forge.cli._flags import as_flags
 from forge.cli._options import command_of
 from forge.cli._train import verb_command
@@ -61,9 +61,10 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
 
             words = as_verb(words)
         asked = words[0] if words[:1] == [_COMPLETION] else next((word for word in words if not word.startswith("-")), None)
-        app = (make or make_app)(asked, words)
-        check_words(app, words)
-        command, bound, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
+        with uncollected():
+            app = (make or make_app)(asked, words)
+            check_words(app, words)
+            command, bound, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
         flags = getattr(command, "flags", flags)
         status = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()

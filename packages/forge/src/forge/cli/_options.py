@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import attrs
 import cyclopts
-import docstring_parser
 
 from forge.settings._settings import dashed
 
@@ -49,12 +50,32 @@ def converter_of(kinds: set[Any]) -> Callable[..., int | str] | None:
 @cache
 def field_texts(owner: type) -> dict[str, str]:
     """Return the docstring under each field of an attrs class, inherited fields included."""
-    return {
-        param.arg_name: " ".join((param.description or "").split())
-        for home in reversed(owner.__mro__)
-        if attrs.has(home)
-        for param in docstring_parser.parse_from_object(home).params
-    }
+    found: dict[str, str] = {}
+    for home in reversed(owner.__mro__):
+        if attrs.has(home):
+            found |= _texts_of_file(home.__module__).get(home.__name__, {})
+    return found
+
+
+@cache
+def _texts_of_file(module: str) -> dict[str, dict[str, str]]:
+    """Return the docstrings under the fields of each class of a module's file, which is parsed once for all of them.
+
+    Without a file, as in a notebook, there are none.
+    """
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):
+        return {}
+    return {node.name: dict(_texts(node)) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def _texts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Yield name and docstring of each field of a class."""
+    for field, below in pairwise(node.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, " ".join(text.split())
 
 
 def with_signature(command: Any, parameters: Sequence[inspect.Parameter], doc: str) -> Any:

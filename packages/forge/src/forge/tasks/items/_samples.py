@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 import forge_data
 import forge_packing
 from forge._counted import counted
@@ -66,6 +64,9 @@ class Conversations(Samples):
     shorter = "max_seq_len to leave out longer turns"
 
     def __init__(self, store: forge_data.TokenStore) -> None:
+        # Deferred, as the command line's help needs none of it.
+        import numpy as np
+
         super().__init__(store)
         self.share_history = False
         assert store.conversations is not None
