@@ -29,7 +29,7 @@ def test_the_text_of_a_field_is_the_docstring_under_it():
     module = types.ModuleType("typed_at_a_prompt")
     sys.modules[module.__name__] = module
     try:
-        exec("import attrs\n@attrs.frozen\nclass Typed:\n    a: int = 1\n    'Text.'", vars(module))  # noqa: S102 - as a prompt does
+        exec("import attrs\n@attrs.frozen\nclass Typed:\n    a: int = 1\n    'Text.'", vars(module))
         assert field_texts(module.Typed) == {}
     finally:
         del sys.modules[module.__name__]
