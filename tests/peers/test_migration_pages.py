@@ -31,7 +31,7 @@ def test_trl() -> None:
     trl = pytest.importorskip("trl", reason="TRL is not installed here: `hatch run peers:test`")
     from peft import LoraConfig
 
-    trainer = {"model", "train_dataset", "eval_dataset", "ref_model", "reward_funcs"}
+    trainer = {"model", "train_dataset", "eval_dataset", "ref_model", "reward_funcs", "callbacks"}
     assert first_column("trl.md", "SFTConfig and TrainingArguments") <= fields(trl.SFTConfig) | trainer
     assert first_column("trl.md", "LoraConfig") <= fields(LoraConfig) | {"BitsAndBytesConfig"}
     preferences = fields(trl.DPOConfig, trl.KTOConfig, trl.RewardConfig)

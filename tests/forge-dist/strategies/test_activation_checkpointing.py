@@ -3,11 +3,10 @@
 import pytest
 import torch
 import transformers
+from torch.nn.attention import varlen  # noqa: F401 - registers its operator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from forge_accel import document_attention
-from forge_accel.attention._varlen import find_kernel
 from forge_dist import StrategyError, StrategySettings, make_strategy
 from forge_dist.strategies._wrappers import _policy
 
@@ -42,34 +41,31 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def passed(path, *, packed=False, **options):
-    """Return loss, gradients, and the calls of a forward and of its backward pass; `packed` is a row of two in bfloat16."""
-    how = {"attention": "documents", "attention_function": document_attention} if packed else {}
-    row = {"cu_seq_lens_q": torch.tensor([0, 5, 12], dtype=torch.int32)} if packed else {}
+def passed(path, **options):
+    """Return loss, gradients, and the calls of a forward and of its backward pass."""
     with alone() as ranks:
         strategy = make_strategy(StrategySettings(strategy="single", **options), ranks, device=CPU, adapter=False)
-        model = strategy.load(path, dtype=torch.float32, **how)
+        model = strategy.load(path, dtype=torch.float32)
         model, _ = strategy.wrap(model, lambda model: torch.optim.SGD(model.parameters()))
         model.train()
         ids = torch.arange(12)[None]
-        with Calls() as forward, torch.autocast("cpu", torch.bfloat16, enabled=packed):
-            loss = model(input_ids=ids, labels=ids, use_cache=False, **row).loss
+        with Calls() as forward:
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         with Calls() as backward:
             strategy.backward(loss)
     return loss.detach(), [p.grad for p in model.parameters()], forward.found, backward.found
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_what_is_computed_twice(path, packed):
+def test_what_is_computed_twice(path):
     """full computes the products of the layers twice, selective none, and its attention once; losses and gradients are equal.
 
     Of the rest (norms, rotations, the gate) selective computes as much again as full does.
     """
-    loss, gradients, forward, backward = passed(path, packed=packed)
-    attention = next(name for name in forward if name.startswith("documents" if packed else "_scaled_dot_product"))
+    loss, gradients, forward, backward = passed(path)
+    attention = next(name for name in forward if name.startswith("_scaled_dot_product"))
     again = {}
     for kind in ("full", "selective"):
-        loss_again, gradients_again, forward_again, found = passed(path, packed=packed, activation_checkpointing=kind)
+        loss_again, gradients_again, forward_again, found = passed(path, activation_checkpointing=kind)
         assert torch.equal(loss_again, loss)
         assert all(map(torch.equal, gradients_again, gradients))
         assert forward_again["mm"] == forward["mm"]
@@ -81,9 +77,7 @@ def test_what_is_computed_twice(path, packed):
 
 def test_attention_of_packed_rows_on_a_gpu_is_kept():
     """The kernel for variable lengths, which is no operator of aten, is one of those whose outputs are kept."""
-    assert find_kernel() is not None
-    kernel = torch.ops.torch_attn._varlen_attn.default
-    assert _policy(None, kernel) == CheckpointPolicy.MUST_SAVE
+    assert _policy(None, torch.ops.torch_attn._varlen_attn.default) == CheckpointPolicy.MUST_SAVE
     assert _policy(None, torch.ops.aten.silu.default) == CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -23,7 +23,7 @@ def gather_rows(states: torch.Tensor, rows: torch.Tensor, dim: int) -> torch.Ten
 
 
 def check_rows(lengths: list[int], ends_k: torch.Tensor, kv_rows: torch.Tensor, tokens: int) -> list[int]:
-    """Return how many keys each sample attends to; arguments as of `gathered_samples`, T `tokens`.
+    """Return how many keys each sample attends to; arguments as `gathered_samples`'.
 
     Raises:
         AttentionError: the ends or the positions do not fit the row, or a sample has fewer keys than queries.

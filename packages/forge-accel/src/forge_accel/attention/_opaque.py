@@ -162,9 +162,10 @@ _documents.register_autograd(_backward, setup_context=_save)
 
 
 def _as_read(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
-    """Return queries, keys and values as torch's kernels read them: a key head for each query head, channels side by side.
+    """Return queries, keys and values as torch's kernels read them.
 
-    Inside the operators, so that autograd keeps what there was before.
+    There is a key head for each query head, and channels lie side by side. That is made inside the
+    operators, so that autograd keeps what there was before.
     """
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
@@ -175,7 +176,7 @@ def _as_read(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> lis
 def _samples(
     query: torch.Tensor, key: torch.Tensor, ends: torch.Tensor, ends_k: torch.Tensor, window: int
 ) -> list[tuple[slice, slice, bool, torch.Tensor | None]]:
-    """Return each sample's queries, the keys that they see, and their mask: causal, or of its own.
+    """Return each sample's queries, the keys that they see, and their mask.
 
     Samples longer than the window are cut into blocks of as many queries, so work and masks grow with length x window.
     """
@@ -197,7 +198,7 @@ def _samples(
 
 
 def _added_mask(queries: int, keys: int, window: int | None, query: torch.Tensor) -> torch.Tensor:
-    """Return a mask [1, 1, queries, keys] that is added to the scores, in the dtype in which they are computed."""
+    """Return a mask [1, 1, queries, keys] that is added to the scores, in their dtype."""
     mask = causal_mask(queries, keys, window, query.device)
     added = torch.zeros(mask.shape, dtype=dtype_on_cpu(query.dtype, queries))
     return added.masked_fill_(~mask, float("-inf"))[None, None]

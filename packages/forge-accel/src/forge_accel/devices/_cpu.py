@@ -31,8 +31,9 @@ _CONFIGURED = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABL
 
 @cache
 def _keep_freed_memory() -> bool:
-    """Let malloc keep freed tensors for the next ones, unless it is configured already; return whether it does now.
+    """Let malloc keep freed tensors for the next ones; return whether it does.
 
+    Whoever configured it by its variables keeps that.
     glibc gives blocks above 32 MiB and the end of the heap back to the system. Every step would get its activations anew, page
     by page, each zeroed by the kernel first: a sixteenth of a step in float32, an eighth in bfloat16, in a virtual machine.
     """
@@ -50,17 +51,17 @@ _PRIMITIVES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "
 
 
 def _keep_fewer_products() -> None:
-    """Let oneDNN and torch keep 128 compiled products in bfloat16 each, unless their variables say how many.
+    """Let oneDNN and torch keep 128 compiled products each, unless their variables differ.
 
-    Each row length has its own, of about a megabyte. A step calls each of its few shapes once a block, and lengths seldom come
-    again: with 1,024 a small model of 4 blocks held 1.5 GB after 80 rows of 64 to 1,023 tokens, with 128 0.8 GB, as fast.
+    Each row length has its own in bfloat16, of about a megabyte. A step calls each of its few shapes once a block, and lengths
+    seldom come again: with 1,024 a small model of 4 blocks held 1.5 GB after 80 rows of 64 to 1,023 tokens, with 128 0.8 GB, as fast.
     """
     for name, number in _PRIMITIVES.items():
         os.environ.setdefault(name, number)
 
 
 def _give_back() -> None:
-    """Give the memory that malloc keeps back to the system: it is nobody's, and would be counted as held."""
+    """Give the memory that malloc keeps back to the system, which would count as held."""
     if _keep_freed_memory():
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -179,7 +180,10 @@ class CPUAccelerator(Accelerator):
         """Do nothing: a CPU's work is done when the call returns."""
 
     def peak_memory_bytes(self) -> int | None:
-        """Read the process' peak resident memory: Python, the data, and what malloc keeps for the next tensors included."""
+        """Read the process' peak resident memory.
+
+        Python, the data, and what malloc keeps for the next tensors are included.
+        """
         return _cpuinfo.peak_rss_bytes()
 
     def reset_peak_memory(self) -> bool:
@@ -192,7 +196,10 @@ class CPUAccelerator(Accelerator):
         return _cpuinfo.memory_bytes()
 
     def held_bytes(self) -> int | None:
-        """Read this process' resident memory, Python and the data included, without what malloc keeps."""
+        """Read this process' resident memory, without what malloc keeps.
+
+        Python and the data are included.
+        """
         _give_back()
         return _cpuinfo.rss_bytes()
 

@@ -69,7 +69,7 @@ def _processor_template(directory: Path) -> str | None:
 
 
 def stored_chat_template(directory: Path) -> str | dict[str, str] | None:
-    """Return the chat template of a tokenizer that `save_pretrained` wrote; errors as `load_tokenizer`."""
+    """Return a saved tokenizer's chat template; errors as `load_tokenizer`."""
     file = directory / "chat_template.jinja"
     # transformers takes this file whatever tokenizer_config.json says, beside others as one of several.
     if file.is_file() and not (directory / "additional_chat_templates").exists():

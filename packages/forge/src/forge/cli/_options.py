@@ -59,7 +59,7 @@ def field_texts(owner: type) -> dict[str, str]:
 
 @cache
 def _texts_of_file(module: str) -> dict[str, dict[str, str]]:
-    """Return the docstrings under the fields of each class of a module's file, which is parsed once for all of them.
+    """Return the docstrings under the fields of each class of a module's file.
 
     Without a file, as in a notebook, there are none.
     """
