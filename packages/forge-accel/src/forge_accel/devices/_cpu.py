@@ -54,7 +54,8 @@ def _keep_fewer_products() -> None:
     """Let oneDNN and torch keep 128 compiled products each, unless their variables differ.
 
     Each row length has its own in bfloat16, of about a megabyte. A step calls each of its few shapes once a block, and lengths
-    seldom come again: with 1,024 a small model of 4 blocks held 1.5 GB after 80 rows of 64 to 1,023 tokens, with 128 0.8 GB, as fast.
+    seldom come again: with 1,024 a small model of 4 blocks held 1.5 GB after 80 rows of 64 to 1,023 tokens, with 128 0.8 GB,
+    as fast.
     """
     for name, number in _PRIMITIVES.items():
         os.environ.setdefault(name, number)
