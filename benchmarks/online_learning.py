@@ -33,12 +33,13 @@ SIGNS = "0123456789\0\0\0\0()"
 RATE = forge_algos.OptimizerSettings(learning_rate=3e-3, lr_scheduler="constant")
 ONLINE_RATE = forge_algos.OptimizerSettings(learning_rate=2e-3, lr_scheduler="constant")
 ADAPTERS = {
-    "none": ({}, 2e-3),
-    "lora": ({"adapter": "lora", "lora_r": 16, "lora_alpha": 32}, 3e-3),
+    "none": ({}, 1e-3),
+    "lora": ({"adapter": "lora", "lora_r": 16, "lora_alpha": 32}, 2e-3),
     "osft": ({"adapter": "osft", "unfreeze_rank_ratio": 0.5}, 2e-3),
 }
-"""Adapter → its settings, and its learning rate. LoRA's was chosen with RLOO on seed 100, which is not reported: at 1e-2 it
-learns as fast, and then its share of right answers jumps between 0.68 and 0.87 for as long as it trains."""
+"""Adapter → its settings, and its learning rate: chosen on the task `digit` with seed 100, which is not reported. At 2e-3 full
+fine-tuning ends there at 0.905 (GRPO), at 1e-3 between 0.981 and 0.985; at 3e-3 LoRA ends at 0.88 (PPO), at 2e-3 between 0.969
+and 0.985."""
 
 
 def decode(ids):
@@ -111,7 +112,8 @@ def noisy(task, seed, number):
 def fine_tuned(task, seed, steps):
     """Fine-tune the model that the methods start from."""
     torch.manual_seed(seed)
-    # An adapter leaves the head as it is: of rows as small as the default's it could give no token more than a seventh.
+    # An adapter leaves the head as it is: with rows as small as the default's no token would get more than a seventh, with
+    # rows of 0.2 all of `format`'s four tokens about 0.9.
     shape = {
         "initializer_range": 0.2,
         "hidden_size": 32,
@@ -121,6 +123,8 @@ def fine_tuned(task, seed, steps):
     }
     ends = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **shape, **ends))
+    with torch.no_grad():
+        model.lm_head.weight *= 2
     examples = list(noisy(task, seed, 64 * steps))
     optimizer = forge_algos.adamw(model, RATE)
     batches = ([forge_packing.collate(examples[64 * k : 64 * (k + 1)])] for k in range(steps))
@@ -223,7 +227,7 @@ def main() -> None:
     runs, seeds = [], range(options.first_seed, options.first_seed + options.seeds)
     for task in options.task or TASKS:
         for method, adapter, seed in itertools.product(options.method or METHODS, options.adapter or ADAPTERS, seeds):
-            sft_steps = 10 if options.toy else 60
+            sft_steps = 10 if options.toy else 120
             sizes = {"sft_steps": sft_steps, "rollouts": options.rollouts, "enough": 0.97}
             runs.append(learn(method, task, seed, adapter, **sizes, rate=options.rate))
             note(" ".join(f"{name} {value}" for name, value in runs[-1].items()))

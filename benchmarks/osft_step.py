@@ -1,0 +1,124 @@
+"""Claim: a training step with OSFT takes at most 1.15 times that of full fine-tuning, on a CPU.
+
+Both sides train a copy of one model on the same packed batches by `forge_algos.train`, with AdamW, clipping and schedule: one
+fully, the other with the default OSFT, a share of each layer's directions free. They take turns step by step in one process,
+each round in the opposite order of the round before. The ratio is 1.15 over the median over all rounds of OSFT's seconds over
+full fine-tuning's. `osft_cost.py` measures single layers.
+
+    python benchmarks/osft_step.py --ratio 0.25
+"""
+
+import argparse
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from _models import SHAPES, write_model
+from _repeated_steps import repeated_steps
+from _report import emit, machine, note
+
+LIMIT = 1.15
+
+
+def main() -> None:
+    """Measure and print the line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="smollm2-135m")
+    parser.add_argument("--tokens", type=int, default=2048, help="most tokens in a micro-batch")
+    parser.add_argument("--micro-batches", type=int, default=1, help="micro-batches in a step")
+    parser.add_argument("--ratio", type=float, default=0.25, help="unfreeze_rank_ratio")
+    parser.add_argument("--steps", type=int, default=10, help="measured steps")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not counted")
+    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
+    options = parser.parse_args()
+    shape, tokens, warmup, measured = options.shape, options.tokens, options.warmup, options.steps
+    if options.toy:
+        shape, tokens, warmup, measured = "toy-llama", 128, 1, 4
+    at = machine()
+
+    import torch
+
+    from forge_accel import accelerator
+    from forge_algos import SFT, AdapterSettings, OptimizerSettings, adamw, adapt, schedule, train
+    from forge_dist import load_model
+
+    found = accelerator("cpu")
+    device = found.device.value
+    attention = found.attention("auto", torch.float32).value
+    settings = OptimizerSettings(learning_rate=1e-5, lr_scheduler="cosine", warmup_steps=2, max_grad_norm=1.0)
+    adapters = {"full": AdapterSettings(), "osft": AdapterSettings(adapter="osft", unfreeze_rank_ratio=options.ratio)}
+    with tempfile.TemporaryDirectory(prefix="forge-bench-") as scratch:
+        directory = write_model(shape, Path(scratch) / "model")
+        steps = repeated_steps(
+            directory,
+            shape,
+            tokens=tokens,
+            micro_batches=options.micro_batches,
+            steps=warmup + measured,
+            toy=options.toy,
+        )
+        model = load_model(
+            str(directory),
+            dtype=torch.float32,
+            device=device,
+            attention=attention.name,
+            attention_function=attention.function,
+        )
+    loops: dict[str, Iterator[Any]] = {}
+    trained: dict[str, int] = {}
+    began = time.perf_counter()
+    for side, adapter in adapters.items():
+        adaptation = adapt(copy.deepcopy(model), adapter)
+        trained[side] = sum(p.numel() for p in adaptation.model.parameters() if p.requires_grad)
+        optimizer = adamw(adaptation.model, settings, fused=found.fused_optimizer.value)
+        loops[side] = train(
+            adaptation.model,
+            steps,
+            objective=SFT(),
+            optimizer=optimizer,
+            scheduler=schedule(optimizer, settings, num_steps=len(steps)),
+            max_grad_norm=1.0,
+            device=device,
+            adaptation=adaptation,
+        )
+    divided = time.perf_counter() - began
+    taken: dict[str, list[float]] = {side: [] for side in loops}
+    losses: dict[str, float] = {}
+    for step in range(len(steps)):
+        for side in list(loops) if step % 2 == 0 else reversed(list(loops)):
+            began = time.perf_counter()
+            losses[side] = next(loops[side]).loss
+            taken[side].append(time.perf_counter() - began)
+        if step == 0 and abs(losses["full"] - losses["osft"]) > 1e-4 * abs(losses["full"]):
+            raise SystemExit(f"the sides do not begin as the same model: losses {losses}")
+    seconds = {side: times[warmup:] for side, times in taken.items()}
+    over = statistics.median(osft / full for osft, full in zip(seconds["osft"], seconds["full"], strict=True))
+    note(f"OSFT over full fine-tuning: {over:.3f}; losses {losses}")
+    emit(
+        "osft_step",
+        "1.15 over a step of OSFT as a share of full fine-tuning's",
+        LIMIT / over,
+        1.0,
+        toy=options.toy,
+        at=at,
+        over_full=round(over, 4),
+        seconds_per_step={side: round(statistics.median(times), 4) for side, times in seconds.items()},
+        dividing_seconds=round(divided, 1),
+        trainable=trained,
+        sizes={
+            "shape": shape,
+            "tokens_per_micro_batch": tokens,
+            "micro_batches": options.micro_batches,
+            "unfreeze_rank_ratio": options.ratio,
+            "steps": measured,
+            "threads": torch.get_num_threads(),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
