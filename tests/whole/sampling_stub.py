@@ -147,11 +147,11 @@ class Stub:
     def post_generate(self, body: Any) -> Any:
         model = self.adapters[body["lora_path"]] if "lora_path" in body else self.model
         several = isinstance(body["input_ids"][0], list)
-        asked = zip(body["input_ids"], body["sampling_params"], strict=True) if several else [(body["input_ids"], body["sampling_params"])]
+        prompts, sampling = (body[name] if several else [body[name]] for name in ("input_ids", "sampling_params"))
         # A seed counts where it draws by seeds alone, and is that of all completions of a request.
         found = [
             self.generated(model, prompt, own, own["sampling_seed"] if self.fault == "seeded" else next(self.requests))
-            for prompt, own in asked
+            for prompt, own in zip(prompts, sampling, strict=True)
             for _ in range(own["n"])
         ]
         return 200, found if several or len(found) > 1 else found[0]
@@ -165,7 +165,10 @@ class Stub:
             reason = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
         versions = [{"version": self.weight_version, "start": 0, "end": len(ids)}]
         if self.fault == "mixes":
-            versions = [{"version": "former", "start": 0, "end": 1}, {"version": self.weight_version, "start": 1, "end": len(ids)}]
+            versions = [
+                {"version": "former", "start": 0, "end": 1},
+                {"version": self.weight_version, "start": 1, "end": len(ids)},
+            ]
         meta = {
             "id": "0",
             "finish_reason": reason,

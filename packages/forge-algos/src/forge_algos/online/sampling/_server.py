@@ -199,8 +199,8 @@ class Server(ABC):
             )
         if not finished and (reason != "length" or len(tokens) != draws.max_new_tokens):
             raise RolloutError(
-                f"{self.name} at {self.url} ended a completion for {reason!r} after {len(tokens)} of {draws.max_new_tokens} tokens: "
-                "another process aborted it, or the server limits what it writes"
+                f"{self.name} at {self.url} ended a completion for {reason!r} after {len(tokens)} of {draws.max_new_tokens} "
+                "tokens: another process aborted it, or the server limits what it writes"
             )
         return Drawn(tokens, numbers, finished)
 
