@@ -1,7 +1,11 @@
-"""A small sampling server: the routes of vLLM and SGLang that forge calls, a real model, and faults on demand."""
+"""A small sampling server: the routes of vLLM and SGLang that forge calls, a real model, and faults on demand.
+
+What it answers as SGLang has the fields that SGLang 0.5.23 itself answered (`interfaces/sampling_servers.json`, "answers").
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -27,11 +31,14 @@ class Stub:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
         self.model: Any = AutoModelForCausalLM.from_pretrained(model_path).eval()
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
+        self.answered: list[tuple[str, Any]] = []
         self.loaded: list[str] = []
         self.weight_version = "default"
         self.resets = 0
         self.adapters: dict[str, Any] = {}
         self.lock = threading.Lock()
+        self.requests = itertools.count()
+        self.context = 8 if fault == "short" else 512
 
     def answer(self, method: str, route: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Answer a request: (status, JSON or a sentence)."""
@@ -40,18 +47,20 @@ class Stub:
         handler = getattr(self, f"{method.lower()}_{name}", None)
         if handler is None:
             return 404, {"error": f"no route {method} {route}"}
-        return handler(body)
+        status, found = handler(body)
+        self.answered.append((f"{method} {route.partition('?')[0]}", found))
+        return status, found
 
     # Both
-    def get_v1_models(self, _body: Any) -> Any:
-        longest = 8 if self.fault == "short" else 512
-        return 200, {"data": [{"id": "served", "root": self.path, "max_model_len": longest}]}
-
     def post_tokenize(self, body: Any) -> Any:
         ids = self.tokenizer(body["prompt"], add_special_tokens=body["add_special_tokens"])["input_ids"]
-        return 200, {"tokens": [i + 1 for i in ids] if self.fault == "wrong model" else ids}
+        ids = [i + 1 for i in ids] if self.fault == "wrong model" else ids
+        return 200, {"tokens": ids, "count": len(ids), "max_model_len": self.context}
 
     # vLLM
+    def get_v1_models(self, _body: Any) -> Any:
+        return 200, {"data": [{"id": "served", "root": self.path, "max_model_len": self.context}]}
+
     def get_version(self, _body: Any) -> Any:
         return 200, {"version": "0.6.1" if self.fault == "old" else VERSIONS["vllm"]}
 
@@ -106,7 +115,11 @@ class Stub:
 
     # SGLang
     def get_server_info(self, _body: Any) -> Any:
-        return 200, {"version": "0.4.1" if self.fault == "old" else VERSIONS["sglang"]}
+        return 200, {
+            "version": "0.4.1" if self.fault == "old" else VERSIONS["sglang"],
+            "enable_deterministic_inference": self.fault == "seeded",
+            "max_req_input_len": self.context - 6,
+        }
 
     def get_model_info(self, _body: Any) -> Any:
         return 200, {"model_path": self.path, "weight_version": self.weight_version}
@@ -115,26 +128,66 @@ class Stub:
         self.load(body["model_path"])
         if self.fault != "restarted":
             self.weight_version = body["weight_version"]
-        return 200, {"success": True, "message": "Succeeded"}
+        said = f"Succeeded to update model weights. Weight version updated to {self.weight_version}."
+        return 200, {"success": True, "message": said, "num_paused_requests": 0}
 
     def post_load_lora_adapter(self, body: Any) -> Any:
-        self.post_v1_load_lora_adapter(body)
-        return 200, {"success": True, "loaded_adapters": list(self.adapters)}
+        self.load_adapter(body["lora_name"], body["lora_path"])
+        return 200, self.adapters_now()
 
     def post_unload_lora_adapter(self, body: Any) -> Any:
-        self.post_v1_unload_lora_adapter(body)
-        return 200, {"success": True, "loaded_adapters": list(self.adapters)}
+        del self.adapters[body["lora_name"]]
+        return 200, self.adapters_now()
+
+    def adapters_now(self) -> dict[str, Any]:
+        """What SGLang answers once it has taken or forgotten an adapter."""
+        loaded = dict.fromkeys(self.adapters, self.path)
+        return {"rid": None, "http_worker_ipc": None, "success": True, "error_message": "", "loaded_adapters": loaded}
 
     def post_generate(self, body: Any) -> Any:
-        own, found = body["sampling_params"], []
         model = self.adapters[body["lora_path"]] if "lora_path" in body else self.model
-        for index in range(own["n"]):
-            ids, logps, stopped = self.draw(model, body["input_ids"], own, own["max_new_tokens"], own["sampling_seed"] ^ index)
-            reason = {"type": "stop", "matched": ids[-1]} if stopped else {"type": "length", "length": len(ids)}
-            pairs = [[logp, token, None] for token, logp in zip(ids, logps, strict=True)]
-            meta = {"output_token_logprobs": pairs, "finish_reason": reason, "weight_version": self.weight_version}
-            found.append({"output_ids": ids, "meta_info": meta})
-        return 200, found[0] if len(found) == 1 else found
+        several = isinstance(body["input_ids"][0], list)
+        prompts, sampling = (body[name] if several else [body[name]] for name in ("input_ids", "sampling_params"))
+        # A seed counts where it draws by seeds alone, and is that of all completions of a request.
+        found = [
+            self.generated(model, prompt, own, own["sampling_seed"] if self.fault == "seeded" else next(self.requests))
+            for prompt, own in zip(prompts, sampling, strict=True)
+            for _ in range(own["n"])
+        ]
+        return 200, found if several or len(found) > 1 else found[0]
+
+    def generated(self, model: Any, prompt: list[int], own: dict[str, Any], seed: int) -> dict[str, Any]:
+        """One completion as SGLang gives it."""
+        most = min(own["max_new_tokens"], self.context - 2 - len(prompt))
+        ids, logps, stopped = self.draw(model, prompt, own, most // 2 if self.fault == "limits" else most, seed)
+        reason: dict[str, Any] = {"type": "stop", "matched": ids[-1]} if stopped else {"type": "length", "length": len(ids)}
+        if self.fault == "aborts":
+            reason = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        versions = [{"version": self.weight_version, "start": 0, "end": len(ids)}]
+        if self.fault == "mixes":
+            versions = [
+                {"version": "former", "start": 0, "end": 1},
+                {"version": self.weight_version, "start": 1, "end": len(ids)},
+            ]
+        meta = {
+            "id": "0",
+            "finish_reason": reason,
+            "prompt_tokens": len(prompt),
+            "weight_version": self.weight_version,
+            "num_retractions": 0,
+            "input_token_logprobs": [],
+            "output_token_logprobs": [[logp, token, None] for token, logp in zip(ids, logps, strict=True)],
+            "output_token_logprobs_length": len(ids),
+            "reasoning_tokens": 0,
+            "completion_tokens": len(ids),
+            "cached_tokens": 0,
+            "weight_versions": versions,
+            "cached_tokens_details": {"device": 0, "host": 0},
+            "dp_rank": None,
+            "e2e_latency": 0.1,
+            "response_sent_to_client_ts": 0.0,
+        }
+        return {"text": self.tokenizer.decode(ids), "output_ids": ids, "meta_info": meta}
 
     def load(self, path: str) -> None:
         """Read all weights of a directory, as a server does."""

