@@ -106,6 +106,22 @@ def test_a_setting_without_effect_is_refused(name, adapter):
         AdapterSettings(adapter=adapter, **{name: value})
 
 
+@pytest.mark.parametrize(
+    ("given", "directions"),
+    [
+        ({}, "weights"),
+        ({"osft_calibration_path": "rows.jsonl"}, "inputs"),
+        ({"osft_calibration_path": "rows.jsonl", "osft_rank": "adaptive"}, "weights"),
+        ({"osft_calibration_path": "rows.jsonl", "osft_rule": "paper"}, "inputs"),
+    ],
+)
+def test_rows_of_what_is_to_be_kept_choose_what_osft_protects(given, directions):
+    """Inputs where there are rows to measure them on, unless these are for the shares."""
+    chosen = AdapterSettings(adapter="osft", **given)
+    assert chosen.protects == directions
+    assert AdapterSettings(**attrs.asdict(chosen)) == chosen
+
+
 def test_ints_are_numbers_and_lists_tuples():
     """An int is taken where a float is meant, and a list where a tuple is."""
     assert OptimizerSettings(learning_rate=1, weight_decay=0).learning_rate == 1

@@ -146,10 +146,12 @@ class AdapterSettings:
     unfreeze_rank_ratio: float = attrs.field(default=0.25, validator=_share)
     """Share of each target's singular directions that osft lets move,
     those of the smallest singular values: 0 moves no target, 1 trains the targets as they are."""
-    osft_directions: OSFTDirections = attrs.field(default="weights", validator=one_of(OSFTDirections))
+    osft_directions: OSFTDirections | None = attrs.field(
+        default=None, validator=attrs.validators.optional(one_of(OSFTDirections))
+    )
     """Which directions of a target osft protects first. weights: those of its large singular values.
     inputs: those in which its inputs and outputs are largest on the rows of osft_calibration_path, which shows what the model
-    is to keep."""
+    is to keep. By default inputs where there are such rows and osft_rank=uniform, else weights."""
     osft_rule: OSFTRule = attrs.field(default="strict", validator=one_of(OSFTRule))
     """Moves that osft's protected directions forbid.
     strict: any on their input side or on their output side. paper: only those that lead from the one to the other (the
@@ -163,8 +165,8 @@ class AdapterSettings:
     or less of one that turns its input little (adaptive, the paper's importance), with unfreeze_rank_ratio as their mean."""
     osft_calibration_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
     """Rows of what the model is to keep, of earlier tasks and of general use.
-    osft_directions=inputs, which needs them, and osft_rank=adaptive measure on them, the latter by default on the first rows
-    that are trained on."""
+    osft_directions=inputs, which needs them and is the default with them, and osft_rank=adaptive measure on them, the latter
+    by default on the first rows that are trained on."""
     rank_pattern: tuple[str, ...] | Mapping[str, int] | None = attrs.field(
         default=None, converter=_pattern, validator=attrs.validators.optional(_check_pattern), metadata={"words": tuple}
     )
@@ -200,20 +202,27 @@ class AdapterSettings:
         if self.adapter != "osft":
             return
         self._refuse_unread("osft_form", "osft_rule", ["strict"])
-        if self.osft_directions == "weights":
+        if self.protects == "weights":
             self._refuse_unread("osft_calibration_path", "osft_rank", ["adaptive"])
         else:
             of_weights = {"osft_form": "direct", "osft_svd": "exact", "osft_cache": None}
             for name in (name for name, usual in of_weights.items() if getattr(self, name) != usual):
                 value = getattr(self, name)
                 raise ValueError(
-                    f"{name}={value!r} is of singular vectors, and osft_directions='inputs' takes none: leave one out"
+                    f"{name}={value!r} is of singular vectors, and osft_directions='inputs', the default with "
+                    "osft_calibration_path, takes none: leave one out"
                 )
         if self.osft_form == "factors" and self.osft_svd == "randomized":
             raise ValueError(
                 "osft_svd='randomized' finds the protected directions alone, and osft_form='factors' trains the others: leave "
                 "one out"
             )
+
+    @property
+    def protects(self) -> OSFTDirections:
+        """Which directions OSFT protects first: `osft_directions`, or what it is where left open."""
+        measured = self.osft_calibration_path is not None and self.osft_rank == "uniform"
+        return self.osft_directions or ("inputs" if measured else "weights")
 
     @property
     def subtracts(self) -> bool:

@@ -414,5 +414,5 @@ def without_measurements(adapter: Any) -> Any:
     """
     if adapter.adapter != "osft":
         return adapter
-    rows = adapter.osft_calibration_path if adapter.osft_directions == "inputs" else None
+    rows = adapter.osft_calibration_path if adapter.protects == "inputs" else None
     return attrs.evolve(adapter, osft_rank="uniform", osft_calibration_path=rows, osft_cache=None)

@@ -25,8 +25,6 @@ from forge.tasks.items._samples import Samples
 
 _CALIBRATION_TOKENS = 16_384
 """Tokens on which OSFT measures; more change the second digit of no importance."""
-MEASURING = {"osft_directions": "inputs", "osft_rank": "adaptive"}
-"""Settings of OSFT and their values that measure on rows of earlier tasks."""
 _OTHER_RANK = "set osft_calibration_path to such rows, or osft_rank=uniform"
 _OTHER_INIT = "set another init_lora_weights"
 
@@ -67,12 +65,17 @@ def adapt_model(
         cache = folder if s.adapter.osft_cache is None else Path(s.adapter.osft_cache)
         before = ranks.first(lambda: _read_plan(folder / "plan.json"))
         importance, moments, rows, batches = None, None, "", []
-        measures = [name for name, value in MEASURING.items() if getattr(s.adapter, name) == value]
+        inputs, adaptive = s.adapter.protects == "inputs", s.adapter.osft_rank == "adaptive"
+        measures = ["osft_directions"] * inputs + ["osft_rank"] * adaptive
+        if not inputs:
+            report.note(
+                "osft protects the weights' directions; osft_calibration_path, with rows of what to keep, protects more"
+            )
         if before is not None:
             # The shares of a run that is resumed are in its plan.
             measures = [name for name in measures if name != "osft_rank"]
         if measures:
-            batches = _calibration(task, s, tokenizer, train, root, ranks, measures[0])
+            batches = _calibration(task, s, tokenizer, train, root, ranks)
         if "osft_rank" in measures:
 
             def importance(targets: Sequence[str]) -> dict[str, float]:
@@ -161,16 +164,14 @@ def _write_plan(file: Path, plan: dict[str, Any]) -> None:
     forge_dist.write_text_atomically(file, json.dumps(plan, indent=1) + "\n")
 
 
-def _calibration(
-    task: Task, s: Any, tokenizer: Any, train: Items, root: Path, ranks: forge_dist.Ranks, setting: str
-) -> list[Any]:
-    """Return batches of the earlier tasks' rows, or of this task's, for `setting` to measure on.
+def _calibration(task: Task, s: Any, tokenizer: Any, train: Items, root: Path, ranks: forge_dist.Ranks) -> list[Any]:
+    """Return batches of the earlier tasks' rows, or for osft_rank=adaptive of this task's, to measure on.
 
     They are the same on every rank.
     """
     path = s.adapter.osft_calibration_path
     if path is None:
-        return list(_few_batches(_imitated(task, train, f"{setting}={MEASURING[setting]}", _OTHER_RANK), row_tokens(s)))
+        return list(_few_batches(_imitated(task, train, "osft_rank=adaptive", _OTHER_RANK), row_tokens(s)))
     place = root / "data" / "calibration"
     # As the task's own rows are: in its template, and no longer.
     given: dict[str, Any] = {

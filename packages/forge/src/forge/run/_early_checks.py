@@ -61,7 +61,7 @@ def _check_rates(s: Any) -> None:
 
 def _check_calibration(s: Any) -> None:
     """Refuse rows to protect that are not given, or cannot be measured on."""
-    if s.adapter.osft_directions == "inputs" and s.adapter.osft_calibration_path is None:
+    if s.adapter.protects == "inputs" and s.adapter.osft_calibration_path is None:
         raise SettingsError(
             "osft_directions=inputs protects what layers are given on rows that the model is to keep, and there are none: set "
             "osft_calibration_path to rows of earlier tasks and of general use, or osft_directions=weights."
@@ -93,14 +93,14 @@ def _check_cut(s: Any) -> None:
         "adapter": "its virtual tokens stand before each sample, where a row has no place"
         if s.adapter.adapter in VIRTUAL
         else "",
-        "osft_directions": "inputs are measured on whole rows" if s.adapter.osft_directions == "inputs" else "",
+        "osft_directions": "inputs are measured on whole rows" if s.adapter.protects == "inputs" else "",
         "osft_rank": "importance is measured on whole rows" if s.adapter.osft_rank == "adaptive" else "",
         "init_lora_weights": "inputs are measured on whole rows" if s.adapter.init_lora_weights == "eva" else "",
         "neftune_alpha": "its noise is drawn for whole rows" if getattr(s.objective, "neftune_alpha", 0) else "",
     }
     for name, why in reasons.items():
         if why:
-            value = as_values(s)[name]
+            value = s.adapter.protects if name == "osft_directions" else as_values(s)[name]
             raise SettingsError(
                 f"cp_size={s.strategy.cp_size} cuts packed rows over ranks, and with {name}={value} it cannot: {why}. "
                 f"Leave one of the two out."

@@ -112,7 +112,7 @@ class OSFT(Adaptation):
                 "bases": target.bases,
                 "error": target.error,
                 # Of singular vectors nothing needs to be said.
-                **({} if self._settings.osft_directions == "weights" else {"directions": self._settings.osft_directions}),
+                **({} if self._settings.protects == "weights" else {"directions": self._settings.protects}),
                 # Of a linear layer it follows from the name.
                 **({} if target.experts is None else {"tensor": target.parameter}),
                 **({"transposed": True} if is_transposed(target.module) else {}),
@@ -147,7 +147,7 @@ class OSFT(Adaptation):
             moving |= {"embeddings", "head"}
         frozen = [kind for kind in ("embeddings", "head", "norms", "biases") if kind not in moving]
         worst = max((target.error for target in self._targets.values()), default=0.0)
-        if self._settings.osft_directions == "inputs":
+        if self._settings.protects == "inputs":
             quality = (
                 "protected is where inputs and outputs are largest on rows of earlier tasks, with all but "
                 f"{worst:.2%} of the inputs' squares or more"
@@ -258,7 +258,7 @@ def _moments(model: nn.Module, settings: AdapterSettings, targets: Mapping[str, 
     Raises:
         AdapterError: nothing measures them, or a target is a stack of experts.
     """
-    if settings.osft_directions == "weights":
+    if settings.protects == "weights":
         return None
     stacked = next((name for name, target in targets.items() if target.experts is not None), None)
     if stacked is not None:
