@@ -115,6 +115,8 @@ class Stub:
 
     # SGLang
     def get_server_info(self, _body: Any) -> Any:
+        if self.fault == "bare":
+            return 200, {"version": VERSIONS["sglang"]}
         return 200, {
             "version": "0.4.1" if self.fault == "old" else VERSIONS["sglang"],
             "enable_deterministic_inference": self.fault == "seeded",
@@ -161,6 +163,8 @@ class Stub:
         most = min(own["max_new_tokens"], self.context - 2 - len(prompt))
         ids, logps, stopped = self.draw(model, prompt, own, most // 2 if self.fault == "limits" else most, seed)
         reason: dict[str, Any] = {"type": "stop", "matched": ids[-1]} if stopped else {"type": "length", "length": len(ids)}
+        if self.fault == "length first" and len(ids) == most:
+            reason = {"type": "length", "length": most}
         if self.fault == "aborts":
             reason = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
         versions = [{"version": self.weight_version, "start": 0, "end": len(ids)}]
@@ -187,6 +191,8 @@ class Stub:
             "e2e_latency": 0.1,
             "response_sent_to_client_ts": 0.0,
         }
+        if self.fault == "bare":
+            meta = {name: meta[name] for name in ("finish_reason", "output_token_logprobs")}
         return {"text": self.tokenizer.decode(ids), "output_ids": ids, "meta_info": meta}
 
     def load(self, path: str) -> None:
@@ -248,7 +254,7 @@ def served(kind: str, model_path: Path | str, *, fault: str = "") -> Iterator[tu
             # A sentence is sent as it is, as vLLM does.
             text = found.encode() if isinstance(found, str) else json.dumps(found).encode()
             self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
+            self.send_header("Content-Length", str(len(text) + (stub.fault == "torn")))
             self.end_headers()
             self.wfile.write(text)
 

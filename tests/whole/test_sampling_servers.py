@@ -184,6 +184,56 @@ def test_the_tokens_that_sglang_keeps_of_its_context_are_known(model_dir: Path) 
             sampler.check("", [], 507)
 
 
+def test_an_answer_without_what_other_releases_leave_out_is_taken(model_dir: Path) -> None:
+    """SGLang's limit of tokens, the way in which it draws and the version of its weights."""
+    with served("sglang", model_dir, fault="bare") as (url, _):
+        assert len(drawn(url)) == 3
+
+
+@pytest.mark.parametrize("answer", [{}, [], "down", {"version": None}, {"version": VERSIONS["sglang"]}])
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_an_answer_that_lacks_what_is_read_is_one_clear_error(kind: str, answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server at the address, say: its name, its address and what could not be read."""
+    sampler = forge_algos.online.RemoteSampler(kind, "http://127.0.0.1:9", eos_ids=[2], timeout=1)
+    monkeypatch.setattr(sampler.server, "ask", lambda _route, _body=None: answer)
+    with pytest.raises(forge_algos.RolloutError, match="http://127.0.0.1:9"):
+        sampler.check("", [], 8)
+    with pytest.raises(forge_algos.RolloutError, match="http://127.0.0.1:9"):
+        sampler.sample([np.array([5])], num_generations=1, max_new_tokens=8, temperature=1.0, top_p=1.0, top_k=0, seed=0)
+
+
+def test_an_answer_that_breaks_off_is_one_clear_error(model_dir: Path) -> None:
+    """As of a server that dies while it answers."""
+    with (
+        served("sglang", model_dir, fault="torn") as (url, _),
+        pytest.raises(forge_algos.RolloutError, match="cannot be reached"),
+    ):
+        drawn(url)
+
+
+def test_an_end_token_that_was_the_last_one_allowed_is_an_end(model_dir: Path) -> None:
+    """Whether a server calls it an end or the limit depends on which of the two it looks for first."""
+    with served("sglang", model_dir, fault="length first") as (url, _):
+        sampler = forge_algos.online.RemoteSampler("sglang", url, eos_ids=list(range(2000)), timeout=30)
+        sampler.check("", [], 8)
+        own = {"num_generations": 2, "max_new_tokens": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 5}
+        found = sampler.sample([np.array([5, 6, 7])], **own)
+    assert [(len(completion.ids), completion.finished) for completion in found] == [(1, True)] * 2
+
+
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_a_turn_is_asked_for_what_the_server_has_room_for(model_dir: Path, kind: str) -> None:
+    """Of episodes that are asked together one may write more than the other, which has less of the context left."""
+    with served(kind, model_dir) as (url, stub):
+        sampler = forge_algos.online.RemoteSampler(kind, url, eos_ids=[2], timeout=30)
+        sampler.check("", [], 16)
+        longest = 512 if kind == "vllm" else 506
+        own = {"num_generations": 1, "max_new_tokens": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 5}
+        sampler.sample([np.array([5] * (longest - 2)), np.array([5])], **own)
+    bodies = [body for _, route, body in stub.asked if route in ("/v1/completions", "/generate")]
+    assert sorted(body.get("max_tokens") or body["sampling_params"]["max_new_tokens"] for body in bodies) == [2, 8]
+
+
 @pytest.mark.slow
 def test_the_small_server_answers_as_sglang_did(model_dir: Path, tmp_path: Path) -> None:
     """Field by field what SGLang itself answered."""

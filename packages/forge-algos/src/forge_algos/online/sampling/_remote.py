@@ -1,7 +1,8 @@
 """Sampling by a server beside the run, which is given the weights before each rollout."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,16 @@ class RemoteSampler:
 
     def check(self, text: str, ids: Sequence[int], tokens: int) -> str:
         """Compare the server's version, tokenizer and length with the run's; see `Server.check`."""
-        return self.server.check(text, ids, tokens)
+        with self._understood():
+            return self.server.check(text, ids, tokens)
 
     def load(self, directory: str, version: str, *, adapter: bool) -> None:
         """Make the server read the weights, or the adapter, of a directory."""
-        if adapter:
-            self.server.load_adapter(directory, version, self._version)
-        else:
-            self.server.load(directory, version)
+        with self._understood():
+            if adapter:
+                self.server.load_adapter(directory, version, self._version)
+            else:
+                self.server.load(directory, version)
         self.expect(version, adapter=adapter)
 
     def expect(self, version: str, *, adapter: bool) -> None:
@@ -72,7 +75,7 @@ class RemoteSampler:
             Draws(
                 prompt=np.asarray(prompt).tolist(),
                 number=num_generations,
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=self._room(len(prompt), max_new_tokens),
                 temperature=temperature,
                 seed=int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) % _MOST_SEEDS,
                 end_ids=self._eos_ids,
@@ -87,4 +90,26 @@ class RemoteSampler:
         return [Completion(ids=drawn.ids, finished=drawn.finished, logps=drawn.logps) for answer in answers for drawn in answer]
 
     def _draw(self, draws: Draws) -> list[Drawn]:
-        return self.server.draw(draws, self._version)
+        with self._understood():
+            return self.server.draw(draws, self._version)
+
+    def _room(self, length: int, wanted: int) -> int:
+        """Return how many tokens to ask for after a prompt of `length`: no more than the server has room for.
+
+        A turn of an episode is asked with those of others, of which one may still write more than this one.
+        """
+        longest = self.server.longest
+        return wanted if longest is None or longest <= length else min(wanted, longest - length)
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Raise RolloutError for an answer that lacks what is read of it."""
+        try:
+            yield
+        except RolloutError:
+            raise
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+            raise RolloutError(
+                f"{self.server.name} at {self.server.url} answered something else than {self.server.name} does "
+                f"({type(error).__name__}: {error}): look at what serves there, and at its version"
+            ) from error

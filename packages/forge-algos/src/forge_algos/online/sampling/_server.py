@@ -4,6 +4,7 @@ Each class says the same things to its server: what are you, draw these, take th
 both can read. What a route is called and takes is compared with the released servers' sources by a test.
 """
 
+import http.client
 import json
 import time
 import urllib.error
@@ -64,6 +65,8 @@ class Server(ABC):
         self.url, self.timeout = url.rstrip("/"), timeout
         self.model = ""
         """What requests name as their model."""
+        self.longest: int | None = None
+        """Tokens that a prompt with its completion may have, where `check` was told."""
         self.whole = False
         """Whether it was given whole weights, and not an adapter, which requests name by its version."""
 
@@ -116,16 +119,16 @@ class Server(ABC):
                 f"sampler_url {self.url}: {self.name} {version} is older than {'.'.join(map(str, self.least))}, the first "
                 "whose interface is known here; update it"
             )
-        self.model, longest = self.served()
+        self.model, self.longest = self.served()
         theirs = self.tokenize(text)
         if theirs != list(ids):
             raise RolloutError(
                 f"sampler_url {self.url}: {self.name} serves {self.model!r}, whose tokenizer gives {text!r} the ids "
                 f"{theirs[:8]}, and the trained model's gives {list(ids)[:8]}: it serves another model; start it with the run's"
             )
-        if longest is not None and longest < tokens:
+        if self.longest is not None and self.longest < tokens:
             raise RolloutError(
-                f"sampler_url {self.url}: {self.name} reads {longest:,} tokens at most, and a prompt with its completion may "
+                f"sampler_url {self.url}: {self.name} reads {self.longest:,} tokens at most, and a prompt with its completion may "
                 f"have {tokens:,}; start it with a longer context, or lower max_new_tokens"
             )
         return f"{self.name} {version} at {self.url} serves {self.model}"
@@ -160,12 +163,12 @@ class Server(ABC):
             raise RolloutError(f"{self.name} at {self.url}{route} refused: {error.code} {error.reason}: {said}") from error
         except TimeoutError as error:
             raise self._late(route) from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
                 raise self._late(route) from error
             raise RolloutError(
-                f"{self.name} at {self.url}{route} cannot be reached: {reason}; start it again, and give the same command: the "
+                f"{self.name} at {self.url}{route} cannot be reached: {reason or type(reason).__name__}; start it again, and give the same command: the "
                 "run resumes"
             ) from error
 
@@ -192,12 +195,14 @@ class Server(ABC):
                 f"to {draws.max_new_tokens} were asked for"
             )
         finished = bool(tokens[-1] in draws.end_ids)
-        if finished != (reason == "stop"):
+        # An end token that was the last one allowed may be called either.
+        full = reason == "length" and len(tokens) == draws.max_new_tokens
+        if finished != (reason == "stop") and not full:
             raise RolloutError(
                 f"{self.name} at {self.url} ended a completion for {reason!r}, and its last token {int(tokens[-1])} "
                 f"{'ends' if finished else 'does not end'} one: it stops at other tokens than the trained model's"
             )
-        if not finished and (reason != "length" or len(tokens) != draws.max_new_tokens):
+        if not finished and not full:
             raise RolloutError(
                 f"{self.name} at {self.url} ended a completion for {reason!r} after {len(tokens)} of {draws.max_new_tokens} "
                 "tokens: another process aborted it, or the server limits what it writes"
@@ -308,7 +313,7 @@ class SGLang(Server):
         info = self.ask("/server_info")
         self._seeded = bool(info.get("enable_deterministic_inference"))
         # A few tokens less than the context: beyond them it shortens completions without a word, and refuses prompts.
-        return self.ask("/model_info")["model_path"], info["max_req_input_len"]
+        return self.ask("/model_info")["model_path"], info.get("max_req_input_len")
 
     def tokenize(self, text: str) -> list[int]:
         return self.ask("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})["tokens"]
@@ -341,7 +346,9 @@ class SGLang(Server):
 
     def _drawn(self, draws: Draws, answer: Mapping[str, Any], version: str | None) -> Drawn:
         meta = answer.get("meta_info") or {}
-        self.same_weights({str(meta.get("weight_version"))} | _texts(meta.get("weight_versions") or []), version)
+        whole = meta.get("weight_version")
+        theirs = _texts(meta.get("weight_versions") or []) | (set() if whole is None else {str(whole)})
+        self.same_weights(theirs or None, version)
         pairs = meta.get("output_token_logprobs") or []
         return self.checked(
             draws, [pair[1] for pair in pairs], [pair[0] for pair in pairs], (meta.get("finish_reason") or {}).get("type")
