@@ -256,12 +256,15 @@ def test_inputs_of_earlier_rows_are_protected(model_dir: Path, folder: Path, tmp
     assert not (tmp_path / "none").exists()
     settings["osft_calibration_path"] = str(write_rows(tmp_path / "earlier.jsonl", earlier))
     del settings["osft_directions"]  # with such rows it is the default
+    with pytest.raises(forge.SettingsError, match="cp_size=2 .* with osft_calibration_path=.*earlier.jsonl it cannot"):
+        run_verb("sft", {**settings, "cp_size": 2, "strategy": "fsdp2", "ckpt_output_dir": str(tmp_path / "none")})
     whole = run_verb("sft", {**settings, "ckpt_output_dir": str(tmp_path / "whole")})
     halves = {**settings, "ckpt_output_dir": str(tmp_path / "halves")}
     run_verb("sft", {**halves, "max_steps": 3})
-    again = run_verb("sft", halves)
+    again = run_verb("sft", {**halves, "osft_directions": "inputs"})  # as it is already
     one, other = (Path(result["model_dir"]) / "model.safetensors" for result in (whole, again))
     assert one.read_bytes() == other.read_bytes()
+    assert "osft_calibration_path, with rows of what to keep" not in (tmp_path / "whole/log.txt").read_text()
     for run in ("whole", "halves"):  # what was measured stands beside the run, which a resume reads
         assert (tmp_path / run / "log.txt").read_text().count("osft_directions=inputs: measuring what") == 1
     assert (
@@ -278,6 +281,26 @@ def test_inputs_of_earlier_rows_are_protected(model_dir: Path, folder: Path, tmp
         file.unlink()
     with pytest.raises(forge_algos.AdapterError, match="put back the run's osft/"):
         inspect(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", ["none", "osft"])
+def test_a_run_of_a_version_that_wrote_what_is_protected_resumes(
+    adapter: str, model_dir: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It wrote `osft_directions: weights` to every run, and into its full states, where now nothing is given."""
+    settings = {**settings_of("sft", model_dir, folder), "adapter": adapter, "ckpt_output_dir": str(tmp_path)}
+    settings |= {"lr_scheduler": "constant", "keep_full_state": True}
+    run_verb("sft", {**settings, "max_steps": 2})
+    state = json.loads((tmp_path / "full_state/step_2/manifest.json").read_text())
+    assert state["must_match"]["osft_directions"] == "weights"
+    config = (tmp_path / "config.yaml").read_text()
+    assert "osft_directions: null" in config
+    (tmp_path / "config.yaml").write_text(config.replace("osft_directions: null", "osft_directions: weights"))
+    run_verb("sft", {**settings, "max_steps": 3})
+    said = capsys.readouterr().err
+    assert "resuming after step 2" in said
+    assert said.count("osft_calibration_path, with rows of what to keep, protects more") == (adapter == "osft")
 
 
 @pytest.mark.slow

@@ -122,6 +122,23 @@ def test_rows_of_what_is_to_be_kept_choose_what_osft_protects(given, directions)
     assert AdapterSettings(**attrs.asdict(chosen)) == chosen
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"osft_directions": "weights"},
+            "no effect with osft_directions='weights' and osft_rank='uniform': leave it or",
+        ),
+        ({"osft_form": "factors"}, "osft_form='factors' is of singular vectors, and what osft_calibration_path protects takes"),
+        ({"osft_directions": "inputs", "osft_cache": "there"}, "singular vectors, and osft_directions='inputs' takes none"),
+    ],
+)
+def test_what_does_not_go_with_rows_to_keep_is_refused_by_what_was_given(given, says):
+    """The message names no setting that was left open."""
+    with pytest.raises(ValueError, match=says):
+        AdapterSettings(adapter="osft", osft_calibration_path="rows.jsonl", **given)
+
+
 def test_ints_are_numbers_and_lists_tuples():
     """An int is taken where a float is meant, and a list where a tuple is."""
     assert OptimizerSettings(learning_rate=1, weight_decay=0).learning_rate == 1

@@ -203,14 +203,17 @@ class AdapterSettings:
             return
         self._refuse_unread("osft_form", "osft_rule", ["strict"])
         if self.protects == "weights":
-            self._refuse_unread("osft_calibration_path", "osft_rank", ["adaptive"])
+            if self.osft_calibration_path is not None and self.osft_rank == "uniform":
+                raise ValueError(
+                    f"osft_calibration_path={self.osft_calibration_path!r} has no effect with osft_directions='weights' and "
+                    "osft_rank='uniform': leave it or osft_directions out, or set osft_rank=adaptive"
+                )
         else:
             of_weights = {"osft_form": "direct", "osft_svd": "exact", "osft_cache": None}
             for name in (name for name, usual in of_weights.items() if getattr(self, name) != usual):
-                value = getattr(self, name)
+                chosen = "osft_directions='inputs'" if self.osft_directions else "what osft_calibration_path protects"
                 raise ValueError(
-                    f"{name}={value!r} is of singular vectors, and osft_directions='inputs', the default with "
-                    "osft_calibration_path, takes none: leave one out"
+                    f"{name}={getattr(self, name)!r} is of singular vectors, and {chosen} takes none: leave one out"
                 )
         if self.osft_form == "factors" and self.osft_svd == "randomized":
             raise ValueError(
@@ -221,8 +224,12 @@ class AdapterSettings:
     @property
     def protects(self) -> OSFTDirections:
         """Which directions OSFT protects first: `osft_directions`, or what it is where left open."""
-        measured = self.osft_calibration_path is not None and self.osft_rank == "uniform"
-        return self.osft_directions or ("inputs" if measured else "weights")
+        return self.osft_directions or self.usual_directions(self.osft_calibration_path, self.osft_rank)
+
+    @staticmethod
+    def usual_directions(osft_calibration_path: str | None, osft_rank: OSFTRank) -> OSFTDirections:
+        """Return what `osft_directions` is where it is left open, beside these settings."""
+        return "inputs" if osft_calibration_path is not None and osft_rank == "uniform" else "weights"
 
     @property
     def subtracts(self) -> bool:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 
 import forge_algos
@@ -67,10 +68,6 @@ def adapt_model(
         importance, moments, rows, batches = None, None, "", []
         inputs, adaptive = s.adapter.protects == "inputs", s.adapter.osft_rank == "adaptive"
         measures = ["osft_directions"] * inputs + ["osft_rank"] * adaptive
-        if not inputs:
-            report.note(
-                "osft protects the weights' directions; osft_calibration_path, with rows of what to keep, protects more"
-            )
         if before is not None:
             # The shares of a run that is resumed are in its plan.
             measures = [name for name in measures if name != "osft_rank"]
@@ -102,10 +99,26 @@ def adapt_model(
         ranks.first(
             lambda: _write_plan(folder / "plan.json", plan) if before is None else _check_plan(before, plan, cache, kept)
         )
+        if before is None and _could_measure(s, plan):
+            report.note(
+                "osft protects the weights' directions; osft_calibration_path, with rows of what to keep, protects more"
+            )
     report.note("\n".join(adaptation.describe()), event="adapted")
     if start.new_ids and (layer := untrained(adaptation.model)):
         report.note(f"WARNING: the new tokens' rows of the {layer} stay the mean of the others: it does not train")
     return adaptation
+
+
+def _could_measure(s: Any, plan: Mapping[str, Any]) -> bool:
+    """Return whether rows of what to keep could be given to these settings, and would protect something else."""
+    stacked = any("tensor" in target for target in plan.values())
+    chosen = s.adapter.osft_directions is not None or s.adapter.osft_calibration_path is not None
+    if chosen or stacked or s.strategy.cp_size > 1 or not 0 < s.adapter.unfreeze_rank_ratio < 1:
+        return False
+    try:
+        return attrs.evolve(s.adapter, osft_calibration_path="rows.jsonl").protects == "inputs"
+    except ValueError:
+        return False
 
 
 def check_projections(s: Any, strategy: forge_dist.Strategy) -> None:

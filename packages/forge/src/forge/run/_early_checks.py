@@ -100,9 +100,11 @@ def _check_cut(s: Any) -> None:
     }
     for name, why in reasons.items():
         if why:
-            value = s.adapter.protects if name == "osft_directions" else as_values(s)[name]
+            given = f"{name}={as_values(s)[name]}"
+            if name == "osft_directions" and s.adapter.osft_directions is None:
+                given = f"osft_calibration_path={s.adapter.osft_calibration_path}"
             raise SettingsError(
-                f"cp_size={s.strategy.cp_size} cuts packed rows over ranks, and with {name}={value} it cannot: {why}. "
+                f"cp_size={s.strategy.cp_size} cuts packed rows over ranks, and with {given} it cannot: {why}. "
                 f"Leave one of the two out."
             )
 

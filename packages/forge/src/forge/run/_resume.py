@@ -106,11 +106,12 @@ _LENGTH = ("num_epochs", "max_steps", "max_tokens")
 
 def same_request(path: Path, s: RunSettings) -> bool:
     """Return whether the run in `path` has the same settings, and the same left open."""
-    before, now = run_values(path), as_json(as_values(s))
+    before, now = _meant(run_values(path), s), _meant(as_json(as_values(s)), s)
     was_open = left_open((path / "config.yaml").read_text(encoding="utf-8"))
     is_open = {
         name for name, origin in s.origins.items() if origin == "default" or origin.startswith(("chosen", "environment"))
     }
+    is_open.discard("osft_directions")
     place = DIVISION | {"ckpt_output_dir"}
     for values in (before, now):
         # A path and its URL are one place.
@@ -119,6 +120,12 @@ def same_request(path: Path, s: RunSettings) -> bool:
     return all(
         name in was_open if name in is_open else before.get(name, now[name]) == now[name] for name in now if name not in place
     )
+
+
+def _meant(values: dict[str, Any], s: RunSettings) -> dict[str, Any]:
+    """Return settings with what OSFT protects where it was left open; an earlier version wrote it out in every run."""
+    usual = s.adapter.usual_directions(values.get("osft_calibration_path"), values.get("osft_rank") or "uniform")
+    return {**values, "osft_directions": values.get("osft_directions") or usual}
 
 
 def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> list[str]:
@@ -130,10 +137,11 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
         SettingsError: a setting changed that must stay.
 
     """
-    before, now = run_values(path), as_json(as_values(s))
+    before, now = _meant(run_values(path), s), _meant(as_json(as_values(s)), s)
     changed = {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
-    # What others were chosen for comes first: its word is the one that lets the run go on.
-    for name, (was, is_now) in sorted(changed.items(), key=lambda item: item[0] != "weights"):
+    # What others were chosen for comes first, and what follows from others last: its word lets the run go on.
+    order = {"weights": -1, "osft_directions": 1}
+    for name, (was, is_now) in sorted(changed.items(), key=lambda item: order.get(item[0], 0)):
         if name in _FREE or (open_left and is_now in (None, "auto")):
             continue
         if name in _LENGTH:
@@ -338,7 +346,7 @@ def must_match(
         "order": plan.order_fingerprint,
         **identity,
         **({"adaptation": adaptation} if adaptation else {}),
-        **as_json(past),
+        **_meant(as_json(past), s),
         **length,
     }
 

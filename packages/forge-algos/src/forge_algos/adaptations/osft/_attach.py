@@ -264,7 +264,8 @@ def _moments(model: nn.Module, settings: AdapterSettings, targets: Mapping[str, 
     if stacked is not None:
         raise AdapterError(
             f"osft_directions='inputs': {stacked} is a stack of experts, each of which is given some tokens only: leave "
-            "experts out of target_modules (attention,mlp), or take osft_directions=weights"
+            "experts out of target_modules (target_modules=attention), or leave osft_directions=inputs and its "
+            "osft_calibration_path out"
         )
     if next(model.parameters()).is_meta:
         return None

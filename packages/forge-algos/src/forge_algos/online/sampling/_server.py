@@ -128,8 +128,8 @@ class Server(ABC):
             )
         if self.longest is not None and self.longest < tokens:
             raise RolloutError(
-                f"sampler_url {self.url}: {self.name} reads {self.longest:,} tokens at most, and a prompt with its completion may "
-                f"have {tokens:,}; start it with a longer context, or lower max_new_tokens"
+                f"sampler_url {self.url}: {self.name} reads {self.longest:,} tokens at most, and a prompt with its completion "
+                f"may have {tokens:,}; start it with a longer context, or lower max_new_tokens"
             )
         return f"{self.name} {version} at {self.url} serves {self.model}"
 
@@ -164,11 +164,11 @@ class Server(ABC):
         except TimeoutError as error:
             raise self._late(route) from error
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
+            reason = getattr(error, "reason", error) or type(error).__name__
             if isinstance(reason, TimeoutError):
                 raise self._late(route) from error
             raise RolloutError(
-                f"{self.name} at {self.url}{route} cannot be reached: {reason or type(reason).__name__}; start it again, and give the same command: the "
+                f"{self.name} at {self.url}{route} cannot be reached: {reason}; start it again, and give the same command: the "
                 "run resumes"
             ) from error
 
