@@ -191,6 +191,9 @@ def test_instructlab_divides_as_it_is_told() -> None:
             "unfreeze_rank_ratio=1: mini-trainer does not train what it says",
         ),
         ("mini-trainer", "osft", {"osft_rule": "paper"}, "osft_rule=paper has no effect with backend=mini-trainer"),
+        # The weights' directions are what it has.
+        ("mini-trainer", "osft", {"osft_directions": "weights", "osft_rule": "paper"}, "^osft_rule=paper has no effect"),
+        ("mini-trainer", "osft", {"osft_calibration_path": "rows.jsonl"}, "osft_calibration_path=rows.jsonl has no effect"),
         ("mini-trainer", "sft", {"osft_upcast_dtype": "bfloat16"}, "osft_upcast_dtype has no effect without OSFT"),
         (
             "mini-trainer",

@@ -51,6 +51,8 @@ class Backend(ABC):
     """Requirement for pip that installs them."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Setting that has no effect with this backend → why. Any other value than its default is refused."""
+    has: ClassVar[Mapping[str, object]] = {}
+    """Such a setting → another value than its default that names what the backend does."""
 
     @abstractmethod
     def capabilities(self) -> Capabilities:
@@ -117,7 +119,8 @@ class Backend(ABC):
             value = getattr(getattr(s, group), field.name)
             # What was chosen already was chosen by the backend, in the process that started this one.
             chosen = s.origins[field.name].startswith("chosen")
-            if field.name in self.refused and value != field.default and not chosen:
+            usual = (field.default, self.has.get(field.name, field.default))
+            if field.name in self.refused and value not in usual and not chosen:
                 shown = ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
                 raise SettingsError(
                     f"{field.name}={shown} has no effect with backend={self.name}: {self.refused[field.name]}. Leave it out, "

@@ -59,6 +59,7 @@ class MiniTrainerBackend(OwnLoopBackend):
     versions: ClassVar[Mapping[str, str]] = {"rhai-innovation-mini-trainer": ">=0.9"}
     install = "forge-llm[mini-trainer]"
     refused = REFUSED
+    has: ClassVar[Mapping[str, object]] = {"osft_directions": "weights"}
     module, types = "mini_trainer.api_train", "mini_trainer.training_types"
     says = (
         "backend: mini-trainer makes the steps, in processes of its own. Not promised with it: forge's order of the rows, a "
