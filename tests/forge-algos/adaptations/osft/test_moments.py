@@ -216,9 +216,7 @@ def test_what_cannot_be_is_refused(monkeypatch):
         adapt(make(), AdapterSettings(**INPUTS))
     with pytest.raises(AdapterError, match="was given none"):
         osft_moments(make(), [], targets={})
-    with pytest.raises(
-        AdapterError, match="stack of experts.*or leave osft_directions=inputs and its osft_calibration_path out"
-    ):
+    with pytest.raises(AdapterError, match="stack of experts.*target_modules=attention.*or leave both of these out"):
         protecting(mixture(), target_modules=("attention", "experts"))
     # Before a model is loaded its outline says so.
     with pytest.raises(AdapterError, match="stack of experts"):
