@@ -263,8 +263,8 @@ def _moments(model: nn.Module, settings: AdapterSettings, targets: Mapping[str, 
     stacked = next((name for name, target in targets.items() if target.experts is not None), None)
     if stacked is not None:
         raise AdapterError(
-            f"{stacked} is a stack of experts, each of which is given some tokens only, and osft_directions='inputs' (the default "
-            "with osft_calibration_path) measures what a whole layer is given: leave experts out of target_modules "
+            f"{stacked} is a stack of experts, each of which is given some tokens only, and osft_directions='inputs' (the "
+            "default with osft_calibration_path) measures what a whole layer is given: leave experts out of target_modules "
             "(target_modules=attention), or leave both of these out"
         )
     if next(model.parameters()).is_meta:
