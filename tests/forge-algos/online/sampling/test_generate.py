@@ -204,6 +204,18 @@ def test_a_prompt_is_shared_where_few_digits_differ(monkeypatch):
     assert set(found) == {True, False}
 
 
+def test_a_prompt_is_not_shared_in_few_digits_either():
+    """A CPM-Ant of some depth counts positions otherwise before a cache, by more than bfloat16 rounds."""
+    for seed in range(2):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            sizes = {"hidden_size": 32, "num_attention_heads": 4, "dim_head": 8, "dim_ff": 64, "num_hidden_layers": 24}
+            made = sampler(CpmAntForCausalLM(CpmAntConfig(vocab_size=16, **sizes)).bfloat16())
+        made.sample([np.array([START, 3, 1, 13])], **SETTINGS)
+        assert made._tried
+        assert not made._shares
+
+
 def bart_model():
     """Return a decoder that counts the positions of padding."""
     sizes = {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 32}

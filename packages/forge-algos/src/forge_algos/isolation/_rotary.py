@@ -21,8 +21,8 @@ def growing_positions(model: nn.Module, longest: int | None) -> bool:
 def reset_frequencies(model: nn.Module) -> None:
     """Set dynamic NTK's rotary frequencies to what they are before the first forward.
 
-    transformers lets them grow with the longest forward so far, and keeps them until one is shorter than `original_max_seq_len`:
-    a forward between the two would depend on which came before it.
+    transformers lets them grow with the longest forward so far, and keeps them until one is shorter than
+    `original_max_seq_len`: a forward between the two would depend on which came before it.
     """
     if not growing_positions(model, None):
         return

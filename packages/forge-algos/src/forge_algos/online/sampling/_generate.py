@@ -374,7 +374,9 @@ class GenerateSampler:
 
 def _made_up_token(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """Leave only the token before the row's last one possible, in the place of `DrawToken`."""
-    return torch.full_like(scores, -torch.inf).scatter_(1, input_ids[:, -2:][:, :1], 0.0)
+    # There may be fewer scores than embeddings.
+    token = input_ids[:, -2:][:, :1] % scores.shape[1]
+    return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)
 
 
 def _equal_each(compare: Compare, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
