@@ -228,5 +228,5 @@ def test_the_error_of_a_prompt_names_it_too(chatml_tokenizer, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": "1 + 1"}) + "\n{}\n")
     with pytest.raises(DataError, match=r"^prompts.jsonl:2.*\(on_bad_row=skip leaves such rows out\)$") as caught:
-        prepare_prompts(file, chatml_tokenizer, tmp_path / "store", progress=False)
+        prepare_prompts(file, chatml_tokenizer, tmp_path / "store")
     assert with_flags(str(caught.value)).endswith("(--on-bad-row skip leaves such rows out)")
