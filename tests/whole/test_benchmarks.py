@@ -188,6 +188,14 @@ def test_online_arithmetic(tmp_path):
 
 
 @pytest.mark.lane
+def test_osft_step():
+    """osft_step.py trains both sides from the same model, of which OSFT trains a part."""
+    figures = run_toy("osft_step.py")
+    assert 0 < figures["trainable"]["osft"] < figures["trainable"]["full"]
+    assert figures["over_full"] > 0
+
+
+@pytest.mark.lane
 def test_osft_cost():
     """osft_cost.py steps every installed side from the same layer, and reports what each keeps."""
     figures = run_toy("osft_cost.py")
