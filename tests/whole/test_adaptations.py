@@ -262,6 +262,8 @@ def test_inputs_of_earlier_rows_are_protected(model_dir: Path, folder: Path, tmp
     again = run_verb("sft", halves)
     one, other = (Path(result["model_dir"]) / "model.safetensors" for result in (whole, again))
     assert one.read_bytes() == other.read_bytes()
+    chosen = "osft_directions: inputs  # chosen: the default with osft_calibration_path\n"
+    assert chosen in (tmp_path / "whole/config.yaml").read_text()
     for run in ("whole", "halves"):  # what was measured stands beside the run, which a resume reads
         assert (tmp_path / run / "log.txt").read_text().count("osft_directions=inputs: measuring what") == 1
     assert (
