@@ -1,4 +1,7 @@
-"""Rotary positions that go by the length of a forward: longrope's, and dynamic NTK's, which also remember a longer one."""
+"""Rotary positions that go by the length of a forward.
+
+longrope's do, and dynamic NTK's, which also remember a longer one.
+"""
 
 from torch import nn
 

@@ -115,7 +115,10 @@ _told = -1
 
 
 def signal_answered() -> None:
-    """Tell the guard, from a signal's handler, that its sender has been answered; without a guard nothing happens."""
+    """Tell the guard, from a signal's handler, that its sender has been answered.
+
+    Without a guard nothing happens.
+    """
     # Nothing that may wait: a handler runs between any two operations of its thread, which may hold any lock.
     if _told >= 0:
         with suppress(OSError):

@@ -165,8 +165,9 @@ def _write_plan(file: Path, plan: dict[str, Any]) -> None:
 
 
 def _calibration(task: Task, s: Any, tokenizer: Any, train: Items, root: Path, ranks: forge_dist.Ranks) -> list[Any]:
-    """Return batches of the earlier tasks' rows, or for osft_rank=adaptive of this task's, to measure on.
+    """Return batches of the earlier tasks' rows to measure on.
 
+    Without such rows osft_rank=adaptive measures on this task's.
     They are the same on every rank.
     """
     path = s.adapter.osft_calibration_path
