@@ -308,7 +308,7 @@ class GenerateSampler:
             return False
 
     def _following(self, *prompts: NDArray[Any]) -> torch.Tensor:
-        """Return logits float[2, V] behind a batch's first prompt, and behind a given token after it."""
+        """Return logits float[2, V] behind a batch's first prompt and a given token after it."""
         ids, mask = self._padded(prompts)
         made = self._output(ids, mask, None, 2, whole=True, output_logits=True)
         return torch.stack([logits[0] for logits in made.logits])
