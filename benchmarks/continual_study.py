@@ -8,7 +8,8 @@ run says so. With `--base shown` the pretraining ends with rows that show an ans
 nothing could teach itself; all methods begin from it.
 
 With `--model` the base is a pretrained chat model, three methods learn the questions of `_continual_chat.py`, and the claim is
-that they forget in the same order: least `inputs`, then the directions of the weights, most full fine-tuning.
+that they forget in the same order: least `inputs`, then the directions of the weights, most full fine-tuning. After these the
+two OSFT forms run with half of the directions free.
 
     python benchmarks/continual_study.py --work DIRECTORY     # days of one core for all of it; resumes; Ctrl-C at any time
     python benchmarks/continual_study.py --work DIRECTORY --report     # the tables of what there is

@@ -44,12 +44,16 @@ def main() -> None:
     console.print(f"{len(rows):,} questions and answers from the standard library's docstrings: {data_path}")
 
     console.rule("[bold]3  training")
-    console.print("what it answers before training ...")
+    run = place(options.runs / "quickstart", options.steps)
+    if run.exists():
+        console.print(f"{run} was stopped, and goes on; the model as it was before it is asked again ...")
+    else:
+        console.print("what it answers before training ...")
     answer_before = forge.generate(model_path, QUESTION, max_new_tokens=64)
     result = forge.sft(
         model_path=model_path,
         data_path=data_path,
-        ckpt_output_dir=place(options.runs / "quickstart", options.steps),
+        ckpt_output_dir=run,
         validation_split=0.02,
         max_steps=options.steps,
         effective_batch_size=16,

@@ -265,6 +265,8 @@ def test_inputs_of_earlier_rows_are_protected(model_dir: Path, folder: Path, tmp
     one, other = (Path(result["model_dir"]) / "model.safetensors" for result in (whole, again))
     assert one.read_bytes() == other.read_bytes()
     assert "osft_calibration_path, with rows of what to keep" not in (tmp_path / "whole/log.txt").read_text()
+    chosen = "osft_directions: inputs  # chosen: the default with osft_calibration_path\n"
+    assert chosen in (tmp_path / "whole/config.yaml").read_text()
     for run in ("whole", "halves"):  # what was measured stands beside the run, which a resume reads
         assert (tmp_path / run / "log.txt").read_text().count("osft_directions=inputs: measuring what") == 1
     assert (
@@ -295,7 +297,7 @@ def test_a_run_of_a_version_that_wrote_what_is_protected_resumes(
     state = json.loads((tmp_path / "full_state/step_2/manifest.json").read_text())
     assert state["must_match"]["osft_directions"] == "weights"
     config = (tmp_path / "config.yaml").read_text()
-    assert "osft_directions: null" in config
+    assert ("osft_directions: null" in config) == (adapter == "none")
     (tmp_path / "config.yaml").write_text(config.replace("osft_directions: null", "osft_directions: weights"))
     run_verb("sft", {**settings, "max_steps": 3})
     said = capsys.readouterr().err

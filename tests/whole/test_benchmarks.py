@@ -188,6 +188,14 @@ def test_online_arithmetic(tmp_path):
 
 
 @pytest.mark.lane
+def test_osft_step():
+    """osft_step.py trains both sides from the same model, of which OSFT trains a part."""
+    figures = run_toy("osft_step.py")
+    assert 0 < figures["trainable"]["osft"] < figures["trainable"]["full"]
+    assert figures["over_full"] > 0
+
+
+@pytest.mark.lane
 def test_osft_cost():
     """osft_cost.py steps every installed side from the same layer, and reports what each keeps."""
     figures = run_toy("osft_cost.py")
@@ -302,18 +310,19 @@ def test_osft_continual():
 
 @pytest.mark.lane
 def test_continual_study_of_a_chat_model(tmp_path):
-    """continual_study.py --model takes three methods through a chat model's tasks, keeps every cell, and runs none twice."""
+    """continual_study.py --model takes its methods through a chat model's tasks, keeps every cell, and runs none twice."""
     arguments = ("--model", str(write_model(tmp_path / "model")), "--work", str(tmp_path / "work"))
     figures = run_toy("continual_study.py", *arguments)
     kept = (tmp_path / "work" / "cells.jsonl").read_text(encoding="utf-8")
     cells = [json.loads(line) for line in kept.splitlines()]
-    assert {(c["method"], c["seed"]) for c in cells} == {(m, s) for m in ("full", "strict/direct", "inputs") for s in (0, 1)}
-    assert len(cells) == figures["cells"] == 6
+    methods = ("full", "strict/direct", "inputs", "direct .50", "inputs .50")
+    assert {(c["method"], c["seed"]) for c in cells} == {(m, s) for m in methods for s in (0, 1)}
+    assert len(cells) == figures["cells"] == 10
     for cell in cells:
         assert len(cell["accuracy"]) == 3
         assert cell["kl_base"] > 0
         assert cell["text_loss"] != figures["before"]["text_loss"]
-    assert run_toy("continual_study.py", *arguments)["cells"] == 6
+    assert run_toy("continual_study.py", *arguments)["cells"] == 10
     assert (tmp_path / "work" / "cells.jsonl").read_text(encoding="utf-8") == kept
 
 

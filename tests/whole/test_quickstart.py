@@ -66,8 +66,12 @@ def test_ctrl_c_says_one_line_and_the_same_command_goes_on(
         assert said[-1].startswith(line)
         assert "Traceback" not in said
     assert (tmp_path / "runs" / "quickstart" / "full_state" / "step_1").is_dir()
+    capsys.readouterr()
     assert quickstart.stoppable(quickstart.main) == 0
-    assert "resuming after step 1" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "resuming after step 1" in printed.err
+    assert "goes on; the model as it was before it is asked again" in " ".join(printed.out.split())
+    assert "what it answers before training" not in printed.out
     assert {entry.name for entry in (tmp_path / "runs").iterdir()} == {"quickstart", "quickstart-data.jsonl"}
 
 
@@ -93,7 +97,8 @@ def test_the_page_runs(
     monkeypatch.setattr(quickstart, "stdlib_questions", lambda leave_out: conversations(48))
     monkeypatch.setattr(sys, "argv", ["quickstart.py", "--steps", "2", "--runs", str(tmp_path / "runs")])
     quickstart.main()
-    printed = capsys.readouterr().out
+    printed, said = capsys.readouterr()
+    assert "held-out rows are measured first, then step 1 of 2" in said
     for part in ("held-out loss", "before: ", "after: ", "forge generate"):
         assert part in printed
     quickstart.main()

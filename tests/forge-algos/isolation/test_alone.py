@@ -1,5 +1,6 @@
 """Documents that a packed row would mix are run alone, within one forward of the model."""
 
+import copy
 import gc
 import weakref
 from itertools import accumulate
@@ -245,6 +246,26 @@ def test_rotary_positions_that_grow_with_a_forward():
         expected, _ = naive(model, examples)
         found = SFT().bind(model, device=CPU)(pack(examples), [])
     torch.testing.assert_close(found.sum, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_rotary_frequencies_that_grew_before():
+    """Dynamic NTK keeps frequencies that a longer document let grow: each document begins with the first ones."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}
+    sizes = SIZES | {"max_position_embeddings": 16, "num_key_value_heads": 4}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**sizes, rope_parameters=rope, initializer_range=0.3)
+    fresh = transformers.LlamaForCausalLM(config).eval()
+    long, short = samples((60, 18))
+    with torch.no_grad():
+        expected = sum(naive(copy.deepcopy(fresh), [example])[0] for example in (long, short))
+        assert not keep_documents_apart(fresh, device=CPU, longest=60)[0]
+        found = SFT().bind(fresh, device=CPU)(pack([long, short]), [])
+        again = SFT().bind(fresh, device=CPU)(pack([short]), [])
+        last = naive(fresh, [long])[0]  # which leaves grown frequencies behind
+        after = SFT().bind(fresh, device=CPU)(pack([short]), [])
+    torch.testing.assert_close(found.sum, expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(again.sum, expected - last, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(after.sum, again.sum, rtol=0, atol=0)
 
 
 def test_importance_is_that_of_the_documents_tokens():

@@ -154,6 +154,17 @@ def test_models_that_mix_documents_are_found_beside_rounding(name):
 
 
 @pytest.mark.usefixtures("by_layers")
+@pytest.mark.parametrize("layers", [2, 12])
+def test_a_row_behind_a_prompt_of_the_models_own_is_found(layers):
+    """CPM-Ant puts its own prompt before the row and sees all of it: in bfloat16 too it is refused, layer by layer."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "dim_head": 8, "dim_ff": 64, "num_hidden_layers": layers}
+    model = transformers.CpmAntForCausalLM(transformers.CpmAntConfig(vocab_size=97, **sizes)).bfloat16().eval()
+    with pytest.raises(PackedBatchError, match="does not keep packed documents apart: the first of two"):
+        require_isolation(model, device=CPU)
+
+
+@pytest.mark.usefixtures("by_layers")
 def test_positions_that_are_small_beside_tokens_are_found():
     """Positions that count on are seen in what the first layer is given, though they are a twentieth of it."""
     for counts in (False, True):

@@ -6,6 +6,7 @@ import pytest
 
 from forge_data import DataError, DataSettings, TokenStore, lint, prepare, prepare_prompts
 from forge_data.cli import _parser
+from forge_data.cli._commands import with_flags
 from forge_data.preparing import _job, _pipeline
 from forge_data.tokenizing._encode_apart import encode_apart
 
@@ -201,3 +202,31 @@ def test_apart(bad):
     calls.clear()
     next(encode_apart(encode, list(range(8)), DataError("")))
     assert all(len(call) <= 4 and call[0] == 0 for call in calls)
+
+
+REMEDY = "(on_bad_row=skip leaves such rows out)"
+
+
+@pytest.mark.parametrize(("row", "reason"), BAD)
+def test_the_error_of_a_row_names_the_setting_that_leaves_it_out(row, reason, refusing, tmp_path):
+    """Where a row before it could be used; not where every row is as bad, which no setting lets go on."""
+    options = {"max_seq_len": 90, "on_overflow": "error", "progress": False, "preprocess": stops_at}
+    text = row if isinstance(row, str) else json.dumps(row)
+    for name, before in (("one", [json.dumps(good(1))]), ("none", [])):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("\n".join([*before, text]) + "\n")
+        if reason == "empty_turn" and row["messages"][-1]["content"] == " ":
+            continue  # refused after all rows, with what was found in all of them
+        with pytest.raises(Exception) as caught:  # whatever the row is refused for
+            prepare(file, refusing, tmp_path / f"{name}_store", **options)
+        assert str(caught.value).count(REMEDY) == (name == "one")
+        assert str(caught.value).startswith(f"{name}.jsonl:{len(before) + 1}")
+
+
+def test_the_error_of_a_prompt_names_it_too(chatml_tokenizer, tmp_path):
+    """In Python as a setting, on the command line as a flag."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": "1 + 1"}) + "\n{}\n")
+    with pytest.raises(DataError, match=r"^prompts.jsonl:2.*\(on_bad_row=skip leaves such rows out\)$") as caught:
+        prepare_prompts(file, chatml_tokenizer, tmp_path / "store")
+    assert with_flags(str(caught.value)).endswith("(--on-bad-row skip leaves such rows out)")

@@ -13,7 +13,7 @@ import pytest
 from forge_dist import StallError
 from forge_dist.watching import _under_guard
 from forge_dist.watching._beats import beat, current_beats
-from forge_dist.watching._under_guard import under_guard
+from forge_dist.watching._under_guard import signal_answered, under_guard
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +43,20 @@ def test_the_guard_lives_as_long_as_the_block(tmp_path, monkeypatch):
     assert signal.set_wakeup_fd(-1) == -1
     assert current_beats() is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_signal_is_answered_within_a_second_or_two(tmp_path, capfd, answers):
+    """By the guard, where the process does not tell it that it has said something itself."""
+    before = signal.signal(signal.SIGINT, lambda *_: signal_answered() if answers else None)
+    try:
+        with under_guard(0, 1, tmp_path / "logs", 60.0, nothing):
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(2)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    signal_answered()  # nobody listens any more
+    assert capfd.readouterr().err.count("forge: SIGINT: the run ends where it can") == (not answers)
 
 
 def test_a_stall_is_raised_in_the_main_thread(tmp_path, monkeypatch):

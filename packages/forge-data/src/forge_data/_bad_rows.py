@@ -4,9 +4,29 @@ from collections import Counter
 
 import attrs
 
-from forge_data._errors import DataError
+from forge_data._errors import DataError, ForgeDataError
 
 _SHOWN = 3
+
+
+_REMEDY = "on_bad_row=skip leaves such rows out"
+
+
+def of_a_row(error: ForgeDataError) -> ForgeDataError:
+    """Mark an error as one row's, which `on_bad_row=skip` would leave out."""
+    error.of_a_row = True
+    return error
+
+
+def refuse(_row: int, error: ForgeDataError) -> None:
+    """Raise the error of a row that cannot be read, in the place of leaving the row out."""
+    raise of_a_row(error)
+
+
+def name_remedy(error: ForgeDataError) -> None:
+    """Say in the error of a row, where others could be used, by which setting it is left out."""
+    if error.of_a_row and error.args and _REMEDY not in str(error.args[0]):
+        error.args = (f"{error.args[0]} ({_REMEDY})", *error.args[1:])
 
 
 @attrs.define

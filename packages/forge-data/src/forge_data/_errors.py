@@ -31,6 +31,8 @@ class ForgeDataError(Exception):
 
     exit_status: ClassVar[int] = 2
     """Exit status of a command that this error ends."""
+    of_a_row: bool = False
+    """Whether it is one row's, which `on_bad_row=skip` would leave out."""
 
     def __str__(self) -> str:
         return printable(super().__str__())

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from forge_dist.verifying._check import check_export as check_export
     from forge_dist.verifying._result import ExportCheck as ExportCheck
     from forge_dist.watching._beats import beat as beat, doing as doing
+    from forge_dist.watching._under_guard import signal_answered as signal_answered
 
 __version__ = "0.4.0"
 
@@ -120,6 +121,7 @@ _PUBLIC = {
     "verifying._check": "check_export",
     "verifying._result": "ExportCheck",
     "watching._beats": "beat doing",
+    "watching._under_guard": "signal_answered",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted(_MODULE_OF)

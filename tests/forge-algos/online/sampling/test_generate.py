@@ -16,6 +16,8 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
 )
 
 from forge_algos import AdapterSettings, RolloutError, adapt, guard_packed
@@ -151,6 +153,32 @@ def longrope_model():
     return LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes, max_position_embeddings=44, rope_parameters=rope))
 
 
+def dynamic_model():
+    """Return a model whose rotary frequencies grow with the longest forward of more than sixteen positions."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes, max_position_embeddings=16, rope_parameters=rope))
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+def test_completions_do_not_depend_on_longer_ones_before():
+    """Dynamic NTK keeps frequencies that grew: a prompt is answered as before, and so is it beside a longer one."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = dynamic_model()
+    short, long = np.random.default_rng(1).integers(0, 10, 18), np.random.default_rng(2).integers(0, 10, 60)
+    first = sampler(model).sample([short], **SETTINGS)
+    sampler(model).sample([long], **SETTINGS)
+    again = sampler(model).sample([short], **SETTINGS)
+    beside = sampler(model).sample([short, long], **SETTINGS)
+    assert [c.ids.tolist() for c in again] == [c.ids.tolist() for c in first]
+    assert [c.ids.tolist() for c in beside[:3]] == [c.ids.tolist() for c in first]
+    rotary = model.model.rotary_emb
+    assert torch.equal(rotary.inv_freq, rotary.original_inv_freq)
+
+
 @pytest.mark.parametrize("make", [qwen_vl_model, cpmant_model, longrope_model])
 def test_a_prompt_is_not_shared_where_that_gives_something_else(make):
     """What keeps more of a prompt than keys and values, or counts positions by what a forward has, computes each row."""
@@ -172,7 +200,20 @@ def test_a_prompt_is_shared_where_few_digits_differ(monkeypatch):
     monkeypatch.setattr(_compare, "equal_within_rounding", lambda *both, fine: found.append(fine) or equal(*both, fine=fine))
     for model in (digit_model(size=0.3), digit_model(size=0.3).bfloat16()):
         sampler(model).sample([np.array([START, 3, 13])], **SETTINGS)
-    assert found == [True, False]
+    assert found == sorted(found, reverse=True)
+    assert set(found) == {True, False}
+
+
+def test_a_prompt_is_not_shared_in_few_digits_either():
+    """A CPM-Ant of some depth counts positions otherwise before a cache, by more than bfloat16 rounds."""
+    for seed in range(2):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            sizes = {"hidden_size": 32, "num_attention_heads": 4, "dim_head": 8, "dim_ff": 64, "num_hidden_layers": 24}
+            made = sampler(CpmAntForCausalLM(CpmAntConfig(vocab_size=16, **sizes)).bfloat16())
+        made.sample([np.array([START, 3, 1, 13])], **SETTINGS)
+        assert made._tried
+        assert not made._shares
 
 
 def bart_model():
@@ -200,6 +241,36 @@ def test_prompts_are_padded_only_where_that_gives_the_same(make, pads):
     assert seen == ([[8] * 3 + [4] * 6] if pads else [[8] * 3, [4] * 6])
     apart = Counted(model, **options, batch_tokens=1).sample(asked, **SETTINGS)
     assert [c.ids.tolist() for c in together] == [c.ids.tolist() for c in apart]
+
+
+def rwkv_model():
+    """Return a model that adds the last token of every row of a batch to the next one of each."""
+    return RwkvForCausalLM(RwkvConfig(vocab_size=16, hidden_size=32, attention_hidden_size=32, num_hidden_layers=2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("make", "largest"), [(partial(digit_model, size=0.3), 6), (rwkv_model, 1)])
+def test_rows_share_a_batch_only_where_that_gives_the_same(make, largest, dtype):
+    """RWKV mixes equally long rows: each is sampled by itself, and completions are those of rows apart."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = make()
+        for parameter in model.parameters():
+            parameter.data.add_(torch.randn_like(parameter) * 0.3)
+    model.to(dtype)
+    asked, seen = [np.array([START, 3, 1, 13]), np.array([START, 4, 1, 13])], []
+
+    class Counted(GenerateSampler):
+        def _generate(self, prompts, *batch):
+            seen.append(len(prompts))
+            return super()._generate(prompts, *batch)
+
+    options = {"eos_ids": [END], "pad_id": PAD}
+    together = Counted(model, **options, batch_tokens=1000).sample(asked, **SETTINGS)
+    assert max(seen) == largest
+    if dtype == torch.float32:
+        apart = Counted(model, **options, batch_tokens=1).sample(asked, **SETTINGS)
+        assert [c.ids.tolist() for c in together] == [c.ids.tolist() for c in apart]
 
 
 def test_a_prompt_of_one_token_has_nothing_to_share():

@@ -29,7 +29,6 @@ from forge_algos._modules import (
     decoder,
     mode,
     override_forward,
-    text_config,
 )
 from forge_algos.isolation._by_layers import Places, Run, in_row
 from forge_algos.isolation._compare import REFUSALS, Compare, Decide, decide_by, decides
@@ -41,6 +40,7 @@ from forge_algos.isolation._isolation import (
     with_and_without_autocast,
 )
 from forge_algos.isolation._layers import divide_layers, divided_layers, lengths_in_layer, undivide_layers
+from forge_algos.isolation._rotary import growing_positions, reset_frequencies
 from forge_algos.isolation._rows import OF_ROWS, Lines, divide, in_a_row, run_in_lines
 from forge_algos.settings._packing import Packing
 
@@ -290,6 +290,8 @@ class _Alone:
         parts = [row[starts[document] : starts[document + 1]] for document in documents]
         lines = nn.utils.rnn.pad_sequence(parts, batch_first=True)
         self.lengths = torch.tensor([lengths[document] if counts else 0 for document in documents], device=row.device)
+        # By a longer document before, a shorter one's positions would be others.
+        reset_frequencies(self.causal)
         try:
             return self.plain(**{name: lines}, **rest)
         finally:
@@ -299,19 +301,6 @@ class _Alone:
 def _lines(places: Sequence[torch.Tensor], groups: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Reshape each group's places [B * S, D] into lines [B, S, D]."""
     return [each.reshape(len(group), -1, each.shape[-1]) for each, group in zip(places, groups, strict=True)]
-
-
-def growing_positions(model: nn.Module, longest: int | None) -> bool:
-    """Return whether rotary positions may go by the longest document of a forward."""
-    config = text_config(model)
-    rope = getattr(config, "rope_parameters", None) or {}
-    # One kind for all layers, or one for each type of layer.
-    kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if isinstance(kind, dict)]
-    for kind in kinds:
-        limit = kind.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None)
-        if kind.get("rope_type") in ("longrope", "dynamic") and (longest is None or limit is None or longest > limit):
-            return True
-    return False
 
 
 def _require_fixed_positions(model: nn.Module, longest: int | None) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _FIRST_ROWS = 1000
 """Rows of a file that are prepared to show a few."""
 _RANGE = re.compile(r"(-?\d+)?:(-?\d+)?")
-_SETTING = re.compile(r"`([a-z_]+)`")
+_SETTING = re.compile(r"`([a-z_]+)`|\b(on_bad_row)=(?=skip)")
 """A setting in a message, as this package's errors write it."""
 _FLAGS = {
     "chat_template": "--chat-template",
@@ -58,7 +58,7 @@ def with_flags(message: str) -> str:
     >>> with_flags("train.jsonl:3: 90 tokens, and `max_seq_len` is 40; raise it")
     'train.jsonl:3: 90 tokens, and --max-seq-len is 40; raise it'
     """
-    return _SETTING.sub(lambda found: _FLAGS.get(found[1], found[0]), message)
+    return _SETTING.sub(lambda found: f"{_FLAGS[found[2]]} " if found[2] else _FLAGS.get(found[1], found[0]), message)
 
 
 def prepare(words: Namespace) -> int:

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from forge_data._accounting import EMPTY_DOCUMENT, PREPROCESS
+from forge_data._bad_rows import of_a_row, refuse
 from forge_data._errors import ForgeDataError
 from forge_data._example import TokenizedExample
 from forge_data._formats import AUTO
@@ -154,7 +155,7 @@ class Processor:
                 row = self._read_row(record, builder)
             except ForgeDataError as found:
                 if not self._job.options.skips(found):
-                    error = found
+                    error = of_a_row(found)
                     break
                 builder.leave_out(record.row, *self._skipped(Where(rows.file, record.row, record.place), found, builder))
                 continue
@@ -240,6 +241,7 @@ class Processor:
             fitted = fit(record.place, made, self._job.options)
         except ForgeDataError as found:
             if not self._job.options.skips(found):
+                of_a_row(found)
                 raise
             reason, error = self._skipped(where, found, builder)
             if isinstance(made, ForgeDataError):
@@ -287,13 +289,11 @@ def read(task: Task, job: Job) -> Preprocessed:
 
     skips = job.options.on_bad_row == "skip"
     try:
-        for record in task.chunk.records(leave_out if skips else None):
+        for record in task.chunk.records(leave_out if skips else refuse):
             try:
                 made = changes(record.place, record.fields, columns)
             except ForgeDataError as found:
-                if not skips:
-                    raise
-                leave_out(record.row, found)
+                (leave_out if skips else refuse)(record.row, found)
                 continue
             records += [(record._replace(fields=fields), True) for fields in made] or [(record._replace(fields={}), False)]
     except ForgeDataError as found:

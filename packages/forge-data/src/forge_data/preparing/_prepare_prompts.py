@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from forge_data._accounting import EMPTY_PROMPT, LONG_PROMPT, PREPROCESS, TOO_LONG, TRUNCATED, Accounting
-from forge_data._bad_rows import BadRows
+from forge_data._bad_rows import BadRows, name_remedy, of_a_row, refuse
 from forge_data._errors import DataError, ForgeDataError, StoreError
 from forge_data._options import PairOptions, PromptOptions, TextOptions
 from forge_data._settings import MAX_BAD_ROWS
@@ -143,9 +143,14 @@ def prepare_questions(
     with StoreWriter(directory) as writer:
         made = _PairWriter if isinstance(options, PairOptions) else _PromptWriter
         prompts = made(sources, writer, PromptEncoder(loaded, whole=isinstance(options, TextOptions)), options)
-        for number, source in enumerate(sources):
-            for rows in _batches(source, changes, columns, options, read):
-                prompts.add(number, rows)
+        try:
+            for number, source in enumerate(sources):
+                for rows in _batches(source, changes, columns, options, read):
+                    prompts.add(number, rows)
+        except ForgeDataError as error:
+            if writer.samples:
+                name_remedy(error)
+            raise
         if part is not None:
             _add_columns(whole, changes, columns)
         changes.check(columns)
@@ -219,6 +224,7 @@ class _PromptWriter:
                 reason = self._reason(place, texts)
             except ForgeDataError as error:
                 if not self._options.skips(error):
+                    of_a_row(error)
                     raise
                 dropped.append(self._refused(source, row, place, error))
                 continue
@@ -349,13 +355,11 @@ def _batches(
 
     skips = options.on_bad_row == "skip"
     try:
-        for record in source.records(leave_out if skips else None):
+        for record in source.records(leave_out if skips else refuse):
             try:
                 rows += _rows_of(record, changes, columns, read)
             except ForgeDataError as error:
-                if not skips:
-                    raise
-                leave_out(record.row, error)
+                (leave_out if skips else refuse)(record.row, error)
             size += record.size
             if len(rows) >= _ROWS or size >= _BYTES:
                 yield rows

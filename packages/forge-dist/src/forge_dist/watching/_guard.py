@@ -1,8 +1,8 @@
 """Guard process beside one without a launcher, which it ends where that cannot end itself.
 
 `python -m forge_dist.watching._guard PID RANK WORLD_SIZE BOARD LOG_DIR`. The watched process writes on the guard's standard
-input the number of each signal that it gets, as Python's signal handler does by itself even while native code runs, and a zero
-when it needs no guard any more. The guard answers on standard output with lines of JSON.
+input the number of each signal that it gets, as Python's signal handler does by itself even while native code runs, 255 where
+it answered one itself, and a zero when it needs no guard any more. The guard answers on standard output with lines of JSON.
 """
 
 import json
@@ -20,8 +20,13 @@ from forge_dist.watching._watch import TICK_SECONDS, AwakeClock, Stall, Watch, W
 
 SIGNAL_SECONDS = 5.0
 """Time that a process has to end after its second signal, and then to leave by a thread of its own."""
-ANSWER_SECONDS = 5.0
-"""Time after which the sender of a first signal hears that it came: a process in native code says nothing until it is out."""
+ANSWER_SECONDS = 0.5
+"""Time after which the sender of a first signal hears that it came, where the process has not said so.
+
+One in native code says nothing until it is out.
+"""
+ANSWERED = 255
+"""What the watched process writes, beside a signal's number, once it has said itself what becomes of the run."""
 STALL_SECONDS = 20.0
 """Time that a process which stands still has to raise an exception, and to write why it ends."""
 _LEAVE_SECONDS = 2.0
@@ -43,8 +48,8 @@ def main(pid: int, rank: int, world_size: int, board: Path, log_dir: Path) -> No
             signals.take(received)
         if signals.unanswered():
             _say(
-                f"{signal.Signals(signals.last).name} came {ANSWER_SECONDS:g} s ago: the run ends where it can, after its step "
-                "or once its state is saved; a second signal ends it at once."
+                f"{signal.Signals(signals.last).name}: the run ends where it can, after its step or once its state is saved; a "
+                "second signal ends it at once."
             )
         if signals.overdue():
             name = signal.Signals(signals.last).name
@@ -71,6 +76,7 @@ class _Signals:
 
     def take(self, received: bytes) -> None:
         """Count the signals that ask for an end."""
+        self._told = self._told or ANSWERED in received
         for number in received:
             if number in _STOPPING:
                 self._count += 1

@@ -15,6 +15,7 @@ from types import FrameType
 from forge_dist._errors import StallError
 from forge_dist._temporary import temporary_folder
 from forge_dist.watching._beats import close_beats, open_beats
+from forge_dist.watching._guard import ANSWERED
 
 # The exception of a stall is raised in the main thread by a signal of our own.
 _RAISE = signal.SIGRTMIN + 10 if hasattr(signal, "SIGRTMIN") else None
@@ -93,12 +94,13 @@ def _signals_told(process: "subprocess.Popen[bytes]") -> Iterator[None]:
         yield
         return
     global _told  # noqa: PLW0603 - a process has one such descriptor
-    told = _told = process.stdin.fileno()
+    told = process.stdin.fileno()
     before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     if before >= 0:
         signal.set_wakeup_fd(before, warn_on_full_buffer=False)
         yield
         return
+    _told = told
     _forget_in_children()
     try:
         yield
@@ -106,9 +108,21 @@ def _signals_told(process: "subprocess.Popen[bytes]") -> Iterator[None]:
         now = signal.set_wakeup_fd(-1)
         if now not in (-1, told):
             signal.set_wakeup_fd(now)
+        _told = -1
 
 
 _told = -1
+
+
+def signal_answered() -> None:
+    """Tell the guard, from a signal's handler, that its sender has been answered.
+
+    Without a guard nothing happens.
+    """
+    # Nothing that may wait: a handler runs between any two operations of its thread, which may hold any lock.
+    if _told >= 0:
+        with suppress(OSError):
+            os.write(_told, bytes([ANSWERED]))
 
 
 @cache

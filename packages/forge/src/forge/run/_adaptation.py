@@ -112,11 +112,11 @@ def adapt_model(
 def _could_measure(s: Any, plan: Mapping[str, Any]) -> bool:
     """Return whether rows of what to keep could be given to these settings, and would protect something else."""
     stacked = any("tensor" in target for target in plan.values())
-    chosen = s.adapter.osft_directions is not None or s.adapter.osft_calibration_path is not None
-    if chosen or stacked or s.strategy.cp_size > 1 or not 0 < s.adapter.unfreeze_rank_ratio < 1:
+    given = not s.origins["osft_directions"].startswith(("chosen", "default")) or s.adapter.osft_calibration_path is not None
+    if given or stacked or s.strategy.cp_size > 1 or not 0 < s.adapter.unfreeze_rank_ratio < 1:
         return False
     try:
-        return attrs.evolve(s.adapter, osft_calibration_path="rows.jsonl").protects == "inputs"
+        return attrs.evolve(s.adapter, osft_directions=None, osft_calibration_path="rows.jsonl").protects == "inputs"
     except ValueError:
         return False
 
@@ -178,8 +178,9 @@ def _write_plan(file: Path, plan: dict[str, Any]) -> None:
 
 
 def _calibration(task: Task, s: Any, tokenizer: Any, train: Items, root: Path, ranks: forge_dist.Ranks) -> list[Any]:
-    """Return batches of the earlier tasks' rows, or for osft_rank=adaptive of this task's, to measure on.
+    """Return batches of the earlier tasks' rows to measure on.
 
+    Without such rows osft_rank=adaptive measures on this task's.
     They are the same on every rank.
     """
     path = s.adapter.osft_calibration_path

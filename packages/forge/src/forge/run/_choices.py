@@ -52,6 +52,11 @@ def choose_sizes(s: Any, machine: forge_accel.Accelerator, parts: list[Items]) -
     if s.optimizer.learning_rate is None:
         rate = s.optimizer.resolve(s.adapter.adapter).learning_rate
         s = s.resolved("learning_rate", rate, f"the default with adapter={s.adapter.adapter}")
+    if s.adapter.adapter == "osft" and s.adapter.osft_directions is None:
+        beside = "with osft_calibration_path" if s.adapter.protects == "inputs" else "without rows to measure inputs on"
+        if s.adapter.osft_rank == "adaptive":
+            beside = "with osft_rank=adaptive"
+        s = s.resolved("osft_directions", s.adapter.protects, f"the default {beside}")
     return s
 
 

@@ -223,7 +223,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     out.step = at.step
     if restored is None:
         again = "no full state was saved before it ended: it begins at its first step, " if out.resuming else ""
-        report.note(f"{again}step 1 of {'a run without end' if num_steps is None else f'{num_steps:,}'}", event="started")
+        first = "" if held_out is None else "held-out rows are measured first, then "
+        steps = "a run without end" if num_steps is None else f"{num_steps:,}"
+        report.note(f"{again}{first}step 1 of {steps}", event="started")
     if out.resuming and out.metrics_bytes < at.metrics_bytes:
         report.note(f"WARNING: metrics.jsonl was lost; it begins anew after step {at.step}")
     if isinstance(out, RunDirectory):

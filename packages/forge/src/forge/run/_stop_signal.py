@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+import forge_dist
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -33,12 +36,12 @@ class StopSignal:
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
         self._restore()
-        print(
-            f"forge: {self.received}: this step is finished and its state saved, then the run ends; a second signal ends it "
-            "at once.",
-            file=sys.stderr,
-            flush=True,
-        )
+        # Not `print`: the step may hold the lock of stderr, or be within a `print` of its own, which would be an error.
+        began = "\n" if os.isatty(2) else ""  # the terminal has shown ^C, or a bar, on this line
+        said = "this step is finished and its state saved, then the run ends; a second signal ends it at once."
+        with suppress(OSError):
+            os.write(2, f"{began}forge: {self.received}: {said}\n".encode())
+        forge_dist.signal_answered()
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

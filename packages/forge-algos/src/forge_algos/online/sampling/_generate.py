@@ -19,10 +19,11 @@ from torch import nn
 from forge_algos._errors import RolloutError
 from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.isolation._alone import growing_positions, runs_alone
+from forge_algos.isolation._alone import runs_alone
 from forge_algos.isolation._compare import REFUSALS, Compare
 from forge_algos.isolation._isolation import made_up_ids, made_up_lengths
 from forge_algos.isolation._layers import divided_layers
+from forge_algos.isolation._rotary import growing_positions, reset_frequencies
 from forge_algos.online.sampling._draw import DrawToken, Warp, uniforms
 from forge_algos.online.sampling._sampler import Completion
 
@@ -83,6 +84,7 @@ class GenerateSampler:
         self._shares = self._may_share()
         self._tried = False
         self._pads: bool | None = None
+        self._mates: bool | None = None
 
     @property
     def synced(self) -> bool:
@@ -114,7 +116,9 @@ class GenerateSampler:
             # Ranks that share the weights try it together, whatever each of them has.
             if self._pads is None and (mixed or self._synced):
                 self._pads = self._pads_exactly()
-                batches = list(self._batches(wanted, prompts, max_new_tokens))
+            if self._mates is None and (any(len(batch) > 1 for batch in batches) or self._synced):
+                self._mates = self._is_apart()
+            batches = list(self._batches(wanted, prompts, max_new_tokens))
             while self._parallel.sum([len(batches)])[0] if self._synced else batches:
                 if not batches:
                     # Other ranks that share the weights have a batch left.
@@ -135,10 +139,14 @@ class GenerateSampler:
             # The batch is sorted: its first prompt is the longest.
             longest, virtual = len(prompts[wanted[start][0]]), virtual_tokens(self._model)
             rows = max(1, self._batch_tokens // (virtual + longest + max_new_tokens))
-            if self._pads is False or virtual or runs_alone(self._model) or divided_layers(self._model):
+            moves = growing_positions(self._model, virtual + longest + max_new_tokens)
+            if self._pads is False or moves or virtual or runs_alone(self._model) or divided_layers(self._model):
                 # No padding: PEFT puts virtual tokens before it, and so farther from a shorter prompt than in training; not
-                # every model with a state leaves padding out of it, and not every one counts positions after it (BART).
+                # every model with a state leaves padding out of it, and not every one counts positions after it (BART);
+                # rotary positions may go by the longest row.
                 rows = min(rows, sum(len(prompts[prompt]) == longest for prompt, _ in wanted[start:]))
+            if self._mates is False:
+                rows = 1
             yield wanted[start : start + rows]
             start += rows
 
@@ -274,24 +282,36 @@ class GenerateSampler:
     def _pads_exactly(self) -> bool:
         """Return whether a made-up prompt behind padding is followed by what follows it alone."""
         short, long = self._made_up_prompts()
-
-        def following(*prompts: NDArray[Any]) -> torch.Tensor:
-            ids, mask = self._padded(prompts)
-            made = self._output(ids, mask, None, 2, whole=True, output_logits=True)
-            # The first may be the end, after which nothing follows.
-            return torch.stack([logits[0] for logits in made.logits])
-
         try:
             with Compare(self._model) as compare:
-                padded, alone = following(short, long), following(short)
-                return all(
-                    compare.equal(lambda ours=ours: ours[None], lambda theirs=theirs: theirs[None])
-                    for ours, theirs in zip(padded, alone, strict=False)
-                )
+                return _equal_each(compare, self._following(short, long), self._following(short))
         except torch.OutOfMemoryError:
             raise
         except REFUSALS:
             return False
+
+    def _is_apart(self) -> bool:
+        """Return whether a made-up prompt beside one as long is followed by what follows it alone.
+
+        Not so in RWKV, which adds the last token of every row to each row's next one. In few digits two rows may round
+        otherwise than one: there it is enough that another prompt beside it changes nothing, in as many rows.
+        """
+        prompt, long = self._made_up_prompts()
+        beside, other = long[: len(prompt)], long[-len(prompt) :]
+        try:
+            with Compare(self._model) as compare:
+                ours, changed, alone = (self._following(*rows) for rows in ((prompt, beside), (prompt, other), (prompt,)))
+                return _equal_each(compare, ours, alone) or (not compare.fine(ours) and _equal_each(compare, ours, changed))
+        except torch.OutOfMemoryError:
+            raise
+        except REFUSALS:
+            return False
+
+    def _following(self, *prompts: NDArray[Any]) -> torch.Tensor:
+        """Return logits float[2, V] behind a batch's first prompt and a given token after it."""
+        ids, mask = self._padded(prompts)
+        made = self._output(ids, mask, None, 2, whole=True, output_logits=True)
+        return torch.stack([logits[0] for logits in made.logits])
 
     def _made_up_prompts(self) -> list[NDArray[Any]]:
         """Return two prompts, the shorter first, longer than what layers see at once."""
@@ -323,14 +343,14 @@ class GenerateSampler:
     ) -> Any:
         """Return what `generate` gives for a batch: ids, or with `whole` the cache too.
 
-        Without `draw` the tokens are the likeliest.
+        Without `draw` tokens are made up and none ends a row: rounding might choose another likeliest one.
         """
         from transformers import GenerationConfig, LogitsProcessorList
 
         settings = GenerationConfig(
             max_new_tokens=max_new_tokens,
             do_sample=False,
-            eos_token_id=self._eos_ids,
+            eos_token_id=self._eos_ids if draw else None,
             pad_token_id=self._pad_id,
             use_cache=True,
             return_dict_in_generate=whole,
@@ -338,18 +358,31 @@ class GenerateSampler:
         )
         # PEFT adds virtual tokens in its own `generate`; any other adapter lies within the causal model.
         sampled: Any = unwrap(self._model) if virtual_tokens(self._model) else causal_model(self._model)
-        with self._autocast(), warnings.catch_warnings():
+        with self._autocast(), warnings.catch_warnings(), _first_frequencies(self._model):
             # PEFT computes positions itself, as intended.
             warnings.filterwarnings("ignore", message="Position ids are not supported")
             return sampled.generate(
                 input_ids=ids,
                 attention_mask=mask,
                 generation_config=settings,
-                logits_processor=LogitsProcessorList([draw] if draw else []),
+                logits_processor=LogitsProcessorList([draw or _made_up_token]),
                 # Whoever draws nothing makes as many forwards on every rank.
                 synced_gpus=self._synced and draw is not None,
                 **more,
             )
+
+
+def _made_up_token(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Leave only the token before the row's last one possible, in the place of `DrawToken`."""
+    # There may be fewer scores than embeddings.
+    token = input_ids[:, -2:][:, :1] % scores.shape[1]
+    return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)
+
+
+def _equal_each(compare: Compare, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Compare logits [N, V] within rounding, each step's by its own largest."""
+    steps = zip(ours.split(1), theirs.split(1), strict=True)
+    return all(compare.equal(lambda one=one: one, lambda other=other: other) for one, other in steps)
 
 
 def _of_keys_alone(cache: Any) -> bool:
@@ -384,6 +417,16 @@ def _warps(temperature: float, top_p: float, top_k: int) -> list[Warp]:
     if top_p < 1.0:
         warps.append(TopPLogitsWarper(float(top_p)))
     return warps
+
+
+@contextmanager
+def _first_frequencies(model: nn.Module) -> Iterator[None]:
+    """Begin with rotary frequencies that no earlier forward let grow, and leave such behind."""
+    reset_frequencies(model)
+    try:
+        yield
+    finally:
+        reset_frequencies(model)
 
 
 @contextmanager

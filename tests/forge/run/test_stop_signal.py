@@ -1,0 +1,32 @@
+"""Handler of SIGTERM and SIGINT: a line at once, without a lock, and the guard is told."""
+
+import os
+import signal
+import sys
+
+import forge_dist
+from forge.run._stop_signal import StopSignal
+
+
+class Busy:
+    """A stderr that is being written to."""
+
+    def write(self, _text):
+        """Refuse, as a `print` within a `print` of the same thread is refused."""
+        raise RuntimeError("reentrant call")
+
+    flush = write
+
+
+def test_it_says_at_once_what_becomes_of_the_run(capfd, monkeypatch):
+    """One line, also in the middle of a `print` of the same thread; the guard hears that it was said."""
+    answered = []
+    monkeypatch.setattr(forge_dist, "signal_answered", lambda: answered.append(True), raising=False)
+    with monkeypatch.context() as patched, StopSignal() as stop:
+        patched.setattr(sys, "stderr", Busy())
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.received == "SIGINT"
+    assert capfd.readouterr().err == (
+        "forge: SIGINT: this step is finished and its state saved, then the run ends; a second signal ends it at once.\n"
+    )
+    assert answered == [True]
