@@ -110,7 +110,7 @@ def adapt_model(
 
 
 def _could_measure(s: Any, plan: Mapping[str, Any]) -> bool:
-    """Return whether rows of what to keep could be given to these settings, and would protect something else."""
+    """Return whether rows of what to keep could be given, and would protect something else."""
     stacked = any("tensor" in target for target in plan.values())
     given = not s.origins["osft_directions"].startswith(("chosen", "default")) or s.adapter.osft_calibration_path is not None
     if given or stacked or s.strategy.cp_size > 1 or not 0 < s.adapter.unfreeze_rank_ratio < 1:

@@ -123,7 +123,10 @@ def same_request(path: Path, s: RunSettings) -> bool:
 
 
 def _meant(values: dict[str, Any], s: RunSettings) -> dict[str, Any]:
-    """Return settings with what OSFT protects where it was left open; an earlier version wrote it out in every run."""
+    """Return settings with what OSFT protects where it was left open.
+
+    An earlier version wrote it out in every run.
+    """
     usual = s.adapter.usual_directions(values.get("osft_calibration_path"), values.get("osft_rank") or "uniform")
     return {**values, "osft_directions": values.get("osft_directions") or usual}
 

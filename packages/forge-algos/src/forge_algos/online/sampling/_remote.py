@@ -94,7 +94,7 @@ class RemoteSampler:
             return self.server.draw(draws, self._version)
 
     def _room(self, length: int, wanted: int) -> int:
-        """Return how many tokens to ask for after a prompt of `length`: no more than the server has room for.
+        """Return how many tokens to ask for after a prompt: no more than the server has room for.
 
         A turn of an episode is asked with those of others, of which one may still write more than this one.
         """
