@@ -6,6 +6,7 @@ subspace methods leave the same share of each matrix's directions free, `FREE`.
 """
 
 import contextlib
+import copy
 import io
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -111,45 +112,76 @@ def replay(model: LlamaForCausalLM) -> Stage:
     return Stage(model, lambda: _state(model), rows=rows)
 
 
-def sdft(begin: Callable[[LlamaForCausalLM], Stage], model: LlamaForCausalLM, **options: Any) -> Stage:
-    """Train as `begin` has it, but by forge's self-distillation on the model's own answers."""
+TUTOR_RATE = 4e-4
+"""Learning rate at which full fine-tuning makes a tutor: it learns 99.6 % of a task."""
+
+
+def sdft(
+    begin: Callable[[LlamaForCausalLM], Stage], model: LlamaForCausalLM, *, tutored: bool = False, **options: Any
+) -> Stage:
+    """Train as `begin` has it, but by forge's self-distillation on the model's own answers.
+
+    With `tutored` the teacher is a copy that was fully fine-tuned on the task's rows before, and is shown no answer: on-policy
+    distillation (GKD, arXiv 2306.13649).
+    """
     settings = forge_algos.SDFTSettings(max_new_tokens=ROW // 2 + 1, **options)
 
     def learn(stage: Stage, steps: int, rate: float, weight_decay: float, batches: Iterator[Any]) -> None:
         from forge_algos.online import GenerateSampler, sample_self, taught_batches
 
-        plan = forge_algos.OptimizerSettings(
-            learning_rate=rate, weight_decay=weight_decay, lr_scheduler="linear", warmup_steps=max(1, steps // 10), beta2=0.999
-        )
-        optimizer = forge_algos.make_optimizer(stage.model, plan)
-        average = forge_algos.WeightAverage(optimizer, settings.teacher_rate)
+        drawn = [next(batches)[0] for _ in range(steps)]
+        tutor = _fine_tuned(model, drawn, weight_decay) if tutored else None
+        optimizer, scheduler = _optimized(stage.model, rate, weight_decay, steps)
+        average = None if tutored else forge_algos.WeightAverage(optimizer, settings.teacher_rate)
         sampler = GenerateSampler(stage.model, eos_ids=[IDS[";"]], pad_id=0, batch_tokens=8192)
 
         def taught() -> Iterator[Any]:
-            for step in range(steps):
-                ((ids, labels),) = next(batches)
+            for step, batch in enumerate(drawn):
                 asked, shown = [], []
-                for row, label in zip(ids.numpy(), labels.numpy(), strict=True):
-                    learned = np.flatnonzero(label != -100)
-                    question, whole = row[: learned[0]], row[: learned[-1] + 1]
-                    asked.append(question.astype(np.int32))
-                    shown.append(np.concatenate([whole, question]).astype(np.int32))
+                for whole, learned in _samples(batch):
+                    question = whole[: np.flatnonzero(learned != -100)[0]]
+                    asked.append(question)
+                    shown.append(question if tutored else np.concatenate([whole, question]))
                 samples = sample_self(sampler, asked, shown, settings=settings, seed=step)
                 yield taught_batches(samples, max_tokens=8192)
 
-        adaptation = stage.adaptation
+        teacher: Any = average.exchanged if average else tutor
+        objective = forge_algos.SelfDistill(settings=settings, teacher=teacher)
+        more = {"average": average, "adaptation": stage.adaptation}
         for _ in forge_algos.train(
-            stage.model,
-            taught(),
-            objective=forge_algos.SelfDistill(settings=settings, teacher=average.exchanged),
-            optimizer=optimizer,
-            scheduler=forge_algos.schedule(optimizer, plan, steps),
-            average=average,
-            adaptation=adaptation,
+            stage.model, taught(), objective=objective, optimizer=optimizer, scheduler=scheduler, **more
         ):
             pass
 
     return attrs.evolve(begin(model), learn=learn)
+
+
+def _fine_tuned(model: LlamaForCausalLM, drawn: Sequence[Any], weight_decay: float) -> LlamaForCausalLM:
+    """Return a copy that learned the rows by full fine-tuning."""
+    tutor = copy.deepcopy(model).requires_grad_(requires_grad=True)
+    optimizer, scheduler = _optimized(tutor, TUTOR_RATE, weight_decay, len(drawn))
+    steps = ([forge_packing.collate(_samples(batch))] for batch in drawn)
+    for _ in forge_algos.train(tutor, steps, objective=forge_algos.SFT(), optimizer=optimizer, scheduler=scheduler):
+        pass
+    return tutor
+
+
+def _optimized(model: torch.nn.Module, rate: float, weight_decay: float, steps: int) -> tuple[Any, Any]:
+    """Return AdamW and a rate that rises over a tenth of the steps, and falls."""
+    plan = forge_algos.OptimizerSettings(
+        learning_rate=rate, weight_decay=weight_decay, lr_scheduler="linear", warmup_steps=max(1, steps // 10), beta2=0.999
+    )
+    optimizer = forge_algos.make_optimizer(model, plan)
+    return optimizer, forge_algos.schedule(optimizer, plan, steps)
+
+
+def _samples(batch: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return (ids, labels) of each row of a batch, without what stands behind its answer."""
+    found = []
+    for ids, labels in zip(*(tensor.numpy() for tensor in batch), strict=True):
+        end = np.flatnonzero(labels != -100)[-1] + 1
+        found.append((ids[:end].astype(np.int32), labels[:end].astype(np.int32)))
+    return found
 
 
 def _osft(**options: Any) -> Callable[..., Stage]:
@@ -169,24 +201,26 @@ def _osft(**options: Any) -> Callable[..., Stage]:
 
 
 def protecting_inputs(
-    model: LlamaForCausalLM, subject: Any, earlier: Sequence[str], *, general_alone: bool = False, **options: Any
+    model: LlamaForCausalLM,
+    subject: Any,
+    earlier: Sequence[str],
+    *,
+    general_alone: bool = False,
+    osft_directions: str = "inputs",
+    **options: Any,
 ) -> Stage:
     """Train OSFT, protecting the largest inputs on rows of what the base knew and of the tasks before.
 
-    With osft_rank=adaptive the importance of layers is measured on the same rows.
+    With osft_rank=adaptive the importance of layers is measured on the same rows, of osft_directions=weights too.
     """
     random = np.random.default_rng(77)
     drawn = subject.general(random)
     drawn += [] if general_alone else [subject.data.rule(task, subject.kept, random) for task in earlier]
-    samples = []
-    for ids, labels in drawn:
-        for row, label in zip(ids.numpy(), labels.numpy(), strict=True):
-            end = np.flatnonzero(label != -100)[-1] + 1
-            samples.append((row[:end].astype(np.int32), label[:end].astype(np.int32)))
+    samples = [sample for batch in drawn for sample in _samples(batch)]
     batches = [forge_packing.collate(samples[at : at + 64]) for at in range(0, len(samples), 64)]
     moments = partial(_moments, model, batches, subject.autocast)
     importance = partial(_importance, model, batches, subject.autocast)
-    return _osft(osft_directions="inputs", **options)(model, moments=moments, importance=importance)
+    return _osft(osft_directions=osft_directions, **options)(model, moments=moments, importance=importance)
 
 
 def _moments(model: LlamaForCausalLM, batches: Sequence[Any], autocast: Any, targets: Any) -> dict[str, torch.Tensor]:
@@ -213,6 +247,7 @@ METHODS: dict[str, Callable[[LlamaForCausalLM], Stage]] = {
     "sdft": partial(sdft, full),
     "sdft, forward": partial(sdft, full, beta=0.0),
     "sdft, direct": partial(sdft, _osft()),
+    "on-policy": partial(sdft, full, tutored=True),
     **{f"direct .{100 * free:.0f}": _osft(unfreeze_rank_ratio=free) for free in (0.1, 0.5)},
     **{f"paper .{100 * free:.0f}": _osft(osft_rule="paper", unfreeze_rank_ratio=free) for free in (0.1, 0.5)},
 }
@@ -222,6 +257,8 @@ INFORMED: dict[str, Callable[..., Stage]] = {
     "inputs .50": partial(protecting_inputs, unfreeze_rank_ratio=0.5),
     "inputs, paper": partial(protecting_inputs, osft_rule="paper"),
     "inputs, adaptive": partial(protecting_inputs, osft_rank="adaptive"),
+    "direct, adaptive": partial(protecting_inputs, osft_directions="weights", osft_rank="adaptive"),
+    "paper, adaptive": partial(protecting_inputs, osft_directions="weights", osft_rank="adaptive", osft_rule="paper"),
     "inputs, general": partial(protecting_inputs, general_alone=True),
     "inputs, down_proj 0": partial(protecting_inputs, rank_pattern=("down_proj=0",)),
     "inputs, first less": partial(protecting_inputs, rank_pattern=_by_depth(16, 32, 48)),

@@ -107,9 +107,10 @@ SMALL = Design(
         (("strict/direct", 60), ("paper", 60), ("full", 60), ("replay", 60)),
         (("lora", 180), ("peft-osf", 180), ("mini-trainer", 180), ("strict/factors", 180)),
         (("direct .10", 180), ("direct .50", 180), ("paper .10", 180), ("paper .50", 180)),
-        (("sdft, direct", 180), ("sdft, forward", 180)),
+        (("sdft, direct", 180), ("sdft, forward", 180), ("on-policy", 180)),
+        (("direct, adaptive", 180), ("paper, adaptive", 180)),
     ),
-    begin={"full": 2, "replay": 2, "paper": 3, "inputs, paper": 3, "lora": 5, "sdft": 0},
+    begin={"full": 2, "replay": 2, "paper": 3, "inputs, paper": 3, "lora": 5, "sdft": 0, "sdft, direct": 6, "on-policy": 1},
     start=7,
     levels=(0.9, 0.93, 0.95, 0.96, 0.985),
     compared=0.93,
@@ -328,7 +329,7 @@ def main() -> None:
         there = [(m, TOY.steps if options.toy else n) for m, n in group if m not in NEEDS or importlib.util.find_spec(NEEDS[m])]
         there = [(m, n) for m, n in there if options.only is None or m in options.only]
         if plain:
-            there = [(m, n) for m, n in there if not m.startswith("sdft")]
+            there = [(m, n) for m, n in there if not m.startswith(("sdft", "on-policy"))]
         picked = PICKED if plain else {}
         rates = {(m, n): [design.begins(m)] if options.toy else picked.get((m, n)) or study.searched(m, n) for m, n in there}
         for seed in seeds:

@@ -121,7 +121,8 @@ def test_the_verbs(write_rows, chatml_tokenizer, tmp_path, capsys):
     assert _cli.main(words) == 2
     assert (
         capsys.readouterr().err
-        == "forge-data: train.jsonl:7: field rejected is the same as chosen; take the row out, or mend it\n"
+        == "forge-data: train.jsonl:7: field rejected is the same as chosen; take the row out, or mend it (--on-bad-pair skip "
+        "leaves such rows out)\n"
     )
     assert _cli.main([*words, "--on-bad-pair", "skip"]) == 0
     assert "kept 6 of 7 rows as 12 samples; dropped 1 same_answers" in capsys.readouterr().out

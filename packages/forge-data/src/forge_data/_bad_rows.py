@@ -4,12 +4,9 @@ from collections import Counter
 
 import attrs
 
-from forge_data._errors import DataError, ForgeDataError
+from forge_data._errors import BadPairError, DataError, ForgeDataError
 
 _SHOWN = 3
-
-
-_REMEDY = "on_bad_row=skip leaves such rows out"
 
 
 def of_a_row(error: ForgeDataError) -> ForgeDataError:
@@ -25,8 +22,9 @@ def refuse(_row: int, error: ForgeDataError) -> None:
 
 def name_remedy(error: ForgeDataError) -> None:
     """Say in the error of a row, where others could be used, by which setting it is left out."""
-    if error.of_a_row and error.args and _REMEDY not in str(error.args[0]):
-        error.args = (f"{error.args[0]} ({_REMEDY})", *error.args[1:])
+    remedy = f"on_bad_{'pair' if isinstance(error, BadPairError) else 'row'}=skip leaves such rows out"
+    if error.of_a_row and error.args and remedy not in str(error.args[0]):
+        error.args = (f"{error.args[0]} ({remedy})", *error.args[1:])
 
 
 @attrs.define
