@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from _models import SHAPES, write_model
-from _repeated_steps import repeated_steps
+from _repeated_steps import repeated_steps, take_turns
 from _report import emit, machine, note
 
 SIDES = ("float32", "bfloat16")
@@ -98,7 +98,7 @@ def main() -> None:
             steps=warmup + measured,
             toy=options.toy,
         )
-        loops: dict[str, Iterator[Any]] = {}
+        loops: dict[str, Iterator[float]] = {}
         models: dict[str, Any] = {}
         for side in SIDES:
             dtype = found.dtype(side).value
@@ -114,7 +114,7 @@ def main() -> None:
             if options.compile:
                 CompiledBlocks(repeated_blocks(model), note=note)
             optimizer = adamw(model, settings, fused=found.fused_optimizer.value)
-            loops[side] = train(
+            outputs = train(
                 model,
                 steps,
                 objective=SFT(),
@@ -125,15 +125,13 @@ def main() -> None:
                 autocast=partial(found.autocast, dtype),
                 keep_casts=True,
             )
-    taken: dict[str, list[float]] = {side: [] for side in SIDES}
-    losses: dict[str, float] = {}
-    for step in range(len(steps)):
-        for side in SIDES if step % 2 == 0 else reversed(SIDES):
-            began = time.perf_counter()
-            losses[side] = next(loops[side]).loss
-            taken[side].append(time.perf_counter() - began)
+            loops[side] = (output.loss for output in outputs)
+
+    def same(step: int, losses: dict[str, float]) -> None:
         if abs(losses["bfloat16"] - losses["float32"]) > 0.02 * abs(losses["float32"]):
             raise SystemExit(f"step {step + 1}: the sides do not train the same thing: losses {losses}")
+
+    taken, _, losses = take_turns(loops, len(steps), same)
     seconds = {side: times[warmup:] for side, times in taken.items()}
     lengths = [len(batch.input_ids) for batch in steps[-1]]
     learned = [int((batch.labels != -100).sum()) for batch in steps[-1]]

@@ -12,13 +12,12 @@ import argparse
 import copy
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from _models import SHAPES, write_model
-from _repeated_steps import repeated_steps
+from _repeated_steps import repeated_steps, take_turns
 from _report import emit, machine, note
 
 Steps = list[list[Any]]
@@ -123,17 +122,11 @@ def main() -> None:
             )
             loops[side] = (output.loss for output in outputs)
 
-    taken: dict[str, list[float]] = {side: [] for side in loops}
-    cpu: dict[str, list[float]] = {side: [] for side in loops}
-    losses: dict[str, float] = {}
-    for step in range(len(steps)):
-        for side in list(loops) if step % 2 == 0 else reversed(list(loops)):
-            start, cpu_start = time.perf_counter(), time.process_time()
-            losses[side] = next(loops[side])
-            taken[side].append(time.perf_counter() - start)
-            cpu[side].append(time.process_time() - cpu_start)
+    def same(step: int, losses: dict[str, float]) -> None:
         if abs(losses["forge"] - losses["bare"]) > 1e-3 * abs(losses["bare"]):
             raise SystemExit(f"step {step + 1}: the loops do not train the same thing: losses {losses}")
+
+    taken, cpu, losses = take_turns(loops, len(steps), same)
     seconds = {side: times[warmup:] for side, times in taken.items()}
     tokens_of = [sum(len(batch.input_ids) for batch in micro_batches) for micro_batches in steps][warmup:]
     sides = {

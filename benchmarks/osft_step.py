@@ -15,10 +15,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from _models import SHAPES, write_model
-from _repeated_steps import repeated_steps
+from _repeated_steps import repeated_steps, take_turns
 from _report import emit, machine, note
 
 LIMIT = 1.15
@@ -68,14 +67,14 @@ def main() -> None:
             attention=attention.name,
             attention_function=attention.function,
         )
-    loops: dict[str, Iterator[Any]] = {}
+    loops: dict[str, Iterator[float]] = {}
     trained: dict[str, int] = {}
     began = time.perf_counter()
     for side, adapter in adapters.items():
         adaptation = adapt(copy.deepcopy(model), adapter)
         trained[side] = sum(p.numel() for p in adaptation.model.parameters() if p.requires_grad)
         optimizer = adamw(adaptation.model, settings, fused=found.fused_optimizer.value)
-        loops[side] = train(
+        outputs = train(
             adaptation.model,
             steps,
             objective=SFT(),
@@ -85,16 +84,14 @@ def main() -> None:
             device=device,
             adaptation=adaptation,
         )
+        loops[side] = (output.loss for output in outputs)
     divided = time.perf_counter() - began
-    taken: dict[str, list[float]] = {side: [] for side in loops}
-    losses: dict[str, float] = {}
-    for step in range(len(steps)):
-        for side in list(loops) if step % 2 == 0 else reversed(list(loops)):
-            began = time.perf_counter()
-            losses[side] = next(loops[side]).loss
-            taken[side].append(time.perf_counter() - began)
+
+    def same(step: int, losses: dict[str, float]) -> None:
         if step == 0 and abs(losses["full"] - losses["osft"]) > 1e-4 * abs(losses["full"]):
             raise SystemExit(f"the sides do not begin as the same model: losses {losses}")
+
+    taken, _, losses = take_turns(loops, len(steps), same)
     seconds = {side: times[warmup:] for side, times in taken.items()}
     over = statistics.median(osft / full for osft, full in zip(seconds["osft"], seconds["full"], strict=True))
     note(f"OSFT over full fine-tuning: {over:.3f}; losses {losses}")
