@@ -4,7 +4,8 @@ Both sides get the same model directory, the same tokenized chats, the same numb
 labels, AdamW (fused) with the same learning rate and betas, gradients clipped at 1.0, fp32, no gradient checkpointing, no
 logging, no saving. Each side is a process of its own; they take turns step by step (`_lockstep.py`). With `--trl rows` TRL
 trains on the very rows that forge trains on, and the losses of the first step must agree; with `--trl bfd` it packs the same
-chats itself, as its users do. The ratio is TRL's seconds per real token over forge's, each the median over all steps after
+chats itself, as its users do. Chats of a row that begin with the same system prompt share it on forge's side, unless
+`--repeat-prefixes` is given; `shared` is the share of tokens that this saves. The ratio is TRL's seconds per real token over forge's, each the median over all steps after
 the warm-up.
 
     python benchmarks/sft_vs_trl.py --model tiny
@@ -39,11 +40,16 @@ def arguments() -> argparse.Namespace:
         "--tokens", type=int, default=None, help="most tokens in a row (2048 for a shape, 1024 for a directory)"
     )
     parser.add_argument("--learning-rate", type=float, default=1e-5)
+    parser.add_argument(
+        "--repeat-prefixes", action="store_true", help="let forge compute what chats of a row begin with anew for each, too"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     """Measure and print the line."""
+    from forge_packing import collate_shared
+
     options = arguments()
     require_trl()
     if options.toy:
@@ -61,12 +67,14 @@ def main() -> None:
             "model": str(directory), "vocabulary": model.vocabulary, "adapter": options.adapter,
             "rows": str(folder / "rows.npz"),
             "tokens": tokens, "trl_packing": options.trl, "learning_rate": options.learning_rate,
+            "share": not options.repeat_prefixes,
         }  # fmt: skip
         # TRL's own rows are different, and so are their losses.
         tolerance = 1e-4 if options.trl == "rows" else float("inf")
         done = race_on_a_cpu(
             job, folder, warmup=options.warmup, measured=options.steps, threads=options.threads, tolerance=tolerance
         )
+    saved = 1 - sum(len(collate_shared(row).input_ids) for row in rows.samples) / sum(rows.tokens(i) for i in range(steps))
     labelled = sum(rows.labelled(i) for i in range(steps)) / sum(rows.tokens(i) for i in range(steps))
     emit(
         "sft_vs_trl",
@@ -81,7 +89,7 @@ def main() -> None:
             "chats": options.chats, "tokens_per_row": tokens,
             "tokens_mean": round(sum(rows.tokens(i) for i in range(steps)) / steps, 1),
             "chats_per_row": round(sum(len(rows.lengths(i)) for i in range(steps)) / steps, 1),
-            "labelled_share": round(labelled, 4), "steps": options.steps, "warmup": options.warmup, "threads": done.threads,
+            "labelled_share": round(labelled, 4), "shared": 0.0 if options.repeat_prefixes else round(saved, 4), "steps": options.steps, "warmup": options.warmup, "threads": done.threads,
         },
     )  # fmt: skip
 

@@ -129,7 +129,7 @@ _PUBLIC = {
         "PackedBatchError ReferenceMismatchError RehearsalError RewardError RolloutError UnevenRanksError"
     ),
     "_kernels": "TriedKernel asked_kernels",
-    "_modules": "repeated_blocks",
+    "_modules": "first_dropout repeated_blocks",
     "_parallel": "ALONE Parallel",
     "adaptations": "Adaptation adapt eva_directions osft_importance osft_moments quantization_config",
     "batches._copies": "pin_batches",

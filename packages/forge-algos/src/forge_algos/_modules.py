@@ -175,6 +175,22 @@ def _ask(model: nn.Module, method: str) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
+def first_dropout(model: nn.Module) -> tuple[str, float] | None:
+    """Return the name and probability of a module's dropout that is not 0; None where nothing is dropped in training.
+
+    Attention layers hold theirs as a number (`attention_dropout`), as they call a function with it.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            if module.p:
+                return name, float(module.p)
+            continue
+        for key, value in vars(module).items():
+            if "dropout" in key and isinstance(value, float) and 0 < value <= 1:
+                return f"{name}.{key}".lstrip("."), value
+    return None
+
+
 @contextmanager
 def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Set training or evaluation mode inside the block, and restore each module's afterwards."""

@@ -4,6 +4,7 @@
     examples ── collate() ──▶ PackedBatch, one flat padding-free row
     completions of one prompt ── collate_groups() ──▶ PackedGroups, the prompt's tokens once or repeated
     turns of one conversation ── collate_turns() ──▶ PackedGroups, the common history once or repeated
+    examples that begin alike ── collate_shared() ──▶ PackedGroups, their common prefix once
     lengths of documents ── split_documents() ──▶ Blocks, for pretraining on plain text
 
 `divide` divides one step, and `pack_rows` packs lengths into rows. Names are imported when they are first used, so that
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from forge_packing.collating._groups import (
         PackedGroups as PackedGroups,
         collate_groups as collate_groups,
+        collate_shared as collate_shared,
         collate_turns as collate_turns,
     )
     from forge_packing.dividing._cost import Cost as Cost
@@ -38,7 +40,7 @@ _PUBLIC = {
     "_settings": "PlanSettings",
     "collating._blocks": "Blocks split_documents",
     "collating._collate": "PackedBatch collate",
-    "collating._groups": "PackedGroups collate_groups collate_turns",
+    "collating._groups": "PackedGroups collate_groups collate_shared collate_turns",
     "dividing._cost": "Cost",
     "dividing._divide": "divide",
     "dividing._pack_rows": "pack_rows",

@@ -72,6 +72,19 @@ def sample_count(batch: AnyRow) -> int:
     return max(0, len(batch.cu_seqlens) - 1) if groups is None else len(groups.group_sizes)
 
 
+def token_count(batch: AnyRow) -> int:
+    """Count the tokens of a row, learned or not.
+
+    A prefix that several groups share counts for each of them; what the completions of one group share counts once.
+    """
+    groups = _groups_of(batch)
+    if groups is None or groups.kv_rows is None or groups.cu_seqlens_k is None:
+        return len(batch.input_ids)
+    of_completion = np.repeat(np.arange(len(groups.group_sizes)), np.asarray(groups.group_sizes))
+    of_key = np.repeat(of_completion, np.diff(np.asarray(groups.cu_seqlens_k)))
+    return len(np.unique(of_key * len(batch.input_ids) + np.asarray(groups.kv_rows)))
+
+
 class RowLoader:
     """Moves packed rows to the device, after checking their arrays and token ids."""
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from forge_algos.batches._learned import AnyRow, LearnedRow, RowLoader, loss_count, sample_count
+from forge_algos.batches._learned import AnyRow, LearnedRow, RowLoader, loss_count, sample_count, token_count
 from forge_algos.batches._packed import IGNORE, PackedBatch
 from forge_algos.heads._head import Head, choose_head
 from forge_algos.heads._packable import require_packable
@@ -47,8 +47,8 @@ class LearnedTokens:
         return sample_count(batch)
 
     def tokens(self, batch: AnyRow) -> int:
-        """Count all tokens of a row, learned or not."""
-        return len(batch.input_ids)
+        """Count all tokens of a row, learned or not; a prefix that samples share counts for each of them."""
+        return token_count(batch)
 
     def idle(self) -> PackedBatch:
         """Make a row of one document with two tokens, the second learned.
@@ -67,7 +67,7 @@ class TokenObjective(LearnedTokens, ABC):
     """Base class of an objective on learned tokens of packed rows; a subclass brings `terms`.
 
     It brings `stats` too where it reports more than a loss. Batches are packed rows with labels (`PackedBatch`), or of groups
-    (`PackedGroups`: the turns of conversations, whose history may be shared). The forward
+    (`PackedGroups`: samples or the turns of conversations, whose prefix may be shared). The forward
     gets `use_cache=False`, no mask, positions that start anew in each document, and `cu_seq_lens_q/k` (int32[B+1]) with
     `max_length_q/k`, which variable-length attention reads; sdpa and eager go by the positions.
     """

@@ -1,5 +1,6 @@
-"""Collation of groups: completions of a prompt, turns of a conversation → one flat row."""
+"""Collation of samples that begin alike: completions of a prompt, turns of a conversation, any samples → one flat row."""
 
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ class PackedGroups:
     Segment j of the row holds the tokens that completion j adds to it. Where prompts are shared, a group's first segment is
     its prompt and its first completion, and each further one is a completion alone, which attends to the keys and values of
     the prompt and of itself. Otherwise each segment is a prompt and its completion. Turns of a conversation (`collate_turns`)
-    are completions too; each shares what it has in common with one before it.
+    and samples by themselves (`collate_shared`) are completions too; each shares what it has in common with one before it.
     """
 
     input_ids: Int64Array
@@ -73,7 +74,10 @@ class _Row:
 
     def __init__(self) -> None:
         self.samples: list[_Sample] = []
-        self._size = self._seen = 0
+        self.size = 0
+        """Tokens of the row."""
+        self._seen = 0
+        self._sorted: list[tuple[bytes, _Sample]] = []
 
     def expect(self, examples: list[_Example]) -> None:
         """Count the tokens of examples before memory is taken for them.
@@ -88,11 +92,21 @@ class _Row:
     def add(self, example: _Example, *, like: _Sample | None = None, shared: int = 0) -> _Sample:
         """Append an example whose first `shared` tokens are those of `like`."""
         ids, labels, weights = example
-        begin, self._size = self._size, self._size + ids.size - shared
-        own = np.arange(begin, self._size)
+        begin, self.size = self.size, self.size + ids.size - shared
+        own = np.arange(begin, self.size)
         path = own if like is None or not shared else np.concatenate([like.path[:shared], own])
         self.samples.append(_Sample(ids, labels, weights, path, shared))
         return self.samples[-1]
+
+    def add_after_prefix(self, example: _Example, *, least: int) -> None:
+        """Append an example without the prefix that it has in common with one added so, where that is `least` tokens or more."""
+        key = example[0].astype(np.int64).tobytes()
+        at = bisect(self._sorted, key, key=lambda each: each[0])
+        # In any order of strings, none has a longer prefix in common with one than its neighbours have.
+        found = [(_common_tokens(example[0], other.input_ids), other) for _, other in self._sorted[max(0, at - 1) : at + 1]]
+        shared, like = max(found, key=lambda each: each[0], default=(0, None))
+        sample = self.add(example, like=like, shared=shared) if shared >= least else self.add(example)
+        self._sorted.insert(at, (key, sample))
 
 
 def collate_groups(groups: Iterable[Sequence[AnyExample]], *, share_prompt: bool = False) -> PackedGroups:
@@ -143,8 +157,8 @@ def collate_turns(conversations: Iterable[Sequence[AnyExample]], *, share_histor
     Args:
         conversations: Sequences of examples, one for each learned turn of a conversation, in order.
         share_history: False repeats the history, so that every example is a document by itself. True puts into the row once
-            what an example has in common with a later turn's, from its first token on, whatever is learned of it. It needs an
-            attention that reads `kv_rows`.
+            what an example has in common with one before it, a later turn's or another conversation's, from its first token
+            on, whatever is learned of it. It needs an attention that reads `kv_rows`.
 
     Raises:
         PackingError: as `collate_groups`.
@@ -163,12 +177,48 @@ def collate_turns(conversations: Iterable[Sequence[AnyExample]], *, share_histor
         members = _members(index, turns, what="conversation", each="its turns as a sequence of examples")
         row.expect(members)
         sizes.append(len(members))
-        placed: list[_Sample] = []
         for turn in reversed(members):
-            found = [(_common_tokens(turn[0], other.input_ids), at) for at, other in enumerate(placed)] if share else []
-            shared, at = max(found, default=(0, 0))
-            placed.append(row.add(turn, like=placed[at] if shared else None, shared=shared))
+            if share:
+                row.add_after_prefix(turn, least=1)
+            else:
+                row.add(turn)
     return _packed(row.samples, sizes)
+
+
+LEAST_PREFIX = 16
+"""Tokens of a prefix from which on `collate_shared` shares it; a template's first tokens alone are not worth their gathering."""
+_LEAST_SHARE = 32
+"""A row of samples is shared where that saves one token in so many."""
+
+
+def collate_shared(examples: Iterable[AnyExample]) -> PackedGroups:
+    """Pack examples into one flat row, in which a prefix that several have in common is there once.
+
+    Such is a system prompt, with its tools, or a document that several questions are asked about. An example shares what it has
+    in common with one before it, from its first token on, whatever is learned of it, if that is 16 tokens or more; where the
+    row would become shorter by less than a thirty-second, none is shared. Each example is a group by itself. A row with shared
+    prefixes needs an attention that reads `kv_rows`.
+
+    Args:
+        examples: As `collate`'s. No examples give an empty row; they are not changed.
+
+    Raises:
+        PackingError: as `collate`.
+
+
+    >>> tools = list(range(100, 116))
+    >>> batch = collate_shared([([*tools, 5, 6], [-100] * 17 + [6]), ([*tools, 7, 8], [-100] * 17 + [8])])
+    >>> batch.input_ids[16:].tolist(), batch.position_ids[16:].tolist(), batch.targets.tolist()
+    ([5, 6, 7, 8], [16, 17, 16, 17], [6, 8])
+    """
+    members = [example_arrays(index, example) for index, example in enumerate(examples)]
+    shared, plain = _Row(), _Row()
+    shared.expect(members)
+    for example in members:
+        shared.add_after_prefix(example, least=LEAST_PREFIX)
+        plain.add(example)
+    worth = shared.size * _LEAST_SHARE <= plain.size * (_LEAST_SHARE - 1)
+    return _packed((shared if worth else plain).samples, [1] * len(members))
 
 
 def _common_tokens(ids: np.ndarray, other: np.ndarray) -> int:

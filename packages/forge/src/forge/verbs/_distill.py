@@ -13,7 +13,7 @@ from forge.tasks._offline import OfflineSteps
 from forge.tasks._reference_model import require_same_tokens
 from forge.tasks._task import Run
 from forge.verbs._registry import verb
-from forge.verbs._sft import SFT, with_shared_histories
+from forge.verbs._sft import SFT, with_shared_prefixes
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +44,7 @@ class Distill(SFT):
         """Take the steps of the batch plan, with the teacher on the same ranks."""
         own = run.settings.objective
         teacher = run.load_frozen(own.teacher_path)
-        return OfflineSteps(with_shared_histories(run, run.model, teacher), forge_algos.Distill(settings=own, teacher=teacher))
+        return OfflineSteps(with_shared_prefixes(run, run.model, teacher), forge_algos.Distill(settings=own, teacher=teacher))
 
 
 distill = verb(Distill())

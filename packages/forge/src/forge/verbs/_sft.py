@@ -47,11 +47,15 @@ class SFT(Task):
         """Take the steps of the batch plan, with the cross-entropy loss of `forge_algos.SFT`."""
         own = run.settings.objective
         reason = f"neftune_alpha={own.neftune_alpha:g} draws noise for each sample" if own.neftune_alpha else ""
-        return OfflineSteps(with_shared_histories(run, run.model, unless=reason), forge_algos.SFT(own))
+        return OfflineSteps(with_shared_prefixes(run, run.model, unless=reason), forge_algos.SFT(own))
 
 
-def with_shared_histories(run: Run, *models: Any, unless: str = "") -> Run:
-    """Return the run with shared histories, where the models allow it.
+_LOOKED_AT = 8
+"""Micro-batches whose samples are looked at for what they begin with."""
+
+
+def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
+    """Return the run with shared prefixes and histories, where rows have such and the models allow it.
 
     Args:
         run: the run.
@@ -59,18 +63,42 @@ def with_shared_histories(run: Run, *models: Any, unless: str = "") -> Run:
         unless: a reason against it, from the settings.
     """
     parts = {"train": run.train, "held_out": run.held_out}
-    apart = {name: items for name, items in parts.items() if isinstance(items, Conversations)}
-    if not apart:
+    of_rows = {name: items for name, items in parts.items() if isinstance(items, Samples)}
+    apart = [items for items in of_rows.values() if isinstance(items, Conversations)]
+    spared = 0.0 if apart else _in_common(run)
+    if not apart and not spared:
         return run
+    if not apart and not unless and (found := forge_algos.first_dropout(run.model)) is not None:
+        unless = f"{found[0]} drops {found[1]:g} of its inputs, of each sample others"
     share, why = not unless, unless
     for model in models if share else ():
         share, why = forge_algos.shares_prompts(model, device=run.device, autocast=run.autocast)
         if not share:
             break
-    most = max(int(items.unshared.max()) for items in apart.values())
-    cost = "" if share else f"; max_tokens_per_gpu counts it once, and the longest row has {most:,} tokens with repetitions"
-    run.report.note(f"history: computed once a {'row' if share else 'turn'}: {why}{cost}")
-    return attrs.evolve(run, **{name: items.sharing(share) for name, items in apart.items()})
+    if apart:
+        most = max(int(items.unshared.max()) for items in apart)
+        cost = "" if share else f"; max_tokens_per_gpu counts it once, and the longest row has {most:,} tokens with repetitions"
+        run.report.note(f"history: computed once a {'row' if share else 'turn'}: {why}{cost}")
+    else:
+        run.report.note(
+            f"prefixes: computed {'once a micro-batch' if share else 'for each sample'}, where samples begin alike "
+            f"({spared:.0%} of the first micro-batches' tokens): {why}"
+        )
+    return attrs.evolve(run, **{name: items.sharing(share) for name, items in of_rows.items()})
+
+
+def _in_common(run: Run) -> float:
+    """Return the share of tokens in a run's first micro-batches that need not be computed again."""
+    assert isinstance(run.train, Samples)
+    items, tokens, computed, looked = run.train.sharing(True), 0, 0, 0
+    for step in run.steps_from(0):
+        for rows in run.plan.micro_batches(step):
+            tokens += int(items.lengths[rows].sum())
+            computed += len(items.batch(rows).input_ids)
+            looked += 1
+            if looked == _LOOKED_AT:
+                return 1 - computed / max(1, tokens)
+    return 1 - computed / max(1, tokens)
 
 
 sft = verb(SFT())

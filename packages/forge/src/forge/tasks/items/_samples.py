@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import forge_data
 import forge_packing
@@ -27,6 +28,7 @@ class Samples:
 
     def __init__(self, store: forge_data.TokenStore) -> None:
         self.store = store
+        self.share_prefix = False
         self.lengths = self.longest = store.lengths
         self.loss_counts = store.loss_counts
         self.weights = store.weights
@@ -46,9 +48,16 @@ class Samples:
         """Return the length of a sample in words."""
         return f"{self.source(index)} has {self.lengths[index]:,} tokens"
 
-    def batch(self, indices: Sequence[int] | Ints) -> forge_packing.PackedBatch:
+    def batch(self, indices: Sequence[int] | Ints) -> Any:
         """Pack samples into one row."""
-        return forge_packing.collate([self.store[int(i)] for i in indices])
+        samples = [self.store[int(i)] for i in indices]
+        return forge_packing.collate_shared(samples) if self.share_prefix else forge_packing.collate(samples)
+
+    def sharing(self, share_prefix: bool) -> Self:
+        """Return the same items, whose rows have what samples begin with once or each time."""
+        same = copy(self)
+        same.share_prefix = share_prefix
+        return same
 
     def short_samples(self) -> list[tuple[Any, Any]]:
         """Return a few short samples."""
@@ -68,7 +77,6 @@ class Conversations(Samples):
         import numpy as np
 
         super().__init__(store)
-        self.share_history = False
         assert store.conversations is not None
         self._ends = store.conversations
         begins = self._ends[:-1]
@@ -80,12 +88,6 @@ class Conversations(Samples):
         self.lines = np.diff(self._ends)
         self.loss_counts = np.add.reduceat(store.loss_counts, begins)
         self.sources = None if store.weights is None else store.sources[begins]
-
-    def sharing(self, share_history: bool) -> Conversations:
-        """Return the same items with or without shared histories."""
-        same = Conversations(self.store)
-        same.share_history = share_history
-        return same
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -104,7 +106,7 @@ class Conversations(Samples):
     def batch(self, indices: Sequence[int] | Ints) -> Any:
         """Pack conversations into one row."""
         turns = [[self.store[at] for at in range(self._ends[i], self._ends[i + 1])] for i in map(int, indices)]
-        return forge_packing.collate_turns(turns, share_history=self.share_history)
+        return forge_packing.collate_turns(turns, share_history=self.share_prefix)
 
 
 def items_of(store: forge_data.TokenStore) -> Samples:

@@ -1,0 +1,96 @@
+"""Samples that begin alike, such as with one system prompt: their prefix is computed once a micro-batch, the losses are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge
+
+from ..ranks import run_on_ranks
+from . import tiny
+from .conftest import write_rows
+from .starts import metrics
+from .three_steps import SETTINGS, figures, oracle
+from .verbs import run_verb
+
+TOOLS = tiny.sample(24, 40, slice(0, None)).input_ids
+"""What most samples begin with."""
+
+
+def rows(folder: Path) -> Path:
+    """Ragged samples, two of three behind a prefix of 24 tokens; where all is learned, the prefix is too."""
+    found = []
+    for at in range(24):
+        own = tiny.sample(4 + at % 7, 50 + at, slice(at % 2, None))
+        masked = at % 5 != 0
+        if at % 3:
+            found.append({"input_ids": TOOLS + own.input_ids, "labels": ([-100] * 24 if masked else TOOLS) + own.labels})
+        else:
+            found.append({"input_ids": own.input_ids, "labels": own.labels})
+    return write_rows(folder / "rows.jsonl", found)
+
+
+@pytest.fixture(scope="module")
+def made(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Settings of three steps on them."""
+    folder = tmp_path_factory.mktemp("prefixes")
+    return {**SETTINGS, "max_tokens_per_gpu": 128, "model_path": str(model_dir), "data_path": str(rows(folder))}
+
+
+def log(run: Path) -> str:
+    return (run / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_losses_are_those_of_each_sample_alone(made: dict[str, Any], tmp_path: Path) -> None:
+    """Three steps are the reference's, one sample at a time; tokens are the samples', whatever was computed of them."""
+    run, plain = tmp_path / "run", tmp_path / "plain"
+    forge.sft(**made, ckpt_output_dir=str(run))
+    assert "prefixes: computed once a micro-batch, where samples begin alike (44% of the first micro-batches' tokens)" in log(run)
+    expected = oracle(run, tiny.plain(made["model_path"]))
+    assert figures(run) == pytest.approx([step.loss for step in expected], rel=1e-6)
+    assert figures(run, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-5)
+    forge.sft(**made, attention="sdpa", ckpt_output_dir=str(plain))
+    assert "prefixes: computed for each sample" in log(plain)
+    assert "attention 'sdpa' does not know kv_rows" in log(plain)
+    for name in ("samples", "tokens", "loss_tokens"):
+        assert figures(run, name) == figures(plain, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"adapter": "lora", "lora_dropout": 0.1}, ": base_model"),
+        ({"neftune_alpha": 5.0}, ": neftune_alpha=5 draws noise for each sample"),
+        ({"max_tokens_per_gpu": 35}, None),
+        ({"effective_batch_size": 1}, None),
+    ],
+    ids=["dropout", "noise", "short rows", "single samples"],
+)
+def test_where_each_computes_its_own(settings: dict[str, Any], reason: str | None, made: dict[str, Any], tmp_path: Path) -> None:
+    """What is drawn at random is drawn for each sample; a run with nothing in common in its micro-batches does not mention it."""
+    run = tmp_path / "run"
+    forge.sft(**{**made, **settings, "max_steps": 1}, ckpt_output_dir=str(run))
+    assert (reason in log(run)) if reason else ("prefixes:" not in log(run))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"cp_size": 2}], ids=["data parallel", "context parallel"])
+def test_two_ranks_and_a_resumed_run(settings: dict[str, Any], made: dict[str, Any], tmp_path: Path) -> None:
+    """Losses are those of one rank, of held-out rows too; a run that goes on after its first step is the whole one."""
+    one, two, parts = (str(tmp_path / name) for name in ("one", "two", "parts"))
+    made = {**made, "validation_split": 0.25}
+    forge.sft(**made, ckpt_output_dir=one)
+    run_on_ranks(run_verb, 2, "sft", {**made, "strategy": "fsdp2", **settings, "ckpt_output_dir": two}, joined=False)
+    assert "prefixes: computed once a micro-batch" in log(Path(two))
+    assert figures(Path(two)) == pytest.approx(figures(Path(one)), rel=1e-5)
+    held_out = [[line["eval_loss"] for line in metrics(Path(run)) if "eval_loss" in line] for run in (one, two)]
+    assert held_out[0] == pytest.approx(held_out[1], rel=1e-5)
+    if not settings:
+        forge.sft(**{**made, "max_steps": 1}, full_state_every_steps=1, keep_full_state=True, ckpt_output_dir=parts)
+        forge.sft(**made, full_state_every_steps=1, ckpt_output_dir=parts)
+        assert figures(Path(parts)) == figures(Path(one))
