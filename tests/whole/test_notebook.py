@@ -22,7 +22,7 @@ def test_it_is_a_notebook_without_outputs() -> None:
 
 @pytest.mark.slow
 def test_its_cells_run(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From rows to an export that was compared, on a model small enough for a test."""
+    """From rows to an export that was compared, without a warning, on a model small enough for a test."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     assert 'model_path = "HuggingFaceTB/' in CELLS[0]
@@ -33,3 +33,4 @@ def test_its_cells_run(model_dir: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert len(names["losses"]) == 16
     assert names["result"].eval_loss_after < names["result"].eval_loss_before
     assert (names["exported"] / "README.md").is_file()
+    assert "WARNING" not in (names["result"].output_dir / "log.txt").read_text(encoding="utf-8")
