@@ -122,6 +122,29 @@ def test_hints():
         detect("f[0]", {"version": "1", "data": [ROWS["messages"][0]]})
 
 
+@pytest.mark.parametrize(
+    ("row", "meant"),
+    [
+        ({"mesages": [{"role": "user", "content": "a"}]}, "'messages'"),
+        ({"instrucion": "a", "outptu": "b"}, "'instruction' and 'output'"),
+        ({"prompt": "a", "completoin": "b"}, "'completion'"),
+    ],
+)
+def test_misspelt(row, meant):
+    """A field that is misspelt is answered with the known one, and not with what else might be done to the file."""
+    with pytest.raises(DataError, match=rf"no known format; did you mean {meant}\? Known: messages") as caught:
+        detect("f:21", row)
+    assert "jq" not in str(caught.value)
+    assert "without an answer" not in str(caught.value)
+
+
+def test_turns_are_no_rows():
+    """A conversation under a name of its own may be renamed; its turns are not said to be rows."""
+    with pytest.raises(DataError, match=r"rename_columns`, such as dialog=messages") as caught:
+        detect("f:1", {"dialog": [{"role": "user", "content": "a"}]})
+    assert "jq" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_asked_for(name):
     """A row that lacks what its chosen format needs is refused."""

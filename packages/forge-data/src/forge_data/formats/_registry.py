@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -55,6 +55,8 @@ _OTHER_NAMES = {
     **dict.fromkeys(("answer", "response", "solution", "output", "target"), "completion"),
     **dict.fromkeys(("conversation", "dialogue", "dialog", "turns", "chat"), "messages"),
 }
+_TURNS = ({"role", "content"}, {"from", "value"})
+"""Fields of a conversation's turns, by which a list of them is told from a list of rows."""
 _WORD = re.compile(r"\w+")
 
 
@@ -118,9 +120,9 @@ def convert(format: str, place: str, fields: Fields, vocabulary: int | None) -> 
     """
     row = format_named(format)
     if not (row.matches(fields) or (row.accepts is not None and row.accepts(fields))):
-        raise DataError(
-            f"{place} has the fields {_named(fields)}, but the format {format} needs {row.needs}{_renaming(fields, [row])}"
-        )
+        has = f"{place} has the fields {_named(fields)}, but the format {format} needs {row.needs}"
+        wanted = _wanted(fields, [row])
+        raise DataError(f"{has}{_renaming(fields, wanted, _misspelt(fields, wanted))}")
     for field, why in _refused(format).items():
         if field in fields and _is_set(fields[field]):
             raise DataError(f"{place}: field {field} is {describe(fields[field])}, and {why}; take it out of the rows")
@@ -197,8 +199,11 @@ def _detected(place: str, fields: Fields, known: dict[str, Format]) -> str:
             f"{matching[0]}, or keep the fields of one"
         )
     listed = "; ".join(f"{name} ({row.needs})" for name, row in candidates.items())
+    wanted = _wanted(fields, candidates.values())
+    misspelt = _misspelt(fields, wanted)
+    known = f"did you mean {' and '.join(map(repr, misspelt.values()))}? Known: {listed}" if misspelt else f"known: {listed}"
     raise DataError(
-        f"{has}, which are no known format; known: {listed}{_hint(fields) or _renaming(fields, candidates.values())}"
+        f"{has}, which are no known format; {known}{_hint(fields, misspelt) or _renaming(fields, wanted, misspelt)}"
     )
 
 
@@ -206,15 +211,27 @@ def _named(fields: Iterable[str]) -> str:
     return ", ".join(map(repr, fields)) or "(none)"
 
 
-def _renaming(fields: Fields, candidates: Iterable[Format]) -> str:
-    """Say that fields may be renamed, with those that look misspelt or have other names."""
-    wanted = {name for row in candidates for name in _WORD.findall(row.needs)} - {"or", *fields}
+def _wanted(fields: Fields, candidates: Iterable[Format]) -> set[str]:
+    """Return the fields that formats need and a row lacks."""
+    return {name for row in candidates for name in _WORD.findall(row.needs)} - {"or", *fields}
+
+
+def _misspelt(fields: Fields, wanted: set[str]) -> dict[str, str]:
+    """Return the fields that look misspelt, each with the wanted one that it resembles."""
     meant: dict[str, str] = {}
     for name in fields:
-        near = difflib.get_close_matches(name, wanted, 1, LIKENESS) or wanted & {_OTHER_NAMES.get(name)}
-        for each in near:
-            if each not in meant.values():
-                meant[name] = each
+        if near := difflib.get_close_matches(name, sorted(wanted - set(meant.values())), 1, LIKENESS):
+            meant[name] = near[0]
+    return meant
+
+
+def _renaming(fields: Fields, wanted: set[str], misspelt: dict[str, str]) -> str:
+    """Say that fields may be renamed, with those that look misspelt or have other names."""
+    meant = dict(misspelt)
+    for name in fields:
+        other = _OTHER_NAMES.get(name)
+        if name not in meant and other in wanted - set(meant.values()):
+            meant[name] = other
     pairs = " ".join(f"{name}={each}" for name, each in meant.items()) or "question=instruction answer=output"
     turns = {"prompt": "instruction", "completion": "output"}
     if set(meant.values()) == set(turns) and all(isinstance(fields[name], str) for name in meant):
@@ -228,12 +245,13 @@ def _is_set(value: object) -> bool:
     return len(value) > 0 if isinstance(value, np.ndarray) else bool(value) and not is_empty(value)
 
 
-def _hint(fields: Fields) -> str:
+def _hint(fields: Fields, misspelt: Collection[str] = ()) -> str:
     if "input_ids" in fields:
         return "; give labels beside input_ids: the id where a token is learned, -100 elsewhere"
-    if "prompt" in fields:
+    if "prompt" in fields and not misspelt:
         return "; a prompt without an answer is for `forge data show --prompts` and for verbs that sample answers, such as grpo"
     inside = [name for name, value in fields.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    inside = [name for name in inside if name not in misspelt and not any(turn <= fields[name][0].keys() for turn in _TURNS)]
     if len(fields) <= 3 and inside:
         return f"; if the rows stand inside {inside[0]}, write one of them a line (`jq -c '.{inside[0]}[]'` does)"
     return ""
