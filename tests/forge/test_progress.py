@@ -71,6 +71,21 @@ def test_steps_without_end_have_no_time_left(terminal: bool) -> None:
             assert ("ETA" in printed.getvalue()) == shown
 
 
+@pytest.mark.parametrize(("width", "shown"), [(60, 0), (80, 1), (100, 2)])
+def test_a_narrow_bar_keeps_its_times(width: int, shown: int) -> None:
+    """Where a terminal has no room for every figure the last are left out, and nothing is cut."""
+    out: Any = types.SimpleNamespace(step=3, loss=2.0, figures={"accuracy": 0.522}, learning_rate=0.1, grad_norm=1.0)
+    made, printed = reporter(terminal=True)
+    made._console.width = width
+    with made.steps(1000, done=1):
+        made.step(out, 12_345.0)
+    assert "3/1000 " in printed.getvalue()
+    assert "loss 2.0000" in printed.getvalue()
+    assert ["accuracy 0.522" in printed.getvalue(), "12,345 tokens/s" in printed.getvalue()] == [shown > 0, shown > 1]
+    assert "after 0:00:00 left -:--:--" in printed.getvalue().splitlines()[-2]
+    assert "…" not in printed.getvalue()
+
+
 def test_what_takes_time_is_said() -> None:
     """In a line, or on the bar of the steps; a quiet report says nothing."""
     made, printed = reporter(terminal=False)

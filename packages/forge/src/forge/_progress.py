@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 import forge_dist
 from forge._counted import counted
@@ -22,6 +23,8 @@ _PATIENCE_SECONDS = 30.0
 _SHORT_SECONDS = 2.0
 """Seconds that may pass without a word."""
 _WIDTH = 72
+_BESIDE_FIGURES = 41
+"""Columns of a bar's line beside figures and number of the step: a short bar, both times, words and blanks."""
 _SHOWN = ("accuracy", "mrr", "margin", "reward", "kl")
 """Figures of a step that its line shows beside the loss."""
 
@@ -134,13 +137,13 @@ class Reporter:
         if self._console.is_terminal and not self._quiet:
             self._bar = Progress(
                 TextColumn("[bold]step"),
-                MofNCompleteColumn(),
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
                 BarColumn(),
                 TextColumn("{task.description}"),
                 TextColumn("after"),
-                TimeElapsedColumn(),
+                TimeElapsedColumn(table_column=Column(no_wrap=True)),
                 TextColumn("left"),
-                TimeRemainingColumn(),
+                TimeRemainingColumn(table_column=Column(no_wrap=True)),
                 console=self._console,
             )
             self._task = self._bar.add_task("starting", total=self._num_steps, completed=self._done)
@@ -155,12 +158,11 @@ class Reporter:
     def step(self, out: Any, tokens_per_second: float) -> None:
         """Show one finished step (a `forge_algos.StepOutput`)."""
         forge_dist.beat(out.step)
-        figures = f"loss {out.loss:.4f}" + "".join(
-            f"  {name} {out.figures[name]:.3g}" for name in _SHOWN if name in out.figures
-        )
-        description = f"{figures}  {tokens_per_second:,.0f} tokens/s"
+        named = [f"{name} {out.figures[name]:.3g}" for name in _SHOWN if name in out.figures]
+        figures = "  ".join([f"loss {out.loss:.4f}", *named])
+        speed = f"{tokens_per_second:,.0f} tokens/s"
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=out.step, description=description)
+            self._bar.update(self._task, completed=out.step, description=self._fitting(f"{figures}  {speed}"))
         if out.step % self._every and out.step != self._num_steps:
             return
         of, eta = "", ""
@@ -168,13 +170,17 @@ class Reporter:
             spent = time.perf_counter() - self._began
             left = spent / (out.step - self._done) * (self._num_steps - out.step)
             of, eta = f"/{self._num_steps}", f"  ETA {_clock(left)}"
-        line = (
-            f"step {out.step}{of}  {figures}  lr {out.learning_rate:.3g}  grad_norm {out.grad_norm:.3g}  "
-            f"{tokens_per_second:,.0f} tokens/s{eta}"
-        )
+        line = f"step {out.step}{of}  {figures}  lr {out.learning_rate:.3g}  grad_norm {out.grad_norm:.3g}  {speed}{eta}"
         self._log(line)
         if self._bar is None:
             self._print(line)
+
+    def _fitting(self, figures: str) -> str:
+        """Leave out the last figures for which the bar's line has no room: the times would be cut."""
+        room = self._console.width - _BESIDE_FIGURES - 2 * len(str(self._num_steps or ""))
+        while len(figures) > room and "  " in figures:
+            figures = figures.rpartition("  ")[0]
+        return figures
 
     def _print(self, line: str, end: str = "\n") -> None:
         """Print what may quote the name of a file, which may hold what controls a terminal."""
