@@ -36,7 +36,8 @@ from forge.saving._emergency import check_emergency_dir
 from forge.saving._full_state import OPENED, ended_for_good, finished_error, refuse_closed_states
 from forge.saving._room import room_of
 from forge.settings._settings import row_tokens
-from forge.tasks._lint_check import warn_of_plain_text
+from forge.tasks._answers import read_prompts
+from forge.tasks._lint_check import warn_of_plain_text, warn_of_system_message
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items, padding
 
@@ -337,4 +338,5 @@ def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, dire
         return s
     if task.model_task(s) == "causal":
         warn_of_plain_text(tokenizer, getattr(s.data, "chat_template", None), store, report)
+        warn_of_system_message(read_prompts(task, s), store, report)
     return task.choose(s, store)

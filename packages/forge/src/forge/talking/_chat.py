@@ -101,6 +101,8 @@ def chat(
         print(model.about, file=sys.stderr)
         if not model.converses:
             raise SettingsError(f"{path}: has no chat template, so it cannot converse; `forge generate` continues a text.")
+        if (said := model.about_system(system)) is not None:
+            print(said, file=sys.stderr)
         sides.append(_Side(str(path), model))
     print(_HELP, file=sys.stderr)
     _converse(sides, system, sampling)

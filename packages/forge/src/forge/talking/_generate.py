@@ -47,6 +47,8 @@ def generate(
         if system is not None:
             raise SettingsError("system has no effect here: this tokenizer has no chat template.")
         return model.answer(prompt, sampling)
+    if (said := model.about_system(system)) is not None:
+        print(said, file=sys.stderr)
     first = [{"role": "system", "content": system}] if system is not None else []
     return model.answer([*first, {"role": "user", "content": prompt}], sampling)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import forge_accel
 import forge_data
 import forge_dist
 from forge._errors import SettingsError
+from forge._printable import printable
 from forge._progress import Reporter
 from forge._redact import is_hub_form
 from forge.saving._directories import last_export, run_values
+from forge.tasks._system_message import shared_system
 
 _SWITCH = "enable_thinking"
 
@@ -93,6 +96,18 @@ class AnsweringModel:
         self._tokenizer: Any = forge_data.load_tokenizer(directory)
         self.about: str = f"{directory}: {_template(self._tokenizer.chat_template, model_path)}"
         """Which chat template and which thinking mode answers are asked with, in words."""
+        self._data = Path(directory).expanduser().absolute().parent.parent / "data" / "train"
+
+    def about_system(self, system: str | None) -> str | None:
+        """Say that a system message which all rows of the run have is not asked with; None where there is none to tell of."""
+        try:
+            trained = shared_system(forge_data.TokenStore.open(self._data), self._tokenizer)
+        except forge_data.ForgeDataError:
+            return None  # the model of no run, or its rows are away, or prompts
+        if trained is None or trained == system:
+            return None
+        option = shlex.quote(printable(trained, keep="\n"))
+        return f"asked without the system message of the training rows; with it: --system {option}"
 
     @property
     def converses(self) -> bool:

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 import forge_data
 from forge._counted import counted
 from forge._errors import DataLintError, SettingsError
+from forge.tasks._system_message import shared_beginning
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge._progress import Reporter
+    from forge.tasks._answers import Asked
 
 _LISTED = 3
 _LOOKED_AT = 100
@@ -53,6 +57,16 @@ def warn_of_plain_text(tokenizer: Any, chat_template: str | None, store: Any, re
         f"WARNING: prompt and answer of {store.source(0)} and others are text, and are learned without the chat template with "
         f"which `forge chat`, `forge generate` and servers ask. To learn them as they will be asked: {remedy}"
     )
+
+
+def warn_of_system_message(prompts: Sequence[Asked], store: Any, report: Reporter) -> None:
+    """Say that prompts of `eval_prompts` lack the system message that all rows have."""
+    bare = [each for each in prompts if isinstance(each.prompt, str) or each.prompt[0]["role"] != "system"]
+    if bare and isinstance(store, forge_data.TokenStore) and shared_beginning(store) is not None:
+        report.note(
+            f"WARNING: {counted(len(bare), 'prompts')} of eval_prompts will be asked without the system message of the "
+            "training rows. To ask with it, give a .jsonl file whose rows have `messages`, the system message first."
+        )
 
 
 def check_lint(s: Any, report: Reporter, train: forge_data.TokenStore, held_out: forge_data.TokenStore | None) -> None:

@@ -1,0 +1,54 @@
+"""Token store of the training rows → the system message with which all of them begin, if they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import forge_data
+
+_LOOKED_AT = 100
+_SYSTEM, _USER = "forge-system-message", "forge-user-message"
+"""Texts that a template is rendered with to see what it writes around a system message."""
+
+
+def shared_beginning(store: forge_data.TokenStore) -> Any | None:
+    """Return the tokens of the rows up to the end of their system message, where it is the same in all.
+
+    A hundred rows, spread over the store, stand for all. None where a row has no system message, or another one.
+    """
+    count = min(len(store), _LOOKED_AT)
+    found = None
+    for at in range(count):
+        example = store[at * len(store) // count]
+        first = next((index for index, role in enumerate(example.roles) if role != "template"), None)
+        if first is None or example.roles[first] != "system":
+            return None
+        beginning = example.input_ids[: example.segments[first, 1]]
+        if found is not None and not np.array_equal(found, beginning):
+            return None
+        found = beginning
+    return found
+
+
+def shared_system(store: forge_data.TokenStore, tokenizer: Any) -> str | None:
+    """Return the system message that the rows share, as text that gives their very tokens; None where there is none."""
+    beginning = shared_beginning(store)
+    if beginning is None or not tokenizer.chat_template:
+        return None
+    before, _, after = _rendered(tokenizer, _SYSTEM).partition(_SYSTEM)
+    text = tokenizer.decode(beginning, clean_up_tokenization_spaces=False).removeprefix(before)
+    end = after.partition(_USER)[0]
+    written = next((end[:size] for size in range(len(end), 0, -1) if text.endswith(end[:size])), "")
+    text = text.removesuffix(written)
+    given = tokenizer(_rendered(tokenizer, text), add_special_tokens=False)["input_ids"]
+    return text if text.strip() and given[: len(beginning)] == beginning.tolist() else None
+
+
+def _rendered(tokenizer: Any, system: str) -> str:
+    turns = [{"role": "system", "content": system}, {"role": "user", "content": _USER}]
+    try:
+        return str(tokenizer.apply_chat_template(turns, tokenize=False))
+    except Exception:  # noqa: BLE001 - a template raises what it likes, such as for a system message
+        return ""
