@@ -1,6 +1,7 @@
 """Rows that are refused: an error by default, or left out, counted and listed, up to a share."""
 
 import json
+import re
 
 import pytest
 
@@ -204,7 +205,7 @@ def test_apart(bad):
     assert all(len(call) <= 4 and call[0] == 0 for call in calls)
 
 
-REMEDY = "(on_bad_row=skip leaves such rows out)"
+REMEDY = "(on_bad_row=skip leaves such rows out; max_bad_rows=0.1 too if they may be more than 1% of all)"
 
 
 @pytest.mark.parametrize(("row", "reason"), BAD)
@@ -227,6 +228,18 @@ def test_the_error_of_a_prompt_names_it_too(chatml_tokenizer, tmp_path):
     """In Python as a setting, on the command line as a flag."""
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": "1 + 1"}) + "\n{}\n")
-    with pytest.raises(DataError, match=r"^prompts.jsonl:2.*\(on_bad_row=skip leaves such rows out\)$") as caught:
+    with pytest.raises(DataError, match=rf"^prompts.jsonl:2.*{re.escape(REMEDY)}$") as caught:
         prepare_prompts(file, chatml_tokenizer, tmp_path / "store")
-    assert with_flags(str(caught.value)).endswith("(--on-bad-row skip leaves such rows out)")
+    flags = "(--on-bad-row skip leaves such rows out; --max-bad-rows 0.1 too if they may be more than 1% of all)"
+    assert with_flags(str(caught.value)).endswith(flags)
+
+
+def test_the_remedy_lets_a_short_file_go_on(refusing, tmp_path):
+    """With both settings a file goes on of which one row in twenty is bad; with the first alone its limit is named."""
+    file = tmp_path / "short.jsonl"
+    file.write_text("\n".join([*(json.dumps(good(at)) for at in range(19)), "{}"]) + "\n")
+    with pytest.raises(DataError, match="`max_bad_rows` allows 1.0%"):
+        prepare(file, refusing, tmp_path / "store", on_bad_row="skip", progress=False)
+    assert (
+        prepare(file, refusing, tmp_path / "store", on_bad_row="skip", max_bad_rows=0.1, progress=False).accounting.kept == 19
+    )

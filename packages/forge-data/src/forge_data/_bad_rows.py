@@ -22,7 +22,9 @@ def refuse(_row: int, error: ForgeDataError) -> None:
 
 def name_remedy(error: ForgeDataError) -> None:
     """Say in the error of a row, where others could be used, by which setting it is left out."""
-    remedy = f"on_bad_{'pair' if isinstance(error, BadPairError) else 'row'}=skip leaves such rows out"
+    remedy = "on_bad_row=skip leaves such rows out; max_bad_rows=0.1 too if they may be more than 1% of all"
+    if isinstance(error, BadPairError):
+        remedy = "on_bad_pair=skip leaves such rows out"
     if error.of_a_row and error.args and remedy not in str(error.args[0]):
         error.args = (f"{error.args[0]} ({remedy})", *error.args[1:])
 

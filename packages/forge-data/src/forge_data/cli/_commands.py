@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _FIRST_ROWS = 1000
 """Rows of a file that are prepared to show a few."""
 _RANGE = re.compile(r"(-?\d+)?:(-?\d+)?")
-_SETTING = re.compile(r"`([a-z_]+)`|\b(on_bad_row|on_bad_pair)=(?=skip)")
+_SETTING = re.compile(r"`([a-z_]+)`|\b(on_bad_row|on_bad_pair|max_bad_rows)=(?=skip|0\.)")
 """A setting in a message, as this package's errors write it."""
 _FLAGS = {
     "chat_template": "--chat-template",
