@@ -119,3 +119,12 @@ def test_settings_are_frozen() -> None:
     s = resolve(SFTSettings, ("argument", REQUIRED))
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         s.plan.seed = 3  # type: ignore[misc]
+
+
+def test_a_function_is_given_by_its_name() -> None:
+    """A function itself, or a list of functions, is answered with the form of the name that a recipe can hold."""
+    for value in (len, [len], ["a:b", len]):
+        with pytest.raises(
+            SettingsError, match=r'preprocess must be a string, not .* Give a function by its name, as "module:f'
+        ):
+            resolve(SFTSettings, ("argument", REQUIRED | {"preprocess": value}))

@@ -324,6 +324,8 @@ def converted(field: attrs.Attribute[Any], value: object, origin: str) -> object
     if isinstance(value, str) and get_origin(field.type) is Literal:
         match = difflib.get_close_matches(value, get_args(field.type), n=1, cutoff=0.5)
         close = f" Did you mean {match[0]!r}?" if match else ""
+    if any(map(callable, value if isinstance(value, (list, tuple)) else (value,))):
+        close = ' Give a function by its name, as "module:function", from a file that can be imported: config.yaml holds it.'
     raise SettingsError(f"{field.name} must be {wanted}, not {value!r}{origin_note(origin)}.{close}")
 
 
