@@ -44,7 +44,12 @@ def main() -> None:
     console.print(f"{len(rows):,} questions and answers from the standard library's docstrings: {data_path}")
 
     console.rule("[bold]3  training")
-    run = place(options.runs / "quickstart", options.steps)
+    first = options.runs / "quickstart"
+    run = place(first, options.steps)
+    if run != first:
+        console.print(
+            f"{first} holds a finished run, or one of other steps: this one goes to {run}, and takes as much room again"
+        )
     if run.exists():
         console.print(f"{run} was stopped, and goes on; the model as it was before it is asked again ...")
     else:
@@ -70,11 +75,13 @@ def main() -> None:
     console.print(f"held-out loss  {before:.4f} → {after:.4f}  ({100 * (after / before - 1):+.1f} %)")
     console.print(Panel(answer_before, title=f"before: {QUESTION}", title_align="left"), markup=False)
     console.print(Panel(answer_after, title=f"after: {QUESTION}", title_align="left"), markup=False)
-    console.print("(A minute on two cores teaches a small model how docstrings sound, not what they know.)")
-    console.print(f"the run    {result.output_dir}  (config.yaml, metrics.jsonl, log.txt)")
+    console.print(f"({result.seconds:.0f} seconds of training teach a small model how docstrings sound, not what they know.)")
+    console.print(f"the run    {result.output_dir}  (report.html to look at; config.yaml, metrics.jsonl, log.txt)")
     console.print(f"the model  {result.model_dir}  (a plain Hugging Face directory)")
     console.print(f'try it     hatch run forge generate {result.output_dir} "What does Python\'s json.loads do?"')
-    console.print("next       hatch run forge sft --help")
+    console.print(
+        f"next       hatch run forge sft --model-path {model_path} ...  (the model as it was; --help has the settings)"
+    )
 
 
 def place(path: Path, steps: int) -> Path:

@@ -99,7 +99,9 @@ def test_the_page_runs(
     quickstart.main()
     printed, said = capsys.readouterr()
     assert "held-out rows are measured first, then step 1 of 2" in said
-    for part in ("held-out loss", "before: ", "after: ", "forge generate"):
+    for part in ("held-out loss", "before: ", "after: ", "forge generate", "report.html", f"--model-path {model_dir}"):
         assert part in printed
+    assert "holds a finished run" not in printed
     quickstart.main()
+    assert "quickstart holds a finished run" in " ".join(capsys.readouterr().out.split())
     assert {entry.name for entry in (tmp_path / "runs").iterdir()} == {"quickstart", "quickstart-2", "quickstart-data.jsonl"}
