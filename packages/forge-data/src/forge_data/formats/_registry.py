@@ -201,9 +201,9 @@ def _detected(place: str, fields: Fields, known: dict[str, Format]) -> str:
     listed = "; ".join(f"{name} ({row.needs})" for name, row in candidates.items())
     wanted = _wanted(fields, candidates.values())
     misspelt = _misspelt(fields, wanted)
-    known = f"did you mean {' and '.join(map(repr, misspelt.values()))}? Known: {listed}" if misspelt else f"known: {listed}"
+    near = f"did you mean {' and '.join(map(repr, misspelt.values()))}? K" if misspelt else "k"
     raise DataError(
-        f"{has}, which are no known format; {known}{_hint(fields, misspelt) or _renaming(fields, wanted, misspelt)}"
+        f"{has}, which are no known format; {near}nown: {listed}{_hint(fields, misspelt) or _renaming(fields, wanted, misspelt)}"
     )
 
 
@@ -230,7 +230,7 @@ def _renaming(fields: Fields, wanted: set[str], misspelt: dict[str, str]) -> str
     meant = dict(misspelt)
     for name in fields:
         other = _OTHER_NAMES.get(name)
-        if name not in meant and other in wanted - set(meant.values()):
+        if other is not None and name not in meant and other in wanted - set(meant.values()):
             meant[name] = other
     pairs = " ".join(f"{name}={each}" for name, each in meant.items()) or "question=instruction answer=output"
     turns = {"prompt": "instruction", "completion": "output"}
