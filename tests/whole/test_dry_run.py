@@ -168,7 +168,7 @@ def test_a_plan_left_open_is_that_with_the_same_tokens(
         more = ["--max-tokens-per-gpu", seen[0][2]] if tokens else []
         assert main(["sft", *words, *more, "--dry-run", "--for", "0.5005GB"]) == 2
         shown = capsys.readouterr()
-        assert "a plan may fill 0.5 MiB (95% of 0.5 MiB)" in shown.err
+        assert "a plan may fill 0.5 MiB (95% of the 0.5 MiB that 512.5 MiB leave beside a chip's context)" in shown.err
         (most,), less = mib(shown.err, "does NOT fit: the step takes"), mib(shown.out, r"\n  --\w[^:]*:")
         assert less
         assert max(less) <= most, "rounded; one with which it takes as much is not offered"

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from forge.memory._target import Target
+from forge.memory._target import CONTEXT, Target
 
 SHARE = 0.95
 """Part of a device's memory that a plan may fill: the rest is lost between allocations."""
@@ -92,7 +92,7 @@ class MemoryPlan:
         """Return the plan as lines for a person."""
         if self.refused is not None:
             return [f"memory: not computed: {self.refused}"]
-        of = "" if self.target.limit is None else f" of {size(self.target.limit)}"
+        of = "" if self.target.limit is None else f" of {room(self.target)}"
         many = f", on each of {self.ranks} ranks" if self.ranks > 1 else ""
         lines = [f"memory on {self.target.name}{many}, with the largest micro-batch of {self.tokens:,} tokens:"]
         for phase in self.phases:
@@ -113,7 +113,7 @@ class MemoryPlan:
         assert self.available is not None
         return (
             f"the {self.most.name} takes {size(self.most.planned)}, and a plan may fill {size(self.available)} "
-            f"({SHARE:.0%} of {size(self.target.limit)})"
+            f"({SHARE:.0%} of {room(self.target)})"
         )
 
     def remedies(self) -> list[str]:
@@ -139,6 +139,18 @@ class MemoryPlan:
             "refused": self.refused,
             "state": self.state,
         }
+
+
+def room(target: Target) -> str:
+    """Write what tensors may fill of a device; of one elsewhere with what it was said to have.
+
+    >>> room(Target.parse("1GB"))
+    "the 512.0 MiB that 1.00 GiB leave beside a chip's context"
+    """
+    assert target.limit is not None
+    if not target.elsewhere:
+        return size(target.limit)
+    return f"the {size(target.limit)} that {size(target.limit + CONTEXT)} leave beside a chip's context"
 
 
 def size(number: int) -> str:

@@ -10,6 +10,8 @@ import forge_accel
 from forge._errors import SettingsError
 
 _WORDS = re.compile(r"(?:([0-9]{1,6})\s*x\s*)?([A-Za-z][\w.]*?)?-?([0-9]{1,6}(?:\.[0-9]+)?)\s*(?:GB|GiB|G)", re.IGNORECASE)
+CONTEXT = 2**29
+"""Bytes that the context of a chip elsewhere is taken to need."""
 _BLOCK = 512
 """Bytes to which the allocators of accelerators round up."""
 _MOST_TOKENS = 65_536
@@ -64,7 +66,7 @@ class Target:
             raise SettingsError(
                 f"machine={words!r}: give the number of devices, a name and the memory of each, such as 8xH100-80GB, or 24GB."
             )
-        limit = int(float(found[3]) * 2**30) - 2**29
+        limit = int(float(found[3]) * 2**30) - CONTEXT
         return cls(name=words.strip(), devices=int(found[1]) if found[1] else None, limit=limit, block=_BLOCK, elsewhere=True)
 
     def allocated(self, size: int) -> int:

@@ -10,7 +10,7 @@ import forge_packing
 from forge._progress import Reporter
 from forge.memory._changes import forecast, with_changes
 from forge.memory._forecast import ROLLOUT, Rehearsed, plan_of
-from forge.memory._memory_plan import MemoryPlan, size
+from forge.memory._memory_plan import MemoryPlan, room as room_of, size
 from forge.memory._planned import Planned
 from forge.memory._plans import PLANNING, Plans, Search
 from forge.memory._target import Target
@@ -69,7 +69,7 @@ def choose_tokens(planned: Planned, target: Target, report: Reporter) -> tuple[i
             found = with_changes(search.found[tokens], cut(tokens), plans, report)
     except (forge_algos.RehearsalError, forge_dist.ModelError) as error:
         return None, "no memory plan can be made", MemoryPlan(target=target, ranks=planned.ranks, refused=str(error))
-    takes = f"{size(_needed(found))} of {size(target.limit)}"
+    takes = f"{size(_needed(found))} of {room_of(target)}"
     if _needed(found) > room and found.fits is False:
         why = "the longest sample, which does not fit"
     elif tokens == most > least:
@@ -104,8 +104,8 @@ def choose_checkpointing(planned: Planned | None, target: Target | None) -> tupl
         except (forge_algos.RehearsalError, forge_dist.ModelError):
             return KINDS[-1], "no memory plan can be made"
         if needed <= room:
-            return kind, f"memory plan: {size(needed)} of {size(target.limit)} on {target.name} with {tokens:,} tokens"
-    return KINDS[-1], f"memory plan: even so {size(needed)} of {size(target.limit)} on {target.name} with {tokens:,} tokens"
+            return kind, f"memory plan: {size(needed)} of {room_of(target)} on {target.name} with {tokens:,} tokens"
+    return KINDS[-1], f"memory plan: even so {size(needed)} of {room_of(target)} on {target.name} with {tokens:,} tokens"
 
 
 def _largest(search: Search, least: int, most: int) -> int:
