@@ -78,6 +78,18 @@ def check_warmup(s: Any, num_steps: int | None) -> None:
         )
 
 
+def few_steps(s: Any, num_steps: int | None) -> str | None:
+    """Say that a run of default length and batches has few steps; None where it has enough, or was given either."""
+    given = s.plan.max_steps is not None or s.plan.max_tokens is not None or s.origins["effective_batch_size"] != "default"
+    if given or num_steps is None or num_steps >= _FEW_STEPS or not s.origins["num_epochs"].startswith("chosen: "):
+        return None
+    return (
+        f"the rows make {counted(num_steps, 'steps')} with effective_batch_size={s.plan.effective_batch_size} and one epoch, "
+        "which teach little: a smaller effective_batch_size or more num_epochs make more"
+    )
+
+
+_FEW_STEPS = 10
 _COUNTED_STEPS = 32
 
 

@@ -21,7 +21,7 @@ from forge.memory._memory_plan import MemoryPlan
 from forge.memory._target import Target
 from forge.memory._tokens import choose_checkpointing, choose_tokens
 from forge.reports._plan import plan_figures
-from forge.run._choices import check_shards, check_warmup, choose_sizes
+from forge.run._choices import check_shards, check_warmup, choose_sizes, few_steps
 from forge.run._early_checks import check_before_rows, check_prompts
 from forge.run._loading import try_packing
 from forge.run._memory import is_small, planned_of, write_plan
@@ -150,9 +150,7 @@ def prepare(
         report.note(f"max_tokens_per_gpu: {tokens:,} ({why})")
     (out.root / "plan").mkdir()
     found.plan.save(out.root / "plan" / "plan.npz")
-    ours = target is not None
-    summary, figures = task.plan_summary(found.plan, divided=ours), plan_figures(found.plan, divided=ours)
-    report.note(summary, event="planned", **figures)
+    _report_plan(task, found, report, divided=target is not None)
     with _replacing_stepless(out, identity, report):
         if out.resuming:
             for change in compare_settings(out.path, found.settings):
@@ -257,6 +255,13 @@ def with_chosen(s: Any, chosen: Mapping[str, tuple[Any, str]]) -> Any:
     for name, (value, reason) in chosen.items():
         s = s.resolved(name, value, reason)
     return s
+
+
+def _report_plan(task: Task, found: Prepared, report: Reporter, *, divided: bool) -> None:
+    """Log the plan, and that it has few steps where nobody chose them."""
+    report.note(task.plan_summary(found.plan, divided=divided), event="planned", **plan_figures(found.plan, divided=divided))
+    if (few := few_steps(found.settings, task.num_steps(found.settings, found.plan))) is not None:
+        report.note(few)
 
 
 @contextmanager
