@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +50,16 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(forge.SettingsError, match=r"pip install 'forge-llm\[eval\]'"):
         forge.evaluate(tmp_path, tasks=["a"])
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["config.yaml", "tasks"]
+
+
+def test_git_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would print that a run's directory is no repository."""
+    evaluator: Any = types.SimpleNamespace(get_git_commit_hash=lambda: "asked")
+    monkeypatch.setitem(sys.modules, "lm_eval", types.ModuleType("lm_eval"))
+    monkeypatch.setitem(sys.modules, "lm_eval.evaluator", evaluator)
+    with _evaluate._without_git():
+        assert evaluator.get_git_commit_hash() is None
+    assert evaluator.get_git_commit_hash() == "asked"
 
 
 @pytest.mark.lane

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -169,6 +170,18 @@ def _quiet_wrapper() -> Iterator[None]:
         log.setLevel(level)
 
 
+@contextmanager
+def _without_git() -> Iterator[None]:
+    """Keep the harness from asking git, which prints an error where a run lies in no repository; the answer is not kept."""
+    evaluator = import_module("lm_eval.evaluator")
+    former = getattr(evaluator, "get_git_commit_hash", None)
+    evaluator.get_git_commit_hash = lambda: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        evaluator.get_git_commit_hash = former  # type: ignore[attr-defined]
+
+
 def _known_tasks(tasks: Sequence[str], task_dir: str | Path | None) -> Any:
     """Return the harness' index of tasks. Raises SettingsError for one that it does not have."""
     from lm_eval.tasks import TaskManager
@@ -210,7 +223,7 @@ def _score(
     model: Any = forge_dist.load_trained(model_path, dtype=machine.dtype("auto").value, device=device)
     with _quiet_wrapper():
         measured = HFLM(pretrained=model, tokenizer=forge_data.load_tokenizer(model_path), device=str(device))
-    with _failing(tasks):
+    with _failing(tasks), _without_git():
         found = lm_eval.simple_evaluate(model=measured, tasks=tasks, task_manager=manager, log_samples=False, **asked)
     results = {task: _figures(figures) for task, figures in (found or {}).get("results", {}).items()}
     about = {
