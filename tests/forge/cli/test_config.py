@@ -41,9 +41,17 @@ def test_validate_says_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr().err
     for part in ("2 unknown settings", "learning_rate", "model_path", "seed must be a whole number", "lora_r"):
         assert part in said
-    recipe.write_text("seed: 3\n")
+    recipe.write_text("seed: 3\nbeta: 0.2\n")
     assert _cli.main(["config", "validate", str(recipe)]) == 2
-    assert "which verb" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "which verb" in said
+    assert "Of no verb" not in said
+    recipe.write_text("seed: 3\nlearning_rat: 0.1\nnone_such_name: 1\n")
+    assert _cli.main(["config", "validate", str(recipe)]) == 2
+    said = capsys.readouterr().err
+    for part in ("which verb", "Of no verb: 2 unknown settings", "did you mean `learning_rate`?", "'none_such_name'"):
+        assert part in said
+    recipe.write_text("seed: 3\n")
     assert _cli.main(["config", "validate", str(recipe), "dpo"]) == 0
     recipe.write_text("verb: dpo\n")
     assert _cli.main(["sft", str(recipe)]) == 2

@@ -14,6 +14,7 @@ from forge._errors import RecipeError, SettingsError
 from forge._new_file import write_new_file
 from forge.cli._options import command_of, field_texts
 from forge.settings._convert import convert as convert_values, library_of, read_foreign
+from forge.settings._elsewhere import unknown
 from forge.settings._recipe import read_recipe, verb_of
 from forge.settings._schema import recipe_schema
 from forge.settings._settings import flat_fields, required, resolve
@@ -70,7 +71,10 @@ def validate(file: str | Path, verb: str | None = None) -> str:
     """
     verb = _checked(verb) or _checked(verb_of(file))
     if verb is None:
-        raise SettingsError(f"{file} does not say which verb it is for: add a line `verb: sft`, or give the verb.")
+        known = {name for each in VERBS for name in _fields(each)}
+        names = {name: "" for name in read_recipe(file) if name not in known}
+        also = f" Of no verb: {unknown(names, known)}" if names else ""
+        raise SettingsError(f"{file} does not say which verb it is for: add a line `verb: sft`, or give the verb.{also}")
     task, values = task_of(verb), read_recipe(file, verb)
     open_names = [name for name in required(task.settings) if values.get(name) is None]
     # What a recipe leaves to the command line is no fault of it.
