@@ -201,10 +201,9 @@ def _detected(place: str, fields: Fields, known: dict[str, Format]) -> str:
     listed = "; ".join(f"{name} ({row.needs})" for name, row in candidates.items())
     wanted = _wanted(fields, candidates.values())
     misspelt = _misspelt(fields, wanted)
-    near = f"did you mean {' and '.join(map(repr, misspelt.values()))}? K" if misspelt else "k"
-    raise DataError(
-        f"{has}, which are no known format; {near}nown: {listed}{_hint(fields, misspelt) or _renaming(fields, wanted, misspelt)}"
-    )
+    begun = f"did you mean {' and '.join(map(repr, misspelt.values()))}? Known" if misspelt else "known"
+    remedy = _hint(fields, misspelt) or _renaming(fields, wanted, misspelt)
+    raise DataError(f"{has}, which are no known format; {begun}: {listed}{remedy}")
 
 
 def _named(fields: Iterable[str]) -> str:

@@ -79,7 +79,10 @@ def check_warmup(s: Any, num_steps: int | None) -> None:
 
 
 def few_steps(s: Any, num_steps: int | None) -> str | None:
-    """Say that a run of default length and batches has few steps; None where it has enough, or was given either."""
+    """Say that a run of default length and batches has few steps.
+
+    None where it has enough of them, or where somebody gave length or batch size.
+    """
     given = s.plan.max_steps is not None or s.plan.max_tokens is not None or s.origins["effective_batch_size"] != "default"
     if given or num_steps is None or num_steps >= _FEW_STEPS or not s.origins["num_epochs"].startswith("chosen: "):
         return None

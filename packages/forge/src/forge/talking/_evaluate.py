@@ -172,7 +172,10 @@ def _quiet_wrapper() -> Iterator[None]:
 
 @contextmanager
 def _without_git() -> Iterator[None]:
-    """Keep the harness from asking git, which prints an error where a run lies in no repository; the answer is not kept."""
+    """Keep the harness from asking git for a commit, which is not kept.
+
+    git prints an error outside a repository.
+    """
     evaluator = import_module("lm_eval.evaluator")
     former = getattr(evaluator, "get_git_commit_hash", None)
     evaluator.get_git_commit_hash = lambda: None  # type: ignore[attr-defined]

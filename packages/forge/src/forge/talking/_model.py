@@ -99,7 +99,10 @@ class AnsweringModel:
         self._data = Path(directory).expanduser().absolute().parent.parent / "data" / "train"
 
     def about_system(self, system: str | None) -> str | None:
-        """Say that a system message which all rows of the run have is not asked with; None where there is none to tell of."""
+        """Say that the system message of all training rows is not asked with.
+
+        None where it is, or where the rows share none or are not there.
+        """
         try:
             trained = shared_system(forge_data.TokenStore.open(self._data), self._tokenizer)
         except forge_data.ForgeDataError:

@@ -1,4 +1,4 @@
-"""Token store of the training rows → the system message with which all of them begin, if they do."""
+"""Token store of the training rows → the system message that all of them share, if any."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SYSTEM, _USER = "forge-system-message", "forge-user-message"
 
 
 def shared_beginning(store: forge_data.TokenStore) -> Any | None:
-    """Return the tokens of the rows up to the end of their system message, where it is the same in all.
+    """Return the rows' tokens up to the end of their system message, where all have the same.
 
     A hundred rows, spread over the store, stand for all. None where a row has no system message, or another one.
     """
@@ -33,7 +33,10 @@ def shared_beginning(store: forge_data.TokenStore) -> Any | None:
 
 
 def shared_system(store: forge_data.TokenStore, tokenizer: Any) -> str | None:
-    """Return the system message that the rows share, as text that gives their very tokens; None where there is none."""
+    """Return the system message that the rows share; None where they share none.
+
+    The text is one that gives their very tokens.
+    """
     beginning = shared_beginning(store)
     if beginning is None or not tokenizer.chat_template:
         return None
