@@ -5,8 +5,8 @@ labels, AdamW (fused) with the same learning rate and betas, gradients clipped a
 logging, no saving. Each side is a process of its own; they take turns step by step (`_lockstep.py`). With `--trl rows` TRL
 trains on the very rows that forge trains on, and the losses of the first step must agree; with `--trl bfd` it packs the same
 chats itself, as its users do. Chats of a row that begin with the same system prompt share it on forge's side, unless
-`--repeat-prefixes` is given; `shared` is the share of tokens that this saves. The ratio is TRL's seconds per real token over forge's, each the median over all steps after
-the warm-up.
+`--repeat-prefixes` is given; `shared` is the share of tokens that this saves. The ratio is TRL's seconds per real token over
+forge's, each the median over all steps after the warm-up.
 
     python benchmarks/sft_vs_trl.py --model tiny
     python benchmarks/sft_vs_trl.py --model path/to/SmolLM2-135M-Instruct --adapter lora --tokens 1024
@@ -89,7 +89,8 @@ def main() -> None:
             "chats": options.chats, "tokens_per_row": tokens,
             "tokens_mean": round(sum(rows.tokens(i) for i in range(steps)) / steps, 1),
             "chats_per_row": round(sum(len(rows.lengths(i)) for i in range(steps)) / steps, 1),
-            "labelled_share": round(labelled, 4), "shared": 0.0 if options.repeat_prefixes else round(saved, 4), "steps": options.steps, "warmup": options.warmup, "threads": done.threads,
+            "labelled_share": round(labelled, 4), "shared": 0.0 if options.repeat_prefixes else round(saved, 4),
+            "steps": options.steps, "warmup": options.warmup, "threads": done.threads,
         },
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Samples that begin alike, such as with one system prompt: their prefix is computed once a micro-batch, the losses are the same."""
+"""Samples that begin alike, with one system prompt for instance: it is computed once a micro-batch, and losses are the same."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_losses_are_those_of_each_sample_alone(made: dict[str, Any], tmp_path: P
     """Three steps are the reference's, one sample at a time; tokens are the samples', whatever was computed of them."""
     run, plain = tmp_path / "run", tmp_path / "plain"
     forge.sft(**made, ckpt_output_dir=str(run))
-    assert "prefixes: computed once a micro-batch, where samples begin alike (44% of the first micro-batches' tokens)" in log(run)
+    assert "prefixes: computed once a micro-batch, where samples begin alike (44% of" in log(run)
     expected = oracle(run, tiny.plain(made["model_path"]))
     assert figures(run) == pytest.approx([step.loss for step in expected], rel=1e-6)
     assert figures(run, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-5)
@@ -71,8 +71,10 @@ def test_losses_are_those_of_each_sample_alone(made: dict[str, Any], tmp_path: P
     ],
     ids=["dropout", "noise", "short rows", "single samples"],
 )
-def test_where_each_computes_its_own(settings: dict[str, Any], reason: str | None, made: dict[str, Any], tmp_path: Path) -> None:
-    """What is drawn at random is drawn for each sample; a run with nothing in common in its micro-batches does not mention it."""
+def test_where_each_computes_its_own(
+    settings: dict[str, Any], reason: str | None, made: dict[str, Any], tmp_path: Path
+) -> None:
+    """What is drawn at random is drawn for each sample; a run with nothing in common does not mention prefixes."""
     run = tmp_path / "run"
     forge.sft(**{**made, **settings, "max_steps": 1}, ckpt_output_dir=str(run))
     assert (reason in log(run)) if reason else ("prefixes:" not in log(run))

@@ -1,4 +1,4 @@
-"""Collation of samples that begin alike: completions of a prompt, turns of a conversation, any samples → one flat row."""
+"""Collation of samples that begin alike, such as completions of a prompt → one flat row."""
 
 from bisect import bisect
 from collections.abc import Iterable, Sequence
@@ -99,7 +99,7 @@ class _Row:
         return self.samples[-1]
 
     def add_after_prefix(self, example: _Example, *, least: int) -> None:
-        """Append an example without the prefix that it has in common with one added so, where that is `least` tokens or more."""
+        """Append an example without the prefix that one before it has, of `least` tokens or more."""
         key = example[0].astype(np.int64).tobytes()
         at = bisect(self._sorted, key, key=lambda each: each[0])
         # In any order of strings, none has a longer prefix in common with one than its neighbours have.
@@ -186,13 +186,13 @@ def collate_turns(conversations: Iterable[Sequence[AnyExample]], *, share_histor
 
 
 LEAST_PREFIX = 16
-"""Tokens of a prefix from which on `collate_shared` shares it; a template's first tokens alone are not worth their gathering."""
+"""Tokens from which on `collate_shared` shares a prefix; a template's first tokens are not worth their gathering."""
 _LEAST_SHARE = 32
 """A row of samples is shared where that saves one token in so many."""
 
 
 def collate_shared(examples: Iterable[AnyExample]) -> PackedGroups:
-    """Pack examples into one flat row, in which a prefix that several have in common is there once.
+    """Pack examples into one flat row, with a prefix that several have in common once.
 
     Such is a system prompt, with its tools, or a document that several questions are asked about. An example shares what it has
     in common with one before it, from its first token on, whatever is learned of it, if that is 16 tokens or more; where the
