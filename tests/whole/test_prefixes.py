@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 import forge
 
@@ -14,7 +15,10 @@ from . import tiny
 from .conftest import write_rows
 from .starts import metrics
 from .three_steps import SETTINGS, figures, oracle
-from .verbs import run_verb
+from .verbs import KINDS, rows_of, run_verb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TOOLS = tiny.sample(24, 40, slice(0, None)).input_ids
 """What most samples begin with."""
@@ -96,3 +100,45 @@ def test_two_ranks_and_a_resumed_run(settings: dict[str, Any], made: dict[str, A
         forge.sft(**{**made, "max_steps": 1}, full_state_every_steps=1, keep_full_state=True, ckpt_output_dir=parts)
         forge.sft(**made, full_state_every_steps=1, ckpt_output_dir=parts)
         assert figures(Path(parts)) == figures(Path(one))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["dpo", "orpo", "kto", "reward", "distill"])
+def test_other_verbs(verb: str, model_dir: Path, tmp_path: Path) -> None:
+    """Pairs, answers and a teacher's rows behind one system prompt: losses and counts as where each is computed by itself."""
+    found = rows_of(KINDS[verb], 12)
+    for row in found:
+        row["messages" if "messages" in row else "prompt"].insert(0, {"role": "system", "content": "you know all fruit, " * 3})
+    settings = {"model_path": str(model_dir), "data_path": str(write_rows(tmp_path / "rows.jsonl", found)), "max_steps": 2}
+    settings |= {"effective_batch_size": 6, "lr_scheduler": "constant", "learning_rate": 1e-3}
+    settings |= {"teacher_path": str(model_dir)} if verb == "distill" else {}
+    runs = [tmp_path / "shared", tmp_path / "alone"]
+    computed = []
+    for run, more in zip(runs, [{}, {"attention": "sdpa"}], strict=True):
+        seen = computed_tokens(lambda run=run, more=more: getattr(forge, verb)(**settings, **more, ckpt_output_dir=str(run)))
+        computed.append(seen)
+    # Pairs alone compute their prompt twice too.
+    # Of pairs that share no more than their prompts 0.56 would be computed, of answers and rows all.
+    assert computed[0] < 0.51 * computed[1]
+    for name in ("loss", "grad_norm"):
+        assert figures(runs[0], name) == pytest.approx(figures(runs[1], name), rel=1e-5, abs=1e-7)
+    assert figures(runs[0], "samples") == figures(runs[1], "samples")
+
+
+def computed_tokens(work: Callable[[], Any]) -> int:
+    """Count the positions that layers are given in training while something works."""
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    seen = 0
+
+    def count(module: Any, args: Any) -> None:
+        nonlocal seen
+        if isinstance(module, LlamaMLP) and module.training:
+            seen += args[0].shape[:-1].numel()
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    try:
+        work()
+    finally:
+        handle.remove()
+    return seen
