@@ -9,10 +9,15 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
+from forge_accel._dtypes import bfloat16
 from forge_accel.attention._causal import causal_mask, dtype_on_cpu
 from forge_accel.attention._refusals import document_lengths, key_lengths
 from forge_accel.attention._varlen import compute_dtype
+
+_BLOCK = 32
+"""Rows of the smallest blocks of queries that torch's kernel computes."""
 
 
 def opaque_attention(
@@ -60,19 +65,33 @@ def _documents(
     out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3])
     sums = query.new_empty(1, query.shape[2], query.shape[1], dtype=torch.float32)
     query, key, value = _as_read(query, key, value)
-    for mine, seen, causal, mask in _samples(query, key, ends, ends_k, window):
-        dtype = dtype_on_cpu(query.dtype, mine.stop - mine.start)
+    for mine, seen, causal, added in _samples(query, key, ends, ends_k, window):
+        length = mine.stop - mine.start
+        dtype = dtype_on_cpu(query.dtype, length)
+        states = query[:, :, mine].to(dtype), key[:, :, seen].to(dtype), value[:, :, seen].to(dtype)
+        *states, mask = _in_whole_blocks(*states, added) if dtype == bfloat16 else (*states, added)
         found, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query[:, :, mine].to(dtype),
-            key[:, :, seen].to(dtype),
-            value[:, :, seen].to(dtype),
-            0.0,
-            causal,
-            attn_mask=mask,
-            scale=scaling,
+            *states, 0.0, causal, attn_mask=mask, scale=scaling
         )
-        out[:, mine], sums[:, mine] = found.transpose(1, 2), logsumexp.transpose(1, 2)
+        out[:, mine], sums[:, mine] = found[:, :, :length].transpose(1, 2), logsumexp[:, :, :length].transpose(1, 2)
     return out, sums
+
+
+def _in_whole_blocks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    """Lengthen a sample to a multiple of `_BLOCK`, by keys that none of its queries sees.
+
+    With matrix units (amx_bf16) each thread of torch's kernel compiles products for the rest of each length that it meets, and
+    keeps them all.
+    """
+    queries, keys = (-states.shape[2] % _BLOCK for states in (query, key))
+    if mask is not None:
+        mask = pad(pad(mask, (0, keys), value=float("-inf")), (0, 0, 0, queries))
+    query, key, value = (
+        pad(states, (0, 0, 0, more)) if more else states for states, more in ((query, queries), (key, keys), (value, keys))
+    )
+    return query, key, value, mask
 
 
 @_documents.register_fake
