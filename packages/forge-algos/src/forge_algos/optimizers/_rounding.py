@@ -59,8 +59,8 @@ def round_stochastically_(into: torch.Tensor, exact: torch.Tensor, *, first_row:
     kind = exact.device.type
     if isinstance(exact, FakeTensor) and (kind == "cpu" or is_given_up(_KERNEL, kind)):
         # Of a memory plan: what the operators allocate, and nothing that has data.
-        places = (exact.new_empty(size, dtype=torch.int32) for size in exact.shape)
-        _round_at(into, exact, *places, *keys_of_places(key))
+        rows, columns = (exact.new_empty(size, dtype=torch.int32) for size in exact.shape)
+        _round_at(into, exact, rows, columns, *keys_of_places(key))
         return
     (_round_ if kind == "cpu" else _round_on_device)(into, exact, first_row, *keys_of_places(key))
 
