@@ -221,7 +221,7 @@ class CPUAccelerator(Accelerator):
         return None if torch.autograd._profiler_enabled() else ProfilerMeter()
 
     def compiled_bytes(self, dtype: torch.dtype, lengths: int) -> int:
-        """Return a megabyte for each product in bfloat16 that is kept, of 20 for each length: none in float32."""
+        """Return a megabyte for each bfloat16 product that is kept, of 20 for each length."""
         return _PRODUCT * min(_kept_products(), _PRODUCTS_OF_A_ROW * lengths) if dtype == bfloat16 else 0
 
     def product_scratch(self, products: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:

@@ -197,7 +197,7 @@ class _CompiledForward(ReplacedForward):
         self._parts = [(part, list(part.values())) for part in parts if part]
 
     def has_other_layers(self) -> bool:
-        """Return whether layers in the block were replaced, added or removed since this was last asked."""
+        """Return whether layers in the block were replaced, added or removed since the last call."""
         # Nearly never, and asked in each forward.
         if not any(self._empty) and all(list(part.values()) == layers for part, layers in self._parts):
             return False

@@ -66,7 +66,7 @@ def round_stochastically_(into: torch.Tensor, exact: torch.Tensor, *, first_row:
 
 
 def try_rounding(device: torch.device) -> None:
-    """Find out whether a device rounds by one kernel, for a memory plan to follow: it cannot try."""
+    """Find out whether a device rounds by one kernel: a memory plan follows, and cannot try."""
     if device.type != "cpu" and type(torch.empty(0, device=device)) is torch.Tensor:
         _rounding_on(device.type)
 
