@@ -126,6 +126,18 @@ def make_chats(
     return Chats(np.concatenate([ids for ids, _ in kept]), np.concatenate([labels for _, labels in kept]), lengths)
 
 
+def behind_system_prompt(chats: Chats, tokens: int, vocabulary: int) -> Chats:
+    """Put one made-up system prompt of so many tokens, which is not learned, before each chat."""
+    prompt = np.random.default_rng(1).integers(3, vocabulary, tokens).astype(np.int32)
+    starts = np.cumsum(chats.lengths) - chats.lengths
+    before = np.repeat(starts, tokens)
+    return Chats(
+        np.insert(chats.input_ids, before, np.tile(prompt, len(starts))),
+        np.insert(chats.labels, before, np.int32(-100)),
+        chats.lengths + tokens,
+    )
+
+
 def chats_for(model: str, directory: Path, vocabulary: int, *, kind: Any, tokens: int, toy: bool) -> Chats:
     """Tokenize chats by the directory's own chat template, or by the stand-in tokenizer for a model made from a shape."""
     modules = TOY_MODULES if toy else MODULES

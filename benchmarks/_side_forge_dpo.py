@@ -26,7 +26,8 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
 
     def groups(row: int) -> Any:
         samples = rows.samples[row]
-        return collate_groups([samples[i : i + 2] for i in range(0, len(samples), 2)], share_prompt=share and job["share"])
+        pairs = [samples[i : i + 2] for i in range(0, len(samples), 2)]
+        return collate_groups(pairs, share_prompt=share and job["share"], share_prefix=share and job["share"])
 
     numbers = range(len(rows.samples))
     scored = forge_algos.reference_logps(model, (groups(row) for row in numbers), device=device, autocast=autocast)

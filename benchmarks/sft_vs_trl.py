@@ -5,8 +5,8 @@ labels, AdamW (fused) with the same learning rate and betas, gradients clipped a
 logging, no saving. Each side is a process of its own; they take turns step by step (`_lockstep.py`). With `--trl rows` TRL
 trains on the very rows that forge trains on, and the losses of the first step must agree; with `--trl bfd` it packs the same
 chats itself, as its users do. Chats of a row that begin with the same system prompt share it on forge's side, unless
-`--repeat-prefixes` is given; `shared` is the share of tokens that this saves. The ratio is TRL's seconds per real token over forge's, each the median over all steps after
-the warm-up.
+`--repeat-prefixes` is given; `shared` is the share of tokens that this saves. The ratio is TRL's seconds per real token over
+forge's, each the median over all steps after the warm-up.
 
     python benchmarks/sft_vs_trl.py --model tiny
     python benchmarks/sft_vs_trl.py --model path/to/SmolLM2-135M-Instruct --adapter lora --tokens 1024
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from _beside_trl import race_on_a_cpu, race_parser, require_trl
-from _chats import chats_for
+from _chats import behind_system_prompt, chats_for
 from _models import SHAPES, describe, write_model
 from _report import emit, machine
 from _rows import write_rows
@@ -39,6 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--tokens", type=int, default=None, help="most tokens in a row (2048 for a shape, 1024 for a directory)"
     )
+    parser.add_argument("--system", type=int, default=0, help="tokens of a made-up system prompt before each chat")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument(
         "--repeat-prefixes", action="store_true", help="let forge compute what chats of a row begin with anew for each, too"
@@ -61,7 +62,10 @@ def main() -> None:
         folder = Path(scratch)
         directory = write_model(options.model, folder / "model") if options.model in SHAPES else Path(options.model)
         model = describe(directory, options.model)
-        chats = chats_for(options.model, directory, model.vocabulary, kind=options.chats, tokens=tokens, toy=options.toy)
+        chats = chats_for(
+            options.model, directory, model.vocabulary, kind=options.chats, tokens=tokens - options.system, toy=options.toy
+        )
+        chats = behind_system_prompt(chats, options.system, model.vocabulary)
         rows = write_rows(folder / "rows.npz", chats, tokens, steps)
         job = {
             "model": str(directory), "vocabulary": model.vocabulary, "adapter": options.adapter,
@@ -86,10 +90,11 @@ def main() -> None:
         **done.figures(),
         sizes={
             "model": Path(options.model).name, "adapter": options.adapter, "trl_packing": options.trl,
-            "chats": options.chats, "tokens_per_row": tokens,
+            "chats": options.chats, "tokens_per_row": tokens, "system": options.system,
             "tokens_mean": round(sum(rows.tokens(i) for i in range(steps)) / steps, 1),
             "chats_per_row": round(sum(len(rows.lengths(i)) for i in range(steps)) / steps, 1),
-            "labelled_share": round(labelled, 4), "shared": 0.0 if options.repeat_prefixes else round(saved, 4), "steps": options.steps, "warmup": options.warmup, "threads": done.threads,
+            "labelled_share": round(labelled, 4), "shared": 0.0 if options.repeat_prefixes else round(saved, 4),
+            "steps": options.steps, "warmup": options.warmup, "threads": done.threads,
         },
     )  # fmt: skip
 

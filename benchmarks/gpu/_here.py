@@ -110,15 +110,16 @@ class Here:
             function = self.machine.attention("auto", self.dtype).value.function
             return load_model(folder, device=self.device, attention_function=function, **how), settings
 
-    def rows(self, shape: str, lengths: Iterable[int], seed: int = 0) -> list[Sample]:
-        """Draw samples of random tokens, 60 % of each learned."""
+    def rows(self, shape: str, lengths: Iterable[int], seed: int = 0, system: int = 0) -> list[Sample]:
+        """Draw samples of random tokens, 60 % of each learned; all begin with the same `system` tokens."""
         import numpy as np
 
         rng, found = np.random.default_rng(seed), []
         for length in lengths:
             ids = rng.integers(0, self.shape(shape)["vocab_size"], length).astype(np.int32)
             labels = ids.copy()
-            labels[: max(1, int(length * 0.4))] = -100
+            ids[:system] = found[0].input_ids[:system] if found else ids[:system]
+            labels[: max(1, system, int(length * 0.4))] = -100
             found.append(Sample(ids, labels))
         return found
 
@@ -154,11 +155,11 @@ class Here:
         return {"peak_gib": None if peak is None else round(peak / 2**30, 2)}
 
 
-def packed(samples: list[Sample]) -> Any:
-    """Pack samples into one row."""
-    from forge_packing import collate
+def packed(samples: list[Sample], *, shared: bool = False) -> Any:
+    """Pack samples into one row, with what they begin with once or each time."""
+    from forge_packing import collate, collate_shared
 
-    return collate(samples)
+    return collate_shared(samples) if shared else collate(samples)
 
 
 def relative(ours: Any, theirs: Any) -> float:

@@ -86,10 +86,14 @@ def _side(here: Here, name: str, shape: str, tokens: int, ranks: Any, **how: Any
         CompiledBlocks(repeated_blocks(trained), backend=backend, note=facts["notes"].append)
     # Rows of one length have nothing to pad: the best case of a trainer that does.
     lengths = [32] * 4 if padded and here.toy else [2048] * (tokens // 2048) if padded else here.lengths(tokens)
-    rows = here.rows(shape, lengths)
+    system = how.get("system", 0) and (32 if here.toy else how["system"])
+    if system:
+        # Answers of 200 tokens behind the system prompt.
+        lengths = [system + (16 if here.toy else 200)] * (4 if here.toy else tokens // (system + 200))
+    rows = here.rows(shape, lengths, system=system)
     labelled = sum(int((row.labels[1:] != -100).sum()) for row in rows)
     if not bare:
-        rows_forever = ([packed(rows)] for _ in range(10**6))
+        rows_forever = ([packed(rows, shared=bool(how.get("shared")))] for _ in range(10**6))
         loop = here.train(trained, rows_forever, settings=settings, adaptation=adaptation, **more)
 
         def step() -> int:
@@ -118,6 +122,13 @@ def _side(here: Here, name: str, shape: str, tokens: int, ranks: Any, **how: Any
             optimizer.zero_grad(set_to_none=True)
             return ids.numel()
 
+    if how.get("shared"):
+        from forge_algos import shares_prompts
+
+        can, facts["why"] = shares_prompts(trained, device=here.device, autocast=here.autocast)
+        if not can:
+            return False, facts
+        lengths = [lengths[0], *(length - system for length in lengths[1:])]
     found = measure(
         here, name, shape, step, flops=_flops(here, shape, lengths, labelled, trained if lora else None, how.get("layers"))
     )
@@ -170,6 +181,10 @@ for _name, _shape, _tokens, _how in (
     ("qlora_8b", "8b", 8_192, {"lora": True, "quantized": True}),
     ("qlora_8b_compiled", "8b", 8_192, {"lora": True, "quantized": True, "compiled": True}),
     ("lora_06b", "0.6b", 16_384, {"lora": True}),
+    ("full_1b_system", "1b", 16_384, {"compiled": True, "system": 1024, "shared": True}),
+    ("full_1b_system_repeated", "1b", 16_384, {"compiled": True, "system": 1024}),
+    ("lora_8b_system", "8b", 8_192, {"lora": True, "compiled": True, "system": 1024, "shared": True}),
+    ("lora_8b_system_repeated", "8b", 8_192, {"lora": True, "compiled": True, "system": 1024}),
 ):
 
     def _run(

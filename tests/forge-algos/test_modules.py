@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from forge_algos import AdapterError, AdapterSettings, OptimizerSettings, adapt, make_optimizer
+from forge_algos import AdapterError, AdapterSettings, OptimizerSettings, adapt, first_dropout, make_optimizer
 from forge_algos._modules import (
     causal_model,
     decoder,
@@ -166,3 +166,16 @@ def test_modes_are_restored_one_by_one():
     except KeyError:
         pass
     assert [m.training for m in model.modules()] == before
+
+
+def test_dropout_is_found_where_it_is_not_zero():
+    """As a module of an adapter, as a number of an attention layer, or not at all."""
+    assert first_dropout(make()) is None
+    settings = AdapterSettings(adapter="lora", lora_r=2, lora_dropout=0.1)
+    assert first_dropout(adapt(make(), AdapterSettings(adapter="lora", lora_r=2)).model) is None
+    name, share = first_dropout(adapt(make(), settings).model)
+    assert name.endswith("lora_dropout.default")
+    assert share == 0.1
+    attention = make()
+    attention.model.layers[1].self_attn.attention_dropout = 0.2
+    assert first_dropout(attention) == ("model.layers.1.self_attn.attention_dropout", 0.2)

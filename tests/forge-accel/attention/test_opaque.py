@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from forge_accel import AttentionError, document_attention
+from forge_accel.attention import _opaque
 from forge_accel.attention._opaque import _documents, _documents_backward, _samples, opaque_attention
 
 LAYER = SimpleNamespace(is_causal=True)
@@ -49,6 +50,23 @@ def test_outputs_and_gradients_are_those_of_document_attention(window, lengths, 
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 3e-2, "atol": 3e-2}
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours.float(), theirs, **tolerance)
+
+
+def test_bfloat16_is_attended_in_few_lengths(monkeypatch):
+    """Each thread of torch's kernel keeps compiled products for the rest of every length: samples are multiples of 32."""
+    seen = []
+
+    def recorded(*states):
+        found = in_whole_blocks(*states)
+        seen.append([each if each is None else tuple(each.shape[2:]) for each in found])
+        return found
+
+    in_whole_blocks = _opaque._in_whole_blocks
+    monkeypatch.setattr(_opaque, "_in_whole_blocks", recorded)
+    lengths, keys = torch.tensor([0, 130, 290, 310]), torch.tensor([0, 130, 300, 320])
+    states = drawn("tokens", (4, 310), (2, 320), (2, 320), dtype=torch.bfloat16)
+    opaque_attention(*states, lengths, keys, window=None, scaling=None)
+    assert seen == [[(160, 8)] * 3 + [None], [(160, 8), (192, 8), (192, 8), (160, 192)]]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -247,6 +247,18 @@ def test_compiled_products_that_are_kept_are_bounded(monkeypatch):
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
 
 
+def test_compiled_products_are_counted(monkeypatch):
+    """In bfloat16, up to as many as are kept: a short run with rows of few lengths keeps few."""
+    for name, number in _cpu._PRIMITIVES.items():
+        monkeypatch.setenv(name, number)
+    acc = CPUAccelerator()
+    found = [acc.compiled_bytes(torch.bfloat16, lengths) // 2**20 for lengths in (1, 2, 6, 7, 100)]
+    assert found == [20, 40, 120, 128, 128]
+    assert acc.compiled_bytes(torch.float32, 100) == 0
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "300")
+    assert acc.compiled_bytes(torch.bfloat16, 100) == 300 * 2**20
+
+
 def test_its_other_properties():
     """Backend, optimizer, tokens; no table of FLOP/s; nothing to wait for; one device without a number."""
     acc = CPUAccelerator()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -119,6 +120,22 @@ def test_names_hooks_copies_and_evaluation_stay():
     assert "forward" not in vars(blocks[0])
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deep", "pickled"])
+def test_a_copy_of_compiled_blocks_is_uncompiled_and_can_be_compiled(copied):
+    """A deep copy, and one that was pickled, computes by its class's forward; it is compiled when it is asked for."""
+    plain, blocks = made(2), made(2)
+    compiling, counter, _ = compiled(blocks, "eager")
+    same(step(blocks, (5, 3)), step(plain, (5, 3)))
+    twin = copied(blocks)
+    for ours, theirs in zip(*map(_flat, (step(twin, (6, 4)), step(plain, (6, 4)))), strict=True):
+        assert torch.equal(ours, theirs)
+    anew, its_counter, _ = compiled(twin, "eager")
+    same(step(twin, (5, 3)), step(plain, (5, 3)))
+    assert (compiling.problem, counter.frame_count) == (anew.problem, its_counter.frame_count) == (None, 1)
+    anew.remove()
+    assert "forward" not in vars(twin[0])
+
+
 class Keeps:
     """A hook that keeps what a layer put out."""
 
@@ -174,6 +191,35 @@ def test_hooks_of_the_caller_are_compiled():
         model[0].up.register_full_backward_hook(lambda _module, given, _out: (given[0] * 2,))
     same(step(blocks, (5, 3)), step(plain, (5, 3)))
     assert "of up" in notes[1]
+
+
+def test_a_layer_that_is_replaced_is_tried_and_its_hooks_are_called():
+    """A block with another layer, or one more within a layer, is compared anew, and left while the new layer has hooks."""
+    plain, blocks, calls = made(2), made(2), []
+    compiling, counter, notes = compiled(blocks)
+    same(step(blocks, (5, 3)), step(plain, (5, 3)))
+    for model in (plain, blocks):
+        torch.manual_seed(1)
+        model[1].down = nn.Linear(48, 32, bias=False)
+        nn.utils.parametrize.register_parametrization(model[0].up, "weight", Doubled())
+    trials, proves = [], compiling._proves
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(compiling, "_proves", lambda block, *rest: trials.append(block) or proves(block, *rest))
+        same(step(blocks, (5, 3)), step(plain, (5, 3)))
+        same(step(blocks, (6, 2)), step(plain, (6, 2)))
+    assert (trials, compiling.problem, counter.frame_count) == ([*blocks], None, 3)
+    blocks[1].down.register_forward_hook(lambda *_: calls.append("down"))
+    blocks[0].up.parametrizations.weight[0].register_forward_hook(lambda *_: calls.append("up"))
+    same(step(blocks, (5, 3)), step(plain, (5, 3)))
+    assert calls == ["up", "down"]
+    assert "uncompiled while its layers have hooks" in notes[-1]
+
+
+class Doubled(nn.Module):
+    """A parametrization: the weight twice."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 2
 
 
 def test_a_hook_on_a_weights_gradient_is_called_once():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from forge_algos import PackedBatchError, check_groups, group_inputs, group_tensors, idle_groups
+from forge_algos import SFT, PackedBatchError, check_groups, group_inputs, group_tensors, idle_groups
 
 from ..oracle import CPU, VOCAB, make
 
@@ -162,3 +162,11 @@ def test_malformed_rows_are_refused(batch, message):
     """Each contradiction is refused by name, with what was found."""
     with pytest.raises(PackedBatchError, match=message):
         check_groups(batch, VOCAB)
+
+
+def test_tokens_of_a_row():
+    """A prompt counts once for the completions of its group, and again for each other group that shares it."""
+    assert SFT().tokens(row()) == 8
+    assert SFT().tokens(repeated()) == 10
+    assert SFT().tokens(row(group_sizes=np.array([1, 1, 1]))) == 10
+    assert SFT().tokens(idle_groups()) == 4

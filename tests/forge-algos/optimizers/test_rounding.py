@@ -3,9 +3,11 @@
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from forge_algos import _kernels, asked_kernels
-from forge_algos.optimizers import _rounding
+from forge_algos.memory._tracker import Tracker
+from forge_algos.optimizers import _adamw_8bit, _rounding
 from forge_algos.optimizers._rounding import random_bits, round_stochastically_, rounding_key
 
 BITS = 2**16
@@ -99,6 +101,38 @@ def test_bits_are_as_good_as_random():
             same = (bit == ((other >> place) & 1)).double().mean().item()
             # The transposed has each pair twice, and its diagonal equals itself.
             assert abs(same - 0.5) < 8 * 0.5 / number**0.5 + (name == "transposed") / 512, (place, name)
+
+
+@pytest.mark.parametrize("problem", [None, "its bits are others"])
+def test_a_memory_plan_counts_what_a_device_rounds_by(problem, monkeypatch):
+    """Where the kernel was given up, the operators' tensors of a matrix are counted, as those that a real one takes."""
+
+    def taken(matrix):
+        with Tracker() as tracker:
+            into = torch.empty_like(matrix, dtype=torch.bfloat16)
+            round_stochastically_(into, matrix, first_row=0, key=1)
+            return tracker.peak().bytes - into.nbytes
+
+    tried = {"kernel": "stochastic rounding", "device": "meta", "instead": "operators", "problem": problem}
+    monkeypatch.setitem(_kernels._found, ("stochastic rounding", "meta", ""), _kernels.TriedKernel(**tried))
+    with FakeTensorMode():
+        matrix = torch.empty(300, 700, device="meta")
+    assert taken(matrix) == (0 if problem is None else taken(torch.zeros(300, 700)))
+    assert taken(torch.zeros(300, 700)) > 2 * matrix.nbytes
+
+
+def test_a_device_is_tried_before_a_memory_plan_asks(monkeypatch):
+    """When the optimizer is made, where bitsandbytes' kernels move bfloat16 weights; on a CPU there is nothing to try."""
+    pytest.importorskip("bitsandbytes")
+    tried = []
+    monkeypatch.setattr(_adamw_8bit, "try_rounding", tried.append)
+    for dtype, there in ((torch.bfloat16, True), (torch.float32, False), (torch.bfloat16, False)):
+        monkeypatch.setattr(_adamw_8bit, "_has_kernel", lambda _, there=there: there)
+        weights = [torch.nn.Parameter(torch.zeros(16, 256, dtype=dtype))]
+        _adamw_8bit.AdamW8bit([{"params": weights}], lr=1.0, betas=(0.9, 0.95), eps=1e-8)
+    assert tried == [torch.device("cpu")]
+    monkeypatch.setattr(_rounding, "_rounding_on", lambda kind: pytest.fail(kind))
+    _rounding.try_rounding(torch.device("cpu"))
 
 
 def test_keys_differ():

@@ -32,7 +32,8 @@ def scenario(ranks, names, trained, teacher, reward):
         strategy, model, optimizer = start(ranks, trained, {"strategy": name})
         frozen = strategy.load_frozen(teacher, dtype=torch.float32)
         judge = strategy.load_frozen(reward, dtype=torch.float32, task="reward")
-        message = [ask(frozen, ranks.rank)]
+        with strategy.computing(frozen):  # it is probed so
+            message = [ask(frozen, ranks.rank)]
         values = [rewards(judge)]
         losses = []
         for step in range(2):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         UnevenRanksError as UnevenRanksError,
     )
     from forge_algos._kernels import TriedKernel as TriedKernel, asked_kernels as asked_kernels
-    from forge_algos._modules import repeated_blocks as repeated_blocks
+    from forge_algos._modules import first_dropout as first_dropout, repeated_blocks as repeated_blocks
     from forge_algos._parallel import ALONE as ALONE, Parallel as Parallel
     from forge_algos.adaptations import (
         Adaptation as Adaptation,

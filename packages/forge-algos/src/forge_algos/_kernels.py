@@ -59,6 +59,12 @@ def try_kernel(kernel: str, device: str, problem: Callable[[], str | None], *, i
     return _found[key].problem is None
 
 
+def is_given_up(kernel: str, device: str) -> bool:
+    """Return whether a kernel was tried on a device and is not used there."""
+    found = _found.get((kernel, device, ""))
+    return found is not None and found.problem is not None
+
+
 def asked_kernels() -> list[TriedKernel]:
     """Return what was found of the kernels that were asked for since the last call.
 

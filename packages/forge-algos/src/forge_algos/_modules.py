@@ -176,7 +176,7 @@ def _ask(model: nn.Module, method: str) -> nn.Module | None:
 
 
 def first_dropout(model: nn.Module) -> tuple[str, float] | None:
-    """Return the name and probability of a module's dropout that is not 0; None where nothing is dropped in training.
+    """Return the name and probability of a dropout in training that is not 0; None without one.
 
     Attention layers hold theirs as a number (`attention_dropout`), as they call a function with it.
     """

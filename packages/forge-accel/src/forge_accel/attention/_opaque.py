@@ -9,17 +9,21 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
+from forge_accel._dtypes import bfloat16
 from forge_accel.attention._causal import causal_mask
 from forge_accel.attention._refusals import document_lengths, key_lengths
 from forge_accel.attention._varlen import compute_dtype
 
-_SHORT = 256
-"""Queries up to which the backward pass is computed in float32 where bfloat16 is asked for.
+_BLOCK = 32
+"""Rows of the smallest blocks of queries that torch's kernel computes."""
+_SHORT, _SHORT_BACKWARD = 64, 256
+"""Queries up to which both passes, and the backward alone, are computed in float32 where bfloat16 is asked for.
 
-With 9 heads of 64, on a processor with bf16 matrix units, torch's in bfloat16 takes 10 times as long with 16 queries, 2.5 with
-128, 1.1 with 256, and as long with 320; without those units 1.8 times as long with 256. Its forward pass in bfloat16 takes from
-48 queries on half of float32's time or less.
+With 9 heads of 64, on a processor with bf16 matrix units, torch's backward in bfloat16 takes 10 times as long with 16 queries,
+2.5 with 128, 1.1 with 256, and as long with 320; without those units 1.8 times as long with 256. Its forward takes as long
+with 48 queries, and less than half with 128.
 """
 
 
@@ -68,18 +72,40 @@ def _documents(
     out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3])
     sums = query.new_empty(1, query.shape[2], query.shape[1], dtype=torch.float32)
     query, key, value = _as_read(query, key, value)
-    for mine, seen, causal, mask in _samples(query, key, ends, ends_k, window):
+    for mine, seen, causal, added in _samples(query, key, ends, ends_k, window):
+        length = mine.stop - mine.start
+        dtype = _dtype_of(query, length, _SHORT)
+        states = query[:, :, mine].to(dtype), key[:, :, seen].to(dtype), value[:, :, seen].to(dtype)
+        mask = None if added is None else added.to(dtype)
+        if dtype == bfloat16:
+            *states, mask = _in_whole_blocks(*states, mask)
         found, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query[:, :, mine],
-            key[:, :, seen],
-            value[:, :, seen],
-            0.0,
-            causal,
-            attn_mask=None if mask is None else mask.to(query.dtype),
-            scale=scaling,
+            *states, 0.0, causal, attn_mask=mask, scale=scaling
         )
-        out[:, mine], sums[:, mine] = found.transpose(1, 2), logsumexp.transpose(1, 2)
+        out[:, mine], sums[:, mine] = found[:, :, :length].transpose(1, 2), logsumexp[:, :, :length].transpose(1, 2)
     return out, sums
+
+
+def _dtype_of(states: torch.Tensor, queries: int, most: int) -> torch.dtype:
+    """Return float32 for at most so many queries in bfloat16, and otherwise their own dtype."""
+    return torch.float32 if states.dtype == bfloat16 and queries <= most else states.dtype
+
+
+def _in_whole_blocks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    """Lengthen a sample to a multiple of `_BLOCK`, by keys that none of its queries sees.
+
+    With matrix units (amx_bf16) each thread of torch's kernel compiles products for the rest of each length that it meets, and
+    keeps them all.
+    """
+    queries, keys = (-states.shape[2] % _BLOCK for states in (query, key))
+    if mask is not None:
+        mask = pad(pad(mask, (0, keys), value=float("-inf")), (0, 0, 0, queries))
+    query, key, value = (
+        pad(states, (0, 0, 0, more)) if more else states for states, more in ((query, queries), (key, keys), (value, keys))
+    )
+    return query, key, value, mask
 
 
 @_documents.register_fake
@@ -119,8 +145,7 @@ def _documents_backward(
     grads = fresh(like[0]), torch.empty_like(like[1]), torch.empty_like(like[2])
     of_heads = grads[0], fresh(key), fresh(value)
     for mine, seen, causal, mask in samples:
-        short = mine.stop - mine.start <= _SHORT
-        dtype = torch.float32 if short and query.dtype == torch.bfloat16 else query.dtype
+        dtype = _dtype_of(query, mine.stop - mine.start, _SHORT_BACKWARD)
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad[:, mine].transpose(1, 2).to(dtype),
             query[:, :, mine].to(dtype),

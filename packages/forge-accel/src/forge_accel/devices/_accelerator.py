@@ -299,6 +299,15 @@ class Accelerator(ABC):
         """
         return 0
 
+    def compiled_bytes(self, dtype: torch.dtype, lengths: int) -> int:  # noqa: ARG002 - none keeps them by default
+        """Return the bytes, at most, of compiled products that libraries keep beside all allocators.
+
+        Args:
+            dtype: what is computed in.
+            lengths: how many lengths the rows have.
+        """
+        return 0
+
     def product_scratch(self, products: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
         """Return the bytes that matrix products take for themselves and give back.
 

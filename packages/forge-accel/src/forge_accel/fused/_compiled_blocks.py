@@ -3,7 +3,8 @@
 All blocks of a kind share one graph, whose rows have any length: nothing is compiled anew when the row size changes. Hooks
 around a block, which gather and free its weights, stay outside of the graph; so do names of parameters. Only training is
 compiled: a forward without gradients, or in evaluation mode, is the block's own. So is that of a block whose layers have hooks:
-torch's compiler leaves out those that come after it, and a trial would call them more often than the run does.
+torch's compiler leaves out those that come after it, and a trial would call them more often than the run does. A block whose
+layers are replaced is tried anew. Copies of a model, deep ones and pickled ones, are not compiled.
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ class CompiledBlocks:
     ) -> bool:
         """Return whether a block's forward runs compiled; it is tried when it is first called so."""
         # A block that was proven before another failed stays compiled: checkpointing computes it again as it was.
+        if forward.has_other_layers():
+            self._proven = {(block, learns) for block, learns in self._proven if block != id(forward.module)}
         known = call in self._proven
         if not known and self.problem is not None:
             return False
@@ -180,10 +183,26 @@ class _CompiledForward(ReplacedForward):
     def __init__(self, block: nn.Module, shared: CompiledBlocks, *, own_hooks: bool) -> None:
         super().__init__(block)
         self._shared = shared
-        self._tables = [(name, table) for name, layer in block.named_modules() if name for table in _tables(layer)]
+        self._look()
+        self._own = {key for _, table in self._tables for key in table} if own_hooks else set[int]()
+
+    def _look(self) -> None:
+        """Find the layers in the block, and where their hooks are kept."""
+        layers = list(self.module.named_modules())
+        self._tables = [(name, table) for name, layer in layers if name for table in _tables(layer)]
         self._tables += [("all modules", table) for table in _tables(nn_module, "_global_")]
         self._all = [table for _, table in self._tables]
-        self._own = {key for _, table in self._tables for key in table} if own_hooks else set[int]()
+        parts = [layer._modules for _, layer in layers]
+        self._empty = [part for part in parts if not part]
+        self._parts = [(part, list(part.values())) for part in parts if part]
+
+    def has_other_layers(self) -> bool:
+        """Return whether layers in the block were replaced, added or removed since the last call."""
+        # Nearly never, and asked in each forward.
+        if not any(self._empty) and all(list(part.values()) == layers for part, layers in self._parts):
+            return False
+        self._look()
+        return True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the block's forward."""

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class ReplacedForward:
     """Forward of one module in place of its class's, with no effect on names of parameters.
 
-    It stands in the module's own attribute `forward`, so hooks (which gather weights, for instance) run around it. A copy of
-    the module computes by its class's forward again.
+    It stands in the module's own attribute `forward`, so hooks (which gather weights, for instance) run around it. A deep copy
+    of the module, and one that was pickled, compute by their class's forward again.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -39,11 +39,12 @@ class ReplacedForward:
         """Compute what the module's own forward does."""
         return type(self.module).forward(self.module, *args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
-        copied = memo.get(id(self.module), self.module)
-        return MethodType(type(copied).forward, copied)
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[nn.Module, str]]:
+        return getattr, (self.module, "forward")
 
 
 def may_replace(module: nn.Module) -> bool:
     """Return whether a module computes by its class's forward, and nobody else replaced it."""
-    return "forward" not in vars(module)
+    own = vars(module).get("forward")
+    # A copy of a module whose forward was replaced has its class's as an attribute.
+    return own is None or own == MethodType(type(module).forward, module)

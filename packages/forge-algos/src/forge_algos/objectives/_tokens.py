@@ -47,7 +47,9 @@ class LearnedTokens:
         return sample_count(batch)
 
     def tokens(self, batch: AnyRow) -> int:
-        """Count all tokens of a row, learned or not; a prefix that samples share counts for each of them."""
+        """Count all tokens of a row, learned or not.
+        A prefix that samples share counts for each of them.
+        """
         return token_count(batch)
 
     def idle(self) -> PackedBatch:

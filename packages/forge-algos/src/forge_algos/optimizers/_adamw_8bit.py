@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from forge_algos._errors import MissingPackageError, OptimizerError
 from forge_algos._kernels import try_kernel
 from forge_algos.optimizers._closure import OneByOne
-from forge_algos.optimizers._rounding import keys_of_places, round_stochastically_, rounding_key
+from forge_algos.optimizers._rounding import keys_of_places, round_stochastically_, rounding_key, try_rounding
 
 BLOCK = 256
 """Numbers of a row that share a scale."""
@@ -85,6 +85,8 @@ class AdamW8bit(OneByOne):
             # Not in a first step, which may be a memory plan's: none of Triton's kernels is launched there, so that the trial
             # would fail, and be remembered.
             self._by_kernel[device] = _has_kernel(device)
+            if not self._by_kernel[device] and any(p.device == device and p.dtype == torch.bfloat16 for p in parameters):
+                try_rounding(device)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned, each tensor in the dtype that it had there."""

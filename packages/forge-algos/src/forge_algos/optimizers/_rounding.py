@@ -12,8 +12,12 @@ from functools import lru_cache, partial
 
 import torch
 
-from forge_algos._kernels import try_kernel
+# Documented under this name: "Fake tensor" in torch's manual.
+from torch._subclasses.fake_tensor import FakeTensor
 
+from forge_algos._kernels import is_given_up, try_kernel
+
+_KERNEL = "stochastic rounding"
 _MASK = 0xFFFFFFFF
 _FACTORS = (0x7FEB352D, 0x846CA68B)
 """Of lowbias32 (github.com/skeeto/hash-prospector), an integer hash without measurable bias."""
@@ -52,7 +56,19 @@ def round_stochastically_(into: torch.Tensor, exact: torch.Tensor, *, first_row:
         first_row: number of its first row in the whole matrix.
         key: `rounding_key`.
     """
-    (_round_ if exact.device.type == "cpu" else _round_on_device)(into, exact, first_row, *keys_of_places(key))
+    kind = exact.device.type
+    if isinstance(exact, FakeTensor) and (kind == "cpu" or is_given_up(_KERNEL, kind)):
+        # Of a memory plan: what the operators allocate, and nothing that has data.
+        rows, columns = (exact.new_empty(size, dtype=torch.int32) for size in exact.shape)
+        _round_at(into, exact, rows, columns, *keys_of_places(key))
+        return
+    (_round_ if kind == "cpu" else _round_on_device)(into, exact, first_row, *keys_of_places(key))
+
+
+def try_rounding(device: torch.device) -> None:
+    """Find out whether a device rounds by one kernel: a memory plan follows, and cannot try."""
+    if device.type != "cpu" and type(torch.empty(0, device=device)) is torch.Tensor:
+        _rounding_on(device.type)
 
 
 def keys_of_places(key: int) -> tuple[int, int]:
@@ -71,6 +87,13 @@ def _random_bits(rows: torch.Tensor, columns: torch.Tensor, row_key: int, column
 def _round_(into: torch.Tensor, exact: torch.Tensor, first_row: int, row_key: int, column_key: int) -> None:
     rows = torch.arange(first_row, first_row + exact.shape[0], dtype=torch.int32, device=exact.device)
     columns = torch.arange(exact.shape[1], dtype=torch.int32, device=exact.device)
+    _round_at(into, exact, rows, columns, row_key, column_key)
+
+
+def _round_at(
+    into: torch.Tensor, exact: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, row_key: int, column_key: int
+) -> None:
+    """Round the numbers at int32[M] rows and int32[D] columns of a whole matrix."""
     # NaN has all bits set on a GPU: added to, it would be -0.
     nothing = exact.isnan()
     # A float is its sign and its magnitude: what is added to the digits that are cut off carries into those that stay.
@@ -94,7 +117,7 @@ def _rounding_on(kind: str) -> Callable[..., None]:
 
     Where that cannot be compiled, or has other bits, it stays a dozen passes over memory.
     """
-    used = try_kernel("stochastic rounding", kind, partial(_problem, kind), instead="operators")
+    used = try_kernel(_KERNEL, kind, partial(_problem, kind), instead="operators")
     return _compiled(kind) if used else _round_
 
 

@@ -1,4 +1,4 @@
-"""Collation of samples that begin alike: completions of a prompt, turns of a conversation, any samples → one flat row."""
+"""Collation of samples that begin alike, such as completions of a prompt → one flat row."""
 
 from bisect import bisect
 from collections.abc import Iterable, Sequence
@@ -53,6 +53,9 @@ class PackedGroups:
     """float32[M]: by how much the loss term of each learned token counts; None where each counts 1. Turns alone have some."""
 
 
+LEAST_PREFIX = 16
+"""Tokens from which on samples of different groups share a prefix; a template's first tokens are not worth their gathering."""
+
 _Example = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 """input_ids and labels, int[S], and weights float32[S] or None."""
 
@@ -98,8 +101,8 @@ class _Row:
         self.samples.append(_Sample(ids, labels, weights, path, shared))
         return self.samples[-1]
 
-    def add_after_prefix(self, example: _Example, *, least: int) -> None:
-        """Append an example without the prefix that it has in common with one added so, where that is `least` tokens or more."""
+    def add_after_prefix(self, example: _Example, *, least: int) -> _Sample:
+        """Append an example without the prefix that one before it has, of `least` tokens or more."""
         key = example[0].astype(np.int64).tobytes()
         at = bisect(self._sorted, key, key=lambda each: each[0])
         # In any order of strings, none has a longer prefix in common with one than its neighbours have.
@@ -107,9 +110,12 @@ class _Row:
         shared, like = max(found, key=lambda each: each[0], default=(0, None))
         sample = self.add(example, like=like, shared=shared) if shared >= least else self.add(example)
         self._sorted.insert(at, (key, sample))
+        return sample
 
 
-def collate_groups(groups: Iterable[Sequence[AnyExample]], *, share_prompt: bool = False) -> PackedGroups:
+def collate_groups(
+    groups: Iterable[Sequence[AnyExample]], *, share_prompt: bool = False, share_prefix: bool = False
+) -> PackedGroups:
     """Pack groups of completions into one flat row.
 
     The first token of an example is never learned, whatever its label: nothing predicts it. No groups give an empty row
@@ -122,6 +128,8 @@ def collate_groups(groups: Iterable[Sequence[AnyExample]], *, share_prompt: bool
             the row once: the longest prefix that all of the group's examples have in common, in which nothing is learned, and
             which leaves each a token of its own. It needs an attention that reads `kv_rows`. Where no group has such a prefix
             the row is that of False.
+        share_prefix: True puts what the first example of a group begins with as one before it does, a system prompt for
+            instance, into the row once too, if it is 16 tokens or more. It needs the same attention.
 
     Raises:
         PackingError: a group is empty or no sequence; or an example is empty, not of integers, or its two lengths differ.
@@ -134,7 +142,7 @@ def collate_groups(groups: Iterable[Sequence[AnyExample]], *, share_prompt: bool
     >>> batch.rows.tolist(), batch.targets.tolist(), batch.kv_rows.tolist()
     ([1, 2, 1], [7, 8, 9], [0, 1, 2, 3, 0, 1, 4])
     """
-    share = checked_bool("share_prompt", share_prompt)
+    share, across = checked_bool("share_prompt", share_prompt), checked_bool("share_prefix", share_prefix)
     row, sizes = _Row(), []
     for index, group in enumerate(groups):
         members = _members(index, group)
@@ -142,7 +150,7 @@ def collate_groups(groups: Iterable[Sequence[AnyExample]], *, share_prompt: bool
         row.expect(members)
         sizes.append(len(members))
         shared = _common_prompt(members) if share else 0
-        first = row.add(members[0])
+        first = row.add_after_prefix(members[0], least=LEAST_PREFIX) if across else row.add(members[0])
         for member in members[1:]:
             row.add(member, like=first, shared=shared)
     return _packed(row.samples, sizes)
@@ -185,14 +193,12 @@ def collate_turns(conversations: Iterable[Sequence[AnyExample]], *, share_histor
     return _packed(row.samples, sizes)
 
 
-LEAST_PREFIX = 16
-"""Tokens of a prefix from which on `collate_shared` shares it; a template's first tokens alone are not worth their gathering."""
 _LEAST_SHARE = 32
 """A row of samples is shared where that saves one token in so many."""
 
 
 def collate_shared(examples: Iterable[AnyExample]) -> PackedGroups:
-    """Pack examples into one flat row, in which a prefix that several have in common is there once.
+    """Pack examples into one flat row, with a prefix that several have in common once.
 
     Such is a system prompt, with its tools, or a document that several questions are asked about. An example shares what it has
     in common with one before it, from its first token on, whatever is learned of it, if that is 16 tokens or more; where the

@@ -58,6 +58,12 @@ def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
         divided(planned, name, parts, bare.groups, on_host=target.block == 1)
         for name, parts in _copies(bare, held, on_host=target.block == 1)
     ]
+    if compiled := 0 if target.elsewhere else planned.machine.compiled_bytes(planned.dtype, _row_lengths(planned)):
+        phases = [
+            attrs.evolve(phase, planned=phase.planned + compiled, parts={**phase.parts, "compiled": compiled})
+            for phase in phases
+        ]
+        notes.append("compiled are products that this processor's libraries keep, at most; no tensors, and not measured")
     if forge_accel.bfloat16 == planned.dtype != planned.weights and not planned.frozen and planned.gathers is None:
         notes.append("activations have bfloat16 copies of the weights in them, made once a step, and their gradients")
     if step.guesses:
@@ -113,6 +119,23 @@ def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
                     best, several, most = row, len(rows) > 1, tokens
     assert best is not None
     return best, several
+
+
+_MANY = 100
+"""Lengths of rows beyond which more are not told apart."""
+
+
+def _row_lengths(planned: Planned) -> int:
+    """Return how many lengths the rows of a run have, up to `_MANY`."""
+    if isinstance(planned.train, Prompts):
+        return _MANY  # completions end anywhere
+    plan, found = planned.plan, set[int]()
+    for step in range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT)):
+        for rank in range(plan.world_size):
+            found.update(plan.places(row) for row in plan.micro_batches(step, rank))
+        if len(found) >= _MANY:
+            break
+    return len(found)
 
 
 def _filled(planned: Planned, items: Items, rows: list[int]) -> list[int]:

@@ -24,7 +24,10 @@ class Phase:
     """rollout, step, evaluation, saving, export, or first steps (those that were measured)."""
     planned: int
     parts: Mapping[str, int]
-    """weights, gradients, optimizer, activations, head, cache, kernels, collectives, copies → bytes; together `planned`."""
+    """weights, gradients, optimizer, activations, head, cache, kernels, collectives, copies, compiled → bytes.
+
+    Together they are `planned`.
+    """
     measured: int | None = None
     """What it took, once it was measured."""
 

@@ -45,7 +45,7 @@ def store_references(run: Run, parts: dict[str, Items | None]) -> None:
         run.report.note(f"reference: scoring {len(rows):,} of {len(items):,} {items.noun}, once")
         mine = [rows[part] for part in shard_of(run, items, rows)]
         found = np.zeros((len(items), 2))
-        batches = (items.groups(indices, share_prompt=share) for indices in mine)
+        batches = (items.groups(indices, share_prompt=share, share_prefix=share) for indices in mine)
         scored = forge_algos.reference_logps(model, batches, device=run.device, autocast=run.autocast)
         for indices, logps in zip(mine, scored, strict=True):
             found[indices] = np.reshape(logps, (-1, 2))

@@ -62,13 +62,17 @@ class Preferences(Task):
 def with_prompts_and_references(run: Run) -> Run:
     """Return the run with shared prompts, where the model allows it, and stored references."""
     share, why = forge_algos.shares_prompts(run.model, device=run.device, autocast=run.autocast)
-    run.report.note(f"prompts: {'computed once a pair' if share else 'computed once an answer'}: {why}")
+    # Two answers have the dropout of one prompt; pairs have each their own.
+    across = share and forge_algos.first_dropout(run.model) is None
+    shared = f"computed once a pair{', what pairs begin with alike once a micro-batch' if across else ''}"
+    run.report.note(f"prompts: {shared if share else 'computed once an answer'}: {why}")
     stored = getattr(run.settings.objective, "reference", None) == "stored"
 
     def using(name: str, items: Any) -> Any:
         if items is None:
             return None
-        return items.using(share_prompt=share, references=read_references(run, name, items) if stored else None)
+        references = read_references(run, name, items) if stored else None
+        return items.using(share_prompt=share, share_prefix=across, references=references)
 
     return attrs.evolve(run, train=using("train", run.train), held_out=using("eval", run.held_out))
 

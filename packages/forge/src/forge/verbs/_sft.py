@@ -55,7 +55,7 @@ _LOOKED_AT = 8
 
 
 def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
-    """Return the run with shared prefixes and histories, where rows have such and the models allow it.
+    """Return the run with shared prefixes, where rows have such and the models allow it.
 
     Args:
         run: the run.
@@ -84,13 +84,13 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
             f"prefixes: computed {'once a micro-batch' if share else 'for each sample'}, where samples begin alike "
             f"({spared:.0%} of the first micro-batches' tokens): {why}"
         )
-    return attrs.evolve(run, **{name: items.sharing(share) for name, items in of_rows.items()})
+    return attrs.evolve(run, **{name: items.sharing(share_prefix=share) for name, items in of_rows.items()})
 
 
 def _in_common(run: Run) -> float:
     """Return the share of tokens in a run's first micro-batches that need not be computed again."""
     assert isinstance(run.train, Samples)
-    items, tokens, computed, looked = run.train.sharing(True), 0, 0, 0
+    items, tokens, computed, looked = run.train.sharing(share_prefix=True), 0, 0, 0
     for step in run.steps_from(0):
         for rows in run.plan.micro_batches(step):
             tokens += int(items.lengths[rows].sum())

@@ -13,6 +13,7 @@ from forge_algos._errors import PackedBatchError
 from forge_algos._modules import mode
 from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
+from forge_algos.batches._learned import token_count
 from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, kto
 from forge_algos.objectives._mean import Mean
@@ -78,7 +79,7 @@ class KTO:
 
     def tokens(self, batch: KTOBatch) -> int:
         """Count the tokens of both rows."""
-        return len(batch.completions.input_ids) + len(batch.mismatched.input_ids)
+        return token_count(batch.completions) + token_count(batch.mismatched)
 
     def idle(self) -> KTOBatch:
         """Make one completion, good and mismatched."""

@@ -73,15 +73,19 @@ class _BoundORPO:
     def _prompts(self, groups: PackedGroups) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return what the likelihood learns beside the chosen completions.
 
-        A pair's first segment is its prompt and its chosen completion, whether the prompt is shared or not.
-
         Returns:
             tuple: positions, next tokens, and the pair of each, int64[N].
         """
-        ids, starts = np.asarray(groups.input_ids), np.asarray(groups.cu_seqlens)
-        segment = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        wanted = (segment % 2 == 0) & self.settings.learn_prompt
-        wanted[starts[1:] - 1] = False
-        wanted[np.asarray(groups.rows)[np.repeat(np.arange(len(groups.lengths)) % 2 == 0, groups.lengths)]] = False
-        rows = np.flatnonzero(wanted)
-        return rows, ids[rows + 1].astype(np.int64), segment[rows] // 2
+        ids = np.asarray(groups.input_ids)
+        # All that each completion sees: its prompt, shared or not, and itself.
+        shares = groups.kv_rows is not None
+        seen = np.asarray(groups.kv_rows) if shares else np.arange(len(ids))
+        ends = np.asarray(groups.cu_seqlens_k if shares else groups.cu_seqlens)
+        learned = np.split(np.asarray(groups.rows), np.cumsum(groups.lengths)[:-1])
+        found = [(np.zeros(0, np.int64),) * 3]
+        for chosen in range(0, len(ends) - 1 if self.settings.learn_prompt else 0, 2):
+            path = seen[ends[chosen] : ends[chosen + 1]]
+            beside = np.flatnonzero(~np.isin(path[:-1], learned[chosen]))
+            found.append((path[beside], ids[path[beside + 1]], np.full(len(beside), chosen // 2)))
+        positions, targets, pairs = (np.concatenate(each).astype(np.int64) for each in zip(*found, strict=True))
+        return positions, targets, pairs

@@ -12,6 +12,7 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
+from forge_algos.batches._learned import token_count
 from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms
 from forge_algos.objectives._mean import Mean
@@ -64,8 +65,10 @@ class Pairwise:
         return len(batch.groups.group_sizes)
 
     def tokens(self, batch: PreferenceBatch) -> int:
-        """Count the tokens of the row, prompts included."""
-        return len(batch.groups.input_ids)
+        """Count the tokens of the row, prompts included.
+        What pairs share counts for each of them.
+        """
+        return token_count(batch.groups)
 
     def idle(self) -> PreferenceBatch:
         """Make a batch of one made-up pair."""

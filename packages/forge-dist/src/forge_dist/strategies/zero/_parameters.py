@@ -28,11 +28,15 @@ def computing(model: torch.nn.Module) -> Iterator[None]:
 
 
 def gather_on_forward(model: torch.nn.Module) -> list[RemovableHandle]:
-    """Register hooks that gather each module's own weights while it computes; return them."""
+    """Register hooks that gather each module's own weights while it computes; return them.
+
+    A module that has such hooks keeps those: DeepSpeed refuses to gather a weight within its gathering.
+    """
     hooks: list[RemovableHandle] = []
     for module in model.modules():
         own = [parameter for parameter in module.parameters(recurse=False) if is_partitioned(parameter)]
-        if own:
+        gathers = any(isinstance(getattr(hook, "__self__", None), _Gathering) for hook in module._forward_pre_hooks.values())
+        if own and not gathers:
             gathering = _Gathering(own)
             hooks += [
                 module.register_forward_pre_hook(gathering.enter),

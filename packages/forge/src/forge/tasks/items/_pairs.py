@@ -37,7 +37,7 @@ class Pairs:
 
     def __init__(self, store: forge_data.TokenStore) -> None:
         self.store = store
-        self.share_prompt = False
+        self.share_prompt = self.share_prefix = False
         self.references: References | None = None
         self.weights = store.weights
         self.rows = self._rows()
@@ -47,10 +47,10 @@ class Pairs:
         self.lines: Ints | None = np.full(len(self.rows), 2, dtype=np.int64)
         self.sources = None if store.weights is None else store.sources[self.rows[:, 0]]
 
-    def using(self, *, share_prompt: bool, references: References | None) -> Self:
+    def using(self, *, share_prompt: bool, share_prefix: bool, references: References | None) -> Self:
         """Return the same items with or without shared prompts and reference log-probabilities."""
         same = type(self)(self.store)
-        same.share_prompt, same.references = share_prompt, references
+        same.share_prompt, same.share_prefix, same.references = share_prompt, share_prefix, references
         return same
 
     def __len__(self) -> int:
@@ -68,9 +68,10 @@ class Pairs:
         chosen, rejected = (self.store[int(row)] for row in self.rows[index])
         return (chosen.input_ids, chosen.labels), (rejected.input_ids, rejected.labels)
 
-    def groups(self, indices: Sequence[int] | Ints, *, share_prompt: bool) -> forge_packing.PackedGroups:
+    def groups(self, indices: Sequence[int] | Ints, *, share_prompt: bool, share_prefix: bool) -> forge_packing.PackedGroups:
         """Pack items as groups of two completions."""
-        return forge_packing.collate_groups([self.examples(int(i)) for i in indices], share_prompt=share_prompt)
+        examples = [self.examples(int(i)) for i in indices]
+        return forge_packing.collate_groups(examples, share_prompt=share_prompt, share_prefix=share_prefix)
 
     def size(self, index: int) -> str:
         """Return the length of an item in words."""
@@ -81,7 +82,7 @@ class Pairs:
         at = np.asarray(indices, dtype=np.int64)
         found, margins = self.references, self.store.margins
         return forge_algos.PreferenceBatch(
-            groups=self.groups(at, share_prompt=self.share_prompt),
+            groups=self.groups(at, share_prompt=self.share_prompt, share_prefix=self.share_prefix),
             ref_logps=None if found is None else found.logps[at].ravel(),
             margins=None if margins is None else margins[at],
         )
@@ -130,8 +131,8 @@ class Answers(Pairs):
         both = [self.examples(int(i)) for i in at]
         found = self.references
         return forge_algos.KTOBatch(
-            completions=forge_packing.collate_groups([[own] for own, _ in both]),
-            mismatched=forge_packing.collate_groups([[other] for _, other in both]),
+            completions=forge_packing.collate_groups([[own] for own, _ in both], share_prefix=self.share_prefix),
+            mismatched=forge_packing.collate_groups([[other] for _, other in both], share_prefix=self.share_prefix),
             desirable=self.store.desirable[at],
             ref_logps=None if found is None else found.logps[at, 0],
             ref_mismatched_logps=None if found is None else found.logps[at, 1],

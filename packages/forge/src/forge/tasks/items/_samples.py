@@ -53,8 +53,8 @@ class Samples:
         samples = [self.store[int(i)] for i in indices]
         return forge_packing.collate_shared(samples) if self.share_prefix else forge_packing.collate(samples)
 
-    def sharing(self, share_prefix: bool) -> Self:
-        """Return the same items, whose rows have what samples begin with once or each time."""
+    def sharing(self, *, share_prefix: bool) -> Self:
+        """Return the same items, with shared or repeated prefixes."""
         same = copy(self)
         same.share_prefix = share_prefix
         return same
