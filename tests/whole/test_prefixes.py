@@ -9,6 +9,10 @@ import pytest
 import torch
 
 import forge
+import forge_data
+import forge_packing
+from forge.memory._forecast import _largest_batch, largest_micro_batch
+from forge.tasks.items._samples import Samples
 
 from ..ranks import run_on_ranks
 from . import tiny
@@ -142,3 +146,18 @@ def computed_tokens(work: Callable[[], Any]) -> int:
     finally:
         handle.remove()
     return seen
+
+
+def test_the_plan_rehearses_the_micro_batch_of_which_most_is_computed(model_dir: Path, tmp_path: Path) -> None:
+    """Rows that share most of their tokens are not the largest, though they have more."""
+    own = [tiny.sample(40, 70 + at).input_ids for at in range(4)]
+    shared = [own[0] + [at, at + 1] for at in range(4)]
+    path = write_rows(tmp_path / "rows.jsonl", [{"input_ids": ids, "labels": ids} for ids in [*shared, *own]])
+    store = forge_data.prepare(str(path), str(model_dir), tmp_path / "store", progress=False)
+    items = Samples(store).sharing(share_prefix=True)
+    plan = forge_packing.plan(store.lengths, batch_size=4, max_tokens=200, shuffle=False)
+    worst, _ = largest_micro_batch(plan)
+    assert sorted(worst.tolist()) == [0, 1, 2, 3]
+    assert len(items.batch(worst).input_ids) == 48
+    assert len(_largest_batch(plan, items, worst).input_ids) == 160
+    assert len(_largest_batch(plan, items.sharing(share_prefix=False), worst).input_ids) == 168

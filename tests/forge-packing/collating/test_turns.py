@@ -52,13 +52,16 @@ def test_every_turn_can_be_read_back(drawn, share):
 
 
 @settings(deadline=None, max_examples=200)
-@given(conversations())
-def test_what_turns_have_in_common_is_there_once(drawn):
-    """No two turns begin alike in two places, but for a turn's last token: neither of one conversation nor of two."""
-    batch = collate_turns(drawn, share_history=True)
-    seen = sight(batch)
+@given(conversations(), st.booleans())
+def test_what_turns_have_in_common_is_there_once(drawn, across):
+    """No two turns of a conversation, or with `share_prefix` of any, begin alike in two places, but for a last token."""
+    batch = collate_turns(drawn, share_history=True, share_prefix=across)
+    seen, groups = sight(batch), np.repeat(np.arange(len(drawn)), [len(turns) for turns in drawn])
     for one in range(len(seen)):
         for other in range(one):
+            if groups[one] != groups[other] and not across:
+                assert not set(seen[one]) & set(seen[other])
+                continue
             ids, before = batch.input_ids[seen[one]], batch.input_ids[seen[other]]
             size = min(len(ids) - 1, len(before))
             alike = size if (ids[:size] == before[:size]).all() else int((ids[:size] == before[:size]).argmin())

@@ -101,6 +101,10 @@ class _Row:
         self.samples.append(_Sample(ids, labels, weights, path, shared))
         return self.samples[-1]
 
+    def forget(self) -> None:
+        """Share nothing with the examples that were added so far."""
+        self._sorted.clear()
+
     def add_after_prefix(self, example: _Example, *, least: int) -> _Sample:
         """Append an example without the prefix that one before it has, of `least` tokens or more."""
         key = example[0].astype(np.int64).tobytes()
@@ -156,7 +160,9 @@ def collate_groups(
     return _packed(row.samples, sizes)
 
 
-def collate_turns(conversations: Iterable[Sequence[AnyExample]], *, share_history: bool = False) -> PackedGroups:
+def collate_turns(
+    conversations: Iterable[Sequence[AnyExample]], *, share_history: bool = False, share_prefix: bool = False
+) -> PackedGroups:
     """Pack conversations that were tokenized once for each learned turn into one flat row.
 
     The examples of a conversation are its turns, each with all that comes before it, in the form in which the model is asked
@@ -165,8 +171,10 @@ def collate_turns(conversations: Iterable[Sequence[AnyExample]], *, share_histor
     Args:
         conversations: Sequences of examples, one for each learned turn of a conversation, in order.
         share_history: False repeats the history, so that every example is a document by itself. True puts into the row once
-            what an example has in common with one before it, a later turn's or another conversation's, from its first token
-            on, whatever is learned of it. It needs an attention that reads `kv_rows`.
+            what an example has in common with a later turn's, from its first token on, whatever is learned of it. It needs an
+            attention that reads `kv_rows`.
+        share_prefix: With `share_history`, True shares so with the turns of the conversations before it too, which begin with
+            the same system prompt for instance.
 
     Raises:
         PackingError: as `collate_groups`.
@@ -179,12 +187,14 @@ def collate_turns(conversations: Iterable[Sequence[AnyExample]], *, share_histor
     >>> batch.rows.tolist(), batch.targets.tolist(), batch.lengths.tolist()
     ([3, 4, 1, 2], [2, 3, 7, 9], [2, 2])
     """
-    share = checked_bool("share_history", share_history)
+    share, across = checked_bool("share_history", share_history), checked_bool("share_prefix", share_prefix)
     row, sizes = _Row(), []
     for index, turns in enumerate(conversations):
         members = _members(index, turns, what="conversation", each="its turns as a sequence of examples")
         row.expect(members)
         sizes.append(len(members))
+        if not across:
+            row.forget()
         for turn in reversed(members):
             if share:
                 row.add_after_prefix(turn, least=1)

@@ -7,6 +7,7 @@ micro-batch, with tensors that hold no data. What several ranks divide is divide
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -121,6 +122,34 @@ def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
     return best, several
 
 
+_COLLATED = 128
+"""Micro-batches that are put together to find the one of which most is computed: so many of the largest, and of the others."""
+
+
+def _largest_batch(plan: forge_packing.BatchPlan, items: Items, worst: Any) -> Any:
+    """Return the micro-batch of which most is computed: the largest, unless prefixes are shared."""
+    batch = items.batch(worst)
+    if not getattr(items, "share_prefix", False):
+        return batch
+    steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
+    rows = [row for step in steps for rank in range(plan.world_size) for row in plan.micro_batches(step, rank)]
+    rows.sort(key=plan.places, reverse=True)
+    most = _computed(batch)
+    for row in [*rows[:_COLLATED], *rows[_COLLATED :: max(1, len(rows) // _COLLATED)]]:
+        if plan.places(row) <= most:
+            break
+        if (tokens := _computed(found := items.batch(row))) > most:
+            batch, most = found, tokens
+    return batch
+
+
+def _computed(batch: Any) -> int:
+    """Count the tokens that go through the model."""
+    whole: Any = (getattr(batch, "groups", batch),)
+    parts = (batch.completions, batch.mismatched) if hasattr(batch, "completions") else whole
+    return sum(len(part.input_ids) for part in parts)
+
+
 _MANY = 100
 """Lengths of rows beyond which more are not told apart."""
 
@@ -226,7 +255,7 @@ class Rehearsed(NamedTuple):
             if isinstance(source, RehearsedRollouts):
                 return self._step(source, source.batches(), first=first)
             before = [items.batch([int(items.lengths.argmin())])] if several else []
-            return self._step(source, [*before, items.batch(worst)], first=first)
+            return self._step(source, [*before, _largest_batch(self.planned.plan, items, worst)], first=first)
 
         return self._within(rehearse)
 
@@ -249,8 +278,11 @@ class Rehearsed(NamedTuple):
         """Rehearse the measuring of held-out rows."""
 
         def rehearse(source: Any, _: Any, held_out: Any) -> Any:
+            # Others than these rows may share less of what they begin with.
+            alone = copy(held_out)
+            alone.share_prefix = False
             return self.rehearsal.evaluation(
-                self.model, self.optimizer, held_out.batch(rows), objective=lambda: source.objective, others=self.others
+                self.model, self.optimizer, alone.batch(rows), objective=lambda: source.objective, others=self.others
             )
 
         return self._within(rehearse)

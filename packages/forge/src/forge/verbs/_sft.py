@@ -68,8 +68,9 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
     spared = 0.0 if apart else _in_common(run)
     if not apart and not spared:
         return run
-    if not apart and not unless and (found := forge_algos.first_dropout(run.model)) is not None:
-        unless = f"{found[0]} drops {found[1]:g} of its inputs, of each sample others"
+    drops = forge_algos.first_dropout(run.model)
+    if not apart and not unless and drops is not None:
+        unless = f"{drops[0]} drops {drops[1]:g} of its inputs, of each sample others"
     share, why = not unless, unless
     for model in models if share else ():
         share, why = forge_algos.shares_prompts(model, device=run.device, autocast=run.autocast)
@@ -84,7 +85,9 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
             f"prefixes: computed {'once a micro-batch' if share else 'for each sample'}, where samples begin alike "
             f"({spared:.0%} of the first micro-batches' tokens): {why}"
         )
-    return attrs.evolve(run, **{name: items.sharing(share_prefix=share) for name, items in of_rows.items()})
+    # Turns of a row have the dropout of one history; rows have each their own.
+    how = {"share_history": share, "share_prefix": share and drops is None}
+    return attrs.evolve(run, **{name: items.sharing(**how) for name, items in of_rows.items()})
 
 
 def _in_common(run: Run) -> float:

@@ -53,7 +53,7 @@ class Samples:
         samples = [self.store[int(i)] for i in indices]
         return forge_packing.collate_shared(samples) if self.share_prefix else forge_packing.collate(samples)
 
-    def sharing(self, *, share_prefix: bool) -> Self:
+    def sharing(self, *, share_prefix: bool, share_history: bool = False) -> Self:  # noqa: ARG002 - of conversations
         """Return the same items, with shared or repeated prefixes."""
         same = copy(self)
         same.share_prefix = share_prefix
@@ -77,6 +77,7 @@ class Conversations(Samples):
         import numpy as np
 
         super().__init__(store)
+        self.share_history = False
         assert store.conversations is not None
         self._ends = store.conversations
         begins = self._ends[:-1]
@@ -88,6 +89,12 @@ class Conversations(Samples):
         self.lines = np.diff(self._ends)
         self.loss_counts = np.add.reduceat(store.loss_counts, begins)
         self.sources = None if store.weights is None else store.sources[begins]
+
+    def sharing(self, *, share_prefix: bool, share_history: bool = False) -> Self:
+        """Return the same items, with shared or repeated histories, and prefixes of several rows."""
+        same = super().sharing(share_prefix=share_prefix)
+        same.share_history = share_history
+        return same
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -106,7 +113,7 @@ class Conversations(Samples):
     def batch(self, indices: Sequence[int] | Ints) -> Any:
         """Pack conversations into one row."""
         turns = [[self.store[at] for at in range(self._ends[i], self._ends[i + 1])] for i in map(int, indices)]
-        return forge_packing.collate_turns(turns, share_history=self.share_prefix)
+        return forge_packing.collate_turns(turns, share_history=self.share_history, share_prefix=self.share_prefix)
 
 
 def items_of(store: forge_data.TokenStore) -> Samples:
