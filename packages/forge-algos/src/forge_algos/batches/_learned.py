@@ -80,6 +80,8 @@ def token_count(batch: AnyRow) -> int:
     groups = _groups_of(batch)
     if groups is None or groups.kv_rows is None or groups.cu_seqlens_k is None:
         return len(batch.input_ids)
+    if len(groups.group_sizes) == len(groups.lengths):
+        return len(groups.kv_rows)
     of_completion = np.repeat(np.arange(len(groups.group_sizes)), np.asarray(groups.group_sizes))
     of_key = np.repeat(of_completion, np.diff(np.asarray(groups.cu_seqlens_k)))
     return len(np.unique(of_key * len(batch.input_ids) + np.asarray(groups.kv_rows)))
