@@ -14,12 +14,13 @@ import forge_packing
 from forge.memory._forecast import _largest_batch, largest_micro_batch
 from forge.tasks.items._samples import Samples
 
+from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from . import tiny
 from .conftest import write_rows
 from .starts import metrics
 from .three_steps import SETTINGS, figures, oracle
-from .verbs import KINDS, rows_of, run_verb
+from .verbs import KINDS, rows_of, run_verb, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,3 +162,27 @@ def test_the_plan_rehearses_the_micro_batch_of_which_most_is_computed(model_dir:
     assert len(items.batch(worst).input_ids) == 48
     assert len(_largest_batch(plan, items, worst).input_ids) == 160
     assert len(_largest_batch(plan, items.sharing(share_prefix=False), worst).input_ids) == 168
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ci_keeps(["grpo"], ["grpo", "rloo", "ppo", "sdft"]))
+def test_sampled_completions(verb: str, model_dir: Path, tmp_path: Path) -> None:
+    """Different prompts behind one system prompt: the same completions, losses and counts; it is computed once a row."""
+    rows = rows_of(KINDS[verb], 8)
+    for row in rows:
+        row["messages" if verb == "sdft" else "prompt"].insert(0, {"role": "system", "content": "you know all fruit, " * 3})
+    settings = settings_of(verb, model_dir, tmp_path) | {"data_path": str(write_rows(tmp_path / "rows.jsonl", rows))}
+    settings |= {"max_steps": 2, "effective_batch_size": 4, "validation_split": 0.5}
+    runs = [tmp_path / "shared", tmp_path / "alone"]
+    computed = []
+    for run, more in zip(runs, [{}, {"attention": "sdpa"}], strict=True):
+        made = {**settings, **more, "ckpt_output_dir": str(run)}
+        computed.append(computed_tokens(lambda made=made: run_verb(verb, made, str(tmp_path))))
+    once = "group" if verb != "sdft" else "completion"
+    assert f"prompts: computed once a {once}, what prompts begin with alike once a micro-batch" in log(runs[0])
+    assert "prompts: computed once a completion: attention 'sdpa' does not know kv_rows" in log(runs[1])
+    # Without, 0.37, 0.53, 1 and 1 would be computed: a group's prompt once, or every prompt.
+    assert computed[0] < {"grpo": 0.2, "rloo": 0.3, "ppo": 0.5, "sdft": 0.7}[verb] * computed[1]
+    for name in ("loss", "grad_norm"):
+        assert figures(runs[0], name) == pytest.approx(figures(runs[1], name), rel=1e-5, abs=1e-7)
+    assert figures(runs[0], "samples") == figures(runs[1], "samples")
