@@ -77,13 +77,18 @@ def test_losses_are_those_of_each_sample_alone(made: dict[str, Any], tmp_path: P
         ({"neftune_alpha": 5.0}, ": neftune_alpha=5 draws noise for each sample"),
         ({"max_tokens_per_gpu": 35}, None),
         ({"effective_batch_size": 1}, None),
+        ({"packing": "off"}, None),
+        ({"adapter": "prompt"}, None),
     ],
-    ids=["dropout", "noise", "short rows", "single samples"],
+    ids=["dropout", "noise", "short rows", "single samples", "documents alone", "virtual tokens"],
 )
 def test_where_each_computes_its_own(
     settings: dict[str, Any], reason: str | None, made: dict[str, Any], tmp_path: Path
 ) -> None:
-    """What is drawn at random is drawn for each sample; a run with nothing in common does not mention prefixes."""
+    """What is drawn at random is drawn for each sample; a run with nothing in common does not mention prefixes.
+
+    Nor does one whose samples are lines by themselves, where nothing could be shared.
+    """
     run = tmp_path / "run"
     forge.sft(**{**made, **settings, "max_steps": 1}, ckpt_output_dir=str(run))
     assert (reason in log(run)) if reason else ("prefixes:" not in log(run))

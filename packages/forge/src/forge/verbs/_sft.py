@@ -12,6 +12,7 @@ from forge.settings._settings import RunSettings
 from forge.tasks._lint_check import check_kind, check_lint
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._task import Run, Task
+from forge.tasks.items._items import VIRTUAL
 from forge.tasks.items._samples import Conversations, Samples, items_of
 from forge.verbs._registry import verb
 
@@ -65,7 +66,9 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
     parts = {"train": run.train, "held_out": run.held_out}
     of_rows = {name: items for name, items in parts.items() if isinstance(items, Samples)}
     apart = [items for items in of_rows.values() if isinstance(items, Conversations)]
-    spared = 0.0 if apart else _in_common(run)
+    # A sample that is a line by itself, behind virtual tokens or not, has nothing in common with others.
+    lines = run.settings.packing.packing == "off" or run.settings.adapter.adapter in VIRTUAL
+    spared = 0.0 if apart or lines else _in_common(run)
     if not apart and not spared:
         return run
     drops = forge_algos.first_dropout(run.model)
