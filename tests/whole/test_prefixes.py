@@ -29,6 +29,10 @@ TOOLS = tiny.sample(24, 40, slice(0, None)).input_ids
 """What most samples begin with."""
 
 
+CONTEXT = {"cp_size": 2}
+"""Ranks that share each row."""
+
+
 def rows(folder: Path) -> Path:
     """Ragged samples, two of three behind a prefix of 24 tokens; where all is learned, the prefix is too."""
     found = []
@@ -95,7 +99,42 @@ def test_where_each_computes_its_own(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"cp_size": 2}], ids=["data parallel", "context parallel"])
+@pytest.mark.parametrize(
+    "settings",
+    ci_keeps(
+        [{"activation_checkpointing": "full", "adapter": "dora"}, {"dtype": "bfloat16", "weights": "bfloat16"}],
+        [
+            {"activation_checkpointing": "full", "adapter": "dora"},
+            {"dtype": "bfloat16", "weights": "bfloat16"},
+            {"activation_checkpointing": "selective", "compile": "blocks"},
+            {"adapter": "qlora"},
+            {"adapter": "osft"},
+            {"adapter": "adapter_prompt"},
+        ],
+    ),
+    ids=lambda settings: " ".join(settings.values()),
+)
+def test_with_other_settings(
+    settings: dict[str, Any], made: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses, of held-out rows too, gradients and counts are those of the same run that shares nothing."""
+    made = {**made, **settings, "validation_split": 0.25}
+    runs = [tmp_path / "shared", tmp_path / "alone"]
+    forge.sft(**made, ckpt_output_dir=str(runs[0]))
+    assert "prefixes: computed once a micro-batch" in log(runs[0])
+    monkeypatch.setattr(forge_packing.collating._groups, "LEAST_PREFIX", 1_000_000)
+    forge.sft(**made, ckpt_output_dir=str(runs[1]))
+    assert "prefixes:" not in log(runs[1])
+    rounding = "weights" in settings
+    for name, near in (("loss", 1e-6), ("grad_norm", 1e-5), ("eval_loss", 1e-6)):
+        found = [[line[name] for line in metrics(run) if name in line] for run in runs]
+        assert found[0] == pytest.approx(found[1], rel=1e-2 if rounding else near)
+    for name in ("samples", "tokens", "loss_tokens"):
+        assert figures(runs[0], name) == figures(runs[1], name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", ci_keeps([{}, CONTEXT], [{}, CONTEXT, {"tp_size": 2}, {"strategy": "zero3"}]))
 def test_two_ranks_and_a_resumed_run(settings: dict[str, Any], made: dict[str, Any], tmp_path: Path) -> None:
     """Losses are those of one rank, of held-out rows too; a run that goes on after its first step is the whole one."""
     one, two, parts = (str(tmp_path / name) for name in ("one", "two", "parts"))
@@ -133,6 +172,9 @@ def test_other_verbs(verb: str, model_dir: Path, tmp_path: Path) -> None:
     for name in ("loss", "grad_norm"):
         assert figures(runs[0], name) == pytest.approx(figures(runs[1], name), rel=1e-5, abs=1e-7)
     assert figures(runs[0], "samples") == figures(runs[1], "samples")
+    noun = {"distill": "", "kto": "an answer, what answers"}.get(verb, "a pair, what pairs")
+    words = f"prompts: computed once {noun} begin with alike" if noun else "prefixes: computed"
+    assert f"{words} once a micro-batch" in log(runs[0])
 
 
 def computed_tokens(work: Callable[[], Any]) -> int:

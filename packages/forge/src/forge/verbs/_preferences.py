@@ -63,7 +63,8 @@ class Preferences(Task):
 def with_prompts_and_references(run: Run) -> Run:
     """Return the run with shared prompts, where the model allows it, and stored references."""
     share = sharing(run)
-    run.report.note(share.words("a pair" if share.prompt else "an answer", "pairs"))
+    assert isinstance(run.train, Pairs)
+    run.report.note(share.words("a pair" if share.prompt and run.train.noun == "pairs" else "an answer", run.train.noun))
     stored = getattr(run.settings.objective, "reference", None) == "stored"
 
     def using(name: str, items: Any) -> Any:
