@@ -73,6 +73,37 @@ def test_losses_are_those_of_each_sample_alone(made: dict[str, Any], tmp_path: P
         assert figures(run, name) == figures(plain, name)
 
 
+FAMILIES = ["mistral-window", "gemma3-window", "gpt-oss: sinks, and a mask made without positions", "gemma2: capped scores"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ci_keeps(["gemma3-window"], FAMILIES))
+def test_models_that_look_at_positions_otherwise(
+    name: str, made: dict[str, Any], saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A sliding window that ends within the prefix, sinks and capped scores: losses are those of each sample alone."""
+    run, model = tmp_path / "run", str(saved(name))
+    forge.sft(**{**made, "model_path": model}, ckpt_output_dir=str(run))
+    assert "prefixes: computed once a micro-batch" in log(run)
+    expected = oracle(run, tiny.plain(model))
+    assert figures(run) == pytest.approx([step.loss for step in expected], rel=1e-6)
+    assert figures(run, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_routers_see_a_prefix_once_for_each_sample(
+    made: dict[str, Any], saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The balance of experts counts a shared token as often as samples have it: loss and gradients are those without sharing."""
+    made = {**made, "model_path": str(saved(FAMILIES[2])), "moe_aux_loss": "global"}
+    runs = [tmp_path / "shared", tmp_path / "alone"]
+    forge.sft(**made, ckpt_output_dir=str(runs[0]))
+    monkeypatch.setattr(forge_packing.collating._groups, "LEAST_PREFIX", 1_000_000)
+    forge.sft(**made, ckpt_output_dir=str(runs[1]))
+    for name, near in (("aux_loss", 1e-6), ("loss", 1e-6), ("grad_norm", 1e-5)):
+        assert figures(runs[0], name) == pytest.approx(figures(runs[1], name), rel=near)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "reason"),
