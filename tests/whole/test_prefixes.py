@@ -94,7 +94,7 @@ def test_models_that_look_at_positions_otherwise(
 def test_routers_see_a_prefix_once_for_each_sample(
     made: dict[str, Any], saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The balance of experts counts a shared token as often as samples have it: loss and gradients are those without sharing."""
+    """The balance of experts counts a shared token as often as samples have it: figures are those without sharing."""
     made = {**made, "model_path": str(saved(FAMILIES[2])), "moe_aux_loss": "global"}
     runs = [tmp_path / "shared", tmp_path / "alone"]
     forge.sft(**made, ckpt_output_dir=str(runs[0]))
