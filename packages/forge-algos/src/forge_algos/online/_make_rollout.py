@@ -56,7 +56,8 @@ def make_rollout(
     are the policy's own, whatever `top_p` and `top_k` took away while sampling. `source` names a row in messages. With
     `episodes` a completion is an episode: turns of the model, and an environment's observations between them, which are read
     and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a figure of the
-    rollout, and above the settings' limits it weighs the advantages, or is an error.
+    rollout, and above the settings' limits it weighs the advantages, or is an error. `collate` is as `rollout_batches` takes
+    it, and must be the same there.
     """
     check_arguments(prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None)
     device = next(model.parameters()).device if device is None else device

@@ -5,9 +5,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_algos._errors import RolloutError
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.batches._groups import PackedGroups
 from forge_algos.batches._online import OnlineBatch
+from forge_algos.batches._packed import IGNORE
 from forge_algos.online.rollout._rollout import Rollout
 from forge_algos.online.updates._collate import Collate, collate as with_known_prompts, examples
 from forge_algos.online.updates._divide import Indices, divide_shards, divide_steps
@@ -52,7 +54,7 @@ def rollout_batches(
         seed: of the order of groups; the rollout's own by default.
 
     Raises:
-        RolloutError: a completion with its prompt is longer than `max_tokens`.
+        RolloutError: a completion with its prompt is longer than `max_tokens`, or `collate` made another row.
     """
     steps = update_indices(
         rollout.groups,
@@ -144,9 +146,14 @@ def packed(
     parts = [part for part in np.split(indices, cuts) if len(part)]
     found = [(prompt_ids[groups[part[0]]], [completion_ids[i] for i in part]) for part in parts]
     masks = None if learned is None else [learned[i] for i in indices]
-    if collate is not None:
-        return collate(examples(found, masks))
-    return with_known_prompts(found, share_prompts=share_prompts, learned=masks)
+    if collate is None:
+        return with_known_prompts(found, share_prompts=share_prompts, learned=masks)
+    given = examples(found, masks)
+    row = collate(given)
+    targets = [labels[labels != IGNORE] for group in given for _, labels in group]
+    if list(row.lengths) != list(map(len, targets)) or list(row.targets) != [token for each in targets for token in each]:
+        raise RolloutError("collate made a row that does not learn the tokens it was given, completion after completion")
+    return row
 
 
 def _batch(rollout: Rollout, indices: Indices, *, share_prompts: bool, collate: Collate | None, masked: int) -> OnlineBatch:
