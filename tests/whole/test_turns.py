@@ -15,10 +15,11 @@ from transformers import AutoTokenizer
 import forge
 import forge_data
 import forge_packing
+from forge.tasks.items._samples import Conversations
 
 from ..ranks import run_on_ranks
 from . import reference, tiny
-from .conftest import conversations
+from .conftest import conversations, write_rows
 from .starts import metrics
 from .three_steps import figures
 from .verbs import run_verb
@@ -157,3 +158,19 @@ def test_two_ranks_and_a_resumed_run(given: dict[str, Any], tmp_path: Path) -> N
     forge.sft(**{**given, "max_steps": 1}, full_state_every_steps=1, keep_full_state=True, ckpt_output_dir=parts)
     forge.sft(**given, full_state_every_steps=1, ckpt_output_dir=parts)
     assert figures(Path(parts)) == figures(Path(one))
+
+
+@pytest.mark.slow
+def test_a_system_prompt_takes_room_once(thinker: Path, tmp_path: Path) -> None:
+    """Rows of conversations that begin alike are filled with what they add to it, and computed so."""
+    rows = conversations(40)
+    for row in rows:
+        row["messages"].insert(0, {"role": "system", "content": "you know all fruit, " * 9})
+    store = forge_data.prepare(str(write_rows(tmp_path / "rows.jsonl", rows)), str(thinker), tmp_path / "store", progress=False)
+    items = Conversations(store)
+    plan = forge_packing.plan(items.lengths, batch_size=20, max_tokens=512, world_size=2, **items.prefixes)
+    plan.check()
+    parts = [m for step in range(plan.num_steps) for rank in (0, 1) for m in plan.micro_batches(step, rank)]
+    shared = items.sharing(share_history=True, share_prefix=True, max_tokens=512)
+    assert all(len(shared.batch(part).input_ids) <= plan.places(part) <= 512 for part in parts)
+    assert len(parts) < 0.7 * sum(2 * len(plan.alone().micro_batches(step)) for step in range(plan.num_steps))

@@ -84,7 +84,7 @@ def test_integer_costs(cost, given_steps):
     """As integers costs keep their order, their proportions to a billionth of the costliest, and their sums below 2**62."""
     lengths = [sorted(step, reverse=True) for step in given_steps]
     starts = np.cumsum([0, *map(len, lengths)])
-    found = integer_costs(cost, np.array([n for step in lengths for n in step]), starts)
+    found = integer_costs(cost.of(np.array([n for step in lengths for n in step])), starts)
     for step, start in zip(lengths, starts, strict=False):
         integers, values = found[start : start + len(step)], cost.of(step)
         assert (np.diff(integers) <= 0).all()
@@ -96,6 +96,6 @@ def test_integer_costs(cost, given_steps):
 def test_integer_costs_of_a_step_do_not_depend_on_its_neighbours():
     """A step's integers are the same alone and among others: `divide` and a plan agree."""
     lengths, starts = np.array([9, 4, 70_000, 3, 3]), np.array([0, 2, 5])
-    together = integer_costs(Cost(), lengths, starts).tolist()
-    assert together[:2] == integer_costs(Cost(), lengths[:2], np.array([0, 2])).tolist()
-    assert together[2:] == integer_costs(Cost(), lengths[2:], np.array([0, 3])).tolist()
+    together = integer_costs(Cost().of(lengths), starts).tolist()
+    assert together[:2] == integer_costs(Cost().of(lengths[:2]), np.array([0, 2])).tolist()
+    assert together[2:] == integer_costs(Cost().of(lengths[2:]), np.array([0, 3])).tolist()

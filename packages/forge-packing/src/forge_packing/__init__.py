@@ -7,7 +7,8 @@
     examples that begin alike ── collate_shared() ──▶ PackedGroups, their common prefix once
     lengths of documents ── split_documents() ──▶ Blocks, for pretraining on plain text
 
-`divide` divides one step, and `pack_rows` packs lengths into rows. Names are imported when they are first used, so that
+`divide` divides one step, `pack_rows` packs lengths into rows, and `find_prefixes` finds what samples begin with alike, so that
+`plan` gives it room once. Names are imported when they are first used, so that
 `import forge_packing` loads nothing else, and `PlanSettings` can be read without numpy.
 """
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     )
     from forge_packing.dividing._cost import Cost as Cost
     from forge_packing.dividing._divide import divide as divide
+    from forge_packing.dividing._find_prefixes import find_prefixes as find_prefixes
     from forge_packing.dividing._pack_rows import pack_rows as pack_rows
     from forge_packing.planning._batch_plan import BatchPlan as BatchPlan
     from forge_packing.planning._figures import StepFigures as StepFigures
@@ -43,6 +45,7 @@ _PUBLIC = {
     "collating._groups": "PackedGroups collate_groups collate_shared collate_turns",
     "dividing._cost": "Cost",
     "dividing._divide": "divide",
+    "dividing._find_prefixes": "find_prefixes",
     "dividing._pack_rows": "pack_rows",
     "planning._batch_plan": "BatchPlan",
     "planning._figures": "StepFigures",

@@ -31,7 +31,7 @@ def test_slots(step):
 def test_steps_do_not_touch():
     """Each step is divided alone, wherever it stands."""
     slots, passes = [-1] * 6, [0, 0]
-    divide_all([9, 5, 4, 8, 2, 1], [9, 5, 4, 8, 2, 1], [0, 3, 6], 2, 10, slots, passes)
+    divide_all([9, 5, 4, 8, 2, 1], [9, 5, 4, 8, 2, 1], [0, 3, 6], [10, 10], 0, [2, 2], slots, passes)
     assert passes == [1, 1]
     assert slots[:3] in ([0, 1, 1], [1, 0, 0])
     assert slots[3:] in ([0, 1, 1], [1, 0, 0])

@@ -113,6 +113,14 @@ class TokenStore(Store):
         kind = "" if self.kind == "supervised" else f", kind={self.kind!r}"
         return f"TokenStore({str(self.path)!r}, samples={len(self)}, tokens={int(self.lengths.sum())}{kind})"
 
+    @property
+    def flat(self) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
+        """(int32[T], int64[N]): the ids of all samples of the files, and where each of these begins.
+
+        For work on many samples at once; the ids are mapped from the file, and sample i has `lengths[i]` of them.
+        """
+        return self._ids, self._pick(self._arrays["offsets.bin"][:-1])
+
     @cached_property
     def loss_counts(self) -> "NDArray[np.int64]":
         """int64[N], tokens of each sample that count in the loss: labels but the first, not -100."""

@@ -207,16 +207,17 @@ _LEAST_SHARE = 32
 """A row of samples is shared where that saves one token in so many."""
 
 
-def collate_shared(examples: Iterable[AnyExample]) -> PackedGroups:
+def collate_shared(examples: Iterable[AnyExample], *, max_tokens: int | None = None) -> PackedGroups:
     """Pack examples into one flat row, with a prefix that several have in common once.
 
     Such is a system prompt, with its tools, or a document that several questions are asked about. An example shares what it has
     in common with one before it, from its first token on, whatever is learned of it, if that is 16 tokens or more; where the
-    row would become shorter by less than a thirty-second, none is shared. Each example is a group by itself. A row with shared
-    prefixes needs an attention that reads `kv_rows`.
+    row would become shorter by less than a thirty-second, and has no more than `max_tokens` without that, none is shared. Each
+    example is a group by itself. A row with shared prefixes needs an attention that reads `kv_rows`.
 
     Args:
         examples: As `collate`'s. No examples give an empty row; they are not changed.
+        max_tokens: Of a row, as of a plan that counts prefixes once; None for any number.
 
     Raises:
         PackingError: as `collate`.
@@ -233,7 +234,7 @@ def collate_shared(examples: Iterable[AnyExample]) -> PackedGroups:
     for example in members:
         shared.add_after_prefix(example, least=LEAST_PREFIX)
         plain.add(example)
-    worth = shared.size * _LEAST_SHARE <= plain.size * (_LEAST_SHARE - 1)
+    worth = shared.size * _LEAST_SHARE <= plain.size * (_LEAST_SHARE - 1) or (max_tokens or plain.size) < plain.size
     return _packed((shared if worth else plain).samples, [1] * len(members))
 
 

@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from forge_packing._checks import Int64Array
 from forge_packing.dividing._cost import Cost
+from forge_packing.dividing._prefixes import Prefixes
 
 _FUNCTIONS = range(2, 21)
 """The k of the dual feasible functions u^(k) that are tried."""
@@ -48,6 +49,23 @@ def makespan_bound(lengths: Int64Array, max_tokens: int, world_size: int, cost: 
     least = float(floors.sum()) + max(0.0, total - held) / world_size
     least = max(least, _busiest_rank(values, world_size))
     return least + micro_batch_bound(lengths, max_tokens, world_size) * cost.per_micro_batch
+
+
+def shared_bounds(lengths: Int64Array, prefixes: Prefixes, max_tokens: int, world_size: int, cost: Cost) -> tuple[int, float]:
+    """Return both bounds where the samples of a step share prefixes.
+
+    Those are a rank's micro-batches, and the makespan. Each prefix is computed once at least, and what a sample adds to its
+    prefix always.
+    """
+    shared = prefixes.shared()
+    own = lengths - shared
+    used = np.unique(prefixes.of[prefixes.of >= 0])
+    rows = max(row_bound(own, max_tokens), -(-int(own.sum() + prefixes.tokens[used].sum()) // max_tokens))
+    values = cost.of(lengths) - cost.of(shared)
+    total = float(values.sum() + cost.of(prefixes.tokens[used]).sum())
+    least = max(total / world_size, _busiest_rank(values, world_size))
+    fewest = -(-rows // world_size)
+    return fewest, least + fewest * cost.per_micro_batch
 
 
 def _busiest_rank(values: npt.NDArray[np.float64], world_size: int) -> float:

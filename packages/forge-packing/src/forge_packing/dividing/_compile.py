@@ -24,7 +24,7 @@ _CONSTANTS = {name: value for name, value in _NAMES.items() if isinstance(value,
 # The kernels called from outside, with fixed types, so that everything is compiled, or loaded, at one known moment.
 _ARRAY = "int64[::1]"
 _ENTRIES = {
-    "divide_all": f"none({_ARRAY}, {_ARRAY}, {_ARRAY}, int64, int64, {_ARRAY}, {_ARRAY})",
+    "divide_all": f"none({_ARRAY}, {_ARRAY}, {_ARRAY}, {_ARRAY}, int64, {_ARRAY}, {_ARRAY}, {_ARRAY})",
     "pack": f"int64({_ARRAY}, int64, int64, {_ARRAY})",
 }
 

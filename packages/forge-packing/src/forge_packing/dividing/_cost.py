@@ -112,19 +112,18 @@ DEFAULT_COST = Cost()
 """Cost of an 8B Llama, in tokens."""
 
 
-def integer_costs(cost: Cost, lengths: Int64Array, step_starts: Int64Array) -> Int64Array:
+def integer_costs(costs: npt.NDArray[np.float64], step_starts: Int64Array) -> Int64Array:
     """Return costs as integers int64[P], each step in a unit of its own.
 
-    lengths: int64[P], descending within each step. step_starts: int64[steps+1], where each step begins in them.
+    costs: float64[P], overwritten. step_starts: int64[steps+1], where each step begins in them.
 
     Integers add up to the same in any order and by any compiler, so a division is the same on every machine. The unit is
     a power of two that leaves a step's costliest sample about 40 bits, and its sum at most 62. A sample costs at least 1.
     """
     sizes = np.diff(step_starts)
-    values = cost.of(lengths)
-    _, exponents = np.frexp(values[step_starts[:-1]])
+    _, exponents = np.frexp(np.maximum.reduceat(costs, step_starts[:-1]))
     bits = np.minimum(40, 61 - np.frexp(sizes.astype(np.float64))[1])
     # Times a power of two is exact; in place, for ten million samples fill a new array as slowly as they are computed.
-    values *= np.repeat(np.ldexp(1.0, bits - exponents), sizes)
-    np.maximum(np.rint(values, out=values), 1, out=values)
-    return values.astype(np.int64)
+    costs *= np.repeat(np.ldexp(1.0, bits - exponents), sizes)
+    np.maximum(np.rint(costs, out=costs), 1, out=costs)
+    return costs.astype(np.int64)

@@ -9,7 +9,9 @@ from forge_packing._checks import MAX_RANKS, MAX_TOKENS, Int64Array, checked_int
 from forge_packing._errors import PackingError
 from forge_packing.dividing._compile import run
 from forge_packing.dividing._cost import DEFAULT_COST, Cost, integer_costs
+from forge_packing.dividing._divide_shared import slots_of_shared
 from forge_packing.dividing._padded import checked_padding, divide_padded, fewest_bits
+from forge_packing.dividing._prefixes import Prefixes, checked_prefixes, refuse_both
 
 
 def divide(
@@ -20,6 +22,8 @@ def divide(
     cost: Cost = DEFAULT_COST,
     widths: npt.ArrayLike | None = None,
     lines: npt.ArrayLike | None = None,
+    prefixes: npt.ArrayLike | None = None,
+    prefix_tokens: npt.ArrayLike | None = None,
 ) -> list[list[Int64Array]]:
     """Divide the samples of one step over ranks and micro-batches: result[rank][micro-batch].
 
@@ -34,6 +38,8 @@ def divide(
         cost: What is balanced between ranks.
         widths: As of `plan`, where micro-batches are padded.
         lines: As of `plan`.
+        prefixes: As of `plan`, where what samples begin with is computed once a micro-batch.
+        prefix_tokens: As of `plan`.
 
     Returns:
         Ascending int64 arrays of indices into `lengths`; every index comes once.
@@ -54,8 +60,10 @@ def divide(
     lengths_B = sample_lengths(lengths, max_tokens, "max_tokens")
     step_starts = np.array([0, lengths_B.size], dtype=np.int64)
     padded = checked_padding(widths, lines, lengths_B.size, max_tokens)
+    shared = checked_prefixes(prefixes, prefix_tokens, lengths_B)
+    refuse_both(padded, shared)
     if padded is None:
-        order, starts, _ = divide_steps(lengths_B, step_starts, max_tokens, world_size, cost)
+        order, starts, _ = divide_steps(lengths_B, step_starts, max_tokens, world_size, cost, shared)
     else:
         order, starts, _ = divide_padded(*padded, step_starts, max_tokens, world_size)
     micro_batches = cut(order, starts)
@@ -63,26 +71,42 @@ def divide(
 
 
 def divide_steps(
-    lengths: Int64Array, step_starts: Int64Array, max_tokens: int, world_size: int, cost: Cost
+    lengths: Int64Array,
+    step_starts: Int64Array,
+    max_tokens: int,
+    world_size: int,
+    cost: Cost,
+    prefixes: Prefixes | None = None,
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Divide many steps at once, each as `divide` would alone, without checks.
 
-    lengths: int64[P], step after step, each from 1 to max_tokens. step_starts: int64[steps+1], from 0 to P, rising.
+    lengths: int64[P], step after step, each from 1 to max_tokens. step_starts: int64[steps+1], from 0 to P, rising. prefixes:
+    those of the same samples.
     Returns (order int64[P], micro_batch_starts int64[M+1], pass_starts int64[steps+1]): positions in `lengths`,
     micro-batch after micro-batch (by step, pass, rank), ascending within each; the start of each micro-batch in `order`; and
     the first pass of each step. A pass has `world_size` micro-batches, so M is pass_starts[-1] * world_size.
     """
-    by_length = _longest_first(lengths, step_starts)
-    sorted_lengths = lengths[by_length]
-    costs = integer_costs(cost, sorted_lengths, step_starts)
-    slot_of = np.zeros(lengths.size, dtype=np.int64)
-    passes = np.zeros(step_starts.size - 1, dtype=np.int64)
-    run("divide_all", (sorted_lengths, costs, step_starts), (world_size, max_tokens), slot_of, passes)
+
+    def slotting(
+        tokens: Int64Array, costs: npt.NDArray[np.float64], starts: Int64Array, capacities: Int64Array
+    ) -> tuple[Int64Array, Int64Array]:
+        by_length = _longest_first(tokens, starts)
+        sorted_costs = integer_costs(costs[by_length], starts)
+        slots, ranks = np.zeros(tokens.size, dtype=np.int64), np.full(starts.size - 1, world_size, dtype=np.int64)
+        passes = np.zeros_like(ranks)
+        run("divide_all", (tokens[by_length], sorted_costs, starts, capacities), (0,), ranks, slots, passes)
+        slot_of = np.empty_like(slots)
+        slot_of[by_length] = slots
+        return slot_of, passes
+
+    if prefixes is None:
+        whole = np.full(step_starts.size - 1, max_tokens, dtype=np.int64)
+        micro_batch_of, passes = slotting(lengths, cost.of(lengths), step_starts, whole)
+    else:
+        micro_batch_of, passes = slots_of_shared(lengths, prefixes, step_starts, max_tokens, world_size, cost, slotting)
     pass_starts = np.concatenate([[0], np.cumsum(passes)])
     if passes.size > 1:
-        slot_of += np.repeat(pass_starts[:-1] * world_size, np.diff(step_starts))
-    micro_batch_of = np.empty_like(slot_of)
-    micro_batch_of[by_length] = slot_of
+        micro_batch_of = micro_batch_of + np.repeat(pass_starts[:-1] * world_size, np.diff(step_starts))
     sizes = np.bincount(micro_batch_of, minlength=int(pass_starts[-1]) * world_size)
     return np.argsort(fewest_bits(micro_batch_of), kind="stable"), np.concatenate([[0], np.cumsum(sizes)]), pass_starts
 

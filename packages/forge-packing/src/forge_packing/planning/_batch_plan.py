@@ -11,9 +11,10 @@ import numpy.typing as npt
 from forge_packing._checks import Int64Array
 from forge_packing._errors import PackingError
 from forge_packing.dividing._cost import Cost
+from forge_packing.dividing._prefixes import Prefixes
 from forge_packing.ordering._order import Order
 from forge_packing.planning import _file
-from forge_packing.planning._figures import StepFigures, step_figures
+from forge_packing.planning._figures import StepFigures, micro_batch_costs, step_figures
 from forge_packing.planning._inputs import checked
 from forge_packing.planning._step_sums import StepSums, in_range, num_steps
 from forge_packing.planning._steps import Steps
@@ -44,6 +45,10 @@ class BatchPlan:
     """int64[N]: places of each line of a sample where micro-batches are padded; None where nothing is."""
     lines: Int64Array | None = attrs.field(repr=False)
     """int64[N]: lines of each sample where micro-batches are padded; None where nothing is."""
+    prefixes: Int64Array | None = attrs.field(repr=False)
+    """int64[N]: number of the prefix that each sample begins with, -1 for none; None where none is shared."""
+    prefix_tokens: Int64Array | None = attrs.field(repr=False)
+    """int64[G]: tokens of each prefix; None where none is shared."""
     batch_size: int
     """Samples in a step; the last step of an epoch may have fewer."""
     max_tokens: int
@@ -84,6 +89,9 @@ class BatchPlan:
             cost=self.cost,
             widths=self.widths,
             lines=self.lines,
+            prefixes=None
+            if self.prefixes is None or self.prefix_tokens is None
+            else Prefixes(self.prefixes, self.prefix_tokens),
         )
 
     def _inputs(self) -> dict[str, Any]:
@@ -207,12 +215,25 @@ class BatchPlan:
         return type(self)(**checked({**self._inputs(), **given}))
 
     def places(self, samples: npt.ArrayLike) -> int:
-        """Count the places of samples in one micro-batch: their tokens, padding included."""
+        """Count the places of samples in one micro-batch, shared prefixes once, padding included."""
         at = np.asarray(samples, dtype=np.int64)
+        if self._steps.prefixes is not None:
+            return int(self._steps.prefixes.pick(at).sizes(self.lengths[at], np.zeros_like(at), 1)[0])
         if self.widths is None or not at.size:
             return int(self.lengths[at].sum())
         widths, lines = self._steps.padded(at)
         return int(lines.sum() * widths.max())
+
+    def cost_of(self, samples: npt.ArrayLike) -> float:
+        """Return the cost of samples in one micro-batch, shared prefixes once, by `cost`."""
+        at = np.asarray(samples, dtype=np.int64)
+        return float(micro_batch_costs(self._steps, at, np.zeros_like(at), 1)[0])
+
+    def alone(self) -> Self:
+        """Plan the same steps for micro-batches that share no prefixes; `samples(step)` stays."""
+        if self.prefixes is None:
+            return self
+        return type(self)(**checked({**self._inputs(), "prefixes": None, "prefix_tokens": None}))
 
     def until(self, *, epochs: int | None, max_steps: int | None) -> Self:
         """Plan the same steps with another end, as `plan` takes it; None and None is without end."""

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forge_packing._checks import Int64Array
-from forge_packing.dividing._bounds import makespan_bound, micro_batch_bound
+from forge_packing.dividing._bounds import makespan_bound, micro_batch_bound, shared_bounds
+from forge_packing.dividing._prefixes import Prefixes
 from forge_packing.planning._steps import Divided, Steps
 
 _FloatArray = npt.NDArray[np.float64]
@@ -28,7 +29,7 @@ class StepFigures(NamedTuple):
     fewest_micro_batches: int
     """Lower bound of K: no division of these samples has fewer."""
     fill: float
-    """Share of the token budget of all micro-batches, empty ones included, that holds a token."""
+    """Share of the token budget of all micro-batches, empty ones included, that holds a token; shared prefixes once."""
     makespan: float
     """Sum over the passes of the costliest micro-batch's cost and the cost of a pass: all ranks wait for the slowest."""
     least_makespan: float
@@ -42,6 +43,8 @@ class BlockFigures(NamedTuple):
 
     samples: Int64Array
     tokens: Int64Array
+    filled: Int64Array
+    """Tokens that take room, a shared prefix once a micro-batch."""
     loss_tokens: Int64Array | None
     micro_batches: Int64Array
     fewest: Int64Array
@@ -64,7 +67,7 @@ def step_figures(steps: Steps, loss_counts: Int64Array | None, step: int) -> Ste
         loss_tokens=None if found.loss_tokens is None else int(found.loss_tokens[0]),
         micro_batches=count,
         fewest_micro_batches=int(found.fewest[0]),
-        fill=int(found.tokens[0]) / (count * steps.world_size * steps.max_tokens),
+        fill=int(found.filled[0]) / (count * steps.world_size * steps.max_tokens),
         makespan=float(found.makespan[0]),
         least_makespan=float(found.least[0]),
         imbalance=float(found.makespan[0] / found.even[0]),
@@ -83,20 +86,40 @@ def block_figures(steps: Steps, loss_counts: Int64Array | None, block: Divided, 
     begins, first_passes = starts[:-1] - starts[0], passes[:-1] - passes[0]
 
     micro_batch_of = np.repeat(np.arange(micro_batches.size - 1), np.diff(micro_batches))
-    costs = np.bincount(micro_batch_of, weights=cost.of(lengths_P)[members_P], minlength=micro_batches.size - 1)
-    by_rank = costs.reshape(-1, ranks)
+    by_rank = micro_batch_costs(steps, samples_P[members_P], micro_batch_of, micro_batches.size - 1).reshape(-1, ranks)
+    tokens = filled = np.add.reduceat(lengths_P, begins)
     overhead = np.diff(passes) * cost.per_micro_batch
     by_step = np.split(lengths_P, begins[1:])
+    if steps.prefixes is None:
+        bounds = [(micro_batch_bound(each, capacity, ranks), makespan_bound(each, capacity, ranks, cost)) for each in by_step]
+    else:
+        prefixes = steps.prefixes.pick(samples_P)
+        sizes = prefixes.pick(members_P).sizes(lengths_P[members_P], micro_batch_of, micro_batches.size - 1)
+        filled = np.add.reduceat(sizes.reshape(-1, ranks).sum(axis=1), first_passes)
+        each_of = np.split(prefixes.of, begins[1:])
+        bounds = [
+            shared_bounds(each, Prefixes(of, prefixes.tokens), capacity, ranks, cost)
+            for each, of in zip(by_step, each_of, strict=True)
+        ]
     return BlockFigures(
         samples=np.diff(starts),
-        tokens=np.add.reduceat(lengths_P, begins),
+        tokens=tokens,
+        filled=filled,
         loss_tokens=None if loss_counts is None else np.add.reduceat(loss_counts[samples_P], begins),
         micro_batches=np.diff(passes),
-        fewest=np.array([micro_batch_bound(each, capacity, ranks) for each in by_step], dtype=np.int64),
+        fewest=np.array([fewest for fewest, _ in bounds], dtype=np.int64),
         makespan=np.add.reduceat(by_rank.max(axis=1), first_passes) + overhead,
-        least=np.array([makespan_bound(each, capacity, ranks, cost) for each in by_step]),
+        least=np.array([least for _, least in bounds]),
         even=np.add.reduceat(by_rank.mean(axis=1), first_passes) + overhead,
     )
+
+
+def micro_batch_costs(steps: Steps, samples: Int64Array, micro_batch_of: Int64Array, number: int) -> _FloatArray:
+    """Return the cost of each micro-batch, of a shared prefix once: float64[number]."""
+    lengths = steps.lengths[samples]
+    if steps.prefixes is None:
+        return np.bincount(micro_batch_of, weights=steps.cost.of(lengths), minlength=number).astype(np.float64)
+    return steps.prefixes.pick(samples).costs(steps.cost, lengths, micro_batch_of, number)
 
 
 def concatenate(parts: list[BlockFigures]) -> BlockFigures:

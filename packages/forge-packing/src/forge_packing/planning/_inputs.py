@@ -19,9 +19,10 @@ from forge_packing._checks import (
 from forge_packing._errors import PackingError
 from forge_packing.dividing._cost import Cost
 from forge_packing.dividing._padded import checked_padding
+from forge_packing.dividing._prefixes import checked_prefixes, refuse_both
 from forge_packing.ordering._mixture import whole_shares
 
-ARRAYS = ("lengths", "loss_counts", "sources", "weights", "widths", "lines")
+ARRAYS = ("lengths", "loss_counts", "sources", "weights", "widths", "lines", "prefixes", "prefix_tokens")
 """Inputs of a plan that are int64 arrays, or None where they were not given."""
 
 NAMES = {
@@ -65,7 +66,10 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     loss_counts = None if given["loss_counts"] is None else sample_loss_counts(given["loss_counts"], lengths)
     sources, weights = _mixture(given["sources"], given["weights"], lengths.size)
     widths, lines = checked_padding(given["widths"], given["lines"], lengths.size, max_tokens) or (None, None)
-    for array in (lengths, loss_counts, sources, weights, widths, lines):
+    shared = checked_prefixes(given["prefixes"], given["prefix_tokens"], lengths)
+    refuse_both(widths, shared)
+    prefixes, prefix_tokens = shared or (None, None)
+    for array in (lengths, loss_counts, sources, weights, widths, lines, prefixes, prefix_tokens):
         if array is not None:
             array.setflags(write=False)
     return {
@@ -75,6 +79,8 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         "weights": weights,
         "widths": widths,
         "lines": lines,
+        "prefixes": prefixes,
+        "prefix_tokens": prefix_tokens,
         "batch_size": batch_size,
         "max_tokens": max_tokens,
         "world_size": world_size,

@@ -29,6 +29,8 @@ def plan(
     cost: Cost = _DEFAULT_COST,
     widths: npt.ArrayLike | None = None,
     lines: npt.ArrayLike | None = None,
+    prefixes: npt.ArrayLike | None = None,
+    prefix_tokens: npt.ArrayLike | None = None,
 ) -> BatchPlan:
     """Plan which sample is trained on in which step, on which rank and in which micro-batch.
 
@@ -56,6 +58,10 @@ def plan(
         widths: N integers, for a model whose micro-batches are padded: the places of each line of a sample. A micro-batch then
             has at most max_tokens places, its lines times the widest of them.
         lines: N integers, the lines of each sample where widths are given; by default one each.
+        prefixes: N integers, the number of the prefix that each sample begins with, -1 for none, where what the samples of a
+            micro-batch begin with is computed once (`collate_shared`). A micro-batch then has at most max_tokens with each
+            prefix counted once, and at most eight times as many with repetitions, whose keys are gathered.
+        prefix_tokens: G integers, the tokens of each prefix, as `find_prefixes` returns both.
 
     Raises:
         PackingError: no plan can be made from these arguments; nothing has been planned.
@@ -88,6 +94,8 @@ def plan(
                 "cost": cost,
                 "widths": widths,
                 "lines": lines,
+                "prefixes": prefixes,
+                "prefix_tokens": prefix_tokens,
             }
         )
     )

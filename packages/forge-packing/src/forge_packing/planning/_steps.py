@@ -15,6 +15,7 @@ from forge_packing._errors import PackingError
 from forge_packing.dividing._cost import Cost
 from forge_packing.dividing._divide import divide_steps
 from forge_packing.dividing._padded import divide_padded
+from forge_packing.dividing._prefixes import Prefixes
 from forge_packing.ordering._order import Order
 
 BLOCK = 2**14
@@ -68,6 +69,8 @@ class Steps:
     """int64[N]: places of each line of a sample, in micro-batches that are padded; None where nothing is."""
     lines: Int64Array | None = None
     """int64[N]: lines of each sample; None where nothing is padded."""
+    prefixes: Prefixes | None = None
+    """What samples begin with, where that is computed once a micro-batch."""
     _ordered: dict[int, Ordered] = attrs.field(init=False, factory=dict, repr=False)
     _divided: dict[int, Divided] = attrs.field(init=False, factory=dict, repr=False)
 
@@ -162,7 +165,9 @@ class Steps:
             widths_P, lines_P = self.padded(ordered.samples)
             return Divided(ordered, *divide_padded(widths_P, lines_P, ordered.step_starts, self.max_tokens, self.world_size))
         lengths_P = self.lengths[ordered.samples]
-        return Divided(ordered, *divide_steps(lengths_P, ordered.step_starts, self.max_tokens, self.world_size, self.cost))
+        prefixes = None if self.prefixes is None else self.prefixes.pick(ordered.samples)
+        divided = divide_steps(lengths_P, ordered.step_starts, self.max_tokens, self.world_size, self.cost, prefixes)
+        return Divided(ordered, *divided)
 
 
 def _cached(cache: dict[int, T], number: int, make: Callable[[int], T]) -> T:

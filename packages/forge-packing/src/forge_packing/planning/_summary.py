@@ -69,7 +69,7 @@ def _division(steps: Steps, found: BlockFigures) -> list[str]:
     ranks = "on 1 rank" if steps.world_size == 1 else f"on each of {steps.world_size} ranks"
     made, bound = int(found.micro_batches.sum()), int(found.fewest.sum())
     fewest = "the fewest possible" if made == bound else f"at least {bound:,} are needed"
-    fill = found.tokens.sum() / (made * steps.world_size * steps.max_tokens)
+    fill = found.filled.sum() / (made * steps.world_size * steps.max_tokens)
     lines = [
         f"micro-batches  {made:,} {ranks}, at most {found.micro_batches.max():,} a step; {fewest}",
         f"fill           {fill:.1%} of the {counted(steps.max_tokens, 'tokens')} that a micro-batch may have",

@@ -82,7 +82,9 @@ def verify_division(steps: Steps, block: Divided) -> None:
     wrong = np.flatnonzero((np.diff(members) < 0) & (np.diff(micro_batch_of) == 0))
     if wrong.size:
         _broken("a micro-batch keeps the order of its step", f"not so in step {step_of[wrong[0]]}")
-    if steps.widths is None:
+    if steps.prefixes is not None:
+        tokens = steps.prefixes.pick(samples[members]).sizes(steps.lengths[samples[members]], micro_batch_of, starts.size - 1)
+    elif steps.widths is None:
         tokens = np.diff(np.concatenate([[0], np.cumsum(steps.lengths[samples[members]])])[starts])
     else:
         tokens = padded_sizes(*steps.padded(samples[members]), starts)

@@ -108,29 +108,31 @@ def _load_or_make(path: Path, chosen: Mapping[str, Any], world_size: int | None)
 def _make(path: Path, settings: forge_packing.PlanSettings, world_size: int | None) -> forge_packing.BatchPlan:
     """Plan for a token store as training would."""
     import forge_data
+    from forge.tasks.items._samples import items_of
 
     store = forge_data.TokenStore.open(path)
     if store.kind != "supervised":
         raise SettingsError(f"{path} holds rows of the kind {store.kind!r}; forge plan shows those of supervised fine-tuning.")
-    tokens = settings.max_tokens_per_gpu
-    _check_fit(int(store.lengths.max()), tokens)
+    items, tokens = items_of(store), settings.max_tokens_per_gpu
+    _check_fit(int(items.lengths.max()), tokens)
     if tokens is None:
         import forge_accel
 
-        machine, longest = forge_accel.accelerator("auto"), int(store.lengths.max())
+        machine, longest = forge_accel.accelerator("auto"), int(items.lengths.max())
         tokens = max(longest, machine.default_tokens)
         why = "the longest sample" if tokens == longest else f"what suits {machine.name}"
         print(f"max_tokens_per_gpu {tokens:,}: {why}")
     endless = forge_packing.plan(
-        store.lengths,
+        items.lengths,
         batch_size=settings.effective_batch_size,
         max_tokens=tokens,
         world_size=1 if world_size is None else world_size,
         seed=settings.seed,
         epochs=None,
-        loss_counts=store.loss_counts,
-        sources=None if store.weights is None else store.sources,
-        weights=store.weights,
+        loss_counts=items.loss_counts,
+        sources=items.sources,
+        weights=items.weights,
+        **items.prefixes,
     )
     return endless.until(epochs=settings.epochs, max_steps=settings.last_step(endless.steps_to))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -115,7 +116,7 @@ def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
         for rank in range(plan.world_size):
             rows = plan.micro_batches(step, rank)
             for row in rows:
-                tokens = plan.places(row)
+                tokens = _most_computed(plan, row)
                 if tokens > most:
                     best, several, most = row, len(rows) > 1, tokens
     assert best is not None
@@ -133,21 +134,33 @@ def _largest_batch(plan: forge_packing.BatchPlan, items: Items, worst: Any) -> A
         return batch
     steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
     rows = [row for step in steps for rank in range(plan.world_size) for row in plan.micro_batches(step, rank)]
-    rows.sort(key=plan.places, reverse=True)
+    rows.sort(key=partial(_most_computed, plan), reverse=True)
     most = _computed(batch)
     for row in [*rows[:_COLLATED], *rows[_COLLATED :: max(1, len(rows) // _COLLATED)]]:
-        if plan.places(row) <= most:
+        if _most_computed(plan, row) <= most:
             break
         if (tokens := _computed(found := items.batch(row))) > most:
             batch, most = found, tokens
     return batch
 
 
+_KEYS_OF_A_TOKEN = 8
+"""Keys and values that are gathered for further samples, with as much memory as one token that is computed has at least."""
+
+
+def _most_computed(plan: forge_packing.BatchPlan, rows: Any) -> int:
+    """Count the tokens of a micro-batch at most, and gathered keys as tokens that take as much."""
+    tokens = plan.places(rows)
+    return tokens + max(0, int(plan.lengths[rows].sum()) - tokens) // _KEYS_OF_A_TOKEN
+
+
 def _computed(batch: Any) -> int:
-    """Count the tokens that go through the model."""
+    """Count the tokens that go through the model, and gathered keys as tokens that take as much."""
     whole: Any = (getattr(batch, "groups", batch),)
     parts = (batch.completions, batch.mismatched) if hasattr(batch, "completions") else whole
-    return sum(len(part.input_ids) for part in parts)
+    gathered = (getattr(part, "kv_rows", None) for part in parts)
+    keys = sum(0 if rows is None else len(rows) - len(part.input_ids) for part, rows in zip(parts, gathered, strict=True))
+    return sum(len(part.input_ids) for part in parts) + keys // _KEYS_OF_A_TOKEN
 
 
 _MANY = 100
@@ -254,8 +267,11 @@ class Rehearsed(NamedTuple):
         def rehearse(source: Any, items: Items, _: Any) -> Any:
             if isinstance(source, RehearsedRollouts):
                 return self._step(source, source.batches(), first=first)
-            before = [items.batch([int(items.lengths.argmin())])] if several else []
-            return self._step(source, [*before, _largest_batch(self.planned.plan, items, worst)], first=first)
+            plan, largest = getattr(source, "run", self.planned).plan, (worst, several)
+            if plan is not self.planned.plan:  # it shares nothing after all
+                largest = largest_micro_batch(plan)
+            before = [items.batch([int(items.lengths.argmin())])] if largest[1] else []
+            return self._step(source, [*before, _largest_batch(plan, items, largest[0])], first=first)
 
         return self._within(rehearse)
 

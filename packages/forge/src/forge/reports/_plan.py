@@ -50,13 +50,14 @@ def fill_over_run(plan: forge_packing.BatchPlan) -> tuple[list[Stretch], float]:
     """Measure the fill of stretches of steps, and of all that was measured."""
     steps = _ENDLESS if plan.endless else plan.num_steps
     count, each = (steps, 1) if steps <= _MOST_STEPS else (_STRETCHES, _STEPS_EACH)
-    capacity = plan.max_tokens * plan.world_size
-    stretches, tokens, places = [], 0, 0
+    stretches: list[Stretch] = []
+    filled, micro_batches = 0.0, 0
     for number in range(count):
         first, stop = number * steps // count, (number + 1) * steps // count
         found = [plan.figures(step) for step in range(first, min(stop, first + each))]
-        here, room = sum(step.tokens for step in found), sum(step.micro_batches for step in found) * capacity
+        room = sum(step.micro_batches for step in found)
+        here = sum(step.fill * step.micro_batches for step in found)
         fills = [step.fill for step in found]
         stretches.append(Stretch(first, stop - 1, here / room, min(fills), max(fills)))
-        tokens, places = tokens + here, places + room
-    return stretches, tokens / places
+        filled, micro_batches = filled + here, micro_batches + room
+    return stretches, filled / micro_batches

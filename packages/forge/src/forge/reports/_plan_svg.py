@@ -30,8 +30,7 @@ def draw_step(plan: forge_packing.BatchPlan, step: int) -> str:
 def draw_fill(plan: forge_packing.BatchPlan) -> tuple[str, str, str]:
     """Draw the fill over the run; return the drawing, its title and what it says of itself."""
     columns = _columns(plan)
-    capacity = plan.max_tokens * plan.world_size
-    together = sum(column.tokens for column in columns) / (sum(column.micro_batches for column in columns) * capacity)
+    together = sum(column.filled for column in columns) / sum(column.micro_batches for column in columns)
     steps = _steps(plan)
     about = f"{steps:,} step{'s' if steps > 1 else ''}"
     if plan.endless:
@@ -41,7 +40,7 @@ def draw_fill(plan: forge_packing.BatchPlan) -> tuple[str, str, str]:
     if len(columns) < steps:
         about += "; strokes: emptiest to fullest step"
     title = f"Fill over the run: {together:.1%} of {plan.max_tokens:,} tokens"
-    parts, height = _fill(columns, capacity, steps)
+    parts, height = _fill(columns, steps)
     return _svg(title, height, parts), title, about[0].upper() + about[1:] + "."
 
 
@@ -74,7 +73,7 @@ def _ranks(plan: forge_packing.BatchPlan, step: int) -> tuple[list[str], float]:
     figures = plan.figures(step)
     ranks = min(plan.world_size, _MOST_RANKS)
     rows = [plan.micro_batches(step, rank) for rank in range(plan.world_size)]
-    costs = [[float(plan.cost.of(plan.lengths[each]).sum()) for each in row] for row in rows]
+    costs = [[plan.cost_of(each) for each in row] for row in rows]
     scale = _PLOT / max(figures.makespan, figures.least_makespan)
     row_height = max(3.0, min(24.0, 420 / ranks))
     gap = 1 if row_height > 5 else 0
@@ -86,7 +85,7 @@ def _ranks(plan: forge_packing.BatchPlan, step: int) -> tuple[list[str], float]:
             longest, cost = max(row[number] for row in costs), costs[rank][number]
             samples = rows[rank][number]
             about = (
-                f"rank {rank}, pass {number}: {counted(samples.size, 'samples')}, {int(plan.lengths[samples].sum()):,} tokens, "
+                f"rank {rank}, pass {number}: {counted(samples.size, 'samples')}, {plan.places(samples):,} tokens, "
                 f"waits {1 - cost / longest:.0%} of the pass"
             )
             bar = _bar(x, y, cost, longest, scale, row_height - gap, "even" if number % 2 == 0 else "odd", about)
@@ -117,12 +116,14 @@ class _Column(NamedTuple):
     last: int
     lowest: float
     highest: float
-    tokens: int
+    filled: float
+    """Micro-batches that are as good as full."""
     micro_batches: int
 
-    def fill(self, capacity: int) -> float:
-        """Return the fill of its steps; `capacity` is the tokens of a micro-batch on all ranks."""
-        return self.tokens / (self.micro_batches * capacity)
+    @property
+    def fill(self) -> float:
+        """Return the fill of its steps."""
+        return self.filled / self.micro_batches
 
 
 def _steps(plan: forge_packing.BatchPlan) -> int:
@@ -145,12 +146,12 @@ def _columns(plan: forge_packing.BatchPlan) -> list[_Column]:
         measured = range(first, stop if whole else min(stop, first + _STEPS_EACH))
         found = [plan.figures(step) for step in measured]
         fills = [each.fill for each in found]
-        tokens, micro_batches = sum(each.tokens for each in found), sum(each.micro_batches for each in found)
-        columns.append(_Column(first, stop - 1, min(fills), max(fills), tokens, micro_batches))
+        filled, micro_batches = sum(each.fill * each.micro_batches for each in found), sum(each.micro_batches for each in found)
+        columns.append(_Column(first, stop - 1, min(fills), max(fills), filled, micro_batches))
     return columns
 
 
-def _fill(columns: list[_Column], capacity: int, steps: int) -> tuple[list[str], float]:
+def _fill(columns: list[_Column], steps: int) -> tuple[list[str], float]:
     """Draw a bar to the mean fill of each column, and a stroke from the lowest to the highest."""
     height = 160.0
     base = 10 + height
@@ -162,7 +163,7 @@ def _fill(columns: list[_Column], capacity: int, steps: int) -> tuple[list[str],
         parts.append(text(_LEFT - 8, y + 4, f"{share:.0%}", "soft", "end"))
     for number, column in enumerate(columns):
         x, width = _LEFT + number * each, max(each - (1 if each > 4 else 0), 0.5)
-        fill = column.fill(capacity)
+        fill = column.fill
         first, last = column.first + 1, column.last + 1
         which = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
         about = f"{which}: fill {fill:.1%}, from {column.lowest:.1%} to {column.highest:.1%}"

@@ -1,4 +1,4 @@
-"""Model of a run → what the rows of its groups (pairs, completions of a prompt) have in common once."""
+"""Model of a run → what rows of groups (pairs, completions of a prompt) have once."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import attrs
 
 import forge_algos
 import forge_data
+from forge.settings._backends import FORGE
 from forge.settings._settings import RunSettings
 from forge.tasks._lint_check import check_kind, check_lint
 from forge.tasks._offline import OfflineSteps
@@ -44,6 +45,12 @@ class SFT(Task):
         """Refuse what the lint stops."""
         check_lint(s, report, train, held_out)
 
+    def shares_prefixes(self, s: Any) -> bool:
+        """Return whether no sample has noise of its own, and the attention may know shared tokens."""
+        noise = s.adapter.lora_dropout or getattr(s.objective, "neftune_alpha", None)
+        alone = s.packing.packing == "off" or s.adapter.adapter in VIRTUAL
+        return s.backend.backend == FORGE and not noise and not alone and s.device.attention not in ("sdpa", "eager")
+
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with the cross-entropy loss of `forge_algos.SFT`."""
         own = run.settings.objective
@@ -70,7 +77,7 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
     lines = run.settings.packing.packing == "off" or run.settings.adapter.adapter in VIRTUAL
     spared = 0.0 if apart or lines else _in_common(run)
     if not apart and not spared:
-        return run
+        return attrs.evolve(run, plan=run.plan.alone())
     drops = forge_algos.first_dropout(run.model)
     if not apart and not unless and drops is not None:
         unless = f"{drops[0]} drops {drops[1]:g} of its inputs, of each sample others"
@@ -89,8 +96,10 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
             f"({spared:.0%} of the first micro-batches' tokens): {why}"
         )
     # Turns of a row have the dropout of one history; rows have each their own.
-    how = {"share_history": share, "share_prefix": share and drops is None}
-    return attrs.evolve(run, **{name: items.sharing(**how) for name, items in of_rows.items()})
+    across = share and drops is None
+    plan = run.plan if across else run.plan.alone()
+    how: dict[str, Any] = {"share_history": share, "share_prefix": across, "max_tokens": plan.max_tokens}
+    return attrs.evolve(run, plan=plan, **{name: items.sharing(**how) for name, items in of_rows.items()})
 
 
 def _in_common(run: Run) -> float:

@@ -69,11 +69,20 @@ def divide_one(lengths: Ints, costs: Ints, ranks: int, capacity: int, slot_of: I
     return passes
 
 
-def divide_all(lengths: Ints, costs: Ints, step_starts: Ints, ranks: int, capacity: int, slot_of: Ints, passes: Ints) -> None:
-    """Divide each step by itself; slots count from 0 in every step."""
+def divide_all(
+    lengths: Ints, costs: Ints, step_starts: Ints, capacities: Ints, most_passes: int, ranks: Ints, slot_of: Ints, passes: Ints
+) -> None:
+    """Divide each step by itself, by its own capacity and over its own ranks.
+
+    Slots count from 0 in every step. Where that takes more than `most_passes`, it is divided over more ranks, and `ranks`
+    changed; 0 allows any number.
+    """
     for step in range(len(step_starts) - 1):
         start, stop = step_starts[step], step_starts[step + 1]
         slots = zeros(stop - start)
-        passes[step] = divide_one(lengths[start:stop], costs[start:stop], ranks, capacity, slots)
+        passes[step] = divide_one(lengths[start:stop], costs[start:stop], ranks[step], capacities[step], slots)
+        while 0 < most_passes < passes[step]:
+            ranks[step] += 1
+            passes[step] = divide_one(lengths[start:stop], costs[start:stop], ranks[step], capacities[step], slots)
         for i in range(stop - start):
             slot_of[start + i] = slots[i]

@@ -24,13 +24,22 @@ def move(first: Ints, after: Ints, bin_of: Ints, sample: int, target: int) -> No
 
 
 def seek_pair(
-    lengths: Ints, costs: Ints, first: Ints, after: Ints, giver: int, taker: int, room: int, limit: int, found: Ints
+    lengths: Ints,
+    costs: Ints,
+    first: Ints,
+    after: Ints,
+    giver: int,
+    taker: int,
+    space: int,
+    room: int,
+    limit: int,
+    found: Ints,
 ) -> int:
     """Search the exchange that moves most cost, at most `limit`, from `giver` to `taker`.
 
-    It exchanges a sample of `giver` for a cheaper one of `taker`, or for none. One that moves more than found[0] and adds at
-    most `room` tokens to the taker is written into `found`: the cost that it moves, the two samples' numbers + 1 (0 for
-    none), and the taker. Returns the number of pairs examined.
+    It exchanges a sample of `giver` for a cheaper one of `taker`, or for none. One that moves more than found[0], and adds at
+    most `room` tokens to the taker and `space` to the giver, is written into `found`: the cost that it moves, the two samples'
+    numbers + 1 (0 for none), and the taker. Returns the number of pairs examined.
     """
     looked = 1
     x = first[giver]
@@ -50,7 +59,8 @@ def seek_pair(
             y = after[j]
             looked += 1
             moved = costs[i] - costs[j]
-            if found[0] < moved <= limit and lengths[i] - lengths[j] <= room:
+            more = lengths[i] - lengths[j]
+            if found[0] < moved <= limit and -space <= more <= room:
                 found[0] = moved
                 found[1] = i + 1
                 found[2] = j + 1
@@ -118,7 +128,8 @@ def refine(lengths: Ints, costs: Ints, ranks: int, capacity: int, bin_of: Ints, 
                 if work <= 0:
                     break
                 if limit > found[0] and b != giver:
-                    work -= seek_pair(lengths, costs, first, after, giver, b, capacity - loads[b], limit, found)
+                    space, room = capacity - loads[giver], capacity - loads[b]
+                    work -= seek_pair(lengths, costs, first, after, giver, b, space, room, limit, found)
             if found[0] > 0:
                 taker = found[3]
                 sums[giver] -= found[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any, Self
 
 import forge_data
@@ -29,6 +30,7 @@ class Samples:
     def __init__(self, store: forge_data.TokenStore) -> None:
         self.store = store
         self.share_prefix = False
+        self._most_tokens: int | None = None
         self.lengths = self.longest = store.lengths
         self.loss_counts = store.loss_counts
         self.weights = store.weights
@@ -51,12 +53,30 @@ class Samples:
     def batch(self, indices: Sequence[int] | Ints) -> Any:
         """Pack samples into one row."""
         samples = [self.store[int(i)] for i in indices]
-        return forge_packing.collate_shared(samples) if self.share_prefix else forge_packing.collate(samples)
+        if not self.share_prefix:
+            return forge_packing.collate(samples)
+        return forge_packing.collate_shared(samples, max_tokens=self._most_tokens)
 
-    def sharing(self, *, share_prefix: bool, share_history: bool = False) -> Self:  # noqa: ARG002 - of conversations
-        """Return the same items, with shared or repeated prefixes."""
+    @cached_property
+    def prefixes(self) -> dict[str, Any]:
+        """What items begin with alike, as arguments of `forge_packing.plan`; {} for nothing."""
+        found = _prefixes(self.store, self._whole_samples())
+        return {} if found is None else {"prefixes": found[0], "prefix_tokens": found[1]}
+
+    def _whole_samples(self) -> Any:
+        """Index the sample of each item that a row holds whole, as it comes first."""
+        return slice(None)
+
+    def sharing(
+        self,
+        *,
+        share_prefix: bool,
+        share_history: bool = False,  # noqa: ARG002 - of conversations
+        max_tokens: int | None = None,
+    ) -> Self:
+        """Return the same items, with shared prefixes in rows of `max_tokens`, or repeated ones."""
         same = copy(self)
-        same.share_prefix = share_prefix
+        same.share_prefix, same._most_tokens = share_prefix, max_tokens
         return same
 
     def short_samples(self) -> list[tuple[Any, Any]]:
@@ -90,9 +110,12 @@ class Conversations(Samples):
         self.loss_counts = np.add.reduceat(store.loss_counts, begins)
         self.sources = None if store.weights is None else store.sources[begins]
 
-    def sharing(self, *, share_prefix: bool, share_history: bool = False) -> Self:
+    def _whole_samples(self) -> Any:
+        return self._ends[1:] - 1
+
+    def sharing(self, *, share_prefix: bool, share_history: bool = False, max_tokens: int | None = None) -> Self:
         """Return the same items, with shared or repeated histories, and prefixes of several rows."""
-        same = super().sharing(share_prefix=share_prefix)
+        same = super().sharing(share_prefix=share_prefix, max_tokens=max_tokens)
         same.share_history = share_history
         return same
 
@@ -114,6 +137,22 @@ class Conversations(Samples):
         """Pack conversations into one row."""
         turns = [[self.store[at] for at in range(self._ends[i], self._ends[i + 1])] for i in map(int, indices)]
         return forge_packing.collate_turns(turns, share_history=self.share_history, share_prefix=self.share_prefix)
+
+
+_found: dict[str, tuple[Ints, Ints] | None] = {}
+"""Fingerprint of a store → the common prefixes of its samples, for all plans that a run makes of it."""
+_MOST_FOUND = 8
+
+
+def _prefixes(store: forge_data.TokenStore, samples: Any) -> tuple[Ints, Ints] | None:
+    """Find the common prefixes of a store's samples, once in a process."""
+    known = store.fingerprint
+    if known not in _found:
+        if len(_found) >= _MOST_FOUND:
+            _found.clear()
+        ids, starts = store.flat
+        _found[known] = forge_packing.find_prefixes(ids, store.lengths[samples], starts=starts[samples])
+    return _found[known]
 
 
 def items_of(store: forge_data.TokenStore) -> Samples:
