@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ import forge_data
 import forge_packing
 from forge.memory._forecast import _largest_batch, largest_micro_batch
 from forge.tasks.items._samples import Samples
+from forge.verbs._sft import _in_common
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
@@ -250,6 +252,23 @@ def test_rows_are_filled_with_what_is_computed(
     assert max(sizes) <= 64
     assert not Counter(planned) - Counter(sizes)
     assert (len(planned) < sum(len(plan.alone().micro_batches(step)) for step in range(plan.num_steps))) is shares
+
+
+@pytest.mark.slow
+def test_prefixes_of_later_rows_are_seen(model_dir: Path, tmp_path: Path) -> None:
+    """A set in the order of its sources begins with rows that have nothing in common."""
+    own = [tiny.sample(30, 200 + at) for at in range(40)]
+    made = [{"input_ids": (TOOLS if at >= 20 else []) + each.input_ids, "labels": None} for at, each in enumerate(own)]
+    for row in made:
+        row["labels"] = row["input_ids"]
+    path = write_rows(tmp_path / "rows.jsonl", made)
+    store = forge_data.prepare(str(path), str(model_dir), tmp_path / "store", progress=False)
+    items = Samples(store)
+    plan = forge_packing.plan(items.lengths, batch_size=2, max_tokens=128, shuffle=False, **items.prefixes)
+    run: Any = SimpleNamespace(train=items, plan=plan, steps_from=lambda first: iter(range(first, plan.num_steps)))
+    assert 0 < _in_common(run) < 0.5
+    run.plan = plan.alone()
+    assert _in_common(run) == 0
 
 
 def test_the_plan_rehearses_the_micro_batch_of_which_most_is_computed(model_dir: Path, tmp_path: Path) -> None:

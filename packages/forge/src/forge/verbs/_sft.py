@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -60,6 +61,8 @@ class SFT(Task):
 
 _LOOKED_AT = 8
 """Micro-batches whose samples are looked at for what they begin with."""
+_PLANNED = 4096
+"""Further ones that are looked at in a plan that knows prefixes."""
 
 
 def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
@@ -103,17 +106,23 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
 
 
 def _in_common(run: Run) -> float:
-    """Return the share of tokens in a run's first micro-batches that need not be computed again."""
+    """Return the share of tokens in a run's first micro-batches that need not be computed again.
+
+    Those are put together; of a plan that knows prefixes more are looked at where they have none, by its own count.
+    """
     assert isinstance(run.train, Samples)
-    items, tokens, computed, looked = run.train.sharing(share_prefix=True), 0, 0, 0
-    for step in run.steps_from(0):
-        for rows in run.plan.micro_batches(step):
-            tokens += int(items.lengths[rows].sum())
-            computed += len(items.batch(rows).input_ids)
-            looked += 1
-            if looked == _LOOKED_AT:
-                return 1 - computed / max(1, tokens)
-    return 1 - computed / max(1, tokens)
+    items, plan = run.train.sharing(share_prefix=True), run.plan
+    batches = (rows for step in run.steps_from(0) for rows in plan.micro_batches(step))
+    looked = list(itertools.islice(batches, _LOOKED_AT))
+    found = _spared(items, looked, [len(items.batch(rows).input_ids) for rows in looked])
+    if found or plan.prefixes is None:
+        return found
+    looked = list(itertools.islice(batches, _PLANNED))
+    return _spared(items, looked, [plan.places(rows) for rows in looked])
+
+
+def _spared(items: Samples, rows: list[Any], computed: list[int]) -> float:
+    return 1 - sum(computed) / max(1, sum(int(items.lengths[each].sum()) for each in rows)) if rows else 0.0
 
 
 sft = verb(SFT())
