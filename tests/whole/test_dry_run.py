@@ -225,9 +225,9 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     made: list[int | None] = []
     of = Rehearsed.of.__func__  # type: ignore[attr-defined]
 
-    def counted(kind: Any, *planned_and_target: Any, blocks: int | None = None) -> Any:
+    def counted(kind: Any, *planned_and_target: Any, blocks: int | None = None, **more: Any) -> Any:
         made.append(blocks)
-        return of(kind, *planned_and_target, blocks=blocks)
+        return of(kind, *planned_and_target, blocks=blocks, **more)
 
     monkeypatch.setattr(Rehearsed, "of", classmethod(counted))
     return made
@@ -510,7 +510,7 @@ def test_a_run_measures_itself(dtype: str, given: dict[str, Any], tmp_path: Path
     assert phase["name"] == "first steps"
     assert math.isclose(phase["planned"], phase["measured"], rel_tol=0.02)
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert "memory: the tensors of the first steps took" in log
+    assert "memory: the tensors of step 2 took" in log
     assert "the process holds more, with Python and libraries: memory in metrics.jsonl" in log
     assert ("activations have bfloat16 copies of the weights in them" in log) is (dtype == "bfloat16")
     assert sum(phase["parts"].values()) == phase["planned"]

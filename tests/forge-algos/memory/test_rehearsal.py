@@ -503,3 +503,28 @@ def test_no_kernel_is_launched_on_tensors_without_data(monkeypatch: pytest.Monke
     assert launched == [(2,)]
     with pytest.raises(RuntimeError, match="data pointer"):
         next(model.parameters()).data_ptr()
+
+
+class AskedToStopError(BaseException):
+    """What a caller ends a rehearsal with."""
+
+
+@pytest.mark.parametrize("after", [0, 50, 400])
+def test_a_check_ends_a_rehearsal(after: int) -> None:
+    """It is asked before each kernel, of the backward pass too; what it raises comes out as it is, and a next step is whole."""
+    rehearsal, adaptation, model, moves = made("llama", forge_algos.AdapterSettings(), "adamw", True)
+    calls = [0]
+
+    def check() -> None:
+        calls[0] += 1
+        if calls[0] > after:
+            raise AskedToStopError
+
+    def step(asked: forge_algos.Rehearsal) -> Any:
+        return asked.step(model, moves, [Row(5, 7)], objective=forge_algos.SFT, adaptation=adaptation)
+
+    whole = step(rehearsal).bytes
+    with pytest.raises(AskedToStopError):
+        step(attrs.evolve(rehearsal, check=check))
+    assert calls[0] == after + 1
+    assert step(rehearsal).bytes == whole

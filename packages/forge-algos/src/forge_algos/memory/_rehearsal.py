@@ -54,6 +54,8 @@ class Rehearsal:
     gather_dtype: torch.dtype | None = None
     """Dtype in which ranks gather float32 weights to compute with; None where each computes with its own. What is gathered at a
     time is not counted."""
+    check: Callable[[], None] | None = None
+    """Called before each kernel of a step or an evaluation; what it raises ends that."""
     _mode: Any = attrs.field(factory=fake_mode, init=False)
     _loaded: WeakSet[nn.Module] = attrs.field(factory=WeakSet, init=False)
     """Modules of the outlines; no longer than somebody else holds them."""
@@ -237,7 +239,7 @@ class Rehearsal:
         others = list(others)
 
         def tried(autocast: Callable[[], AbstractContextManager[Any]]) -> Peak:
-            tracker = Tracker(self.allocated, self.product_scratch)
+            tracker = Tracker(self.allocated, self.product_scratch, self.check)
             for each in (model, *others):
                 tracker.hold(tensors_of(each), "weights")
             tracker.hold(_state(optimizer), "optimizer")

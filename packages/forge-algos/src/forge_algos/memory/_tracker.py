@@ -99,13 +99,17 @@ class Tracker(TorchDispatchMode):
     Args:
         allocated: bytes of a tensor → bytes that the device's allocator takes for them.
         scratch: products → the bytes that each takes for itself and gives back; None where they take none.
+        check: called before each kernel; what it raises ends the work.
     """
 
     def __init__(
-        self, allocated: Callable[[int], int] = int, scratch: Callable[[Products], Sequence[int]] | None = None
+        self,
+        allocated: Callable[[int], int] = int,
+        scratch: Callable[[Products], Sequence[int]] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
-        self._allocated, self._scratch = allocated, scratch
+        self._allocated, self._scratch, self._check = allocated, scratch, check
         self._products: list[tuple[int, tuple[Any, ...]]] = []
         """(number of allocations and releases before it, shapes, strides and dtype of its factors) of each product."""
         self._events: list[tuple[int, int]] = []
@@ -125,6 +129,8 @@ class Tracker(TorchDispatchMode):
         if func is _DEVICE and isinstance(args[0], FakeTensor) and not args[0].fake_mode.in_kernel_invocation:
             # Two thirds of all calls; torch would give the same answer, after several times the work.
             return args[0].fake_device
+        if self._check is not None:
+            self._check()
         if func in _READS and any(isinstance(each, torch.Tensor) and _empty(each) for each in args):
             return self._guess(None if func is not _aten._local_scalar_dense.default else args[0])
         if func is _aten.add.Tensor and self._sums_gradients(args):
