@@ -66,9 +66,10 @@ def made(
     outline: bool,
     dtype: torch.dtype = torch.float32,
     blocks: int | None = None,
+    shares: dict[str, int] | None = None,
 ) -> tuple[Any, ...]:
     """A model, real or an outline, with its adapter and its optimizer; and the rehearsal of an outline."""
-    rehearsal = forge_algos.Rehearsal(device=CPU)
+    rehearsal = forge_algos.Rehearsal(device=CPU, shares=shares or {})
     config = CONFIGS[kind]()
     with torch.device("meta" if outline else "cpu"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
@@ -309,6 +310,22 @@ def test_equal_blocks_need_not_all_be_rehearsed(
         assert (derived.bytes, derived.parts) == (whole.bytes, whole.parts)
         assert fewer.bytes < more.bytes < whole.bytes
         assert fewer.with_blocks(attrs.evolve(more, stages=fewer.stages), fewer=3, blocks=6) is None
+
+
+def test_the_worst_moment_is_that_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of gradients that 64 ranks divide it is an earlier one, with more activations, and follows from few blocks as well."""
+    monkeypatch.setitem(_SHAPE, "num_hidden_layers", 6)
+    found = {}
+    for blocks, ranks in ((None, 1), (None, 64), (3, 64), (4, 64)):
+        settings, shares = forge_algos.AdapterSettings(), {"gradients": ranks}
+        rehearsal, adaptation, model, moves = made("llama", settings, "adamw", True, blocks=blocks, shares=shares)
+        found[blocks, ranks] = rehearsal.step(model, moves, [Row(7, 5)], objective=forge_algos.SFT, adaptation=adaptation)
+    alone, shared = found[None, 1], found[None, 64]
+    assert shared.parts["gradients"] < alone.parts["gradients"]
+    assert shared.parts["activations"] > alone.parts["activations"]
+    assert shared.bytes == sum(shared.parts.values()) < alone.bytes
+    derived = found[3, 64].with_blocks(found[4, 64], fewer=3, blocks=6)
+    assert (derived.bytes, derived.parts) == (shared.bytes, shared.parts)
 
 
 def test_blocks_that_differ_are_all_rehearsed() -> None:

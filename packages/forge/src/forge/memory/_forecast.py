@@ -20,7 +20,7 @@ import forge_algos
 import forge_dist
 import forge_packing
 from forge._progress import Reporter
-from forge.memory._divided import Groups, divided, keeps_casts
+from forge.memory._divided import Groups, divided, keeps_casts, shares
 from forge.memory._memory_plan import MemoryPlan
 from forge.memory._planned import Planned
 from forge.memory._target import Target
@@ -217,6 +217,7 @@ class Rehearsed(NamedTuple):
             product_scratch=None if target.elsewhere else machine.product_scratch,
             library_bytes=0 if target.elsewhere else machine.library_bytes(),
             gather_dtype=planned.gathers,
+            shares=shares(planned),
             check=check,
         )
         check()
