@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ import forge_data
 import forge_packing
 from forge.memory._forecast import _largest_batch, largest_micro_batch
 from forge.tasks.items._samples import Samples
+from forge.verbs._sft import _in_common
 
 from ..ranks import run_on_ranks
 from . import tiny
@@ -186,3 +188,16 @@ def test_the_plan_rehearses_the_micro_batch_of_which_most_is_computed(model_dir:
     assert len(items.batch(worst).input_ids) == 48
     assert len(_largest_batch(plan, items, worst).input_ids) == 160
     assert len(_largest_batch(plan, items.sharing(share_prefix=False), worst).input_ids) == 168
+
+
+def test_all_ranks_are_looked_at(model_dir: Path, tmp_path: Path) -> None:
+    """Samples that are together on the last ranks are shared, though the first one has none of them."""
+    own = [tiny.sample(40, 70 + at).input_ids for at in range(12)]
+    found = [TOOLS + ids[:2] if at < 4 else ids for at, ids in enumerate(own)]
+    path = write_rows(tmp_path / "rows.jsonl", [{"input_ids": ids, "labels": ids} for ids in found])
+    store = forge_data.prepare(str(path), str(model_dir), tmp_path / "store", progress=False)
+    items = Samples(store)
+    plan = forge_packing.plan(items.lengths, batch_size=12, max_tokens=160, world_size=3, **items.prefixes)
+    assert not any(set(rows.tolist()) & {0, 1, 2, 3} for rows in plan.micro_batches(0, 0))
+    run: Any = SimpleNamespace(train=items, plan=plan, steps_from=lambda first: range(first, 1))
+    assert _in_common(run) == pytest.approx(3 * 24 / (8 * 40 + 4 * 26))

@@ -183,18 +183,15 @@ def _common(samples: _Samples, members: Int64Array, like: int, family: _Family) 
     if size <= 0:
         return found
     pattern = samples.tokens(np.array([like]), family.depth, size)[0]
-    # Those that end before are compared one by one.
-    whole = np.flatnonzero(samples.lengths[members] >= family.depth + size)
-    for at in _some(whole, size):
+    # What follows a sample that ends before is compared too, and is none of its own; nothing follows the last of all.
+    inside = samples.starts[members] + family.depth + size <= samples.ids.size
+    for at in _some(np.flatnonzero(inside), size):
         same = samples.tokens(members[at], family.depth, size) == pattern
-        found[at] = np.where(same.all(axis=1), most[at], family.depth + same.argmin(axis=1))
-    for at in np.flatnonzero(samples.lengths[members] < family.depth + size).tolist():
-        own = (
-            samples.tokens(members[at : at + 1], family.depth, int(most[at]) - family.depth)[0]
-            if most[at] > family.depth
-            else ()
-        )
-        same = pattern[: len(own)] == own
-        if not np.all(same):
+        alike = np.where(same.all(axis=1), size, same.argmin(axis=1))
+        found[at] = np.minimum(most[at], family.depth + alike)
+    for at in np.flatnonzero(~inside & (most > family.depth)).tolist():
+        own = samples.tokens(members[at : at + 1], family.depth, int(most[at]) - family.depth)[0]
+        same = pattern[: own.size] == own
+        if not same.all():
             found[at] = family.depth + int(same.argmin())
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -59,7 +60,7 @@ class SFT(Task):
 
 
 _LOOKED_AT = 8
-"""Micro-batches whose samples are looked at for what they begin with."""
+"""Micro-batches whose samples are looked at for what they begin with, or steps of a plan that knows it."""
 
 
 def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
@@ -103,6 +104,8 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
 def _in_common(run: Run) -> float:
     """Return the share of tokens in a run's first micro-batches that need not be computed again."""
     assert isinstance(run.train, Samples)
+    if (planned := _planned_in_common(run)) > 0:
+        return planned
     items, tokens, computed, looked = run.train.sharing(share_prefix=True), 0, 0, 0
     for step in run.steps_from(0):
         for rows in run.plan.micro_batches(step):
@@ -112,6 +115,19 @@ def _in_common(run: Run) -> float:
             if looked == _LOOKED_AT:
                 return 1 - computed / max(1, tokens)
     return 1 - computed / max(1, tokens)
+
+
+def _planned_in_common(run: Run) -> float:
+    """Return that share as the plan counts it, 0 where it knows of no prefixes.
+
+    Of all ranks, since samples with one prefix are together on few of them.
+    """
+    plan = run.plan
+    if plan.prefixes is None:
+        return 0.0
+    steps = list(itertools.islice(run.steps_from(0), _LOOKED_AT))
+    rows = [row for step in steps for rank in range(plan.world_size) for row in plan.micro_batches(step, rank)]
+    return 1 - sum(map(plan.places, rows)) / sum(int(plan.tokens[step]) for step in steps)
 
 
 sft = verb(SFT())
