@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 import forge
 import forge_data
 import forge_packing
+from forge.memory._forecast import _largest_batch, largest_micro_batch
 from forge.tasks.items._samples import Conversations
 
 from ..ranks import run_on_ranks
@@ -174,3 +175,18 @@ def test_a_system_prompt_takes_room_once(thinker: Path, tmp_path: Path) -> None:
     shared = items.sharing(share_history=True, share_prefix=True, max_tokens=512)
     assert all(len(shared.batch(part).input_ids) <= plan.places(part) <= 512 for part in parts)
     assert len(parts) < 0.7 * sum(2 * len(plan.alone().micro_batches(step)) for step in range(plan.num_steps))
+
+
+def test_the_memory_plan_rehearses_the_row_that_repeats_most(thinker: Path, tmp_path: Path) -> None:
+    """Fourteen turns have fewer tokens than two long rows, and more keys; where history is repeated, most tokens."""
+    turns = [("user", "why?"), ("assistant", "sun")] * 14
+    long = [[("user", f"{at} what colour has the fruit? " * 24), ("assistant", "red")] for at in range(2)]
+    rows = [{"messages": [{"role": role, "content": content} for role, content in each]} for each in (turns, *long)]
+    path = str(write_rows(tmp_path / "rows.jsonl", rows))
+    items = Conversations(forge_data.prepare(path, str(thinker), tmp_path / "store", progress=False))
+    plan = forge_packing.plan(items.lengths, batch_size=3, max_tokens=int(items.lengths[1:].sum()), shuffle=False)
+    worst, _ = largest_micro_batch(plan)
+    assert worst.tolist() == [1, 2]
+    shared = _largest_batch(plan, items.sharing(share_history=True, share_prefix=True), worst)
+    assert len(shared.kv_rows) == items.unshared[0]
+    assert len(_largest_batch(plan, items, worst).input_ids) == items.unshared[0]

@@ -133,8 +133,7 @@ def _families(samples: _Samples) -> list[_Found]:
                 inside[above] = inside[above][0] + saved, inside[above][1] + families
         together = [_prefix(samples, _Family(members, depth, 2 * depth)) for members, _ in levels[level]]
         chosen = [
-            max(parts, (whole.saved, [whole]), key=lambda each: each[0])
-            for parts, whole in zip(inside, together, strict=True)
+            max(parts, (whole.saved, [whole]), key=lambda each: each[0]) for parts, whole in zip(inside, together, strict=True)
         ]
     return [each for _, found in chosen for each in found]
 
