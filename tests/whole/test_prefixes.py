@@ -172,6 +172,7 @@ def test_rows_are_filled_with_what_is_computed(
     sizes = [len(row.input_ids) for row in rows]
     assert max(sizes) <= 64
     assert not Counter(planned) - Counter(sizes)
+    assert ("micro-batches are divided anew" in log(run)) is not shares
     assert (len(planned) < sum(len(plan.alone().micro_batches(step)) for step in range(plan.num_steps))) is shares
 
 

@@ -305,8 +305,11 @@ class Rehearsed(NamedTuple):
             # Others than these rows may share less of what they begin with.
             alone = copy(held_out)
             alone.share_prefix = False
+            most = rows
+            if isinstance(alone, Conversations) and not alone.share_history:
+                most = max(rows, [int(alone.unshared.argmax())], key=lambda at: int(alone.unshared[at].sum()))
             return self.rehearsal.evaluation(
-                self.model, self.optimizer, alone.batch(rows), objective=lambda: source.objective, others=self.others
+                self.model, self.optimizer, alone.batch(most), objective=lambda: source.objective, others=self.others
             )
 
         return self._within(rehearse)

@@ -97,6 +97,8 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
     # Turns of a row have the dropout of one history; rows have each their own.
     across = share and drops is None
     plan = run.plan if across else run.plan.alone()
+    if plan is not run.plan:
+        run.report.note("micro-batches are divided anew: plan/plan.npz counts once what rows begin with")
     how: dict[str, Any] = {"share_history": share, "share_prefix": across, "max_tokens": plan.max_tokens}
     return attrs.evolve(run, plan=plan, **{name: items.sharing(**how) for name, items in of_rows.items()})
 
