@@ -103,6 +103,7 @@ def test_routers_see_a_prefix_once_for_each_sample(
     runs = [tmp_path / "shared", tmp_path / "alone"]
     forge.sft(**made, ckpt_output_dir=str(runs[0]))
     monkeypatch.setattr(forge_packing.collating._groups, "LEAST_PREFIX", 1_000_000)
+    monkeypatch.setattr(Samples, "prefixes", {})
     forge.sft(**made, ckpt_output_dir=str(runs[1]))
     for name, near in (("aux_loss", 1e-6), ("loss", 1e-6), ("grad_norm", 1e-5)):
         assert figures(runs[0], name) == pytest.approx(figures(runs[1], name), rel=near)
@@ -157,6 +158,7 @@ def test_with_other_settings(
     forge.sft(**made, ckpt_output_dir=str(runs[0]))
     assert "prefixes: computed once a micro-batch" in log(runs[0])
     monkeypatch.setattr(forge_packing.collating._groups, "LEAST_PREFIX", 1_000_000)
+    monkeypatch.setattr(Samples, "prefixes", {})
     forge.sft(**made, ckpt_output_dir=str(runs[1]))
     assert "prefixes:" not in log(runs[1])
     rounding = "weights" in settings
@@ -244,13 +246,12 @@ def test_rows_are_filled_with_what_is_computed(
     run = tmp_path / "run"
     forge.sft(**{**made, "max_tokens_per_gpu": 64, "validation_split": 0.25}, ckpt_output_dir=str(run))
     plan = forge_packing.BatchPlan.load(run / "plan" / "plan.npz")
-    assert plan.prefix_tokens is not None
-    assert plan.prefix_tokens.tolist() == [24]
-    used = plan if shares else plan.alone()
-    planned = [used.places(m) for step in range(plan.num_steps) for m in used.micro_batches(step)]
+    assert (None if plan.prefix_tokens is None else plan.prefix_tokens.tolist()) == ([24] if shares else None)
+    planned = [plan.places(m) for step in range(plan.num_steps) for m in plan.micro_batches(step)]
     sizes = [len(row.input_ids) for row in rows]
     assert max(sizes) <= 64
     assert not Counter(planned) - Counter(sizes)
+    assert ("micro-batches are planned anew" in log(run)) is not shares
     assert (len(planned) < sum(len(plan.alone().micro_batches(step)) for step in range(plan.num_steps))) is shares
 
 
@@ -308,3 +309,16 @@ def test_sampled_completions(verb: str, model_dir: Path, tmp_path: Path) -> None
     for name in ("loss", "grad_norm"):
         assert figures(runs[0], name) == pytest.approx(figures(runs[1], name), rel=1e-5, abs=1e-7)
     assert figures(runs[0], "samples") == figures(runs[1], "samples")
+
+
+def test_all_ranks_are_looked_at(model_dir: Path, tmp_path: Path) -> None:
+    """Samples that are together on the last ranks are shared, though the first one has none of them."""
+    own = [tiny.sample(40, 70 + at).input_ids for at in range(12)]
+    found = [TOOLS + ids[:2] if at < 4 else ids for at, ids in enumerate(own)]
+    path = write_rows(tmp_path / "rows.jsonl", [{"input_ids": ids, "labels": ids} for ids in found])
+    store = forge_data.prepare(str(path), str(model_dir), tmp_path / "store", progress=False)
+    items = Samples(store)
+    plan = forge_packing.plan(items.lengths, batch_size=12, max_tokens=160, world_size=3, **items.prefixes)
+    assert not any(set(rows.tolist()) & {0, 1, 2, 3} for rows in plan.micro_batches(0, 0))
+    run: Any = SimpleNamespace(train=items, plan=plan, steps_from=lambda first: range(first, 1))
+    assert _in_common(run) == pytest.approx(3 * 24 / (8 * 40 + 4 * 26))

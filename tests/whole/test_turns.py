@@ -15,6 +15,8 @@ from transformers import AutoTokenizer
 import forge
 import forge_data
 import forge_packing
+from forge.memory._forecast import _largest_batch, largest_micro_batch
+from forge.run import _prepare
 from forge.tasks.items._samples import Conversations
 
 from ..ranks import run_on_ranks
@@ -174,3 +176,41 @@ def test_a_system_prompt_takes_room_once(thinker: Path, tmp_path: Path) -> None:
     shared = items.sharing(share_history=True, share_prefix=True, max_tokens=512)
     assert all(len(shared.batch(part).input_ids) <= plan.places(part) <= 512 for part in parts)
     assert len(parts) < 0.7 * sum(2 * len(plan.alone().micro_batches(step)) for step in range(plan.num_steps))
+
+
+def many_turns(folder: Path, turns: int = 14) -> str:
+    """A row of many turns, and two long ones of one turn."""
+    many = [("user", "why?"), ("assistant", "sun")] * turns
+    long = [
+        [("user", f"{at} what colour has the fruit? " * (24 if turns > 10 else 40)), ("assistant", "red")] for at in range(2)
+    ]
+    rows = [{"messages": [{"role": role, "content": content} for role, content in each]} for each in (many, *long)]
+    return str(write_rows(folder / "many.jsonl", rows))
+
+
+def test_the_memory_plan_rehearses_the_row_that_repeats_most(thinker: Path, tmp_path: Path) -> None:
+    """Fourteen turns have fewer tokens than two long rows, and more keys; where history is repeated, most tokens."""
+    path = many_turns(tmp_path)
+    items = Conversations(forge_data.prepare(path, str(thinker), tmp_path / "store", progress=False))
+    plan = forge_packing.plan(items.lengths, batch_size=3, max_tokens=int(items.lengths[1:].sum()), shuffle=False)
+    worst, _ = largest_micro_batch(plan)
+    assert worst.tolist() == [1, 2]
+    shared = _largest_batch(plan, items.sharing(share_history=True, share_prefix=True), worst)
+    assert len(shared.kv_rows) == items.unshared[0]
+    assert len(_largest_batch(plan, items, worst).input_ids) == items.unshared[0]
+
+
+@pytest.mark.slow
+def test_the_memory_plan_of_held_out_rows_that_repeat(
+    thinker: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation of a row whose turns repeat their history takes more than a full micro-batch."""
+    plans: list[Any] = []
+    write = _prepare.write_plan
+    monkeypatch.setattr(_prepare, "write_plan", lambda plan, *given, **how: plans.append(plan) or write(plan, *given, **how))
+    settings = {**SETTINGS, "model_path": str(thinker), "data_path": str(chats), "attention": "sdpa", "lint": "off"}
+    for turns in (2, 10):
+        held_out = many_turns(tmp_path, turns)
+        forge.dry_run(forge.sft, **settings, max_tokens_per_gpu=800, eval_data_path=held_out, ckpt_output_dir=tmp_path / "run")
+    once, repeated = (next(each.planned for each in plan.phases if each.name == "evaluation") for plan in plans)
+    assert repeated > 1.3 * once

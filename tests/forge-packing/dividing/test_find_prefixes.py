@@ -50,6 +50,28 @@ def test_the_longest_of_each():
     assert set(of[which == 2].tolist()) == {-1}
 
 
+def test_a_prefix_of_all_rather_than_longer_ones_of_some():
+    """What 300 samples have is counted whole, 100 tokens and not 64, beside two longer prefixes of most of them."""
+    random = np.random.default_rng(5)
+    start, longer = random.integers(0, 1000, 100), random.integers(0, 1000, (2, 40))
+    own = [random.integers(0, 1000, 20) for _ in range(300)]
+    samples = [np.concatenate([start, *([longer[at % 2]] if at % 10 < 6 else []), each]) for at, each in enumerate(own)]
+    of, tokens = find_prefixes(*flat(samples))
+    assert of.tolist() == [0] * 300
+    assert tokens.tolist() == [100]
+
+
+def test_samples_that_end_early():
+    """Samples that are shorter than what they are compared over, the last of all too, keep one token of their own."""
+    lengths = [150, 16, 17, 18, 25, 31, 40, 150, 20]
+    samples = [np.append(TOOLS[: size - 1], [1000 + at]) for at, size in enumerate(lengths)]
+    of, tokens = find_prefixes(*flat([*samples[:7], samples[7], samples[8]]))
+    check(samples, (of, tokens))
+    assert of[[0, 7]].tolist() == [0, 0]
+    at_the_end = [np.append(HEADER, [at]) for at in range(9)]
+    assert find_prefixes(*flat([np.append(HEADER, OTHER), *at_the_end]))[1].tolist() == [20]
+
+
 def test_a_view_in_another_order():
     """`starts` name samples in any order; equal samples share all but their last token."""
     ids, lengths = flat([np.append(TOOLS, [1, 2, 3]), [7], np.append(TOOLS, [4]), TOOLS])

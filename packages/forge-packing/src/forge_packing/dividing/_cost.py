@@ -34,7 +34,8 @@ class Cost:
         makespan = sum over passes of (the costliest micro-batch of the pass + per_micro_batch)
 
     A division has the fewest passes that were found, and among those the least makespan; so `per_micro_batch` changes
-    what is reported, never the division. The unit is free. Raises PackingError for weights that are no cost.
+    what is reported, never the division, unless prefixes are shared: then the least makespan alone decides. The unit is
+    free. Raises PackingError for weights that are no cost.
 
     >>> Cost(per_token=1.0, per_token_squared=0.5).of(np.array([2, 4])).tolist()
     [4.0, 12.0]

@@ -28,8 +28,8 @@ def divide(
     """Divide the samples of one step over ranks and micro-batches: result[rank][micro-batch].
 
     Every rank has the same number of micro-batches (collectives need that); one without work is empty. There are as few
-    micro-batches as are found, and of those divisions the one of least makespan (`Cost`); the costliest come first. It takes
-    B log B comparisons.
+    micro-batches as are found, and of those divisions the one of least makespan (`Cost`); the costliest come first. With
+    prefixes that of least makespan is taken, which may have a micro-batch more. It takes B log B comparisons.
 
     Args:
         lengths: B integers, each from 1 to max_tokens.

@@ -75,7 +75,7 @@ def find_prefixes(
             "Give the tokens of all samples, and their lengths"
         )
     samples = _Samples(flat, first, checked_lengths)
-    prefixes = _named(samples, _families(samples))
+    prefixes = _numbered(checked_lengths.size, _families(samples))
     shared = prefixes.shared()
     saved = int(shared.sum()) - int(prefixes.tokens[np.unique(prefixes.of[prefixes.of >= 0])].sum())
     if not saved or saved * _LEAST_SAVING < int(checked_lengths.sum()):
@@ -93,10 +93,22 @@ class _Family(NamedTuple):
     """Tokens of which none is known to be common: twice as many."""
 
 
-def _families(samples: _Samples) -> list[_Family]:
-    """Find families of samples no two of which overlap, those with which most tokens are saved.
+class _Found(NamedTuple):
+    """A prefix of `tokens` tokens, and the samples that begin with it."""
 
-    They are told apart after 16 tokens, 32, 64 and so on, and what is in a family stays together as long as its parts would
+    members: Int64Array
+    tokens: int
+
+    @property
+    def saved(self) -> int:
+        """Tokens that are computed once instead of for each sample, if all are together."""
+        return self.tokens * (self.members.size - 1)
+
+
+def _families(samples: _Samples) -> list[_Found]:
+    """Find prefixes, each with the samples that have it and no other.
+
+    Samples are told apart after 16 tokens, 32, 64 and so on, and what is in a family stays together as long as its parts would
     save less by themselves.
     """
     least = max(2, -(-samples.lengths.size // _LEAST_PART))
@@ -112,18 +124,18 @@ def _families(samples: _Samples) -> list[_Family]:
         levels.append(found)
         parts = [alike for alike, _ in found]
         depth, seen = 2 * depth, depth
-    chosen: list[tuple[int, list[_Family]]] = []  # for each family of the level below: tokens saved, and how
+    chosen: list[tuple[int, list[_Found]]] = []  # for each family of the level below: tokens saved, and how
     for level in range(len(levels) - 1, -1, -1):
         depth = LEAST_PREFIX << level
-        inside: list[tuple[int, list[_Family]]] = [(0, []) for _ in levels[level]]
+        inside: list[tuple[int, list[_Found]]] = [(0, []) for _ in levels[level]]
         if level + 1 < len(levels):
             for (_, above), (saved, families) in zip(levels[level + 1], chosen, strict=True):
                 inside[above] = inside[above][0] + saved, inside[above][1] + families
+        together = [_prefix(samples, _Family(members, depth, 2 * depth)) for members, _ in levels[level]]
         chosen = [
-            max(found, (depth * (members.size - 1), [_Family(members, depth, 2 * depth)]), key=lambda each: each[0])
-            for (members, _), found in zip(levels[level], inside, strict=True)
+            max(parts, (whole.saved, [whole]), key=lambda each: each[0]) for parts, whole in zip(inside, together, strict=True)
         ]
-    return [family for _, families in chosen for family in families]
+    return [each for _, found in chosen for each in found]
 
 
 def _alike(samples: _Samples, members: Int64Array, first: int, size: int) -> list[Int64Array]:
@@ -145,20 +157,23 @@ def _some(members: Int64Array, size: int) -> Iterator[Int64Array]:
         yield members[at : at + each]
 
 
-def _named(samples: _Samples, families: list[_Family]) -> Prefixes:
-    """Find the tokens that the most of each family have in common, and number them."""
-    of = np.full(samples.lengths.size, -1, dtype=np.int64)
-    tokens: list[int] = []
-    for family in families:
-        members = family.members
-        few = members[:: -(-members.size // _TRIED)]
-        # The first, the middle and the last: one of them may be by itself.
-        like = [int(members[at]) for at in (0, members.size // 2, members.size - 1)]
-        best = max(like, key=lambda sample: _saved(_common(samples, few, sample, family))[0])
-        common = _common(samples, members, best, family)
-        tokens.append(_saved(common)[1])
-        of[members[common >= tokens[-1]]] = len(tokens) - 1
-    return Prefixes(of, np.array(tokens, dtype=np.int64))
+def _prefix(samples: _Samples, family: _Family) -> _Found:
+    """Find the tokens that the most of a family have in common."""
+    members = family.members
+    few = members[:: -(-members.size // _TRIED)]
+    # The first, the middle and the last: one of them may be by itself.
+    like = [int(members[at]) for at in (0, members.size // 2, members.size - 1)]
+    best = max(like, key=lambda sample: _saved(_common(samples, few, sample, family))[0])
+    common = _common(samples, members, best, family)
+    tokens = _saved(common)[1]
+    return _Found(members[common >= tokens], tokens)
+
+
+def _numbered(count: int, found: list[_Found]) -> Prefixes:
+    of = np.full(count, -1, dtype=np.int64)
+    for number, each in enumerate(found):
+        of[each.members] = number
+    return Prefixes(of, np.array([each.tokens for each in found], dtype=np.int64))
 
 
 def _saved(common: Int64Array) -> tuple[int, int]:
@@ -183,18 +198,15 @@ def _common(samples: _Samples, members: Int64Array, like: int, family: _Family) 
     if size <= 0:
         return found
     pattern = samples.tokens(np.array([like]), family.depth, size)[0]
-    # Those that end before are compared one by one.
-    whole = np.flatnonzero(samples.lengths[members] >= family.depth + size)
-    for at in _some(whole, size):
+    # What follows a sample that ends before is compared too, and is none of its own; nothing follows the last of all.
+    inside = samples.starts[members] + family.depth + size <= samples.ids.size
+    for at in _some(np.flatnonzero(inside), size):
         same = samples.tokens(members[at], family.depth, size) == pattern
-        found[at] = np.where(same.all(axis=1), most[at], family.depth + same.argmin(axis=1))
-    for at in np.flatnonzero(samples.lengths[members] < family.depth + size).tolist():
-        own = (
-            samples.tokens(members[at : at + 1], family.depth, int(most[at]) - family.depth)[0]
-            if most[at] > family.depth
-            else ()
-        )
-        same = pattern[: len(own)] == own
-        if not np.all(same):
+        alike = np.where(same.all(axis=1), size, same.argmin(axis=1))
+        found[at] = np.minimum(most[at], family.depth + alike)
+    for at in np.flatnonzero(~inside & (most > family.depth)).tolist():
+        own = samples.tokens(members[at : at + 1], family.depth, int(most[at]) - family.depth)[0]
+        same = pattern[: own.size] == own
+        if not same.all():
             found[at] = family.depth + int(same.argmin())
     return found

@@ -31,6 +31,7 @@ from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
 from forge.tasks._task import Run
 from forge.tasks.items._items import Items, padding, places
 from forge.tasks.items._prompts import Prompts
+from forge.tasks.items._samples import Conversations
 
 ROLLOUT = "rollout"
 """Name of the phase in which completions are sampled."""
@@ -105,7 +106,7 @@ def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
         for rank in range(plan.world_size):
             rows = plan.micro_batches(step, rank)
             for row in rows:
-                tokens = _most_computed(plan, row)
+                tokens = _with_keys(plan.places(row), int(plan.lengths[row].sum()))
                 if tokens > most:
                     best, several, most = row, len(rows) > 1, tokens
     assert best is not None
@@ -117,18 +118,18 @@ _COLLATED = 128
 
 
 def _largest_batch(plan: forge_packing.BatchPlan, items: Items, worst: Any) -> Any:
-    """Return the micro-batch of which most is computed: the largest, unless prefixes are shared."""
+    """Return the micro-batch of which most is computed: the largest, unless prefixes are shared, or histories repeated."""
     batch = items.batch(worst)
-    if not getattr(items, "share_prefix", False):
+    if not (getattr(items, "share_prefix", False) or isinstance(items, Conversations)):
         return batch
     steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
     rows = [row for step in steps for rank in range(plan.world_size) for row in plan.micro_batches(step, rank)]
-    rows.sort(key=partial(_most_computed, plan), reverse=True)
-    most = _computed(batch)
+    rows.sort(key=partial(_most_computed, plan, items), reverse=True)
+    most = computed_tokens(batch)
     for row in [*rows[:_COLLATED], *rows[_COLLATED :: max(1, len(rows) // _COLLATED)]]:
-        if _most_computed(plan, row) <= most:
+        if _most_computed(plan, items, row) <= most:
             break
-        if (tokens := _computed(found := items.batch(row))) > most:
+        if (tokens := computed_tokens(found := items.batch(row))) > most:
             batch, most = found, tokens
     return batch
 
@@ -137,19 +138,26 @@ _KEYS_OF_A_TOKEN = 8
 """Keys and values that are gathered for further samples, with as much memory as one token that is computed has at least."""
 
 
-def _most_computed(plan: forge_packing.BatchPlan, rows: Any) -> int:
-    """Count the tokens of a micro-batch at most, and gathered keys as tokens that take as much."""
-    tokens = plan.places(rows)
-    return tokens + max(0, int(plan.lengths[rows].sum()) - tokens) // _KEYS_OF_A_TOKEN
+def _with_keys(tokens: int, keys: int) -> int:
+    """Add to computed tokens the keys that are gathered beside theirs, as tokens that take as much memory."""
+    return tokens + max(0, keys - tokens) // _KEYS_OF_A_TOKEN
 
 
-def _computed(batch: Any) -> int:
+def _most_computed(plan: forge_packing.BatchPlan, items: Items, rows: Any) -> int:
+    """Count what `computed_tokens` finds in a micro-batch at most."""
+    if not isinstance(items, Conversations):
+        return _with_keys(plan.places(rows), int(plan.lengths[rows].sum()))
+    repeated = int(items.unshared[rows].sum())
+    return _with_keys(plan.places(rows), repeated) if items.share_history else repeated
+
+
+def computed_tokens(batch: Any) -> int:
     """Count the tokens that go through the model, and gathered keys as tokens that take as much."""
     whole: Any = (getattr(batch, "groups", batch),)
     parts = (batch.completions, batch.mismatched) if hasattr(batch, "completions") else whole
     gathered = (getattr(part, "kv_rows", None) for part in parts)
-    keys = sum(0 if rows is None else len(rows) - len(part.input_ids) for part, rows in zip(parts, gathered, strict=True))
-    return sum(len(part.input_ids) for part in parts) + keys // _KEYS_OF_A_TOKEN
+    tokens = [len(part.input_ids) for part in parts]
+    return _with_keys(sum(tokens), sum(own if rows is None else len(rows) for own, rows in zip(tokens, gathered, strict=True)))
 
 
 _MANY = 100
@@ -291,8 +299,11 @@ class Rehearsed(NamedTuple):
             # Others than these rows may share less of what they begin with.
             alone = copy(held_out)
             alone.share_prefix = False
+            most = rows
+            if isinstance(alone, Conversations) and not alone.share_history:
+                most = max(rows, [int(alone.unshared.argmax())], key=lambda at: int(alone.unshared[at].sum()))
             return self.rehearsal.evaluation(
-                self.model, self.optimizer, alone.batch(rows), objective=lambda: source.objective, others=self.others
+                self.model, self.optimizer, alone.batch(most), objective=lambda: source.objective, others=self.others
             )
 
         return self._within(rehearse)

@@ -15,6 +15,7 @@ import forge_accel
 import forge_algos
 import forge_dist
 from forge._progress import Reporter
+from forge.memory._forecast import computed_tokens
 from forge.memory._measured_steps import forecast_steps
 from forge.memory._memory_plan import MEASURED, MemoryPlan, Phase, size
 from forge.memory._planned import Planned
@@ -274,6 +275,10 @@ def held_bytes(models: Iterable[Any], optimizer: Any) -> int:
 
 def _worst_two(batches: list[Any], tokens: Callable[[Any], int]) -> list[Any]:
     """Return the largest micro-batch of a step, and one beside whose gradients it runs."""
-    at = max(range(len(batches)), key=lambda index: tokens(batches[index]))
-    before, after = sorted(batches[:at], key=tokens), sorted(batches[at + 1 :], key=tokens)
+
+    def amount(batch: Any) -> int:
+        return computed_tokens(batch) if hasattr(batch, "kv_rows") else tokens(batch)
+
+    at = max(range(len(batches)), key=lambda index: amount(batches[index]))
+    before, after = sorted(batches[:at], key=amount), sorted(batches[at + 1 :], key=amount)
     return [before[0], batches[at]] if before else [batches[at], *after[-1:]]

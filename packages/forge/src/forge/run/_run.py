@@ -212,6 +212,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     ranks.barrier()
     s, train, held_out, plan = open_prepared(task, s, machine, out.path, strategy.data_parallel_size)
     source = task.step_source(attrs.evolve(this, settings=s, train=train, held_out=held_out, plan=plan, root=out.path))
+    divided = getattr(getattr(source, "run", this), "plan", plan)
+    if divided is not plan:  # what was planned to be shared is not
+        ranks.first(lambda: divided.save(out.path / "plan" / "plan.npz"))
     divergence = BaseDivergence(this)
     if restored is None:
         source.check_start()

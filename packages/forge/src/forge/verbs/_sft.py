@@ -61,8 +61,8 @@ class SFT(Task):
 
 _LOOKED_AT = 8
 """Micro-batches whose samples are looked at for what they begin with."""
-_PLANNED = 4096
-"""Further ones that are looked at in a plan that knows prefixes."""
+_STEPS = 512
+"""Steps of a plan that knows prefixes, of all ranks, that are looked at."""
 
 
 def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
@@ -101,6 +101,8 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
     # Turns of a row have the dropout of one history; rows have each their own.
     across = share and drops is None
     plan = run.plan if across else run.plan.alone()
+    if plan is not run.plan:
+        run.report.note("micro-batches are planned anew, each row with all of its tokens")
     how: dict[str, Any] = {"share_history": share, "share_prefix": across, "max_tokens": plan.max_tokens}
     return attrs.evolve(run, plan=plan, **{name: items.sharing(**how) for name, items in of_rows.items()})
 
@@ -108,21 +110,26 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
 def _in_common(run: Run) -> float:
     """Return the share of tokens in a run's first micro-batches that need not be computed again.
 
-    Those are put together; of a plan that knows prefixes more are looked at where they have none, by its own count.
+    Of a plan that knows prefixes by its own count, else of what is put together.
     """
     assert isinstance(run.train, Samples)
-    items, plan = run.train.sharing(share_prefix=True), run.plan
-    batches = (rows for step in run.steps_from(0) for rows in plan.micro_batches(step))
-    looked = list(itertools.islice(batches, _LOOKED_AT))
-    found = _spared(items, looked, [len(items.batch(rows).input_ids) for rows in looked])
-    if found or plan.prefixes is None:
-        return found
-    looked = list(itertools.islice(batches, _PLANNED))
-    return _spared(items, looked, [plan.places(rows) for rows in looked])
-
-
-def _spared(items: Samples, rows: list[Any], computed: list[int]) -> float:
-    return 1 - sum(computed) / max(1, sum(int(items.lengths[each].sum()) for each in rows)) if rows else 0.0
+    plan = run.plan
+    if plan.prefixes is not None:
+        # Samples with one prefix are together on few ranks, and may all come late.
+        steps = list(itertools.islice(run.steps_from(0), _STEPS))
+        rows = [row for step in steps for rank in range(plan.world_size) for row in plan.micro_batches(step, rank)]
+        planned = 1 - sum(map(plan.places, rows)) / sum(int(plan.tokens[step]) for step in steps)
+        if planned > 0:
+            return planned
+    items, tokens, computed, looked = run.train.sharing(share_prefix=True), 0, 0, 0
+    for step in run.steps_from(0):
+        for rows in plan.micro_batches(step):
+            tokens += int(items.lengths[rows].sum())
+            computed += len(items.batch(rows).input_ids)
+            looked += 1
+            if looked == _LOOKED_AT:
+                return 1 - computed / max(1, tokens)
+    return 1 - computed / max(1, tokens)
 
 
 sft = verb(SFT())
