@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import hypothesis
 import pytest
 import yaml
+from hypothesis import strategies as st
 
 from forge import RecipeError
 from forge.settings._convert import convert, library_of, read_foreign
+from forge.settings._elsewhere import RENAMED, SWITCHES, TOLD
 from forge.settings._settings import flat_fields
 from forge.verbs._registry import task_of
 
@@ -148,6 +151,48 @@ def test_a_value_of_another_kind_is_listed(line: str) -> None:
     assert about(found) == {line.partition(":")[0]}
 
 
+ODD = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    3,
+    0.5,
+    1e30,
+    "",
+    "1e-4",
+    "dpo",
+    "cispo",
+    [],
+    {},
+    [1],
+    ["a"],
+    {"a": 1},
+    [{}],
+    float("nan"),
+    "{{",
+]
+READ = sorted(
+    {*RENAMED, *SWITCHES, *TOLD, "trl", "rl", "stage", "adapter", "num_generations", "loss_type", "eval_strategy", "max_steps"}
+)
+
+
+@hypothesis.given(
+    st.dictionaries(st.sampled_from(READ), st.sampled_from(ODD), max_size=8),
+    st.sampled_from(["TRL", "Axolotl", "LLaMA-Factory"]),
+    st.sampled_from([None, "sft", "dpo", "grpo", "pretrain"]),
+)
+def test_whatever_a_file_says(values: dict[str, Any], library: str, verb: str | None) -> None:
+    """It becomes settings of the verb, each of which is one, or a refusal of forge's."""
+    try:
+        found = convert(values, library, fields, verb)
+    except RecipeError:
+        return
+    assert found.settings.keys() <= fields(found.verb).keys()
+    assert found.comments.keys() <= found.settings.keys()
+
+
 @pytest.mark.parametrize(
     ("rank", "wanted"), [("null", {"lora_r": 8, "lora_alpha": 16}), ("abc", {}), ("[8]", {"lora_r": 8, "lora_alpha": 16})]
 )
@@ -279,6 +324,11 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             AXOLOTL + "lr_scheduler: cosine\ncosine_min_lr_ratio: 0.1\n",
             "sft",
             {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.1},
+        ),
+        (
+            AXOLOTL + "adapter: lora\nlora_target_linear: true\nlora_target_modules: [q_proj]\n",
+            "sft",
+            {"adapter": "lora"},
         ),
         (AXOLOTL + "warmup_ratio: 0.1\nmax_steps: 50\n", "sft", {"max_steps": 50, "warmup_steps": 5}),
         (AXOLOTL + "sequence_len: 64\nexcess_length_strategy: raise\n", "sft", {"max_seq_len": 64, "on_overflow": "error"}),

@@ -161,8 +161,8 @@ def _readable(values: Mapping[str, Any], lost: list[str]) -> dict[str, Any]:
         single = (key in _SINGLE or RENAMED.get(key, key) in _CHOICES) and key != "pretraining_dataset"
         if isinstance(value, float) and not math.isfinite(value):
             lost.append(f"{key}: {value!r}: is no finite number")
-        elif single and isinstance(value, (list, dict)) and value:
-            lost.append(f"{key}: {value!r}: a single value belongs here")
+        elif single and isinstance(value, (list, dict)):
+            lost += [f"{key}: {value!r}: a single value belongs here"] if value else []
         else:
             found[key] = value
     return found
@@ -178,7 +178,7 @@ def _carry(key: str, field: attrs.Attribute[Any], value: Any, draft: Draft) -> N
             draft.lost.append(f"{key}: {value!r}: {setting} is {draft.found[setting]!r} already")
         return
     if setting in _CHOICES:
-        if value not in _CHOICES[setting]:
+        if isinstance(value, (list, dict)) or value not in _CHOICES[setting]:
             draft.lost.append(f"{key}: {value!r}: {setting} has no such value")
             return
         value = _CHOICES[setting][value]

@@ -209,7 +209,12 @@ def adapter(draft: Draft) -> None:
 def _targets(draft: Draft) -> None:
     """Read the layers that get an adapter, where every linear one is the default here, and those trained beside it."""
     left = draft.left
-    every = left.pop("lora_target_linear", None) is True and "lora_target_modules" not in left
+    every = left.pop("lora_target_linear", None) is True
+    named = left.get("lora_target_modules")
+    if every and isinstance(named, list) and all(str(name).endswith("_proj") for name in named):
+        del left["lora_target_modules"]  # linear layers, which are in anyway
+    elif every and named and named not in ("all-linear", ["all-linear"]):
+        draft.lose("lora_target_modules", "every linear layer gets an adapter; for others give modules_to_save")
     if left.get("lora_target") == "all" or left.get("lora_target_modules") in ("all-linear", ["all-linear"]):
         every = True
         left.pop("lora_target", None)
