@@ -256,6 +256,7 @@ def test_groups_of_several_gpus_are_left_open() -> None:
     """Four completions on a GPU are no group of eight: the batch is asked for."""
     found = converted(TRL + "num_generations: 8\nper_device_train_batch_size: 4\n")
     assert "effective_batch_size" not in found.settings
+    assert found.comments.keys() & {"effective_batch_size"} == set()
     assert any("no whole number of groups of 8" in line for line in found.lost)
 
 

@@ -19,11 +19,9 @@ _EPOCHS = ("num_train_epochs", "num_epochs")
 def batch(draft: Draft) -> None:
     """Multiply the batch of one GPU by the steps that gradients are summed over."""
     left, library = draft.left, draft.library
-    if library == "Axolotl" and isinstance(left.get("batch_size"), int):
-        for key in (*_OF_A_GPU, "gradient_accumulation_steps"):
-            left.pop(key, None)
-        return
     sizes = {key: left.pop(key) for key in (*_OF_A_GPU, "gradient_accumulation_steps") if key in left}
+    if library == "Axolotl" and left.get("batch_size") is not None:
+        sizes = {"batch_size": left.pop("batch_size")}  # the product, of one GPU
     sizes = {key: size for key, size in sizes.items() if size is not None}
     wrong = [f"{key}: {size!r}: is no whole number above 0" for key, size in sizes.items() if not _whole(size)]
     if wrong:
@@ -32,16 +30,15 @@ def batch(draft: Draft) -> None:
     steps = sizes.pop("gradient_accumulation_steps", None)
     own = next(iter(sizes.values()), None)
     each = _BATCHES[library] if own is None else own
-    size = each * (steps or 1)
+    said: list[str] = []
     if draft.verb in GENERATIONS:
-        _prompts(draft, each, steps or 1)
+        said += _prompts(draft, each, steps or 1)
     else:
-        draft.found["effective_batch_size"] = size
-    if "effective_batch_size" not in draft.found:
-        return
-    said = [draft.comments[name] for name in ("effective_batch_size",) if name in draft.comments]
+        draft.found["effective_batch_size"] = each * (steps or 1)
     if own is None:
         said.append(f"{each} a GPU is {library}'s default" + (f", times gradient_accumulation_steps: {steps}" if steps else ""))
+    if "effective_batch_size" not in draft.found:
+        return
     note = "; ".join(said)
     if note:
         draft.comments["effective_batch_size"] = note
@@ -51,13 +48,12 @@ def batch(draft: Draft) -> None:
     )
 
 
-def _prompts(draft: Draft, each: int, steps: int) -> None:
-    """Turn TRL's batches, which count completions, into prompts of a rollout and updates of a pass."""
-    left, found = draft.left, draft.found
-    group = left.get("num_generations")
+def _prompts(draft: Draft, each: int, steps: int) -> list[str]:
+    """Turn TRL's batches, which count completions, into prompts of a rollout and updates of a pass; return what to say."""
+    left, group = draft.left, draft.left.get("num_generations")
     group = group if _whole(group) else GENERATIONS[draft.verb]
-    update = each * steps
-    rollout, asked = update, {key: left.pop(key) for key in ("generation_batch_size", "steps_per_generation") if key in left}
+    update = rollout = each * steps
+    asked = {key: left.pop(key) for key in ("generation_batch_size", "steps_per_generation") if key in left}
     if _whole(asked.get("generation_batch_size")):
         rollout = asked["generation_batch_size"]
     elif _whole(asked.get("steps_per_generation")):
@@ -72,11 +68,11 @@ def _prompts(draft: Draft, each: int, steps: int) -> None:
             f"effective_batch_size: {rollout} completions on one GPU are no whole number of groups of {group}: give the "
             f"completions of all GPUs divided by {group}"
         )
-        return
-    found["effective_batch_size"] = rollout // group
+        return []
+    draft.found["effective_batch_size"] = rollout // group
     if rollout > update:
-        found["updates_per_pass"] = rollout // update
-    draft.comments["effective_batch_size"] = f"prompts: {rollout} completions in groups of {group}"
+        draft.found["updates_per_pass"] = rollout // update
+    return [f"prompts: {rollout} completions in groups of {group}"]
 
 
 def _whole(value: Any) -> TypeGuard[int]:
