@@ -131,6 +131,8 @@ def test_hints() -> None:
         "osft": "forge osft",
         "group_size": "a setting of forge sdft, ppo, grpo and rloo",
         "block_size": "a setting of forge pretrain",
+        "loss_type": "here it is `loss`",
     }.items():
         assert part in (hint(name, known) or ""), name
     assert hint("nothing_of_the_sort", known) is None
+    assert hint("beta", names_of("grpo")) == "here it is `kl_weight`"

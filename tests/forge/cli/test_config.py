@@ -24,11 +24,12 @@ def test_convert_and_validate(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ):
         assert part in said
     assert _cli.main(["config", "validate", str(ours)]) == 0
-    assert "4 settings; to be given: ckpt_output_dir" in capsys.readouterr().out
+    assert "6 settings; to be given: ckpt_output_dir" in capsys.readouterr().out
     assert _cli.main(["config", "convert", str(theirs), "--output", str(ours)]) == 2
     assert "exists already" in capsys.readouterr().err
     assert _cli.main(["config", "convert", str(theirs)]) == 0
     assert capsys.readouterr().out == ours.read_text()
+    assert "beta2: 0.999  # Axolotl's default\n" in ours.read_text()
     assert _cli.main(["config", "convert", str(theirs), "--verb", "stf"]) == 2
     assert "there is no verb 'stf'" in capsys.readouterr().err
 

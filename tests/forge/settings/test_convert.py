@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import hypothesis
 import pytest
 import yaml
+from hypothesis import strategies as st
 
 from forge import RecipeError
 from forge.settings._convert import convert, library_of, read_foreign
+from forge.settings._elsewhere import RENAMED, SWITCHES, TOLD
 from forge.settings._settings import flat_fields
 from forge.verbs._registry import task_of
 
@@ -27,6 +30,16 @@ def converted(text: str, library: str | None = None, **more: Any) -> Any:
     return convert(values, library or library_of(values, "c.yaml"), fields, **more)
 
 
+def given(found: Any) -> dict[str, Any]:
+    """Settings that the configuration itself gives."""
+    return {name: value for name, value in found.settings.items() if name not in found.comments}
+
+
+def about(found: Any) -> set[str]:
+    """Names of what is listed, without what is said of every file of Axolotl."""
+    return {line.partition(":")[0] for line in found.lost} - {"effective_batch_size", "warmup_steps"}
+
+
 @pytest.mark.parametrize(("page", "library"), [("axolotl", "Axolotl"), ("llama-factory", "LLaMA-Factory")])
 def test_the_pages_example(page: str, library: str) -> None:
     """The configuration at the top of a migration page becomes the recipe that stands below it."""
@@ -34,13 +47,11 @@ def test_the_pages_example(page: str, library: str) -> None:
     found = converted(theirs)
     wanted = yaml.safe_load(ours)
     wanted["learning_rate"] = float(wanted["learning_rate"])
-    # Its data format follows from the type of its data set; long rows were cut, and the name of a data set is no path.
-    extra = {"data_format": "messages"} if page == "axolotl" else {"on_overflow": "truncate"}
     if page == "llama-factory":
-        wanted["data_path"] = "my_data"
+        wanted["data_path"] = "my_data"  # the name of a data set is no path
     assert found.library == library
     assert found.verb == "sft"
-    assert found.settings == {**wanted, **extra}
+    assert found.settings == wanted
 
 
 def test_trl() -> None:
@@ -51,7 +62,7 @@ def test_trl() -> None:
         "optim: adamw_torch_fused\nlr_scheduler_type: constant_with_warmup\nwarmup_steps: 5\neval_strategy: 'no'\n"
     )
     assert (found.library, found.verb) == ("TRL", "sft")
-    assert found.settings == {
+    assert given(found) == {
         "model_path": "org/model",
         "data_path": "org/data:train",
         "num_epochs": 3,
@@ -65,7 +76,14 @@ def test_trl() -> None:
         "max_seq_len": 1024,
         "on_overflow": "truncate",
     }
-    assert [line.partition(":")[0] for line in found.lost] == ["eval_strategy"]
+    assert {name: found.settings[name] for name in found.comments} == {
+        "effective_batch_size": 8,
+        "learning_rate": 2e-5,
+        "beta2": 0.999,
+        "lora_dropout": 0.05,
+        "double_quant": False,
+    }
+    assert about(found) == {"assistant_only_loss"}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +104,7 @@ def test_methods_and_strategies(text: str, verb: str, settings: dict[str, Any]) 
     """The method that a key asks for becomes the verb, and FSDP and DeepSpeed a strategy."""
     found = converted(text)
     assert found.verb == verb
-    assert found.settings == {"model_path": "m", **settings}
+    assert given(found) == {"model_path": "m", **settings}
 
 
 def test_what_is_lost_is_listed() -> None:
@@ -95,8 +113,8 @@ def test_what_is_lost_is_listed() -> None:
         "base_model: m\nnum_epochs: 1.5\nval_set_size: 200\nfp16: true\nload_in_8bit: false\nwarmup_ratio: 0.1\n"
         "optimizer: lion\nlearning_rate: fast\nsave_steps: 0.5\nplugins: []\nmerges_per_moon: 3\n"
     )
-    assert found.settings == {"model_path": "m", "num_epochs": 2}
-    assert {line.partition(":")[0] for line in found.lost} == {
+    assert given(found) == {"model_path": "m", "num_epochs": 2}
+    assert about(found) == {
         *("num_epochs", "val_size", "fp16", "warmup_ratio", "optimizer", "learning_rate", "save_steps", "merges_per_moon"),
     }
 
@@ -129,8 +147,50 @@ def test_what_is_no_configuration(text: str) -> None:
 def test_a_value_of_another_kind_is_listed(line: str) -> None:
     """It is not carried over, and ends nothing."""
     found = converted(f"base_model: org/model\n{line}\n")
-    assert found.settings == {"model_path": "org/model"}
-    assert [each.partition(":")[0] for each in found.lost] == [line.partition(":")[0]]
+    assert given(found) == {"model_path": "org/model"}
+    assert about(found) == {line.partition(":")[0]}
+
+
+ODD = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    3,
+    0.5,
+    1e30,
+    "",
+    "1e-4",
+    "dpo",
+    "cispo",
+    [],
+    {},
+    [1],
+    ["a"],
+    {"a": 1},
+    [{}],
+    float("nan"),
+    "{{",
+]
+READ = sorted(
+    {*RENAMED, *SWITCHES, *TOLD, "trl", "rl", "stage", "adapter", "num_generations", "loss_type", "eval_strategy", "max_steps"}
+)
+
+
+@hypothesis.given(
+    st.dictionaries(st.sampled_from(READ), st.sampled_from(ODD), max_size=8),
+    st.sampled_from(["TRL", "Axolotl", "LLaMA-Factory"]),
+    st.sampled_from([None, "sft", "dpo", "grpo", "pretrain"]),
+)
+def test_whatever_a_file_says(values: dict[str, Any], library: str, verb: str | None) -> None:
+    """It becomes settings of the verb, each of which is one, or a refusal of forge's."""
+    try:
+        found = convert(values, library, fields, verb)
+    except RecipeError:
+        return
+    assert found.settings.keys() <= fields(found.verb).keys()
+    assert found.comments.keys() <= found.settings.keys()
 
 
 @pytest.mark.parametrize(
@@ -140,3 +200,197 @@ def test_a_rank_that_is_no_number(rank: str, wanted: dict[str, int]) -> None:
     """What LLaMA-Factory takes by default stands for none; a word is listed."""
     found = converted(f"stage: sft\ntemplate: x\nmodel_name_or_path: m\nlora_rank: {rank}\n").settings
     assert {name: value for name, value in found.items() if name.startswith("lora")} == wanted
+
+
+TRL = "model_name_or_path: m\n"
+FACTORY = "model_name_or_path: m\nstage: {stage}\nfinetuning_type: full\n"
+AXOLOTL = "base_model: m\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "comment"),
+    [
+        (TRL, 8, "8 a GPU is TRL's default"),
+        (TRL + "gradient_accumulation_steps: 4\n", 32, "8 a GPU is TRL's default, times gradient_accumulation_steps: 4"),
+        (TRL + "per_device_train_batch_size: 2\n", 2, None),
+        (FACTORY.format(stage="sft") + "gradient_accumulation_steps: 4\n", 32, "8 a GPU is LLaMA-Factory's default"),
+        (AXOLOTL + "gradient_accumulation_steps: 4\n", 4, "1 a GPU is Axolotl's default"),
+        (AXOLOTL + "micro_batch_size: 2\nbatch_size: 16\n", 16, None),
+    ],
+)
+def test_the_batch_that_a_file_leaves_out(text: str, size: int, comment: str | None) -> None:
+    """Is the library's own, and said to be."""
+    found = converted(text)
+    assert found.settings["effective_batch_size"] == size
+    assert found.comments.get("effective_batch_size", "").startswith(comment or "")
+    assert (comment is None) == ("effective_batch_size" not in found.comments)
+
+
+GRPO = TRL + "per_device_train_batch_size: 8\ngradient_accumulation_steps: 2\nnum_generations: 8\nbeta: 0.04\n"
+
+
+@pytest.mark.parametrize("verb", [None, "grpo", "rloo"])
+def test_batches_of_completions_become_prompts(verb: str | None) -> None:
+    """TRL's 16 completions a step are 2 prompts with 8 each, and its beta the weight of the KL."""
+    found = converted(GRPO, verb=verb)
+    assert found.verb == (verb or "grpo")
+    assert (found.settings["effective_batch_size"], found.settings["kl_weight"]) == (2, 0.04)
+    assert found.settings.get("kl_estimator") == (None if verb == "rloo" else "unbiased"), "TRL's default"
+    assert "beta" not in about(found)
+    assert ("verb" in about(found)) == (verb is None), "a file of trl rloo looks the same"
+
+
+@pytest.mark.parametrize(
+    ("line", "size", "updates"),
+    [("steps_per_generation: 8", 8, 4), ("generation_batch_size: 32", 4, 2), ("steps_per_generation: 3", 2, None)],
+)
+def test_rollouts_that_serve_several_steps(line: str, size: int, updates: int | None) -> None:
+    """Their prompts are the batch, and the steps made of one are updates_per_pass; what does not divide is listed."""
+    found = converted(GRPO + line + "\n")
+    assert found.settings["effective_batch_size"] == size
+    assert found.settings.get("updates_per_pass") == updates
+    assert (line.partition(":")[0] in about(found)) == (updates is None)
+
+
+def test_groups_of_several_gpus_are_left_open() -> None:
+    """Four completions on a GPU are no group of eight: the batch is asked for."""
+    found = converted(TRL + "num_generations: 8\nper_device_train_batch_size: 4\n")
+    assert "effective_batch_size" not in found.settings
+    assert found.comments.keys() & {"effective_batch_size"} == set()
+    assert any("no whole number of groups of 8" in line for line in found.lost)
+
+
+def test_axolotls_block_for_trl() -> None:
+    """Its keys are read as if they stood outside."""
+    found = converted(
+        AXOLOTL + "rl: grpo\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\n"
+        "trl: {beta: 0.001, num_generations: 4, max_completion_length: 64, reward_funcs: [rewards.right], scale_rewards: yes}\n"
+    )
+    wanted = {"kl_weight": 0.001, "num_generations": 4, "max_new_tokens": 64, "reward": ("rewards:right",)}
+    wanted |= {"scale_rewards": "group", "effective_batch_size": 2}
+    assert {name: found.settings[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "verb", "wanted"),
+    [
+        (TRL, "sft", {"max_seq_len": 1024, "on_overflow": "truncate", "num_epochs": 3, "lr_scheduler": "linear"}),
+        (TRL, "dpo", {"learning_rate": 1e-6, "beta2": 0.999, "max_seq_len": 1024}),
+        (TRL, "reward", {"learning_rate": 1e-4, "max_seq_len": 1024, "on_overflow": None}),
+        (TRL, "grpo", {"max_new_tokens": 512, "kl_estimator": None}),
+        (TRL, "rloo", {"num_generations": 2, "effective_batch_size": 4}),
+        (TRL + "use_peft: true\n", "sft", {"lora_dropout": 0.05, "target_modules": ("q_proj", "v_proj")}),
+        (TRL + "use_peft: true\nlora_target_modules: all-linear\n", "sft", {"target_modules": None}),
+        (TRL + "max_length: null\nmax_steps: 5\n", "sft", {"max_seq_len": None, "on_overflow": None, "num_epochs": None}),
+        (TRL + "optim: adafactor\n", "sft", {"beta2": None}),
+        (FACTORY.format(stage="sft"), None, {"max_seq_len": 2048, "learning_rate": 5e-5, "num_epochs": 3}),
+        (FACTORY.format(stage="dpo") + "pref_loss: simpo\n", None, {"beta": 0.1, "gamma": 0.5}),
+        ("model_name_or_path: m\nstage: sft\nlora_alpha: 32\n", None, {"adapter": "lora", "lora_r": 8, "lora_alpha": None}),
+        (AXOLOTL, None, {"max_seq_len": 512, "on_overflow": None, "lr_scheduler": None, "num_epochs": None}),
+        (AXOLOTL + "max_steps: 1000\n", None, {"warmup_steps": 30}),
+    ],
+)
+def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: dict[str, Any]) -> None:
+    """What a file leaves to its library stands in the recipe, with a comment; None where forge does the same."""
+    found = converted(text, verb=verb)
+    written = {name: found.settings[name] for name in found.comments}
+    assert {name: written.get(name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "verb", "settings"),
+    [
+        (TRL + "loss_type: dft\n", "sft", {"loss": "dft"}),
+        (TRL + "loss_type: ipo\n", "dpo", {"loss_type": ("ipo",)}),
+        (TRL + "center_rewards_coefficient: 0.01\n", "reward", {"centering": 0.01}),
+        (TRL + "completion_only_loss: false\n", "sft", {"train_on": "all"}),
+        (TRL + "loss_type: cispo\nepsilon_high: 5.0\n", "grpo", {"loss_type": "cispo", "clip_high": 4.0}),
+        (TRL + "dataset_name: d.jsonl\n", "sft", {"data_path": "d.jsonl"}),
+        (
+            TRL + "dataset_name: o/d\ndataset_config: c\neval_strategy: steps\n",
+            "sft",
+            {"data_path": "o/d:c:train", "eval_data_path": "o/d:c:test"},
+        ),
+        (
+            TRL + "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.1}\n",
+            "sft",
+            {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.1},
+        ),
+        (
+            TRL + "lr_scheduler_type: polynomial\nlearning_rate: 1e-4\nlr_scheduler_kwargs: {lr_end: 1e-5, power: 2.0}\n",
+            "sft",
+            {"lr_scheduler": "polynomial", "learning_rate": 1e-4, "power": 2.0, "min_lr_ratio": pytest.approx(0.1)},
+        ),
+        (
+            AXOLOTL + "lr_scheduler: cosine\ncosine_min_lr_ratio: 0.1\n",
+            "sft",
+            {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.1},
+        ),
+        (
+            AXOLOTL + "adapter: lora\nlora_target_linear: true\nlora_target_modules: [q_proj]\n",
+            "sft",
+            {"adapter": "lora"},
+        ),
+        (AXOLOTL + "warmup_ratio: 0.1\nmax_steps: 50\n", "sft", {"max_steps": 50, "warmup_steps": 5}),
+        (AXOLOTL + "sequence_len: 64\nexcess_length_strategy: raise\n", "sft", {"max_seq_len": 64, "on_overflow": "error"}),
+        (FACTORY.format(stage="pt") + "cutoff_len: 64\n", "pretrain", {"block_size": 64}),
+        (
+            FACTORY.format(stage="sft") + "additional_target: embed_tokens,lm_head\nfinetuning_type: lora\nlora_rank: 4\n",
+            "sft",
+            {"adapter": "lora", "lora_r": 4, "modules_to_save": ("embed_tokens", "lm_head")},
+        ),
+        (
+            FACTORY.format(stage="dpo") + "pref_ftx: 0.5\n",
+            "dpo",
+            {"loss_type": ("sigmoid", "sft"), "loss_weights": (1.0, 0.5)},
+        ),
+    ],
+)
+def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str, Any]) -> None:
+    """Settings that are written otherwise there are carried over, and nothing is said to be lost."""
+    found = converted(text)
+    assert found.verb == verb
+    assert {name: value for name, value in given(found).items() if name != "model_path"} == settings
+    assert about(found) <= {"assistant_only_loss", "eval_strategy"}
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (TRL + "seed: 1\ndata_seed: 2\n", "data_seed: 2: here: one seed is that of all"),
+        (TRL + "group_by_length: true\n", "group_by_length: True: here: rows are packed without padding, in random order"),
+        (TRL + "num_train_epochs: 3\nmax_steps: 5\n", "num_train_epochs: 3: max_steps alone ends a run there"),
+        (TRL + "packing: true\n", "packing: True: rows are packed here too; but a batch counts packed rows"),
+        (AXOLOTL + "chat_template: chatml\n", "chat_template: 'chatml': a template of Axolotl's by name"),
+        (AXOLOTL + "chat_template_jinja: '{{ x }}'\n", "write it to a file"),
+        (
+            AXOLOTL + "datasets: [{path: a.jsonl, type: chat_template}, {path: b.jsonl, type: alpaca}]\n",
+            "datasets[].type: chat_template, alpaca: one data_format holds for all",
+        ),
+        (FACTORY.format(stage="dpo") + "dpo_label_smoothing: 0.1\n", "conservative DPO (cDPO) there"),
+        (FACTORY.format(stage="pt") + "cutoff_len: 64\npacking: false\n", "packing: False: documents are cut into blocks"),
+        (AXOLOTL + "rl: simpo\n", "cpo_alpha: left out, which is 1.0 there"),
+    ],
+)
+def test_what_has_no_like_here_is_said(text: str, part: str) -> None:
+    """A setting that the recipe cannot hold is listed with the reason, and is not in the recipe."""
+    found = converted(text)
+    assert any(part in line for line in found.lost)
+    assert {"chat_template", "data_format", "label_smoothing"} & found.settings.keys() == set()
+
+
+def test_what_forge_does_anyway_is_not_listed() -> None:
+    """Nothing is lost of a setting that asks for forge's default."""
+    text = AXOLOTL + (
+        "roles_to_train: [assistant]\ntrain_on_eos: turn\nflash_attention: true\nsample_packing: false\nchat_template: "
+        "tokenizer_default\npad_to_sequence_len: true\ndo_train: true\ntrain_on_inputs: false\n"
+    )
+    assert about(converted(text)) == set()
+    assert about(converted(TRL + "assistant_only_loss: true\npadding_free: true\ntruncation_mode: keep_start\n")) == set()
+
+
+def test_a_method_that_the_file_does_not_say_is_asked_for() -> None:
+    """TRL's beta belongs to four methods."""
+    with pytest.raises(RecipeError, match="--verb dpo, kto, grpo or rloo"):
+        converted(TRL + "beta: 0.1\n")
+    assert converted(TRL + "beta: 0.1\n", verb="kto").settings["beta"] == 0.1

@@ -13,7 +13,7 @@ from forge._counted import counted
 from forge._errors import RecipeError, SettingsError
 from forge._new_file import write_new_file
 from forge.cli._options import command_of, field_texts
-from forge.settings._convert import convert as convert_values, library_of, read_foreign
+from forge.settings._convert import Converted, convert as convert_values, library_of, read_foreign
 from forge.settings._elsewhere import unknown
 from forge.settings._recipe import read_recipe, verb_of
 from forge.settings._schema import recipe_schema
@@ -24,8 +24,8 @@ from forge.verbs._registry import VERBS, task_of
 def convert(file: str | Path, *, output: str | Path | None = None, verb: str | None = None) -> str:
     """Write a recipe from a file of Axolotl, LLaMA-Factory or TRL, and list what is lost.
 
-    The library is recognised from the keys. Without --output the recipe is printed; what was not carried over stands in it as
-    comments either way.
+    The library is recognised from the keys. What the file leaves to the library and forge has otherwise is written out, so that
+    the same is trained. Without --output the recipe is printed; what was not carried over stands in it as comments either way.
 
     Args:
         file: The other library's YAML file.
@@ -46,13 +46,14 @@ def convert(file: str | Path, *, output: str | Path | None = None, verb: str | N
         resolve(task.settings, ("recipe", {**dict.fromkeys(open_names, "?"), **found.settings}))
     except SettingsError as error:
         found.lost.append(f"to be mended: {error}")
-    text = _as_text(found.verb, found.settings, open_names, found.lost, f"{found.library}'s {file.name}")
+    text = _as_text(found, open_names, f"{found.library}'s {file.name}")
     if output is None:
         return text.rstrip("\n")
     target = write_new_file(output, text, argument="output=")
+    defaults = sum("default" in comment for comment in found.comments.values())
     lines = [
         f"{target}: a recipe for forge {found.verb}, {counted(len(found.settings), 'settings')} from "
-        f"{found.library}'s {file.name}"
+        f"{found.library}'s {file.name}" + (f", {defaults} by its defaults" if defaults else "")
     ]
     lines += [f"to be given: {', '.join(open_names)}"] if open_names else []
     lines += [f"not carried over: {len(found.lost)}", *(f"  {line}" for line in found.lost)] if found.lost else []
@@ -120,10 +121,13 @@ def _checked(verb: str | None) -> str | None:
     return verb
 
 
-def _as_text(verb: str, settings: dict[str, Any], open_names: list[str], lost: list[str], origin: str) -> str:
-    """Write a recipe with comments on what is missing."""
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+def _as_text(found: Converted, open_names: list[str], origin: str) -> str:
+    """Write a recipe with comments on what is missing, and on what the file does not give."""
     lines = [f"# From {origin}, by `forge config convert`."]
-    lines += ["# Not carried over:", *(f"#   {line}".replace("\n", " ") for line in lost)] if lost else []
-    lines += [f"verb: {verb}", *(f"# {name}: to be given, here or as a flag" for name in open_names)]
-    return "\n".join([*lines, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=2**30) if plain else ""])
+    lines += ["# Not carried over:", *(f"#   {line}".replace("\n", " ") for line in found.lost)] if found.lost else []
+    lines += [f"verb: {found.verb}", *(f"# {name}: to be given, here or as a flag" for name in open_names)]
+    for name, value in found.settings.items():
+        plain = {name: list(value) if isinstance(value, tuple) else value}
+        first, *rest = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=2**30).splitlines()
+        lines += [f"{first}  # {found.comments[name]}" if name in found.comments else first, *rest]
+    return "\n".join([*lines, ""])

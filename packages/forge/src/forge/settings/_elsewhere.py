@@ -39,7 +39,7 @@ RENAMED = {
         "beta1": "adam_beta1",
         "beta2": "adam_beta2",
         "eps": "adam_epsilon adamw_eps",
-        "seed": "random_seed random_state data_seed",
+        "seed": "random_seed random_state",
         "label_smoothing": "label_smoothing_factor dpo_label_smoothing",
         "neftune_alpha": "neftune_noise_alpha",
         "lora_r": "r lora_rank",
@@ -48,7 +48,7 @@ RENAMED = {
         "target_modules": "lora_target lora_target_modules target_patterns osft_target_patterns",
         "modules_to_save": "lora_modules_to_save additional_target",
         "quant_type": "bnb_4bit_quant_type quantization_type",
-        "double_quant": "bnb_4bit_use_double_quant double_quantization",
+        "double_quant": "bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant",
         "unfreeze_rank_ratio": "osft_unfreeze_rank_ratio",
         "attention": "attn_implementation flash_attn",
         "activation_checkpointing": "gradient_checkpointing use_gradient_checkpointing",
@@ -65,7 +65,7 @@ RENAMED = {
         "trackers": "report_to",
         "wandb_run_name": "wandb_name",
         "resume": "resume_from_checkpoint auto_resume_from_checkpoints",
-        "beta": "rl_beta pref_beta",
+        "beta": "rl_beta pref_beta orpo_alpha",
         "gamma": "simpo_gamma",
         "loss_type": "pref_loss dpo_loss_type",
         "loss_weights": "dpo_loss_weights",
@@ -88,12 +88,14 @@ RENAMED = {
         "overlong_buffer": "soft_punish_cache overlong_buffer_len",
         "max_resamples": "max_num_gen_batches",
         "mask_truncated": "mask_truncated_completions",
-        "updates_per_pass": "steps_per_generation",
         "num_iterations": "ppo_epochs num_ppo_epochs",
     }.items()
     for theirs in names.split()
 }
 """Name elsewhere → setting of the same meaning."""
+
+ALSO = {"beta": "kl_weight", "loss_type": "loss"}
+"""Setting here, which elsewhere is the name of another too → that other, of verbs that have not the first."""
 
 SWITCHES = {
     "load_in_4bit": "adapter=qlora",
@@ -127,10 +129,14 @@ _SHARDING = (
     "choose strategy (ddp, fsdp2, hsdp, zero1, zero2, zero3); cpu_offload, shard_size, tp_size, cp_size, ep_size belong to it"
 )
 _SCHEDULE = "min_lr_ratio, decay_steps, power and num_cycles are settings of their own"
-_ALWAYS_ON = "always so"
+_ALWAYS_ON = "nothing to set; it is done, or not needed"
 _KERNELS = "logits are never held whole, so there is no such kernel to switch on"
 _NO_CODE = "refused on purpose: no code of a model is run"
 _OFF = "not available"
+NOT_NEEDED = """remove_unused_columns dataloader_num_workers dataloader_pin_memory save_final_checkpoint save_safetensors
+    do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout
+    gradient_checkpointing_kwargs""".split()
+"""Names for which there is nothing to set here, and without which nothing is lost."""
 TOLD = {
     theirs: text
     for text, names in {
@@ -197,15 +203,16 @@ TOLD = {
         "an argument of the verbs in Python: a list of objects that watch the run": "callbacks",
         "merge it first: forge export RUN --merge": "adapter_name_or_path lora_model_dir",
         "files are read in constant memory": "streaming buffer_size",
-        _ALWAYS_ON: """remove_unused_columns dataloader_num_workers dataloader_pin_memory save_final_checkpoint save_safetensors
-            group_by_length do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout
-            gradient_checkpointing_kwargs""",
+        "rows are packed without padding, in random order, so that sorting by length would save nothing": "group_by_length",
+        "effective_batch_size counts prompts of a rollout, updates_per_pass the steps made of one": "steps_per_generation",
+        "one seed is that of all: seed": "data_seed",
+        _ALWAYS_ON: " ".join(NOT_NEEDED),
         _NO_CODE: "trust_remote_code",
         _OFF: """use_unsloth use_kt plugins
             parallelism_config relora loftq_config gptq
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
             disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef dataset_exact_deduplication
-            min_sample_len tool_format val_loss_improvement_threshold lora_bias""",
+            min_sample_len cpo_alpha tool_format val_loss_improvement_threshold lora_bias""",
         "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()
     for theirs in names.split()
@@ -282,6 +289,8 @@ def hint(name: str, known: Collection[str]) -> str | None:
     """
     name = name.lower()
     here = RENAMED.get(name)
+    if ALSO.get(name) in known:
+        return f"here it is `{ALSO[name]}`"
     if here is not None:
         return f"here it is `{here}`" + ("" if here in known else f", a setting of forge {OWN[here]}")
     if name in SWITCHES:

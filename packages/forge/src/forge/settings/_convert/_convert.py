@@ -1,0 +1,192 @@
+"""A flat mapping of another library's settings → a recipe, key by key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import attrs
+import yaml
+
+from forge._errors import RecipeError, SettingsError
+from forge.settings._convert._data import data, rows
+from forge.settings._convert._defaults import add_defaults
+from forge.settings._convert._draft import Draft
+from forge.settings._convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
+from forge.settings._convert._run import adapter, batch, dtype, length, schedule, strategy
+from forge.settings._elsewhere import ALSO, NOT_NEEDED, RENAMED, SWITCHES, TOLD, hint
+from forge.settings._settings import converted
+
+LIBRARIES = {
+    "Axolotl": "base_model datasets sequence_len micro_batch_size val_set_size sample_packing pretraining_dataset rl".split(),
+    "LLaMA-Factory": "stage finetuning_type cutoff_len dataset template lora_rank lora_target do_train val_size".split(),
+    "TRL": "model_name_or_path dataset_name max_length use_peft num_train_epochs lora_target_modules dataset_num_proc".split(),
+}
+"""Library → keys that tell its files from the others'."""
+
+_CHOICES = {
+    "optimizer": {
+        **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "paged_adamw", "paged_adamw_32bit"), "adamw"),
+        **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
+        **dict.fromkeys(("schedule_free_adamw", "schedule_free"), "schedule_free"),
+        "adafactor": "adafactor",
+        "muon": "muon",
+    },
+    "lr_scheduler": {
+        **{name: name for name in ("cosine", "linear", "constant", "cosine_with_min_lr", "cosine_with_restarts", "polynomial")},
+        "constant_with_warmup": "constant",
+        "inverse_sqrt": "inverse_sqrt",
+        "warmup_stable_decay": "warmup_stable_decay",
+    },
+    "attention": {
+        **{name: name for name in ("sdpa", "eager", "flash3", "flash4")},
+        **dict.fromkeys(("auto", "flash_attention_2"), "auto"),
+        "flash_attention_3": "flash3",
+        "fa3": "flash3",
+        "disabled": "eager",
+    },
+    "scale_rewards": {True: "group", False: "none", "group": "group", "batch": "batch", "none": "none"},
+    "resume": {True: "auto", "auto": "auto"},
+}
+"""Setting → their values and ours, where both have other words."""
+
+_NO_LIMIT = ("max_length", "cutoff_len")
+"""Keys under which null is a value: none."""
+_NOTHING = (None, False, "", [], {})
+"""Values under which a key has no effect in any of the libraries."""
+_SINGLE = ("adapter", "finetuning_type", "lora_rank", "num_train_epochs", "num_epochs", *METHOD_KEYS)
+"""Keys that are read here, and hold a single value in every library; so do those of `_CHOICES`."""
+
+
+class Converted(NamedTuple):
+    """A recipe made of another library's configuration."""
+
+    library: str
+    verb: str
+    settings: dict[str, object]
+    lost: list[str]
+    """`key: reason` of each key that was not carried over."""
+    comments: dict[str, str]
+    """Setting → why it has its value though the file does not give it: a default of its library."""
+
+
+def read_foreign(text: str, name: str) -> dict[str, Any]:
+    """Read a configuration as a flat mapping. Raises RecipeError where it is none."""
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{name}: cannot be read as YAML: {error}.") from error
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise RecipeError(f"{name}: is no configuration: a mapping from names to values is wanted.")
+    return found
+
+
+def library_of(values: Mapping[str, Any], name: str) -> str:
+    """Return the library of which a configuration has most keys. Raises RecipeError."""
+    marks = {library: sum(key in values for key in keys) for library, keys in LIBRARIES.items()}
+    best = max(marks, key=lambda library: marks[library])
+    if not marks[best]:
+        raise RecipeError(
+            f"{name}: has no key by which a file of {', '.join(LIBRARIES)} is known (such as base_model, stage, "
+            "model_name_or_path). A recipe of forge is checked by `forge config validate`."
+        )
+    return best
+
+
+def convert(
+    values: Mapping[str, Any],
+    library: str,
+    settings_of: Callable[[str], Mapping[str, attrs.Attribute[Any]]],
+    verb: str | None = None,
+) -> Converted:
+    """Carry over what a configuration says, and what it leaves to its library where forge does otherwise.
+
+    Args:
+        values: the configuration.
+        library: whose it is.
+        settings_of: verb → the fields of its settings by name.
+        verb: the training verb; by default the one that the configuration asks for.
+
+    Raises:
+        RecipeError: the configuration does not say which verb it is for.
+
+    """
+    lost: list[str] = []
+    left = _readable(_flat(values, library), lost)
+    if verb is None:
+        verb = verb_of(left, library)
+        if (library, verb) == ("TRL", "grpo") and not {"loss_type", "scale_rewards", "importance_sampling_level"} & left.keys():
+            lost.append("verb: read as a file for trl grpo; give --verb rloo for one of trl rloo")
+    draft = Draft(library=library, verb=verb, known=settings_of(verb), left=left, lost=lost)
+    given = {_setting(key, draft) for key, value in left.items() if value is not None or key in _NO_LIMIT}
+    for take in (methods, batch, length, schedule, dtype, adapter, data, rows, preferences, online, strategy):
+        take(draft)
+    for key, value in draft.left.items():
+        if key in NOT_NEEDED or (key in SWITCHES and value is False):
+            continue
+        setting, ours = _setting(key, draft), SWITCHES[key].partition("=")[2] if key in SWITCHES and value is True else value
+        if setting in draft.known and key not in TOLD:
+            _carry(key, draft.known[setting], ours, draft)
+        elif not any(value is nothing or value == nothing for nothing in _NOTHING):
+            draft.lost.append(f"{key}: {value!r}: {hint(key, draft.known) or 'forge has nothing of the kind'}")
+    add_defaults(draft, given)
+    found = {name: draft.found[name] for name in draft.known if draft.found.get(name) is not None}
+    return Converted(library, verb, found, lost, {name: text for name, text in draft.comments.items() if name in found})
+
+
+def _flat(values: Mapping[str, Any], library: str) -> dict[str, Any]:
+    """Put the block `trl:` of Axolotl's files beside the other keys, which it must not hide."""
+    own = values.get("trl")
+    if library != "Axolotl" or not isinstance(own, Mapping):
+        return dict(values)
+    return {**{str(key): value for key, value in own.items()}, **{key: values[key] for key in values if key != "trl"}}
+
+
+def _setting(key: str, draft: Draft) -> str:
+    """Return the setting that a key is, or that it switches."""
+    if key in SWITCHES:
+        return SWITCHES[key].partition("=")[0]
+    setting = RENAMED.get(key, key)
+    also = ALSO.get(setting)
+    if also in draft.known and setting not in draft.known:
+        return also
+    return "block_size" if setting == "max_seq_len" and draft.verb == "pretrain" else setting
+
+
+def _readable(values: Mapping[str, Any], lost: list[str]) -> dict[str, Any]:
+    """Drop numbers that are not finite, and lists where one value belongs."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        single = (key in _SINGLE or RENAMED.get(key, key) in _CHOICES) and key != "pretraining_dataset"
+        if isinstance(value, float) and not math.isfinite(value):
+            lost.append(f"{key}: {value!r}: is no finite number")
+        elif single and isinstance(value, (list, dict)):
+            lost += [f"{key}: {value!r}: a single value belongs here"] if value else []
+        else:
+            found[key] = value
+    return found
+
+
+def _carry(key: str, field: attrs.Attribute[Any], value: Any, draft: Draft) -> None:
+    """Carry one value over, in our words and type, or say why it cannot be."""
+    setting = field.name
+    if value is None:
+        return
+    if setting in draft.found:
+        if draft.found[setting] not in (None, value):
+            draft.lost.append(f"{key}: {value!r}: {setting} is {draft.found[setting]!r} already")
+        return
+    if setting in _CHOICES:
+        if isinstance(value, (list, dict)) or value not in _CHOICES[setting]:
+            draft.lost.append(f"{key}: {value!r}: {setting} has no such value")
+            return
+        value = _CHOICES[setting][value]
+        if value == "auto":
+            return
+    if field.type is bool and value == "unsloth":
+        value = True
+    try:
+        draft.found[setting] = converted(field, value, "recipe")
+    except SettingsError as error:
+        draft.lost.append(f"{key}: {value!r}: {str(error).replace(' (recipe)', '')}")

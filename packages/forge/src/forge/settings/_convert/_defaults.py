@@ -1,0 +1,91 @@
+"""What a file leaves to its library and forge has otherwise → settings of the recipe.
+
+Only what changes the numbers that are learned: how a run saves, logs or fits into memory stays forge's. The defaults are those
+of TRL 1.16 with transformers 5.23, LLaMA-Factory of August 2026 and Axolotl of July 2026; tests/peers holds TRL's to it.
+"""
+
+from __future__ import annotations
+
+from forge.settings._convert._draft import LORA, Draft
+
+TRAINER: dict[str, object] = {"num_epochs": 3, "lr_scheduler": "linear", "beta2": 0.999}
+"""transformers' TrainingArguments, which TRL and LLaMA-Factory share."""
+TRL: dict[str, dict[str, object]] = {
+    "sft": {"learning_rate": 2e-5, "max_seq_len": 1024, "on_overflow": "truncate"},
+    "dpo": {"learning_rate": 1e-6, "max_seq_len": 1024, "on_overflow": "truncate"},
+    "kto": {"learning_rate": 1e-6, "max_seq_len": 1024, "on_overflow": "truncate"},
+    "reward": {"learning_rate": 1e-4, "max_seq_len": 1024},
+    "grpo": {"learning_rate": 1e-6, "max_new_tokens": 512, "kl_estimator": "unbiased"},
+    "rloo": {"learning_rate": 1e-6, "max_new_tokens": 512, "num_generations": 2},
+    "distill": {"learning_rate": 1e-6, "max_new_tokens": 512},
+}
+"""Verb → defaults of TRL's configuration class beside `TRAINER`."""
+TRL_LORA: dict[str, object] = {"lora_dropout": 0.05, "target_modules": ("q_proj", "v_proj")}
+"""TRL's LoRA; its layers are those that PEFT chooses in Llama, Mistral, Qwen and Gemma."""
+_LLAMA_FACTORY: dict[str, object] = {**TRAINER, "learning_rate": 5e-5, "max_seq_len": 2048, "on_overflow": "truncate"}
+_LLAMA_FACTORY_BY_VERB: dict[str, dict[str, object]] = {
+    "simpo": {"beta": 0.1, "gamma": 0.5},
+    "ppo": {"max_new_tokens": 1024},
+}
+_AXOLOTL: dict[str, object] = {"beta2": 0.999, "max_seq_len": 512}
+_ORPO: dict[str, object] = {"learn_prompt": True}
+
+
+def add_defaults(draft: Draft, given: set[str]) -> None:
+    """Write what the library would do by default, where forge would do something else.
+
+    Args:
+        draft: what the file gave.
+        given: settings that the file has a key for, carried over or not.
+
+    """
+    for name, value in _wanted(draft).items():
+        field = draft.known.get(name)
+        if field is None or name in draft.found or name in given or _unread(draft, name) or field.default == value:
+            continue
+        draft.found[name] = value
+        draft.comments[name] = f"{draft.library}'s default"
+    if draft.comments.get("target_modules"):
+        draft.comments["target_modules"] = "PEFT's default for Llama, Mistral, Qwen and Gemma; other models have other names"
+    rank = draft.found.get("lora_r")
+    if draft.library == "LLaMA-Factory" and isinstance(rank, int) and "lora_alpha" not in given:
+        draft.found["lora_alpha"] = 2 * rank
+        draft.comments["lora_alpha"] = "LLaMA-Factory's default: twice the rank"
+    _tell(draft, given)
+
+
+def _wanted(draft: Draft) -> dict[str, object]:
+    """Return the library's defaults under the names that they have here."""
+    adapter, verb = draft.found.get("adapter"), draft.verb
+    if draft.library == "TRL":
+        own = TRL.get("sft" if verb in ("osft", "pretrain") else verb, {})
+        found = {**TRAINER, **own, **(TRL_LORA if adapter in LORA else {})}
+        found |= {"double_quant": False} if adapter == "qlora" else {}
+        found |= _ORPO if verb == "orpo" else {}
+    elif draft.library == "LLaMA-Factory":
+        found = {**_LLAMA_FACTORY, **_LLAMA_FACTORY_BY_VERB.get(verb, {}), **({"lora_r": 8} if adapter in LORA else {})}
+    else:
+        found = {**_AXOLOTL, **(_ORPO if verb == "orpo" else {}), **({"beta": 0.1} if verb == "simpo" else {})}
+    if verb == "pretrain" and "max_seq_len" in found:
+        found["block_size"] = found["max_seq_len"]
+    return found
+
+
+def _unread(draft: Draft, name: str) -> bool:
+    """Whether a setting would have no effect beside the others."""
+    found = draft.found
+    return (
+        (name == "num_epochs" and "max_steps" in found)
+        or (name == "beta2" and found.get("optimizer") == "adafactor")
+        or (name == "lr_scheduler" and found.get("optimizer") == "schedule_free")
+        or (name == "on_overflow" and "max_seq_len" not in found)
+        or (name == "kl_estimator" and not found.get("kl_weight"))
+    )
+
+
+def _tell(draft: Draft, given: set[str]) -> None:
+    """List defaults for which forge has no setting, or none of that value."""
+    if draft.library == "Axolotl" and draft.verb == "simpo" and "cpo_alpha" not in given:
+        draft.lost.append("cpo_alpha: left out, which is 1.0 there: a likelihood beside SimPO, which forge simpo has not")
+    if draft.library == "Axolotl" and draft.verb == "grpo" and "max_new_tokens" not in given:
+        draft.lost.append("max_completion_length: left out, which is no limit there: give max_new_tokens, 256 by default")

@@ -1,0 +1,41 @@
+"""A recipe in the making: what of another library's file is read already, and what is still to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+LORA = ("lora", "qlora", "dora", "rslora")
+"""Adapters that the settings lora_r, lora_alpha and lora_dropout belong to."""
+ONLINE = ("grpo", "rloo", "ppo")
+"""Verbs that sample completions and weigh a KL to the reference (`kl_weight`)."""
+
+
+@attrs.define(kw_only=True)
+class Draft:
+    """What a file has said so far."""
+
+    library: str
+    verb: str
+    known: Mapping[str, attrs.Attribute[Any]]
+    """Fields of the verb's settings, by name."""
+    left: dict[str, Any]
+    """Keys of the file that no part has read."""
+    found: dict[str, object] = attrs.field(factory=dict)
+    """Settings of the recipe."""
+    comments: dict[str, str] = attrs.field(factory=dict)
+    """Setting → why it stands in the recipe though the file does not give it."""
+    lost: list[str] = attrs.field(factory=list)
+    """`key: reason` of each key that was not carried over."""
+
+    def lose(self, key: str, why: str) -> None:
+        """Take a key out of the file and say why it is not carried over."""
+        self.lost.append(f"{key}: {self.left.pop(key)!r}: {why}")
+
+    def drop(self, *keys: str, when: tuple[object, ...] = (True, False)) -> None:
+        """Take out keys whose value asks for what forge does anyway."""
+        for key in keys:
+            if key in self.left and any(self.left[key] is value or self.left[key] == value for value in when):
+                del self.left[key]

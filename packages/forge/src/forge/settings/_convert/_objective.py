@@ -1,0 +1,118 @@
+"""Method of another library's file → the verb, and the settings of its objective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forge._errors import RecipeError
+from forge.settings._convert._draft import Draft
+
+METHODS = {
+    **{name: name for name in ("sft", "dpo", "kto", "orpo", "simpo", "grpo", "ppo", "rloo", "reward")},
+    "pt": "pretrain",
+    "rm": "reward",
+    "ipo": "dpo",
+}
+METHOD_KEYS = ("rl", "stage", "pref_loss", "reward_model", "pretraining_dataset")
+_SIGNS = {
+    "kto": ("desirable_weight", "undesirable_weight"),
+    "rloo": ("normalize_advantages", "reward_clip_range"),
+    "grpo": ("reward_funcs", "num_generations", "scale_rewards", "epsilon", "epsilon_high", "num_iterations"),
+    "reward": ("center_rewards_coefficient",),
+    "dpo": ("precompute_ref_log_probs", "ref_model", "f_divergence_type", "loss_weights", "ld_alpha", "use_weighting"),
+}
+"""Verb → keys that only files of its method have, in the order in which they are looked for."""
+_FORMS = {
+    "sft": ("nll", "dft", "chunked_nll"),
+    "kto": ("kto", "apo_zero_unpaired"),
+    "grpo": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo"),
+}
+"""Verb → its values of `loss_type` in TRL; any other is one of DPO's."""
+_READ_SMOOTHING = {"exo_pair", "robust", "aot", "aot_unpaired"}
+"""Losses of DPO that read `label_smoothing`, here and in TRL."""
+
+
+def verb_of(left: Mapping[str, Any], library: str) -> str:
+    """Return the training verb that a configuration asks for. Raises RecipeError where several do."""
+    if left.get("reward_model") is True:
+        return "reward"
+    if left.get("pretraining_dataset"):
+        return "pretrain"
+    loss = left.get("pref_loss")
+    for method in (loss if loss in ("orpo", "simpo") else None, left.get("rl"), left.get("stage")):
+        if isinstance(method, str) and method in METHODS:
+            return METHODS[method]
+    for verb, keys in _SIGNS.items():
+        if any(left.get(key) is not None for key in keys):
+            return verb
+    form = left.get("loss_type")
+    if library == "TRL" and form:
+        names = [str(each) for each in (form if isinstance(form, list) else [form])]
+        return next((verb for verb, forms in _FORMS.items() if set(names) <= set(forms)), "dpo")
+    if library == "TRL" and left.get("beta") is not None:
+        raise RecipeError(
+            "beta is a setting of TRL's DPO, KTO, GRPO and RLOO, and nothing in the file says which of them it is for: give "
+            "--verb dpo, kto, grpo or rloo."
+        )
+    return "sft"
+
+
+def methods(draft: Draft) -> None:
+    """Take out the keys that chose the verb."""
+    left = draft.left
+    for key in METHOD_KEYS:
+        value = left.get(key)
+        if isinstance(value, bool) or (isinstance(value, str) and value in METHODS):
+            if draft.verb == "dpo" and (key == "pref_loss" or value == "ipo"):
+                draft.found["loss_type"] = (str(value),)
+            del left[key]
+    if draft.library == "TRL" and draft.verb == "kto":
+        draft.drop("loss_type", when=("kto",))
+    if isinstance(left.get("loss_type"), str) and draft.verb in ("sft", "osft"):
+        left["loss_type"] = left["loss_type"].replace("chunked_nll", "nll")
+
+
+def preferences(draft: Draft) -> None:
+    """Read the form of DPO, its smoothing, and the likelihood beside it."""
+    left, found = draft.left, draft.found
+    if "orpo_alpha" in left and left.get("rl_beta") is None:
+        left["rl_beta"] = left.pop("orpo_alpha")
+    if draft.verb != "dpo":
+        if left.get("dpo_label_smoothing"):
+            draft.lose("dpo_label_smoothing", "only DPO reads it")
+        return
+    given = (left[key] for key in ("loss_type", "pref_loss", "dpo_loss_type") if left.get(key))
+    form = found.get("loss_type") or next(given, "sigmoid")
+    forms = tuple(str(each) for each in (form if isinstance(form, (list, tuple)) else [form]))
+    for key in ("dpo_label_smoothing", "label_smoothing", "label_smoothing_factor"):
+        if left.get(key) and not _READ_SMOOTHING & set(forms):
+            why = "conservative DPO (cDPO) there, which forge has not; loss_type=robust is another loss"
+            if forms != ("sigmoid",) or draft.library == "TRL":
+                why = f"loss_type={', '.join(forms)} reads none, here and there"
+            draft.lose(key, why)
+    weight = left.get("pref_ftx")
+    if isinstance(weight, (int, float)) and not isinstance(weight, bool) and weight > 0 and "loss_weights" not in left:
+        for key in ("pref_ftx", "pref_loss", "loss_type"):
+            left.pop(key, None)
+        found |= {"loss_type": (*forms, "sft"), "loss_weights": (*[1.0] * len(forms), float(weight))}
+
+
+def online(draft: Draft) -> None:
+    """Read the policy loss and the reward functions, by the names that TRL gives them."""
+    left = draft.left
+    functions = left.get("reward_funcs")
+    names = [functions] if isinstance(functions, str) else functions
+    if isinstance(names, list) and all(isinstance(name, str) and (":" in name or "." in name) for name in names):
+        left["reward_funcs"] = [name if ":" in name else ":".join(name.rsplit(".", 1)) for name in names]
+    draft.drop("importance_sampling_level", when=("token",))
+    if left.get("importance_sampling_level") == "sequence" and left.get("loss_type") == "grpo":
+        del left["importance_sampling_level"]
+        left["loss_type"] = "gspo"
+        if left.get("epsilon") is None:
+            draft.found["clip"], draft.comments["clip"] = 0.2, "TRL's default"
+    high = left.get("epsilon_high")
+    if left.get("loss_type") == "cispo" and isinstance(high, (int, float)) and high > 1:
+        left["epsilon_high"] = high - 1.0  # TRL gives the bound itself, forge how far above 1 it lies
+    if not (left.get("beta") or left.get("kl_weight")):
+        draft.drop("use_bias_correction_kl")  # nothing to estimate

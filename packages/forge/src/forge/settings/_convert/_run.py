@@ -1,0 +1,237 @@
+"""Batch size, length, schedule, number format, adapter and sharding of another library's file → ours."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, TypeGuard
+
+from forge.settings._convert._draft import LORA, Draft
+
+_OF_A_GPU = ("per_device_train_batch_size", "per_gpu_train_batch_size", "micro_batch_size")
+_BATCHES = {"TRL": 8, "LLaMA-Factory": 8, "Axolotl": 1}
+"""Library → batch of a GPU where its file gives none: transformers' default, and Axolotl's own."""
+GENERATIONS = {"grpo": 8, "rloo": 2}
+"""Verb → TRL's number of completions of a prompt where a file gives none."""
+_EPOCHS = ("num_train_epochs", "num_epochs")
+
+
+def batch(draft: Draft) -> None:
+    """Multiply the batch of one GPU by the steps that gradients are summed over."""
+    left, library = draft.left, draft.library
+    sizes = {key: left.pop(key) for key in (*_OF_A_GPU, "gradient_accumulation_steps") if key in left}
+    if library == "Axolotl" and left.get("batch_size") is not None:
+        sizes = {"batch_size": left.pop("batch_size")}  # the product, of one GPU
+    sizes = {key: size for key, size in sizes.items() if size is not None}
+    wrong = [f"{key}: {size!r}: is no whole number above 0" for key, size in sizes.items() if not _whole(size)]
+    if wrong:
+        draft.lost += wrong
+        return
+    steps = sizes.pop("gradient_accumulation_steps", None)
+    own = next(iter(sizes.values()), None)
+    each = _BATCHES[library] if own is None else own
+    said: list[str] = []
+    if draft.verb in GENERATIONS:
+        said += _prompts(draft, each, steps or 1)
+    else:
+        draft.found["effective_batch_size"] = each * (steps or 1)
+    if own is None:
+        said.append(f"{each} a GPU is {library}'s default" + (f", times gradient_accumulation_steps: {steps}" if steps else ""))
+    if "effective_batch_size" not in draft.found:
+        return
+    note = "; ".join(said)
+    if note:
+        draft.comments["effective_batch_size"] = note
+    draft.lost.append(
+        f"effective_batch_size: {draft.found['effective_batch_size']} is that of one GPU{f' ({note})' if note else ''}: "
+        "multiply it by the number of GPUs that it was trained on"
+    )
+
+
+def _prompts(draft: Draft, each: int, steps: int) -> list[str]:
+    """Turn TRL's batches, which count completions, into prompts of a rollout and updates of a pass; return what to say."""
+    left, group = draft.left, draft.left.get("num_generations")
+    group = group if _whole(group) else GENERATIONS[draft.verb]
+    update = rollout = each * steps
+    asked = {key: left.pop(key) for key in ("generation_batch_size", "steps_per_generation") if key in left}
+    if _whole(asked.get("generation_batch_size")):
+        rollout = asked["generation_batch_size"]
+    elif _whole(asked.get("steps_per_generation")):
+        rollout = each * asked["steps_per_generation"]
+    if rollout % update:
+        draft.lost.append(
+            f"{next(iter(asked))}: the {rollout} completions of a rollout make no whole number of steps of {update}"
+        )
+        rollout = update
+    if rollout % group:
+        draft.lost.append(
+            f"effective_batch_size: {rollout} completions on one GPU are no whole number of groups of {group}: give the "
+            f"completions of all GPUs divided by {group}"
+        )
+        return []
+    draft.found["effective_batch_size"] = rollout // group
+    if rollout > update:
+        draft.found["updates_per_pass"] = rollout // update
+    return [f"prompts: {rollout} completions in groups of {group}"]
+
+
+def _whole(value: Any) -> TypeGuard[int]:
+    """Whether a value is a whole number above 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def length(draft: Draft) -> None:
+    """Read epochs and steps: whole epochs, no steps where they are -1 there, and one of both."""
+    left = draft.left
+    if isinstance(left.get("max_steps"), int) and left["max_steps"] <= 0:
+        del left["max_steps"]
+    if left.get("report_to") in ("none", "all", ["none"], ["all"]):
+        del left["report_to"]  # no tracker, or whichever is installed
+    for key in _EPOCHS:
+        epochs = left.get(key)
+        if epochs is not None and _whole(left.get("max_steps")):
+            draft.lose(key, "max_steps alone ends a run there, whatever the number of epochs")
+        elif isinstance(epochs, float):
+            left[key] = max(1, round(epochs))
+            if left[key] != epochs:
+                draft.lost.append(f"{key}: {epochs}: epochs are whole here; {left[key]} was taken")
+    _warmup(draft)
+
+
+def _warmup(draft: Draft) -> None:
+    """Turn a share of the steps into their number, where that of all steps is known."""
+    left, steps = draft.left, draft.left.get("max_steps")
+    key = "warmup_ratio" if left.get("warmup_ratio") else "warmup_steps"
+    share, up = left.get(key), math.floor if draft.library == "Axolotl" else math.ceil
+    if isinstance(share, float) and 0 < share < 1:
+        if _whole(steps):
+            left.pop(key)
+            left["warmup_steps"] = up(share * steps)
+        elif key == "warmup_steps":
+            draft.lose(key, "a share of the steps; give their number: warmup_steps")
+    elif draft.library == "Axolotl" and not {"warmup_steps", "warmup_ratio"} & {k for k in left if left[k] is not None}:
+        if _whole(steps):
+            draft.found["warmup_steps"] = min(steps * 3 // 100, 100)
+            draft.comments["warmup_steps"] = "Axolotl's default: 3 % of the steps, at most 100"
+        else:
+            draft.lost.append("warmup_steps: left out, which is 3 % of the steps there, at most 100: give their number")
+
+
+def schedule(draft: Draft) -> None:
+    """Read the arguments of a schedule, and Axolotl's cosine that ends above 0."""
+    left = draft.left
+    kind = left.get("lr_scheduler_type") or left.get("lr_scheduler")
+    if draft.library == "Axolotl" and left.get("cosine_min_lr_ratio") and kind in (None, "cosine"):
+        left["lr_scheduler"] = "cosine_with_min_lr"
+    key = next((key for key in ("lr_scheduler_kwargs", "lr_scheduler_args") if isinstance(left.get(key), dict)), None)
+    if key is None:
+        return
+    own, rate = dict(left.pop(key)), _number(left.get("learning_rate"))
+    found: dict[str, Any] = {}
+    if kind == "cosine_with_min_lr" and "min_lr_rate" in own:
+        found["min_lr_ratio"] = own.pop("min_lr_rate")
+    if kind == "warmup_stable_decay":
+        found |= {ours: own.pop(theirs) for theirs, ours in _WARMUP_STABLE_DECAY.items() if theirs in own}
+    if kind == "polynomial" and "power" in own:
+        found["power"] = own.pop("power")
+    if kind == "cosine_with_restarts" and "num_cycles" in own:
+        found["num_cycles"] = own.pop("num_cycles")
+    name = {"cosine_with_min_lr": "min_lr", "polynomial": "lr_end"}.get(str(kind), "")
+    end = _number(own.get(name))
+    if rate and end is not None:
+        del own[name]
+        found["min_lr_ratio"] = end / rate
+    left |= {name: value for name, value in found.items() if value is not None}
+    if any(value is not None for value in own.values()):
+        left[key] = own
+
+
+_WARMUP_STABLE_DECAY = {"num_decay_steps": "decay_steps", "min_lr_ratio": "min_lr_ratio"}
+
+
+def _number(value: Any) -> float | None:
+    """Return a value of YAML, in which 1e-4 is a text, as a number; None where it is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) and not isinstance(value, bool) else None
+
+
+def dtype(draft: Draft) -> None:
+    """Read the number format from switches; `auto` and what is off are left open."""
+    left = draft.left
+    flags = {key: left.pop(key) for key in ("bf16", "fp16", "pure_bf16", "tf32", "fp8", "torch_dtype", "dtype") if key in left}
+    on = {key for key, value in flags.items() if value is True} | {str(value) for value in flags.values()}
+    if on & {"bf16", "pure_bf16", "bfloat16"}:
+        draft.found["dtype"] = "bfloat16"
+        return
+    draft.lost += [f"{key}: true: dtype is float32 or bfloat16" for key in ("fp16", "fp8") if key in on]
+    if "float32" in on:
+        draft.found["dtype"] = "float32"
+
+
+def adapter(draft: Draft) -> None:
+    """Read which weights are trained; LLaMA-Factory trains LoRA unless it is told otherwise."""
+    left, lost = draft.left, draft.lost
+    four = left.pop("load_in_4bit", False) is True
+    if left.get("quantization_bit") == 4:
+        four = bool(left.pop("quantization_bit"))
+    kind = left.pop("adapter", None) or left.pop("finetuning_type", None)
+    if kind is None and draft.library == "LLaMA-Factory":
+        kind = "lora"
+        draft.comments["adapter"] = "LLaMA-Factory's default"
+    if left.pop("use_peft", False) is True:
+        kind = "lora"
+    kind = {"full": "none", None: "none"}.get(kind, kind)
+    for key in ("use_dora", "peft_use_dora", "use_rslora", "peft_use_rslora"):
+        if left.pop(key, False) is True:
+            kind = "dora" if "dora" in key else "rslora"
+    if four and kind in ("lora", "qlora"):
+        kind = "qlora"
+    elif four:
+        lost.append(f"load_in_4bit: true: a base in 4 bits is adapter=qlora, and this trains {kind}")
+    if kind == "none":
+        for key in [key for key in left if key.startswith("lora_") or key == "peft_layers_to_transform"]:
+            del left[key]
+    _targets(draft)
+    if kind not in ("none", *LORA):
+        lost.append(f"{kind}: forge has no such way of training: choose adapter")
+        kind = "none"
+    if kind != "none":
+        draft.found["adapter"] = kind
+
+
+def _targets(draft: Draft) -> None:
+    """Read the layers that get an adapter, where every linear one is the default here, and those trained beside it."""
+    left = draft.left
+    every = left.pop("lora_target_linear", None) is True
+    named = left.get("lora_target_modules")
+    if every and isinstance(named, list) and all(str(name).endswith("_proj") for name in named):
+        del left["lora_target_modules"]  # linear layers, which are in anyway
+    elif every and named and named not in ("all-linear", ["all-linear"]):
+        draft.lose("lora_target_modules", "every linear layer gets an adapter; for others give modules_to_save")
+    if left.get("lora_target") == "all" or left.get("lora_target_modules") in ("all-linear", ["all-linear"]):
+        every = True
+        left.pop("lora_target", None)
+        left.pop("lora_target_modules", None)
+    if every:
+        draft.found["target_modules"] = None  # so that no default of the other library takes its place
+    for key in ("lora_target", "additional_target"):
+        if isinstance(left.get(key), str):
+            left[key] = [name.strip() for name in left[key].split(",")]
+
+
+def strategy(draft: Draft) -> None:
+    """Read the sharding: any FSDP is fsdp2, and DeepSpeed's stage stands in its file's name."""
+    left = draft.left
+    fsdp = [left.pop(key, None) for key in ("fsdp", "fsdp_config", "fsdp_version")]
+    deepspeed = left.pop("deepspeed", None)
+    if deepspeed:
+        stage = re.search(r"z(?:ero)?[-_]?(?:stage)?[-_]?([123])", str(deepspeed).lower())
+        if stage:
+            draft.found["strategy"] = f"zero{stage[1]}"
+            return
+        draft.lost.append(f"deepspeed: {deepspeed!r}: choose strategy=zero1, zero2 or zero3")
+    if any(fsdp):
+        draft.found["strategy"] = "fsdp2"
