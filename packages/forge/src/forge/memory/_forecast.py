@@ -118,7 +118,7 @@ _COLLATED = 128
 
 
 def _largest_batch(plan: forge_packing.BatchPlan, items: Items, worst: Any) -> Any:
-    """Return the micro-batch of which most is computed: the largest, unless prefixes are shared, or histories repeated."""
+    """Return the micro-batch of which most is computed, which need not be the largest."""
     batch = items.batch(worst)
     if not (getattr(items, "share_prefix", False) or isinstance(items, Conversations)):
         return batch
