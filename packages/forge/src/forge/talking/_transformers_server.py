@@ -17,7 +17,7 @@ def list_only(model: str) -> None:
 
     entry = {"id": model, "object": "model", "created": 0, "owned_by": ""}
 
-    def get_gen_models(cache_dir: str | None = None) -> list[dict[str, Any]]:
+    def get_gen_models(*_: object) -> list[dict[str, Any]]:
         return [dict(entry)]
 
     ModelManager.get_gen_models = staticmethod(get_gen_models)
