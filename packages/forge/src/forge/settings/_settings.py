@@ -303,9 +303,10 @@ def _out_of_range(owner: type, values: Mapping[str, object]) -> list[str]:
     """Return the fault of each value that the validator of its own field refuses."""
     found = []
     for field in attrs.fields(owner):
-        if field.name in values and field.validator is not None:
+        if values.get(field.name) is not None and field.validator is not None:
+            convert = cast("Callable[[object], object]", field.converter or (lambda value: value))
             try:
-                field.validator(None, field, values[field.name])
+                field.validator(None, field, convert(values[field.name]))
             except (ValueError, TypeError) as error:
                 found.append(str(error.args[0]))
     return found
