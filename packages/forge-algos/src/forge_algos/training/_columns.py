@@ -57,7 +57,8 @@ def columns(micro_batches: Sequence[Any] | None, objective: Objective, parallel:
         UnevenRanksError: some shards have batches left and others have not, or their numbers of micro-batches differ.
         PackedBatchError: a step is one batch in place of a list of them.
     """
-    if not isinstance(micro_batches, Iterable | None) or isinstance(micro_batches, Mapping):
+    given_one: Any = micro_batches
+    if micro_batches is not None and (not isinstance(given_one, Iterable) or isinstance(given_one, Mapping)):
         raise PackedBatchError(
             f"a step is a list of micro-batches, and this one is a {type(micro_batches).__name__}: give [[batch], [batch]] for "
             "two steps of a micro-batch each, [[batch, batch]] for one step of two"

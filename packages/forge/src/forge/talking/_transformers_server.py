@@ -15,12 +15,13 @@ def list_only(model: str) -> None:
     """
     from transformers.cli.serving.model_manager import ModelManager
 
+    manager: Any = ModelManager
     entry = {"id": model, "object": "model", "created": 0, "owned_by": ""}
 
     def get_gen_models(*_: object) -> list[dict[str, Any]]:
         return [dict(entry)]
 
-    ModelManager.get_gen_models = staticmethod(get_gen_models)
+    manager.get_gen_models = staticmethod(get_gen_models)
 
 
 if __name__ == "__main__":
