@@ -179,6 +179,9 @@ def test_dropout_is_found_where_it_is_not_zero():
     attention = make()
     attention.model.layers[1].self_attn.attention_dropout = 0.2
     assert first_dropout(attention) == ("model.layers.1.self_attn.attention_dropout", 0.2)
+    block = make()
+    block.model.layers[1].resid_pdrop = 0.3
+    assert first_dropout(block) == ("model.layers.1.resid_pdrop", 0.3)
     noisy = make()
     noisy.model.layers[0].mlp.router_jitter_noise = 0.01
     assert first_dropout(noisy) == ("model.layers.0.mlp.router_jitter_noise", 0.01)

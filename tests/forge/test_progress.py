@@ -145,3 +145,18 @@ def test_a_name_controls_no_terminal(terminal: bool) -> None:
     assert "loading a\\x1b[2J\\x9b2Kb.jsonl\nfine" in shown
     assert "exporting \\x1b]0;title\\x07" in shown
     assert not set(shown) & set("\x1b\x9b\x07")
+
+
+def test_what_is_done_aside_is_no_part_of_the_time_left(clock: list[float]) -> None:
+    """Between two steps, said before it begins where it has words; the steps to come have none of it."""
+    made, printed = reporter(terminal=False)
+    step = types.SimpleNamespace(step=2, loss=1.0, figures={}, learning_rate=0.1, grad_norm=1.0)
+    with made.steps(4):
+        clock[0] += 10
+        with made.aside("comparing"):
+            assert printed.getvalue() == "comparing ...\n"
+            clock[0] += 50
+        with made.aside():
+            clock[0] += 50
+        made.step(step, 10)
+    assert printed.getvalue().splitlines()[1].endswith("ETA 0:10")

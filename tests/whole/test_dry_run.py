@@ -25,6 +25,7 @@ import forge_algos
 from forge.cli._app import main
 from forge.memory import _changes, _tokens
 from forge.memory._forecast import Rehearsed, plan_of
+from forge.memory._plans import PLANNING
 from forge.run import _memory, _prepare
 
 from .conftest import write_rows
@@ -243,9 +244,9 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     made: list[int | None] = []
     of = Rehearsed.of.__func__  # type: ignore[attr-defined]
 
-    def counted(kind: Any, *planned_and_target: Any, blocks: int | None = None) -> Any:
+    def counted(kind: Any, *planned_and_target: Any, blocks: int | None = None, **more: Any) -> Any:
         made.append(blocks)
-        return of(kind, *planned_and_target, blocks=blocks)
+        return of(kind, *planned_and_target, blocks=blocks, **more)
 
     monkeypatch.setattr(Rehearsed, "of", classmethod(counted))
     return made
@@ -328,20 +329,25 @@ def test_more_memory_gives_larger_micro_batches(roomy: dict[str, Any], tmp_path:
 
 @pytest.mark.lane
 def test_what_is_recomputed_follows_from_the_memory(
-    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    large: dict[str, Any], rehearsed: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """activation_checkpointing=auto is none, selective and full as memory falls: the first of them that fits nine tenths."""
+    """activation_checkpointing=auto is none, selective and full as memory falls: the first of them that fits nine tenths.
+
+    The whole model is rehearsed once for all three, and that is said.
+    """
     asked: list[Any] = []
 
-    def choose(*planned_and_target: Any) -> tuple[str, str]:
-        asked.extend(planned_and_target)
-        return _tokens.choose_checkpointing(*planned_and_target)
+    def choose(*given: Any) -> tuple[str, str]:
+        asked.extend(given)
+        return _tokens.choose_checkpointing(*given)
 
     monkeypatch.setattr(_memory, "_SMALL", 0)
     monkeypatch.setattr(_prepare, "is_small", lambda _: False)
     monkeypatch.setattr(_prepare, "choose_checkpointing", choose)
-    forge.dry_run(forge.sft, **given, activation_checkpointing="auto", ckpt_output_dir=tmp_path / "run", machine="80GB")
-    planned, target = asked
+    forge.dry_run(forge.sft, **large, activation_checkpointing="auto", machine="80GB")
+    planned, target, report = asked
+    said: list[str] = []
+    monkeypatch.setattr(report, "taking", lambda *words: nullcontext(said.extend(words)))
     needs = {}
     for kind in _tokens.KINDS:
         settings = planned.settings.with_value("strategy", "activation_checkpointing", kind)
@@ -349,9 +355,13 @@ def test_what_is_recomputed_follows_from_the_memory(
     assert needs["none"] > needs["selective"] > needs["full"]
     for kind, needed in needs.items():
         enough = math.ceil(needed / 0.9) + 1
-        assert _tokens.choose_checkpointing(planned, attrs.evolve(target, limit=enough))[0] == kind
-    found, why = _tokens.choose_checkpointing(planned, attrs.evolve(target, limit=2**18))
+        assert _tokens.choose_checkpointing(planned, attrs.evolve(target, limit=enough), report)[0] == kind
+    rehearsed.clear()
+    said.clear()
+    found, why = _tokens.choose_checkpointing(planned, attrs.evolve(target, limit=2**18), report)
     assert found == "full", why
+    assert rehearsed == [None, *(3, 4) * 3]
+    assert said == list(PLANNING)
     assert "even so" in why
 
 
@@ -528,7 +538,7 @@ def test_a_run_measures_itself(dtype: str, given: dict[str, Any], tmp_path: Path
     assert phase["name"] == "first steps"
     assert math.isclose(phase["planned"], phase["measured"], rel_tol=0.02)
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert "memory: the tensors of the first steps took" in log
+    assert "memory: the tensors of step 2 took" in log
     assert "the process holds more, with Python and libraries: memory in metrics.jsonl" in log
     assert ("activations have bfloat16 copies of the weights in them" in log) is (dtype == "bfloat16")
     assert sum(phase["parts"].values()) == phase["planned"]

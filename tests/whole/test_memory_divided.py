@@ -51,6 +51,8 @@ def steps(model, given, *, optimizer, _train=forge_algos.train, **more):
     first = next(made)  # the probes, and the optimizer's state
     optimizers.append(optimizer)
     yield first
+    # The next step lets go of them as it begins, which a recording that began after they were made does not see.
+    optimizer.zero_grad(set_to_none=True)
     yield measured("step", lambda: next(made), model)
     yield from made
 
@@ -79,17 +81,14 @@ def planned_and_found(run: dict[str, Any], folder: Path, **more: str) -> tuple[d
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_takes_what_was_planned(dtype: str, larger_model: Path, tmp_path: Path) -> None:
-    """Weights that two ranks divide and gather in the dtype of the computation: within 3 percent.
-
-    In bfloat16 within 6: on some processors a product takes scratch there that no plan knows, at toy size 4 percent.
-    """
+    """Weights that two ranks divide and gather in the dtype of the computation: within 3 percent."""
     row = {"input_ids": list(range(3, 203)), "labels": [-100, *range(4, 203)]}
     (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 16)
     run = {"model_path": str(larger_model), "data_path": str(tmp_path / "rows.jsonl"), "ckpt_output_dir": str(tmp_path / "run")}
     run |= {"effective_batch_size": 4, "strategy": "fsdp2", "dtype": dtype, "max_steps": 2, "max_tokens_per_gpu": 400}
     planned, found = planned_and_found(run, tmp_path, FORGE_TEST_STEPS="1")
     print(dtype, planned["step"], found["step"], round(planned["step"] / found["step"], 4))
-    assert planned["step"] == pytest.approx(found["step"], rel=0.03 if dtype == "float32" else 0.06)
+    assert planned["step"] == pytest.approx(found["step"], rel=0.03)
 
 
 @pytest.mark.lane

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,8 @@ from .wiring import load
 END, VOCABULARY = 2, 12
 DEVICE = torch.device("cpu")
 PROMPTS = (np.array([3, 4, 5]), np.array([6]), np.array([7, 8, 9, 10, 11, 3, 5]))
+SYSTEM = np.arange(20) % 9 + 3
+"""What prompts begin with, where they have a system message."""
 
 
 @pytest.fixture(scope="module")
@@ -145,14 +148,20 @@ METHODS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ci_keeps(["grpo"], list(METHODS)))
 def test_shared_prompts_give_the_same(directory, name):
-    """Rollout, loss and gradients are the same with shared prompts, in any rows, on documents and sdpa: within 1e-5."""
+    """Rollout, loss and gradients are the same with shared prompts and system messages, in any rows, on documents and sdpa.
+
+    All agree within 1e-5.
+    """
     objective, settings = METHODS[name]
-    found = []
-    for attention, share, most in (
-        ("sdpa", False, 40),
-        ("documents", False, 500),
-        ("documents", True, 500),
-        ("documents", True, 16),
+    across = partial(forge_packing.collate_groups, share_prompt=True, share_prefix=True)
+    found, computed = [], []
+    for attention, share, most, made_by in (
+        ("sdpa", False, 60, None),
+        ("documents", False, 500, None),
+        ("documents", True, 500, None),
+        ("documents", True, 36, None),
+        ("documents", True, 500, across),
+        ("documents", True, 70, across),
     ):
         model, frozen = load(directory, attention), load(directory, attention)
         with torch.no_grad():
@@ -166,7 +175,7 @@ def test_shared_prompts_give_the_same(directory, name):
         made = online.make_rollout(
             model,
             sampler(model),
-            [SimpleNamespace(input_ids=ids, prompt="", columns={}) for ids in PROMPTS],
+            [SimpleNamespace(input_ids=np.append(SYSTEM, ids), prompt="", columns={}) for ids in PROMPTS],
             settings=settings,
             rewards=[
                 online.Reward(name="r", function=lambda completions, **_: [float(len(c)) + c.count("4") for c in completions])
@@ -176,10 +185,12 @@ def test_shared_prompts_give_the_same(directory, name):
             seed=3,
             reference=frozen,
             share_prompts=share,
+            collate=made_by,
         )
-        (update,) = online.rollout_batches(made, max_tokens=most, share_prompts=share)
+        (update,) = online.rollout_batches(made, max_tokens=most, share_prompts=share, collate=made_by)
         if share:
             assert any(batch.groups.kv_rows is not None for batch in update)
+        computed.append(sum(len(batch.groups.input_ids) for batch in update))
         optimizer = Still(model.parameters(), lr=1.0)
         constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
         (output,) = forge_algos.train(
@@ -189,6 +200,9 @@ def test_shared_prompts_give_the_same(directory, name):
         found.append((made, output, whole))
     first, expected, gradient = found[0]
     assert len({output.tokens for _, output, _ in found}) > 1
+    # What prompts have in common is a token of each; it is computed once in a row that has them all.
+    assert found[4][1].tokens == found[2][1].tokens
+    assert computed[4] == computed[2] - 2 * len(SYSTEM)
     for made, output, other in found[1:]:
         assert made.completion_texts == first.completion_texts
         np.testing.assert_allclose(made.old_logps, first.old_logps, rtol=0, atol=1e-5)

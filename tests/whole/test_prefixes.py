@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,19 +16,25 @@ import forge_data
 import forge_packing
 from forge.memory._forecast import _largest_batch, largest_micro_batch
 from forge.tasks.items._samples import Samples
+from forge.verbs._sft import _in_common
 
+from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from . import tiny
 from .conftest import write_rows
 from .starts import metrics
 from .three_steps import SETTINGS, figures, oracle
-from .verbs import KINDS, rows_of, run_verb
+from .verbs import KINDS, rows_of, run_verb, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 TOOLS = tiny.sample(24, 40, slice(0, None)).input_ids
 """What most samples begin with."""
+
+
+CONTEXT = {"cp_size": 2}
+"""Ranks that share each row."""
 
 
 def rows(folder: Path) -> Path:
@@ -70,6 +77,37 @@ def test_losses_are_those_of_each_sample_alone(made: dict[str, Any], tmp_path: P
         assert figures(run, name) == figures(plain, name)
 
 
+FAMILIES = ["mistral-window", "gemma3-window", "gpt-oss: sinks, and a mask made without positions", "gemma2: capped scores"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ci_keeps(["gemma3-window"], FAMILIES))
+def test_models_that_look_at_positions_otherwise(
+    name: str, made: dict[str, Any], saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A sliding window that ends within the prefix, sinks and capped scores: losses are those of each sample alone."""
+    run, model = tmp_path / "run", str(saved(name))
+    forge.sft(**{**made, "model_path": model}, ckpt_output_dir=str(run))
+    assert "prefixes: computed once a micro-batch" in log(run)
+    expected = oracle(run, tiny.plain(model))
+    assert figures(run) == pytest.approx([step.loss for step in expected], rel=1e-6)
+    assert figures(run, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_routers_see_a_prefix_once_for_each_sample(
+    made: dict[str, Any], saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The balance of experts counts a shared token as often as samples have it: figures are those without sharing."""
+    made = {**made, "model_path": str(saved(FAMILIES[2])), "moe_aux_loss": "global"}
+    runs = [tmp_path / "shared", tmp_path / "alone"]
+    forge.sft(**made, ckpt_output_dir=str(runs[0]))
+    monkeypatch.setattr(forge_packing.collating._groups, "LEAST_PREFIX", 1_000_000)
+    forge.sft(**made, ckpt_output_dir=str(runs[1]))
+    for name, near in (("aux_loss", 1e-6), ("loss", 1e-6), ("grad_norm", 1e-5)):
+        assert figures(runs[0], name) == pytest.approx(figures(runs[1], name), rel=near)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "reason"),
@@ -77,20 +115,60 @@ def test_losses_are_those_of_each_sample_alone(made: dict[str, Any], tmp_path: P
         ({"adapter": "lora", "lora_dropout": 0.1}, ": base_model"),
         ({"neftune_alpha": 5.0}, ": neftune_alpha=5 draws noise for each sample"),
         ({"effective_batch_size": 1}, None),
+        ({"packing": "off"}, None),
+        ({"adapter": "prompt"}, None),
     ],
-    ids=["dropout", "noise", "single samples"],
+    ids=["dropout", "noise", "single samples", "documents alone", "virtual tokens"],
 )
 def test_where_each_computes_its_own(
     settings: dict[str, Any], reason: str | None, made: dict[str, Any], tmp_path: Path
 ) -> None:
-    """What is drawn at random is drawn for each sample; a run with nothing in common does not mention prefixes."""
+    """What is drawn at random is drawn for each sample; a run with nothing in common does not mention prefixes.
+
+    Nor does one whose samples are lines by themselves, where nothing could be shared.
+    """
     run = tmp_path / "run"
     forge.sft(**{**made, **settings, "max_steps": 1}, ckpt_output_dir=str(run))
     assert (reason in log(run)) if reason else ("prefixes:" not in log(run))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"cp_size": 2}], ids=["data parallel", "context parallel"])
+@pytest.mark.parametrize(
+    "settings",
+    ci_keeps(
+        [{"activation_checkpointing": "full", "adapter": "dora"}, {"dtype": "bfloat16", "weights": "bfloat16"}],
+        [
+            {"activation_checkpointing": "full", "adapter": "dora"},
+            {"dtype": "bfloat16", "weights": "bfloat16"},
+            {"activation_checkpointing": "selective", "compile": "blocks"},
+            {"adapter": "qlora"},
+            {"adapter": "osft"},
+            {"adapter": "adapter_prompt"},
+        ],
+    ),
+    ids=lambda settings: " ".join(settings.values()),
+)
+def test_with_other_settings(
+    settings: dict[str, Any], made: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses, of held-out rows too, gradients and counts are those of the same run that shares nothing."""
+    made = {**made, **settings, "validation_split": 0.25}
+    runs = [tmp_path / "shared", tmp_path / "alone"]
+    forge.sft(**made, ckpt_output_dir=str(runs[0]))
+    assert "prefixes: computed once a micro-batch" in log(runs[0])
+    monkeypatch.setattr(forge_packing.collating._groups, "LEAST_PREFIX", 1_000_000)
+    forge.sft(**made, ckpt_output_dir=str(runs[1]))
+    assert "prefixes:" not in log(runs[1])
+    rounding = "weights" in settings
+    for name, near in (("loss", 1e-6), ("grad_norm", 1e-5), ("eval_loss", 1e-6)):
+        found = [[line[name] for line in metrics(run) if name in line] for run in runs]
+        assert found[0] == pytest.approx(found[1], rel=1e-2 if rounding else near)
+    for name in ("samples", "tokens", "loss_tokens"):
+        assert figures(runs[0], name) == figures(runs[1], name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", ci_keeps([{}, CONTEXT], [{}, CONTEXT, {"tp_size": 2}, {"strategy": "zero3"}]))
 def test_two_ranks_and_a_resumed_run(settings: dict[str, Any], made: dict[str, Any], tmp_path: Path) -> None:
     """Losses are those of one rank, of held-out rows too; a run that goes on after its first step is the whole one."""
     one, two, parts = (str(tmp_path / name) for name in ("one", "two", "parts"))
@@ -128,6 +206,9 @@ def test_other_verbs(verb: str, model_dir: Path, tmp_path: Path) -> None:
     for name in ("loss", "grad_norm"):
         assert figures(runs[0], name) == pytest.approx(figures(runs[1], name), rel=1e-5, abs=1e-7)
     assert figures(runs[0], "samples") == figures(runs[1], "samples")
+    noun = {"distill": "", "kto": "an answer, what answers"}.get(verb, "a pair, what pairs")
+    words = f"prompts: computed once {noun} begin with alike" if noun else "prefixes: computed"
+    assert f"{words} once a micro-batch" in log(runs[0])
 
 
 def computed_tokens(work: Callable[[], Any]) -> int:
@@ -173,6 +254,23 @@ def test_rows_are_filled_with_what_is_computed(
     assert (len(planned) < sum(len(plan.alone().micro_batches(step)) for step in range(plan.num_steps))) is shares
 
 
+@pytest.mark.slow
+def test_prefixes_of_later_rows_are_seen(model_dir: Path, tmp_path: Path) -> None:
+    """A set in the order of its sources begins with rows that have nothing in common."""
+    own = [tiny.sample(30, 200 + at) for at in range(40)]
+    made = [{"input_ids": (TOOLS if at >= 20 else []) + each.input_ids, "labels": None} for at, each in enumerate(own)]
+    for row in made:
+        row["labels"] = row["input_ids"]
+    path = write_rows(tmp_path / "rows.jsonl", made)
+    store = forge_data.prepare(str(path), str(model_dir), tmp_path / "store", progress=False)
+    items = Samples(store)
+    plan = forge_packing.plan(items.lengths, batch_size=2, max_tokens=128, shuffle=False, **items.prefixes)
+    run: Any = SimpleNamespace(train=items, plan=plan, steps_from=lambda first: iter(range(first, plan.num_steps)))
+    assert 0 < _in_common(run) < 0.5
+    run.plan = plan.alone()
+    assert _in_common(run) == 0
+
+
 def test_the_plan_rehearses_the_micro_batch_of_which_most_is_computed(model_dir: Path, tmp_path: Path) -> None:
     """Rows that share most of their tokens are not the largest, though they have more."""
     own = [tiny.sample(40, 70 + at).input_ids for at in range(4)]
@@ -186,3 +284,27 @@ def test_the_plan_rehearses_the_micro_batch_of_which_most_is_computed(model_dir:
     assert len(items.batch(worst).input_ids) == 48
     assert len(_largest_batch(plan, items, worst).input_ids) == 160
     assert len(_largest_batch(plan, items.sharing(share_prefix=False), worst).input_ids) == 168
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ci_keeps(["grpo"], ["grpo", "rloo", "ppo", "sdft"]))
+def test_sampled_completions(verb: str, model_dir: Path, tmp_path: Path) -> None:
+    """Different prompts behind one system prompt: the same completions, losses and counts; it is computed once a row."""
+    rows = rows_of(KINDS[verb], 8)
+    for row in rows:
+        row["messages" if verb == "sdft" else "prompt"].insert(0, {"role": "system", "content": "you know all fruit, " * 3})
+    settings = settings_of(verb, model_dir, tmp_path) | {"data_path": str(write_rows(tmp_path / "rows.jsonl", rows))}
+    settings |= {"max_steps": 2, "effective_batch_size": 4, "validation_split": 0.5}
+    runs = [tmp_path / "shared", tmp_path / "alone"]
+    computed = []
+    for run, more in zip(runs, [{}, {"attention": "sdpa"}], strict=True):
+        made = {**settings, **more, "ckpt_output_dir": str(run)}
+        computed.append(computed_tokens(lambda made=made: run_verb(verb, made, str(tmp_path))))
+    once = "group" if verb != "sdft" else "completion"
+    assert f"prompts: computed once a {once}, what prompts begin with alike once a micro-batch" in log(runs[0])
+    assert "prompts: computed once a completion: attention 'sdpa' does not know kv_rows" in log(runs[1])
+    # Without, 0.37, 0.53, 1 and 1 would be computed: a group's prompt once, or every prompt.
+    assert computed[0] < {"grpo": 0.2, "rloo": 0.3, "ppo": 0.5, "sdft": 0.7}[verb] * computed[1]
+    for name in ("loss", "grad_norm"):
+        assert figures(runs[0], name) == pytest.approx(figures(runs[1], name), rel=1e-5, abs=1e-7)
+    assert figures(runs[0], "samples") == figures(runs[1], "samples")

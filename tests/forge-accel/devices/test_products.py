@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from torch.autograd import profiler
 from torch.autograd.profiler_util import FunctionEvent
 
 from forge_accel import CPUAccelerator
@@ -66,3 +72,39 @@ def test_a_measurement_makes_no_object_of_each_operator(monkeypatch: pytest.Monk
     kept = torch.ones(1000)
     assert meter.stop() == 8 + kept.nbytes
     assert made == []
+
+
+def test_a_measurement_records_no_operators_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are as many as allocations. What was added up is let go of, also where Python collects nothing meanwhile."""
+    kept, traces, recordings = list[torch.Tensor](), list[str](), list[weakref.ref[Any]]()
+    export = profiler.profile.export_chrome_trace
+
+    def exported(self: Any, path: str) -> None:
+        export(self, path)
+        traces.append(Path(path).read_text())
+        recordings.append(weakref.ref(self))
+
+    monkeypatch.setattr(profiler.profile, "export_chrome_trace", exported)
+    meter = ProfilerMeter()
+    gc.disable()
+    try:
+        meter.start(8)
+        for _ in range(3):
+            kept.append(torch.ones(1000).neg())
+            meter.add_up()
+            assert recordings[-1]() is None
+        kept.pop()
+        assert meter.stop() == 8 + 4 * kept[0].nbytes
+    finally:
+        gc.enable()
+    assert not torch.autograd._profiler_enabled()
+    assert [trace.count('"[memory]"') for trace in traces] == [3, 3, 3, 1]
+    assert not any("aten::" in trace for trace in traces)
+
+
+def test_a_measurement_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    """Torch's profiler warns where operators are left out and those of GPUs are not, as if there were any."""
+    meter = ProfilerMeter()
+    meter.start(0)
+    meter.stop()
+    assert "Toggling" not in capfd.readouterr().err

@@ -66,9 +66,10 @@ def made(
     outline: bool,
     dtype: torch.dtype = torch.float32,
     blocks: int | None = None,
+    shares: dict[str, int] | None = None,
 ) -> tuple[Any, ...]:
     """A model, real or an outline, with its adapter and its optimizer; and the rehearsal of an outline."""
-    rehearsal = forge_algos.Rehearsal(device=CPU)
+    rehearsal = forge_algos.Rehearsal(device=CPU, shares=shares or {})
     config = CONFIGS[kind]()
     with torch.device("meta" if outline else "cpu"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
@@ -311,6 +312,22 @@ def test_equal_blocks_need_not_all_be_rehearsed(
         assert fewer.with_blocks(attrs.evolve(more, stages=fewer.stages), fewer=3, blocks=6) is None
 
 
+def test_the_worst_moment_is_that_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of gradients that 64 ranks divide it is an earlier one, with more activations, and follows from few blocks as well."""
+    monkeypatch.setitem(_SHAPE, "num_hidden_layers", 6)
+    found = {}
+    for blocks, ranks in ((None, 1), (None, 64), (3, 64), (4, 64)):
+        settings, shares = forge_algos.AdapterSettings(), {"gradients": ranks}
+        rehearsal, adaptation, model, moves = made("llama", settings, "adamw", True, blocks=blocks, shares=shares)
+        found[blocks, ranks] = rehearsal.step(model, moves, [Row(7, 5)], objective=forge_algos.SFT, adaptation=adaptation)
+    alone, shared = found[None, 1], found[None, 64]
+    assert shared.parts["gradients"] < alone.parts["gradients"]
+    assert shared.parts["activations"] > alone.parts["activations"]
+    assert shared.bytes == sum(shared.parts.values()) < alone.bytes
+    derived = found[3, 64].with_blocks(found[4, 64], fewer=3, blocks=6)
+    assert (derived.bytes, derived.parts) == (shared.bytes, shared.parts)
+
+
 def test_blocks_that_differ_are_all_rehearsed() -> None:
     """Another class, width or window: nothing follows from a few of them."""
     rehearsal = forge_algos.Rehearsal(device=CPU)
@@ -503,3 +520,28 @@ def test_no_kernel_is_launched_on_tensors_without_data(monkeypatch: pytest.Monke
     assert launched == [(2,)]
     with pytest.raises(RuntimeError, match="data pointer"):
         next(model.parameters()).data_ptr()
+
+
+class AskedToStopError(BaseException):
+    """What a caller ends a rehearsal with."""
+
+
+@pytest.mark.parametrize("after", [0, 50, 400])
+def test_a_check_ends_a_rehearsal(after: int) -> None:
+    """It is asked before each kernel, of the backward pass too; what it raises comes out as it is, and a next step is whole."""
+    rehearsal, adaptation, model, moves = made("llama", forge_algos.AdapterSettings(), "adamw", True)
+    calls = [0]
+
+    def check() -> None:
+        calls[0] += 1
+        if calls[0] > after:
+            raise AskedToStopError
+
+    def step(asked: forge_algos.Rehearsal) -> Any:
+        return asked.step(model, moves, [Row(5, 7)], objective=forge_algos.SFT, adaptation=adaptation)
+
+    whole = step(rehearsal).bytes
+    with pytest.raises(AskedToStopError):
+        step(attrs.evolve(rehearsal, check=check))
+    assert calls[0] == after + 1
+    assert step(rehearsal).bytes == whole

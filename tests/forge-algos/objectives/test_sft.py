@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from forge_algos import (
@@ -93,6 +94,44 @@ def test_turns_that_share_their_history():
     assert (terms.count, objective.count(row), objective.samples(row), objective.tokens(row)) == (count, 11, 1, 15)
     assert terms.sum.item() == pytest.approx(total.item(), rel=1e-6)
     assert distance(mine, gradients(model)) < 1e-5
+
+
+class Sums(TorchDispatchMode):
+    """Records the dtypes in which gradients of selected rows are summed."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "index_add" in str(func):
+            self.found.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_position_that_samples_share_sums_its_gradients_in_float32():
+    """In bfloat16 each sum on the way would be rounded: of many equal gradients the later ones are lost."""
+    shared = np.array([5, 6, 7])
+    row = SimpleNamespace(
+        input_ids=np.array([*shared, 8, 9]),
+        position_ids=np.array([0, 1, 2, 3, 3]),
+        rows=np.array([0, 1, 2, 0, 1, 2]),
+        targets=np.array([6, 7, 8, 6, 7, 9]),
+        lengths=np.array([3, 3]),
+        ends=np.array([3, 4]),
+        group_sizes=np.array([1, 1]),
+        cu_seqlens=np.array([0, 4, 5], np.int32),
+        max_seqlen=4,
+        kv_rows=np.array([0, 1, 2, 3, 0, 1, 2, 4]),
+        cu_seqlens_k=np.array([0, 4, 8], np.int32),
+        max_seqlen_k=4,
+    )
+    model = shareable(make()).bfloat16()
+    assert shares_prompts(model, device=CPU)[0]
+    terms = SFT().bind(model, device=CPU)(row, [])
+    with Sums() as sums:
+        terms.sum.backward()
+    assert sums.found == {torch.float32}
 
 
 def test_lora_equals_one_sample_at_a_time():

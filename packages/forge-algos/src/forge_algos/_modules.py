@@ -178,8 +178,8 @@ def _ask(model: nn.Module, method: str) -> nn.Module | None:
 def first_dropout(model: nn.Module) -> tuple[str, float] | None:
     """Return the name and probability of a dropout in training that is not 0; None without one.
 
-    Attention layers hold theirs as a number (`attention_dropout`), as they call a function with it. Noise of a router
-    (`router_jitter_noise`) counts as such.
+    Attention layers hold theirs as a number (`attention_dropout`, DBRX's blocks `resid_pdrop`), as they call a function with
+    it. Noise of a router (`router_jitter_noise`) counts as such.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -187,7 +187,7 @@ def first_dropout(model: nn.Module) -> tuple[str, float] | None:
                 return name, float(module.p)
             continue
         for key, value in vars(module).items():
-            if ("dropout" in key or "jitter" in key) and isinstance(value, float) and 0 < value <= 1:
+            if any(word in key for word in ("dropout", "pdrop", "jitter")) and isinstance(value, float) and 0 < value <= 1:
                 return f"{name}.{key}".lstrip("."), value
     return None
 

@@ -124,6 +124,21 @@ class Reporter:
         if done and (seconds := time.perf_counter() - began) > _SHORT_SECONDS:
             self.note(f"{done} in {_clock(seconds) if seconds >= 60 else f'{seconds:.1f} s'}")
 
+    @contextmanager
+    def aside(self, what: str = "") -> Iterator[None]:
+        """Leave the block's time out of the estimate for the steps to come.
+
+        Args:
+            what: said to be done in it, if anything.
+        """
+        began = time.perf_counter()
+        if what:
+            self.doing(what)
+        try:
+            yield
+        finally:
+            self._began += time.perf_counter() - began
+
     def steps(self, num_steps: int | None, *, done: int = 0) -> Self:
         """Set the number of steps, `done` of them before this start: `with reporter.steps(n): ...`.
 

@@ -25,6 +25,7 @@ from forge_algos.heads._rows_over_ranks import RowsOverRanks, rows_over_ranks
 from forge_algos.losses import LossTerms, _check
 from forge_algos.losses._likelihood import Likelihood
 from forge_algos.losses._nll import nll_of_rows
+from forge_algos.losses._numeric import wide
 from forge_algos.losses._rows import Given, LogitSource, Projected, Tensors, product_dtype
 from forge_algos.losses._token_logps import logps_and_entropy_of_rows, logps_of_rows
 from forge_algos.losses.distillation._compare import Compared, compare_rows
@@ -285,7 +286,10 @@ class Head:
             )
             # Not hidden[0], whose backward pass fills a row [1, T, D] with zeros to put the gradient into it.
             hidden_TD = hidden.squeeze(0)
-            found = compute(source, (hidden_TD.index_select(0, rows), linear.weight, linear.bias))
+            # A position that several samples learn from gets a gradient from each.
+            summed = hidden_TD if inputs.get("kv_rows") is None else hidden_TD.to(wide(hidden_TD.dtype))
+            hidden_MD = summed.index_select(0, rows).to(hidden_TD.dtype)
+            found = compute(source, (hidden_MD, linear.weight, linear.bias))
             return found if beside is None else (*found, beside(hidden_TD))
 
         # The model gets one row for all, which it may scale or cap at no cost.

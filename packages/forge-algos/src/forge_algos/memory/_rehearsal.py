@@ -54,6 +54,10 @@ class Rehearsal:
     gather_dtype: torch.dtype | None = None
     """Dtype in which ranks gather float32 weights to compute with; None where each computes with its own. What is gathered at a
     time is not counted."""
+    shares: Mapping[str, int] = attrs.field(factory=dict)
+    """Part of the memory → how many ranks divide it: the worst moment is that of one of them. Parts are given whole."""
+    check: Callable[[], None] | None = None
+    """Called before each kernel of a step or an evaluation; what it raises ends that."""
     _mode: Any = attrs.field(factory=fake_mode, init=False)
     _loaded: WeakSet[nn.Module] = attrs.field(factory=WeakSet, init=False)
     """Modules of the outlines; no longer than somebody else holds them."""
@@ -237,7 +241,7 @@ class Rehearsal:
         others = list(others)
 
         def tried(autocast: Callable[[], AbstractContextManager[Any]]) -> Peak:
-            tracker = Tracker(self.allocated, self.product_scratch)
+            tracker = Tracker(self.allocated, self.product_scratch, self.check)
             for each in (model, *others):
                 tracker.hold(tensors_of(each), "weights")
             tracker.hold(_state(optimizer), "optimizer")
@@ -246,7 +250,7 @@ class Rehearsal:
                 parallel = ALONE if dtype is None else Gathered(model, dtype, self._loaded, tracker)
                 with tracker, self._staged(tracker, model, optimizer):
                     began = work(tracker, parallel, autocast)
-                return tracker.peak(began, always=always, library_bytes=self.library_bytes)
+                return tracker.peak(began, always=always, library_bytes=self.library_bytes, shares=self.shares)
 
         alone = self.gather_dtype is not None and all(self._runs)
         return tried(nullcontext if alone else self.autocast)

@@ -64,6 +64,8 @@ class Peak:
     """Places outside of this package at which a value was needed that a tensor without data does not have."""
     stages: Mapping[Stage, Mapping[str, int]] = attrs.field(factory=dict, repr=False)
     """Stage of the work → the parts of its own worst moment, where the rehearsal was of fewer blocks than the model has."""
+    shares: Mapping[str, int] = attrs.field(factory=dict, repr=False)
+    """Part → how many ranks divide it; the moment is the worst for one of them, and its parts are whole."""
 
     def with_blocks(self, more: "Peak", *, fewer: int, blocks: int) -> "Peak | None":
         """Derive the worst moment with `blocks` equal blocks; None where the two did otherwise.
@@ -89,8 +91,8 @@ class Peak:
                 {part: size + (blocks - fewer) * (more.stages[other][part] - size) for part, size in parts.items()}
                 for other in others
             ]
-        worst = max(found, key=lambda parts: sum(parts.values()))
-        return Peak(bytes=sum(worst.values()), parts=worst, guesses=self.guesses)
+        worst = max(found, key=lambda parts: sum(size / self.shares.get(part, 1) for part, size in parts.items()))
+        return Peak(bytes=sum(worst.values()), parts=worst, guesses=self.guesses, shares=self.shares)
 
 
 class Tracker(TorchDispatchMode):
@@ -99,13 +101,17 @@ class Tracker(TorchDispatchMode):
     Args:
         allocated: bytes of a tensor → bytes that the device's allocator takes for them.
         scratch: products → the bytes that each takes for itself and gives back; None where they take none.
+        check: called before each kernel; what it raises ends the work.
     """
 
     def __init__(
-        self, allocated: Callable[[int], int] = int, scratch: Callable[[Products], Sequence[int]] | None = None
+        self,
+        allocated: Callable[[int], int] = int,
+        scratch: Callable[[Products], Sequence[int]] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
-        self._allocated, self._scratch = allocated, scratch
+        self._allocated, self._scratch, self._check = allocated, scratch, check
         self._products: list[tuple[int, tuple[Any, ...]]] = []
         """(number of allocations and releases before it, shapes, strides and dtype of its factors) of each product."""
         self._events: list[tuple[int, int]] = []
@@ -125,6 +131,8 @@ class Tracker(TorchDispatchMode):
         if func is _DEVICE and isinstance(args[0], FakeTensor) and not args[0].fake_mode.in_kernel_invocation:
             # Two thirds of all calls; torch would give the same answer, after several times the work.
             return args[0].fake_device
+        if self._check is not None:
+            self._check()
         if func in _READS and any(isinstance(each, torch.Tensor) and _empty(each) for each in args):
             return self._guess(None if func is not _aten._local_scalar_dense.default else args[0])
         if func is _aten.add.Tensor and self._sums_gradients(args):
@@ -184,20 +192,29 @@ class Tracker(TorchDispatchMode):
         """Number of allocations and releases so far."""
         return len(self._events)
 
-    def peak(self, since: int = 0, *, always: Mapping[str, int] | None = None, library_bytes: int = 0) -> Peak:
+    def peak(
+        self,
+        since: int = 0,
+        *,
+        always: Mapping[str, int] | None = None,
+        library_bytes: int = 0,
+        shares: Mapping[str, int] | None = None,
+    ) -> Peak:
         """Return the worst moment after the first `since` allocations and releases.
 
         Args:
             since: a former `position`.
             always: parts that have buffers of their own at all times, with their bytes, which count in the place of tensors.
             library_bytes: what kernels hold at all times, beside what each takes for itself.
+            shares: part → how many ranks divide it; the worst moment is that of one of them.
         """
-        always = always or {}
+        always, shares = always or {}, {part: ranks for part, ranks in (shares or {}).items() if ranks > 1}
         held = most = sum(always.values())
         at = -1
         moments = []
         for index, (storage, number) in enumerate(self._events):
-            held += 0 if self._part_of[storage] in always else number
+            part = self._part_of[storage]
+            held += 0 if part in always else number / shares[part] if part in shares else number
             moments.append(held)
             if index >= since and held > most:
                 most, at = held, index
@@ -209,16 +226,17 @@ class Tracker(TorchDispatchMode):
         worst, *stages = self._parts_at([at, *(index for _, index, _ in own)])
         parts = worst | {**always, "kernels": kernels + library_bytes}
         return Peak(
-            bytes=most + library_bytes,
+            bytes=sum(parts.values()),
             parts=parts,
             guesses=tuple(self._guesses),
             stages={
                 stage: found | {**always, "kernels": size + library_bytes}
                 for (stage, _, size), found in zip(own, stages, strict=True)
             },
+            shares=shares,
         )
 
-    def _of_stages(self, moments: Sequence[int], since: int) -> list[tuple[Stage, int, int]]:
+    def _of_stages(self, moments: Sequence[float], since: int) -> list[tuple[Stage, int, int]]:
         """Return each stage after `since` events, with its worst moment.
 
         That is an event, and the bytes that a product takes there for itself.
@@ -249,7 +267,7 @@ class Tracker(TorchDispatchMode):
         return [seen[index] for index in events]
 
     def _product_scratch(
-        self, moments: Sequence[int], since: int, least: int, until: int | None = None
+        self, moments: Sequence[float], since: int, least: float, until: int | None = None
     ) -> list[tuple[int, int]]:
         """Return (event, bytes) of the products that began with at least so many bytes held."""
         near = [

@@ -11,6 +11,7 @@ from torch import nn
 from forge_algos._errors import LossError
 from forge_algos._modules import causal_model, mode
 from forge_algos.batches._groups import group_tensors
+from forge_algos.batches._learned import token_count
 from forge_algos.batches._taught import TaughtBatch, check_taught, idle_taught
 from forge_algos.heads._completions import GroupModel
 from forge_algos.heads._head import choose_head
@@ -68,8 +69,10 @@ class SelfDistill:
         return len(batch.groups.lengths)
 
     def tokens(self, batch: TaughtBatch) -> int:
-        """Count the tokens of both rows, prompts included."""
-        return len(batch.groups.input_ids) + len(batch.teacher.input_ids)
+        """Count the tokens of both rows, prompts included.
+        What groups share counts for each of them.
+        """
+        return token_count(batch.groups) + token_count(batch.teacher)
 
     def idle(self) -> TaughtBatch:
         """Make a batch of one made-up completion."""

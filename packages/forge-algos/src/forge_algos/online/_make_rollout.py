@@ -22,6 +22,7 @@ from forge_algos.online.rewards._rewards import Reward, RewardInputs, overlong, 
 from forge_algos.online.rollout._rollout import Rollout, equal_groups
 from forge_algos.online.sampling._draw import attempt_seed
 from forge_algos.online.sampling._sampler import Completion, Sampler
+from forge_algos.online.updates._collate import Collate
 from forge_algos.online.updates._updates import packed, token_places, update_indices
 from forge_algos.settings._online import GroupSettings, OnlineSettings
 from forge_algos.settings._policy_kinds import POLICY_KINDS
@@ -44,6 +45,7 @@ def make_rollout(
     rank: int | None = None,
     reference: Reference | None = None,
     share_prompts: bool = False,
+    collate: Collate | None = None,
     source: Callable[[int], str] = "row {}".format,
     episodes: Episodes | None = None,
 ) -> Rollout:
@@ -54,7 +56,8 @@ def make_rollout(
     are the policy's own, whatever `top_p` and `top_k` took away while sampling. `source` names a row in messages. With
     `episodes` a completion is an episode: turns of the model, and an environment's observations between them, which are read
     and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a figure of the
-    rollout, and above the settings' limits it weighs the advantages, or is an error.
+    rollout, and above the settings' limits it weighs the advantages, or is an error. `collate` is as `rollout_batches` takes
+    it, and must be the same there.
     """
     check_arguments(prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None)
     device = next(model.parameters()).device if device is None else device
@@ -153,7 +156,10 @@ def make_rollout(
     parts = [indices for step in steps for indices in step[shard]]
     measured = measure(
         model,
-        [packed(indices, groups, prompt_ids, completion_ids, learned, share_prompts=share_prompts) for indices in parts],
+        [
+            packed(indices, groups, prompt_ids, completion_ids, learned, share_prompts=share_prompts, collate=collate)
+            for indices in parts
+        ],
         temperature=settings.temperature,
         device=device,
         autocast=autocast,

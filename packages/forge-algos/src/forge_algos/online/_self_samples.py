@@ -12,6 +12,7 @@ from forge_algos._parallel import ALONE, Parallel
 from forge_algos.batches._taught import TaughtBatch
 from forge_algos.online._prompts import check_completions
 from forge_algos.online.sampling._sampler import Sampler
+from forge_algos.online.updates._collate import Collate
 from forge_algos.online.updates._updates import packed, token_places, update_indices
 from forge_algos.settings._self_distill import SDFTSettings
 
@@ -91,6 +92,7 @@ def taught_batches(
     max_tokens: int,
     skip_tokens: int = 0,
     share_prompts: bool = False,
+    collate: Collate | None = None,
     parallel: Parallel = ALONE,
     rank: int | None = None,
 ) -> list[TaughtBatch]:
@@ -101,6 +103,7 @@ def taught_batches(
         max_tokens: tokens of either row of a micro-batch, at most.
         skip_tokens: first tokens of each completion that are not learned from.
         share_prompts: whether a prompt with several completions stands once in a row.
+        collate: as `rollout_batches` takes it.
         parallel: the ranks.
         rank: number of this rank's data shard; `parallel`'s own by default.
 
@@ -128,7 +131,7 @@ def taught_batches(
     found = []
     for indices in step.parts[parallel.data_parallel_rank if rank is None else rank]:
         rows = (
-            packed(indices, samples.groups, prompts, samples.completion_ids, share_prompts=share_prompts)
+            packed(indices, samples.groups, prompts, samples.completion_ids, share_prompts=share_prompts, collate=collate)
             for prompts in (samples.prompt_ids, samples.teacher_ids)
         )
         own, teacher = rows

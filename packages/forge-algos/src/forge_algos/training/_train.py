@@ -168,6 +168,8 @@ def train(
                         sums, norm, counted.count, objective, parallel, router_loss
                     )
                     load = router_loss.load() if router_loss else ()
+                    # Freed in the next step, they would be said to be unknown to a profiler that begins there.
+                    del sums, norm
                     if problem and on_nan == "stop":
                         raise DivergedError(
                             f"step {step}: {problem}. The optimizer did not move. Lower the learning rate, warm up longer, "

@@ -6,7 +6,7 @@ micro-batch, with tensors that hold no data. What several ranks divide is divide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,8 @@ import forge_algos
 import forge_dist
 import forge_packing
 from forge._progress import Reporter
-from forge.memory._divided import Groups, divided, keeps_casts
-from forge.memory._memory_plan import MEASURED, MemoryPlan, Phase
+from forge.memory._divided import Groups, divided, keeps_casts, shares
+from forge.memory._memory_plan import MemoryPlan
 from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.settings._settings import row_tokens
@@ -96,17 +96,6 @@ def _copies(bare: Rehearsed | Derived, held: dict[str, int], *, on_host: bool) -
     beside = on_host or planned.strategy == "zero3" or bool(planned.loading)
     loaded = bare.weights + (trained if planned.frozen else 0) if beside else bare.weights // max(1, bare.groups.layers)
     return [("saving", {**held, "copies": state if on_host else 0}), ("export", {**held, "copies": loaded})]
-
-
-def forecast_steps(planned: Planned, target: Target, steps: Sequence[Sequence[Any]]) -> Phase | None:
-    """Compute the memory of steps on these very micro-batches; None where that cannot be."""
-    try:
-        made = Rehearsed.of(planned, target)
-        found = [made.run_step(list(batches), first=number == 0) for number, batches in enumerate(steps)]
-    except (forge_algos.RehearsalError, forge_dist.ModelError):
-        return None
-    worst = max(found, key=lambda peak: peak.bytes)
-    return Phase(name=MEASURED, planned=worst.bytes, parts=worst.parts)
 
 
 def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
@@ -212,8 +201,10 @@ class Rehearsed(NamedTuple):
     """Repeated blocks of the whole model."""
 
     @classmethod
-    def of(cls, planned: Planned, target: Target, *, blocks: int | None = None) -> Rehearsed:
-        """Make it, with the first `blocks` of its equal blocks or all.
+    def of(
+        cls, planned: Planned, target: Target, *, blocks: int | None = None, check: Callable[[], None] = lambda: None
+    ) -> Rehearsed:
+        """Make it, with the first `blocks` of its equal blocks or all; `check` may raise to end it.
 
         Raises:
             forge_algos.RehearsalError: it needs values, or its blocks are not alike or are no more than that.
@@ -226,7 +217,10 @@ class Rehearsed(NamedTuple):
             product_scratch=None if target.elsewhere else machine.product_scratch,
             library_bytes=0 if target.elsewhere else machine.library_bytes(),
             gather_dtype=planned.gathers,
+            shares=shares(planned),
+            check=check,
         )
+        check()
         outline = _outline(planned, planned.model_path)
         number = len(forge_algos.repeated_blocks(outline))
         model: Any = rehearsal.model(outline, planned.draft, packed=planned.packed, blocks=blocks)
@@ -387,16 +381,16 @@ class Derived(NamedTuple):
     """With one block more."""
 
     @classmethod
-    def of(cls, planned: Planned, target: Target) -> Derived:
-        """Make it.
+    def of(cls, planned: Planned, target: Target, *, check: Callable[[], None] = lambda: None) -> Derived:
+        """Make it; `check` may end what is rehearsed with an error.
 
         Raises:
             forge_algos.RehearsalError: it needs values, its blocks are not alike, or they are so few that all may be rehearsed.
         """
-        fewer = Rehearsed.of(planned, target, blocks=_FEWER)
+        fewer = Rehearsed.of(planned, target, blocks=_FEWER, check=check)
         if fewer.blocks <= 3 * _FEWER:
             raise forge_algos.RehearsalError(f"it has no more than {fewer.blocks} blocks")
-        return cls(fewer, Rehearsed.of(planned, target, blocks=_FEWER + 1))
+        return cls(fewer, Rehearsed.of(planned, target, blocks=_FEWER + 1, check=check))
 
     def with_plan(self, planned: Planned) -> Derived:
         """Return it for another plan of steps."""
@@ -420,6 +414,10 @@ class Derived(NamedTuple):
     def step(self, worst: Any, *, several: bool, first: bool) -> Any:
         """Derive a step on the largest micro-batch, as `Rehearsed.step`."""
         return self._both(lambda one: one.step(worst, several=several, first=first))
+
+    def run_step(self, batches: list[Any], *, first: bool) -> Any:
+        """Derive a step on micro-batches of a run, as `Rehearsed.run_step`."""
+        return self._both(lambda one: one.run_step(batches, first=first))
 
     def rollout(self) -> tuple[Any, int]:
         """Derive the sampling, as `Rehearsed.rollout`."""

@@ -9,7 +9,7 @@ import forge_dist
 import forge_packing
 from forge._progress import Reporter
 from forge.memory._changes import forecast, with_changes
-from forge.memory._forecast import ROLLOUT, Rehearsed, plan_of
+from forge.memory._forecast import ROLLOUT
 from forge.memory._memory_plan import MemoryPlan, room as room_of, size
 from forge.memory._planned import Planned
 from forge.memory._plans import PLANNING, Plans, Search
@@ -79,12 +79,13 @@ def choose_tokens(planned: Planned, target: Target, report: Reporter) -> tuple[i
     return tokens, f"memory plan: {why}, {takes} on {target.name}", found
 
 
-def choose_checkpointing(planned: Planned | None, target: Target | None) -> tuple[str, str]:
+def choose_checkpointing(planned: Planned | None, target: Target | None, report: Reporter) -> tuple[str, str]:
     """Find the activation checkpointing that recomputes least and fits: none, selective or full.
 
     Args:
         planned: the run, with the tokens that it takes; None where no plan is worth its time.
         target: devices that it is to fit.
+        report: gets what is being tried.
 
     Returns:
         The kind, and the reason.
@@ -95,16 +96,16 @@ def choose_checkpointing(planned: Planned | None, target: Target | None) -> tupl
     if target.limit is None:
         return KINDS[0], f"the memory of {target.name} is not known"
     room, tokens = int(_FILLED * target.limit), planned.settings.plan.max_tokens_per_gpu
-    needed = 0
-    for kind in KINDS:
-        settings = planned.settings.with_value("strategy", "activation_checkpointing", kind)
-        other = attrs.evolve(planned, settings=settings)
-        try:
-            needed = _needed(plan_of(Rehearsed.of(other, target), target))
-        except (forge_algos.RehearsalError, forge_dist.ModelError):
-            return KINDS[-1], "no memory plan can be made"
-        if needed <= room:
-            return kind, f"memory plan: {size(needed)} of {room_of(target)} on {target.name} with {tokens:,} tokens"
+    needed, plans = 0, Plans(target)
+    try:
+        with report.taking(*PLANNING):
+            for kind in KINDS:
+                settings = planned.settings.with_value("strategy", "activation_checkpointing", kind)
+                needed = _needed(plans.of(attrs.evolve(planned, settings=settings)))
+                if needed <= room:
+                    return kind, f"memory plan: {size(needed)} of {room_of(target)} on {target.name} with {tokens:,} tokens"
+    except (forge_algos.RehearsalError, forge_dist.ModelError):
+        return KINDS[-1], "no memory plan can be made"
     return KINDS[-1], f"memory plan: even so {size(needed)} of {room_of(target)} on {target.name} with {tokens:,} tokens"
 
 

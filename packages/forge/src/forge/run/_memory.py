@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import forge_accel
 import forge_algos
 import forge_dist
 from forge._progress import Reporter
-from forge.memory._forecast import forecast_steps
+from forge.memory._measured_steps import forecast_steps
 from forge.memory._memory_plan import MEASURED, MemoryPlan, Phase, size
 from forge.memory._planned import Planned
 from forge.memory._target import Target
@@ -111,55 +112,102 @@ class FirstSteps:
         planned: the run.
         folder: directory of the run.
         report: gets a line with both figures.
-        steps: how many are measured: two, since the second has the optimizer's state from its beginning; one where the caller
-            works between them.
+        measured: which steps, counted from 0.
+        stopping: whether the run was asked to stop: nothing is measured from then on.
     """
 
-    def __init__(self, planned: Planned, folder: Path, report: Reporter, *, steps: int) -> None:
-        self._planned, self._folder, self._report, self._left = planned, folder, report, steps
+    def __init__(
+        self, planned: Planned, folder: Path, report: Reporter, *, measured: range, stopping: Callable[[], bool] = bool
+    ) -> None:
+        self._planned, self._folder, self._report = planned, folder, report
+        self._measured, self._stopping = measured, stopping
         self._meter: Any = None
+        self._at = 0
+        self._first = True
+        """Whether the optimizer had no state when measuring began."""
         self._steps: list[list[Any]] = []
+        self._spent = 0.0
 
     @classmethod
-    def of(cls, planned: Planned, folder: Path, report: Reporter) -> FirstSteps:
-        """Measure two steps, or one where the run does something else after the first."""
+    def of(cls, planned: Planned, folder: Path, report: Reporter, *, stopping: Callable[[], bool] = bool) -> FirstSteps:
+        """Measure the first two steps, or one where there is work between them or it takes time.
+
+        Where it takes time that is the second, which has the optimizer's state from its beginning.
+        """
         s = planned.settings
         saved = s.checkpoints.save_samples or 0
         often = s.evaluation.eval_every_steps == 1 or s.checkpoints.full_state_every_steps == 1
         # Between the steps of an online verb completions are sampled, which is a phase of its own.
         sampled = isinstance(planned.train, Prompts)
         disturbed = often or sampled or 0 < saved <= s.plan.effective_batch_size
-        return cls(planned, folder, report, steps=1 if disturbed or planned.num_steps == 1 else 2)
+        meter = planned.machine.meter()
+        second = range(1, 2) if meter is not None and meter.records else range(2)
+        measured = range(1) if disturbed or planned.num_steps == 1 else second
+        return cls(planned, folder, report, measured=measured, stopping=stopping)
 
-    def watched(self, steps: Iterator[list[Any]], models: Iterable[Any], optimizer: Any, objective: Any) -> Iterator[list[Any]]:
-        """Yield the micro-batches of each step; measuring begins with the first."""
-        for batches in steps:
-            if self._left and self._meter is None and (meter := self._planned.machine.meter()) is not None:
-                self._meter = meter
+    def watched(
+        self, steps: Iterator[list[Any]], models: Iterable[Any], optimizer: Any, objective: Any, parallel: Any
+    ) -> Iterator[list[Any]]:
+        """Yield the micro-batches of each step; begin to measure with those of the first measured."""
+        for self._at, batches in enumerate(steps):
+            begins = self._at == self._measured.start and not self._stopping()
+            if begins and (meter := self._planned.machine.meter()) is not None:
+                # What the step begins with: a recording does not see that what was there before it goes.
+                parallel.zero_grad(optimizer)
+                self._meter, self._first = meter, not optimizer.state
                 meter.start(held_bytes(models, optimizer))
-            if self._left and self._meter is not None:
+            if self._meter is not None:
                 self._steps.append(_worst_two(batches, objective.tokens))
             yield batches
+
+    def forwards(self, autocast: Callable[[], AbstractContextManager[Any]]) -> Callable[[], AbstractContextManager[Any]]:
+        """Return `autocast`, before which the micro-batch before is added up."""
+
+        @contextmanager
+        def forward() -> Iterator[None]:
+            self._add_up()
+            with autocast():
+                yield
+
+        return forward
 
     def __enter__(self) -> None:
         """Begin nothing yet: the first micro-batches do."""
 
     def __exit__(self, *_: object) -> None:
         """End a measurement whose steps were not made."""
-        if self._meter is not None:
-            self._meter.abandon()
-            self._meter = None
+        self._abandon()
 
-    def made(self) -> None:
-        """Count a step that was made; after the last of them the measurement ends, and is written."""
-        if self._meter is None or not self._left:
-            return
-        self._left -= 1
-        if self._left:
-            return
+    def made(self) -> float:
+        """Count a step that was made; after the last of them the measurement ends, and is written.
+
+        Returns:
+            Seconds of the step that measuring took.
+        """
+        spent, self._spent = self._spent, 0.0
+        if self._meter is not None and self._at == self._measured[-1]:
+            try:
+                with self._report.aside("comparing the memory that a step took with its plan"):
+                    phase = self._ended()
+            except _AskedToStop:
+                self._abandon()
+            else:
+                of_process = type(self._planned.machine).count() == 0
+                self._report.note(measured_line(phase, self._measured, of_process=of_process))
+        return spent
+
+    def _ended(self) -> Phase:
+        self._check()
         measured = self._meter.stop()
         self._meter = None
-        phase = forecast_steps(self._planned, Target.here(self._planned.machine), self._steps)
+        phase = forecast_steps(
+            self._planned,
+            Target.here(self._planned.machine),
+            self._steps,
+            measured=measured,
+            first=self._first,
+            check=self._check,
+        )
         self._steps = []
         if phase is None:
             phase = Phase(name=MEASURED, planned=0, parts={})
@@ -168,14 +216,39 @@ class FirstSteps:
         about = json.loads(file.read_text(encoding="utf-8"))
         about["phases"].append(attrs.asdict(phase))
         forge_dist.write_text_atomically(file, json.dumps(about, indent=1) + "\n")
-        self._report.note(measured_line(phase, of_process=type(self._planned.machine).count() == 0))
+        return phase
+
+    def _add_up(self) -> None:
+        if self._meter is None:
+            return
+        began = time.perf_counter()
+        with self._report.aside():
+            if self._stopping():
+                self._abandon()
+            else:
+                self._meter.add_up()
+        self._spent += time.perf_counter() - began
+
+    def _check(self) -> None:
+        if self._stopping():
+            raise _AskedToStop
+
+    def _abandon(self) -> None:
+        if self._meter is not None:
+            self._meter.abandon()
+        self._meter, self._steps = None, []
 
 
-def measured_line(phase: Phase, *, of_process: bool) -> str:
-    """Return in words what the tensors of the first steps took, beside what was planned.
+class _AskedToStop(BaseException):
+    """The run was asked to stop: ends what is computed of its memory, and is no error."""
+
+
+def measured_line(phase: Phase, steps: range, *, of_process: bool) -> str:
+    """Return in words what the tensors of the steps took, beside what was planned.
 
     Args:
         phase: with both figures.
+        steps: which, counted from 0.
         of_process: whether the peak in metrics.jsonl is that of the whole process, as on a CPU.
 
     """
@@ -185,7 +258,8 @@ def measured_line(phase: Phase, *, of_process: bool) -> str:
         # Adding 0 makes 0 of -0.
         against = f"{size(phase.planned)} planned ({round(phase.planned / phase.measured - 1, 3) + 0.0:+.1%})"
     process = "; the process holds more, with Python and libraries: memory in metrics.jsonl" if of_process else ""
-    return f"memory: the tensors of the first steps took {size(phase.measured)}; {against}{process}"
+    which = f"step {steps.start + 1}" if len(steps) == 1 else f"the first {len(steps)} steps"
+    return f"memory: the tensors of {which} took {size(phase.measured)}; {against}{process}"
 
 
 def held_bytes(models: Iterable[Any], optimizer: Any) -> int:

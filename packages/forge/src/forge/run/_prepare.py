@@ -216,7 +216,7 @@ def _with_checkpointing(
     if s.strategy.activation_checkpointing != "auto":
         return s, found
     small = target is None or (not target.elsewhere and is_small(model_path))
-    kind, why = choose_checkpointing(None if small else planned(prepared=found), target)
+    kind, why = choose_checkpointing(None if small else planned(prepared=found), target, report)
     report.note(f"activation_checkpointing: {kind} ({why})")
     chosen["activation_checkpointing"] = kind, why
     return with_chosen(s, chosen), found._replace(settings=with_chosen(found.settings, chosen))

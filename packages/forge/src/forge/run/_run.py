@@ -301,12 +301,15 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     if ranks.world_size == 1 and restored is None and (out.path / MEMORY).exists():
         known = Prepared(s, train, held_out, plan)
         first_steps = FirstSteps.of(
-            planned_of(task, s, machine, (strategy.name, 1), start, tokenizer, known, found["identity"]), out.path, report
+            planned_of(task, s, machine, (strategy.name, 1), start, tokenizer, known, found["identity"]),
+            out.path,
+            report,
+            stopping=lambda: stop.received is not None,
         )
 
     def watched(steps: Any) -> Any:
         models = (model, *this.others)
-        found = steps if first_steps is None else first_steps.watched(steps, models, optimizer, source.objective)
+        found = steps if first_steps is None else first_steps.watched(steps, models, optimizer, source.objective, strategy)
         for each in found:
             forge_dist.doing()
             yield each
@@ -331,7 +334,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 adaptation=adaptation,
                 max_grad_norm=s.optimizer.max_grad_norm,
                 device=device,
-                autocast=autocast,
+                autocast=autocast if first_steps is None else first_steps.forwards(autocast),
                 parallel=strategy,
                 first_step=at.step + 1,
                 on_nan=s.optimizer.on_nan,
@@ -349,8 +352,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                     measured=None,
                 )
                 out.began = True
-                if first_steps is not None:
-                    first_steps.made()
+                measuring = 0.0 if first_steps is None else first_steps.made()
+                tokens_per_second = last.tokens / max(last.seconds - measuring, 1e-6)
                 steps_made.made()
                 out.metrics(
                     {
@@ -364,13 +367,13 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                         f"loss_{source.objective.unit}": last.loss_count,
                         **last.figures,
                         **({"expert_load": last.expert_load} if last.expert_load else {}),
-                        "tokens_per_second": round(last.tokens / last.seconds, 1),
+                        "tokens_per_second": round(tokens_per_second, 1),
                         "memory": machine.peak_memory_bytes(),
                         **({} if (reserved := machine.peak_reserved_bytes()) is None else {"memory_reserved": reserved}),
                         **({"skipped": True} if last.skipped else {}),
                     }
                 )
-                report.step(last, last.tokens / last.seconds)
+                report.step(last, tokens_per_second)
                 if last.skipped:
                     report.note(f"step {last.step} moved nothing: its loss or gradient was not finite", event="skipped")
                 final, every = last.step == num_steps, s.evaluation.eval_every_steps

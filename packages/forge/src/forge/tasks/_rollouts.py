@@ -17,6 +17,7 @@ from forge.settings._settings import row_tokens
 from forge.tasks._reference_model import why_not_off
 from forge.tasks._sampling_server import SamplingServer
 from forge.tasks._seeds import step_seed
+from forge.tasks._sharing import sharing
 from forge.tasks._task import Evaluation, Run
 
 LOOKED_AT = 4096
@@ -35,8 +36,8 @@ class RolloutSteps:
     def __init__(self, run: Run, objective: forge_algos.Objective, updates: int) -> None:
         self.objective = objective
         self._run, self._updates, self._own = run, updates, run.settings.objective
-        self._shares, why = forge_algos.shares_prompts(run.model, device=run.device, autocast=run.autocast)
-        run.report.note(f"prompts: {'computed once a group' if self._shares else 'computed once a completion'}: {why}")
+        self._share = sharing(run)
+        run.report.note(self._share.words("a group" if self._share.prompt else "a completion", "prompts"))
         self._server = None if self._own.sampler == "transformers" else SamplingServer(run, end_ids(run))
         self._sampler = sampler_of(run) if self._server is None else self._server.sampler
         self._loaded = False
@@ -85,7 +86,8 @@ class RolloutSteps:
         (batches,) = forge_algos.online.rollout_batches(
             whole,
             max_tokens=row_tokens(self._run.settings),
-            share_prompts=self._shares,
+            share_prompts=self._share.prompt,
+            collate=self._share.collate,
             parallel=self._run.strategy,
             rank=self._run.strategy.data_parallel_rank,
         )
@@ -176,7 +178,8 @@ class RolloutSteps:
             parallel=run.strategy,
             rank=run.strategy.data_parallel_rank,
             reference=self._reference,
-            share_prompts=self._shares,
+            share_prompts=self._share.prompt,
+            collate=self._share.collate,
             source=prompts.source,
             episodes=self._episodes,
         )
@@ -189,7 +192,8 @@ class RolloutSteps:
             max_tokens=row_tokens(run.settings),
             updates=self._own.updates_per_pass,
             passes=self._own.num_iterations,
-            share_prompts=self._shares,
+            share_prompts=self._share.prompt,
+            collate=self._share.collate,
             parallel=run.strategy,
             rank=run.strategy.data_parallel_rank,
         )

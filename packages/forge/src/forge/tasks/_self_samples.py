@@ -15,6 +15,7 @@ from forge.settings._settings import row_tokens
 from forge.tasks._reference_model import why_not_off
 from forge.tasks._rollouts import RehearsedRollouts, sampler_of
 from forge.tasks._seeds import step_seed
+from forge.tasks._sharing import sharing
 from forge.tasks._task import Evaluation, Run
 
 _HELD_OUT = -1
@@ -26,11 +27,9 @@ class SelfSampleSteps:
 
     def __init__(self, run: Run) -> None:
         self._run, self._own = run, run.settings.objective
-        self._shares, why = forge_algos.shares_prompts(run.model, device=run.device)
-        several = self._own.num_generations > 1
-        run.report.note(
-            f"prompts: {'computed once a group' if self._shares and several else 'computed once a completion'}: {why}"
-        )
+        self._share = sharing(run)
+        several = self._share.prompt and self._own.num_generations > 1
+        run.report.note(self._share.words("a group" if several else "a completion", "prompts"))
         self._sampler = sampler_of(run)
         self._held_out: list[Any] = []
         self.average: forge_algos.WeightAverage | None = None
@@ -99,7 +98,8 @@ class SelfSampleSteps:
             samples,
             max_tokens=row_tokens(run.settings),
             skip_tokens=self._own.skip_tokens,
-            share_prompts=self._shares,
+            share_prompts=self._share.prompt,
+            collate=self._share.collate,
             parallel=run.strategy,
             rank=run.strategy.data_parallel_rank,
         )
@@ -125,7 +125,7 @@ class RehearsedSelfSamples(RehearsedRollouts):
 
     def __init__(self, run: Run) -> None:
         self._run, self._own = run, run.settings.objective
-        self._shares = forge_algos.shares_prompts(run.model, device=run.device)[0]
+        self._shares = forge_algos.shares_prompts(run.model, device=run.device, autocast=run.autocast)[0]
         teacher: Any = lambda _: nullcontext()  # noqa: E731 - the same weights: other ones would be as large
         if self._own.teacher != "current" and why_not_off(run.settings) is not None:
             # The copy of the initial model, or the averages of all weights.

@@ -14,6 +14,7 @@ from forge.tasks._lint_check import check_kind, check_lint
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._reference_logps import read_references, store_references
 from forge.tasks._reference_model import check_reference, live_reference, require_same_tokens
+from forge.tasks._sharing import sharing
 from forge.tasks._task import Run, Task
 from forge.tasks.items._pairs import Answers, Pairs
 from forge.verbs._registry import verb
@@ -61,18 +62,16 @@ class Preferences(Task):
 
 def with_prompts_and_references(run: Run) -> Run:
     """Return the run with shared prompts, where the model allows it, and stored references."""
-    share, why = forge_algos.shares_prompts(run.model, device=run.device, autocast=run.autocast)
-    # Two answers have the dropout of one prompt; pairs have each their own.
-    across = share and forge_algos.first_dropout(run.model) is None
-    shared = f"computed once a pair{', what pairs begin with alike once a micro-batch' if across else ''}"
-    run.report.note(f"prompts: {shared if share else 'computed once an answer'}: {why}")
+    share = sharing(run)
+    assert isinstance(run.train, Pairs)
+    run.report.note(share.words("a pair" if share.prompt and run.train.noun == "pairs" else "an answer", run.train.noun))
     stored = getattr(run.settings.objective, "reference", None) == "stored"
 
     def using(name: str, items: Any) -> Any:
         if items is None:
             return None
         references = read_references(run, name, items) if stored else None
-        return items.using(share_prompt=share, share_prefix=across, references=references)
+        return items.using(share_prompt=share.prompt, share_prefix=share.prefix, references=references)
 
     return attrs.evolve(run, train=using("train", run.train), held_out=using("eval", run.held_out))
 

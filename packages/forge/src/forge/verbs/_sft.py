@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -60,6 +61,8 @@ class SFT(Task):
 
 _LOOKED_AT = 8
 """Micro-batches whose samples are looked at for what they begin with."""
+_PLANNED = 4096
+"""Further ones that are looked at in a plan that knows prefixes."""
 
 
 def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
@@ -73,7 +76,9 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
     parts = {"train": run.train, "held_out": run.held_out}
     of_rows = {name: items for name, items in parts.items() if isinstance(items, Samples)}
     apart = [items for items in of_rows.values() if isinstance(items, Conversations)]
-    spared = 0.0 if apart else _in_common(run)
+    # A sample that is a line by itself, behind virtual tokens or not, has nothing in common with others.
+    lines = run.settings.packing.packing == "off" or run.settings.adapter.adapter in VIRTUAL
+    spared = 0.0 if apart or lines else _in_common(run)
     if not apart and not spared:
         return attrs.evolve(run, plan=run.plan.alone())
     drops = forge_algos.first_dropout(run.model)
@@ -101,17 +106,23 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
 
 
 def _in_common(run: Run) -> float:
-    """Return the share of tokens in a run's first micro-batches that need not be computed again."""
+    """Return the share of tokens in a run's first micro-batches that need not be computed again.
+
+    Those are put together; of a plan that knows prefixes more are looked at where they have none, by its own count.
+    """
     assert isinstance(run.train, Samples)
-    items, tokens, computed, looked = run.train.sharing(share_prefix=True), 0, 0, 0
-    for step in run.steps_from(0):
-        for rows in run.plan.micro_batches(step):
-            tokens += int(items.lengths[rows].sum())
-            computed += len(items.batch(rows).input_ids)
-            looked += 1
-            if looked == _LOOKED_AT:
-                return 1 - computed / max(1, tokens)
-    return 1 - computed / max(1, tokens)
+    items, plan = run.train.sharing(share_prefix=True), run.plan
+    batches = (rows for step in run.steps_from(0) for rows in plan.micro_batches(step))
+    looked = list(itertools.islice(batches, _LOOKED_AT))
+    found = _spared(items, looked, [len(items.batch(rows).input_ids) for rows in looked])
+    if found or plan.prefixes is None:
+        return found
+    looked = list(itertools.islice(batches, _PLANNED))
+    return _spared(items, looked, [plan.places(rows) for rows in looked])
+
+
+def _spared(items: Samples, rows: list[Any], computed: list[int]) -> float:
+    return 1 - sum(computed) / max(1, sum(int(items.lengths[each].sum()) for each in rows)) if rows else 0.0
 
 
 sft = verb(SFT())

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from forge_algos.batches._groups import group_tensors
+from forge_algos.batches._learned import token_count
 from forge_algos.batches._online import OnlineBatch, check_online, idle_online
 from forge_algos.heads._completions import Completions, to_float32
 from forge_algos.losses import LossTerms, kl, policy_gradient
@@ -62,8 +63,10 @@ class OnlineObjective(Generic[S]):
         return len(batch.groups.lengths)
 
     def tokens(self, batch: OnlineBatch) -> int:
-        """Count the tokens of the row, prompts included."""
-        return len(batch.groups.input_ids)
+        """Count the tokens of the row, prompts included.
+        What groups share counts for each of them.
+        """
+        return token_count(batch.groups)
 
     def idle(self) -> OnlineBatch:
         """Make a batch of two made-up completions."""

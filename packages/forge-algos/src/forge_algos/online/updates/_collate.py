@@ -4,16 +4,23 @@ The packages do not import each other; a test of the repository compares the two
 nothing has to be compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forge_algos.batches._groups import PackedGroups, _Groups
+from forge_algos.batches._packed import IGNORE
 
 Group = tuple[NDArray[Any], Sequence[NDArray[Any]]]
 """Prompt, int[S] with S from 1, and its completions, int[S] each with S from 1."""
+
+Example = tuple[NDArray[Any], NDArray[Any]]
+"""input_ids and labels, int[S] each: a prompt with a completion, -100 where nothing is learned."""
+
+Collate = Callable[[Sequence[Sequence[Example]]], PackedGroups]
+"""Function (groups of examples, the completions of one prompt each) → one row, such as `forge_packing.collate_groups`."""
 
 
 def collate(
@@ -72,3 +79,16 @@ def collate(
         cu_seqlens_k=None if starts_k is None else starts_k.astype(np.int32),
         max_seqlen_k=None if starts_k is None else int(np.diff(starts_k).max()),
     )
+
+
+def examples(groups: Sequence[Group], learned: Sequence[NDArray[np.bool_]] | None = None) -> list[list[Example]]:
+    """Return the same groups as a `Collate` takes them; `learned` as `collate` has it."""
+    masks = None if learned is None else iter(learned)
+    found = []
+    for prompt, completions in groups:
+        unlearned = np.full(len(prompt), IGNORE, np.int64)
+        found.append([])
+        for completion in completions:
+            labels = np.asarray(completion) if masks is None else np.where(next(masks), completion, IGNORE)
+            found[-1].append((np.concatenate([prompt, completion]), np.concatenate([unlearned, labels])))
+    return found

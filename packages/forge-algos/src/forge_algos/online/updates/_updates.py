@@ -5,11 +5,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_algos._errors import RolloutError
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.batches._groups import PackedGroups
 from forge_algos.batches._online import OnlineBatch
+from forge_algos.batches._packed import IGNORE
 from forge_algos.online.rollout._rollout import Rollout
-from forge_algos.online.updates._collate import collate
+from forge_algos.online.updates._collate import Collate, collate as with_known_prompts, examples
 from forge_algos.online.updates._divide import Indices, divide_shards, divide_steps
 
 
@@ -29,6 +31,7 @@ def rollout_batches(
     updates: int = 1,
     passes: int = 1,
     share_prompts: bool = False,
+    collate: Collate | None = None,
     parallel: Parallel = ALONE,
     rank: int | None = None,
     seed: int | None = None,
@@ -44,12 +47,14 @@ def rollout_batches(
         updates: optimizer steps in a pass (`updates_per_pass`); a group's completions stay in one.
         passes: how often the whole rollout is trained on (`num_iterations`).
         share_prompts: whether a group's prompt stands once in a micro-batch, for a model that can read it (`shares_prompts`).
+        collate: function that puts the groups of a micro-batch into its row, in the place of this package's, for instance one
+            that shares what different prompts begin with (`forge_packing.collate_groups`, with `share_prompts` as here).
         parallel: the ranks.
         rank: number of this rank's data shard; `parallel`'s own by default.
         seed: of the order of groups; the rollout's own by default.
 
     Raises:
-        RolloutError: a completion with its prompt is longer than `max_tokens`.
+        RolloutError: a completion with its prompt is longer than `max_tokens`, or `collate` made another row.
     """
     steps = update_indices(
         rollout.groups,
@@ -71,7 +76,13 @@ def rollout_batches(
         first = next(((shard, k) for shard, parts in enumerate(step.parts) for k, part in enumerate(parts) if len(part)), None)
         batches.append(
             [
-                _batch(rollout, indices, share_prompts=share_prompts, masked=step.masked if (mine, k) == first else 0)
+                _batch(
+                    rollout,
+                    indices,
+                    share_prompts=share_prompts,
+                    collate=collate,
+                    masked=step.masked if (mine, k) == first else 0,
+                )
                 for k, indices in enumerate(step.parts[mine])
             ]
         )
@@ -128,21 +139,33 @@ def packed(
     learned: tuple[NDArray[np.bool_], ...] | None = None,
     *,
     share_prompts: bool,
+    collate: Collate | None = None,
 ) -> PackedGroups:
     """Make the packed row of these completions; neighbours with the same prompt are a group."""
     cuts = np.flatnonzero(np.diff(groups[indices])) + 1
     parts = [part for part in np.split(indices, cuts) if len(part)]
-    return collate(
-        [(prompt_ids[groups[part[0]]], [completion_ids[i] for i in part]) for part in parts],
-        share_prompts=share_prompts,
-        learned=None if learned is None else [learned[i] for i in indices],
-    )
+    found = [(prompt_ids[groups[part[0]]], [completion_ids[i] for i in part]) for part in parts]
+    masks = None if learned is None else [learned[i] for i in indices]
+    if collate is None:
+        return with_known_prompts(found, share_prompts=share_prompts, learned=masks)
+    given = examples(found, masks)
+    row = collate(given)
+    targets = [labels[labels != IGNORE] for group in given for _, labels in group]
+    if list(row.lengths) != list(map(len, targets)) or list(row.targets) != [token for each in targets for token in each]:
+        raise RolloutError("collate made a row that does not learn the tokens it was given, completion after completion")
+    return row
 
 
-def _batch(rollout: Rollout, indices: Indices, *, share_prompts: bool, masked: int) -> OnlineBatch:
+def _batch(rollout: Rollout, indices: Indices, *, share_prompts: bool, collate: Collate | None, masked: int) -> OnlineBatch:
     places = token_places(rollout.starts, indices)
     row = packed(
-        indices, rollout.groups, rollout.prompt_ids, rollout.completion_ids, rollout.learned, share_prompts=share_prompts
+        indices,
+        rollout.groups,
+        rollout.prompt_ids,
+        rollout.completion_ids,
+        rollout.learned,
+        share_prompts=share_prompts,
+        collate=collate,
     )
     return OnlineBatch(
         groups=row,

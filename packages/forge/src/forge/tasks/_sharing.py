@@ -1,0 +1,40 @@
+"""Model of a run → what rows of groups (pairs, completions of a prompt) have once."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import forge_algos
+import forge_packing
+
+if TYPE_CHECKING:
+    from forge.tasks._task import Run
+
+
+class Sharing(NamedTuple):
+    """What a row of groups has once."""
+
+    prompt: bool
+    """The prompt of a group's completions."""
+    prefix: bool
+    """What different groups begin with alike, such as a system prompt."""
+    why: str
+    """Why the prompt is shared, or is not."""
+
+    def words(self, one: str, groups: str) -> str:
+        """Return the log's words: `one` computes a prompt, and `groups` begin alike."""
+        across = f", what {groups} begin with alike once a micro-batch" if self.prefix else ""
+        return f"prompts: computed once {one}{across}: {self.why}"
+
+    @property
+    def collate(self) -> Any:
+        """Function that makes a row of groups, as `forge_algos.online` takes it; None for its own."""
+        return partial(forge_packing.collate_groups, share_prompt=True, share_prefix=True) if self.prefix else None
+
+
+def sharing(run: Run) -> Sharing:
+    """Return what the model's attention and dropout allow; every rank calls this."""
+    share, why = forge_algos.shares_prompts(run.model, device=run.device, autocast=run.autocast)
+    # Completions have the dropout of one prompt; groups have each their own.
+    return Sharing(share, share and forge_algos.first_dropout(run.model) is None, why)
