@@ -115,6 +115,17 @@ def test_what_takes_long_says_so_while_it_does(seconds: float, monkeypatch: pyte
     assert (seen, logged) == (("loading it ...\n", ["loaded it in 0.3 s"]) if seconds else ("", []))
 
 
+@pytest.mark.parametrize(("terminal", "live", "seen"), [(False, False, True), (True, False, False), (True, True, True)])
+def test_what_a_later_line_ends(terminal: bool, live: bool, seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without words for its end nothing is said of it; a terminal that shows it otherwise has no line either."""
+    monkeypatch.setattr(_progress, "_SHORT_SECONDS", 0.1)
+    made, printed = reporter(terminal=terminal)
+    made._log = lambda _: pytest.fail("a line in the log")
+    with made.taking("reading a.jsonl", live=live):
+        threading.Event().wait(0.3)
+    assert printed.getvalue() == ("reading a.jsonl ...\n" if seen else "")
+
+
 def test_what_fails_is_not_said_to_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is what there is to say."""
     monkeypatch.setattr(_progress, "_SHORT_SECONDS", 0.0)

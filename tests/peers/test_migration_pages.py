@@ -29,6 +29,20 @@ def first_column(page: str, section: str = "") -> set[str]:
     return names
 
 
+def test_instructlab_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of instructlab-training names fields of its arguments, and its example makes them."""
+    theirs = pytest.importorskip(
+        "instructlab.training", reason="instructlab-training is missing here: `hatch run peers:test`", exc_type=ImportError
+    )
+    known = {*theirs.TrainingArgs.model_fields, *theirs.TorchrunArgs.model_fields}
+    assert first_column("instructlab-training.md") <= known
+    given: list[object] = []
+    monkeypatch.setattr(theirs, "run_training", lambda *arguments: given.extend(arguments))
+    (code,) = re.findall(r"```python\n(from instructlab.*?)```", (PAGES / "instructlab-training.md").read_text(), re.DOTALL)
+    exec(code, {})
+    assert given[1].max_batch_len == 25000
+
+
 def fields(*classes: type) -> set[str]:
     return {field.name for each in classes for field in dataclasses.fields(each)}
 

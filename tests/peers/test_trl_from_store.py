@@ -45,15 +45,18 @@ def given(tmp_path: Path) -> dict[str, Any]:
 
 
 def means(model: Any, store: Any, groups: list[list[int]]) -> list[float]:
-    """Mean loss over the learned tokens of each group of samples, one unpadded sample at a time."""
+    """Mean loss over the learned tokens of each group of samples by their weights, one unpadded sample at a time."""
     found = []
     for group in groups:
-        total = 0.0
+        total = count = 0.0
         for index in group:
             plain = {name: torch.from_numpy(values)[None] for name, values in store[index].as_dict().items()}
+            weights = plain.get("weights", (plain["labels"] != -100).float())[0, 1:]
             with torch.no_grad():
-                total += float(model(**plain).loss) * store[index].loss_count
-        found.append(total / sum(store[index].loss_count for index in group))
+                logits = model(input_ids=plain["input_ids"]).logits[0, :-1]
+            losses = torch.nn.functional.cross_entropy(logits, plain["labels"][0, 1:], reduction="none")
+            total, count = total + float((losses * weights).sum()), count + float(weights.sum())
+        found.append(total / count)
     return found
 
 
@@ -76,12 +79,31 @@ def test_trl_trains_on_the_masks_of_the_store(given: dict[str, Any], tmp_path: P
     assert losses == pytest.approx(means(given["model"], store, groups), rel=1e-3)
 
 
-def test_a_bare_data_loader(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop of the page sees every sample once, padded, with the loss of the unpadded ones."""
+class Losses(dict[str, Any]):
+    """Names of a program; notes every value of `loss`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        if name == "loss":
+            self.seen.append(float(value))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_bare_data_loader(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighted: bool) -> None:
+    """The loop of the page sees every sample once, padded, with the loss of the unpadded ones, by their weights if any."""
     import numpy as np
+    from torch.nn.functional import cross_entropy
     from torch.utils.data import DataLoader, default_collate
 
-    store, model, seen = given["store"], given["model"], []
+    store, model, seen, losses = given["store"], given["model"], [], Losses()
+    if weighted:
+        rows = [{"input_ids": [5, 6, 7 + n], "labels": [-100, 6, 7 + n], "weights": [0, 0.5, n + 1.0]} for n in range(8)]
+        rows += [{"input_ids": [9, 8, 7, 6], "labels": [-100, 8, 7, 6]}]
+        store = forge_data.prepare(rows, given["tokenizer"], tmp_path / "weighted", progress=False)
     forward = model.forward
 
     def noting(**batch: Any) -> Any:
@@ -89,21 +111,26 @@ def test_a_bare_data_loader(given: dict[str, Any], monkeypatch: pytest.MonkeyPat
         return forward(**batch)
 
     monkeypatch.setattr(model, "forward", noting)
-    exec(example("DataLoader(store"), {**given, "np": np, "torch": torch, "DataLoader": DataLoader})
+    own = {"store": store, "np": np, "torch": torch, "DataLoader": DataLoader, "cross_entropy": cross_entropy}
+    exec(example("DataLoader(store"), {**given, **own}, losses)
     monkeypatch.setattr(model, "forward", forward)
-    rows = [
-        tuple(ids[mask.bool()].tolist())
-        for batch in seen
-        for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
-    ]
-    assert sorted(rows) == sorted(tuple(each.input_ids.tolist()) for each in store)
     places = {tuple(each.input_ids.tolist()): index for index, each in enumerate(store)}
-    for batch in seen:
-        indices = [
+    groups = [
+        [
             places[tuple(ids[mask.bool()].tolist())]
             for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
         ]
-        with torch.no_grad():
-            assert float(model(**batch).loss) == pytest.approx(means(model, store, [indices])[0], rel=1e-5)
+        for batch in seen
+    ]
+    assert sorted(index for group in groups for index in group) == list(range(len(store)))
+    assert losses.seen == pytest.approx(means(model, store, groups), rel=1e-5)
     same = [store[0].as_dict(), store[0].as_dict()]
     assert default_collate(same)["labels"].tolist() == [store[0].labels.tolist()] * 2
+
+
+def test_trl_knows_no_weights() -> None:
+    """Its collator drops the column, as the page says; the day that it does not, the page changes."""
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    row = {"input_ids": [5, 6], "labels": [-100, 6], "weights": [0.0, 2.0]}
+    assert "weights" not in DataCollatorForLanguageModeling(pad_token_id=0)([row, row])

@@ -60,6 +60,24 @@ def test_a_dry_run_says_what_would_happen(given: dict[str, Any], tmp_path: Path,
 
 
 @pytest.mark.slow
+def test_what_comes_before_the_first_row_is_said(
+    given: dict[str, Any], chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of another run's record the directory it writes to; what is loaded and read, where that takes its time."""
+    monkeypatch.setattr("forge._progress._SHORT_SECONDS", 0.0)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (moved / "run.json").write_text("{}")
+    (moved / "config.yaml").write_text(json.dumps(given | {"ckpt_output_dir": str(tmp_path / "first")}))
+    assert main(["sft", str(moved / "config.yaml"), "--dry-run"]) == 0
+    said = capsys.readouterr().err
+    assert f"WARNING: {moved / 'config.yaml'} is of the run in {moved}, and its ckpt_output_dir is {tmp_path / 'first'}" in said
+    first = said.index(f"{chats}: read ")
+    for line in (f"loading the tokenizer of {given['model_path']} ...\n", f"reading {chats} ...\n"):
+        assert 0 <= said.find(line) < first, line
+
+
+@pytest.mark.slow
 def test_a_dry_run_reads_no_weights(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers of the files tell what it needs; a 70B's weights are read for minutes. Where a run is there it compares them."""
     read: list[str] = []

@@ -73,12 +73,14 @@ def test_a_merged_run_is_the_adapter_beside_its_base(lora: Path, model_dir: Path
 
 
 @pytest.mark.slow
-def test_a_whole_run_as_gguf(full: Path, model_dir: Path) -> None:
+def test_a_whole_run_as_gguf(full: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One file that transformers reads too, with the logits of the run's own export."""
     pytest.importorskip("gguf")
     pytest.importorskip("accelerate")
     path = forge.export(full, format="gguf")
     assert path.name == f"{model_dir.name}-sft-float32.gguf"
+    said = [line.partition(path.name)[0] for line in capsys.readouterr().err.splitlines() if line.endswith("...")]
+    assert said[-4:] == ["writing ", "reading ", "loading ", "comparing the logits of "], "each stage has its line"
     expected = AutoModelForCausalLM.from_pretrained(next(full.glob("hf_format/samples_*")))
     found = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=str(path), dtype=torch.float32)
     torch.testing.assert_close(logits(found), logits(expected), rtol=1e-5, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import cache
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.settings._elsewhere import COMMANDS, OWN, RENAMED, SWITCHES, TOLD, hint
-from forge.settings._settings import flat_fields
+from forge.settings._settings import flat_fields, resolve
 from forge.verbs._registry import VERBS, task_of
 
 from .repository import ROOT
@@ -72,8 +73,27 @@ def test_a_wrong_row_is_found() -> None:
 
 
 def test_every_library_has_a_page() -> None:
-    """The six libraries of the table."""
-    assert set(PAGES) == {"axolotl", "llama-factory", "mini-trainer", "training-hub", "trl", "unsloth"}
+    """The seven libraries of the table."""
+    six = {"axolotl", "llama-factory", "mini-trainer", "training-hub", "trl", "unsloth"}
+    assert set(PAGES) == six | {"instructlab-training"}
+
+
+def test_the_example_of_instructlab_training() -> None:
+    """Each argument of its call is one of the call below, by the table, and with the backend these are settings."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGES["instructlab-training"].read_text(), re.DOTALL)
+    theirs, ours = (arguments(block, name) for block, name in zip(blocks, ("TrainingArgs", "sft"), strict=True))
+    processes = arguments(blocks[0], "TorchrunArgs")["nproc_per_node"]
+    wanted = {RENAMED.get(name, name): value for name, value in theirs.items() if name not in TOLD}
+    assert {**wanted, "nproc_per_node": processes} == ours
+    found = resolve(task_of("sft").settings, ("argument", {**ours, "backend": "instructlab-training"}))
+    assert found.passed_on.sharding_strategy == "HYBRID_SHARD"
+
+
+def arguments(code: str, function: str) -> dict[str, object]:
+    """Keyword arguments of the call of a function in a block of code."""
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    (call,) = [node for node in calls if function in (getattr(node.func, "id", ""), getattr(node.func, "attr", ""))]
+    return {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
 
 
 @pytest.mark.slow

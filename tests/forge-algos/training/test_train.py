@@ -307,3 +307,11 @@ def test_the_clip_factor_is_torchs(limit, norm):
     """Its bits are those of `clip_grad_norm_` in float32, norms beyond float32's range included."""
     expected = min(1.0, float(limit / (torch.tensor(norm, dtype=torch.float32) + 1e-6)))
     assert _clip_factor(limit, norm) == expected
+
+
+def test_a_batch_in_the_place_of_a_step():
+    """`train(model, [batch, batch])` is answered with the form of a step, and nothing is computed."""
+    batch = pack(samples(LENGTHS[:2]))
+    for steps in ([batch], [{"input_ids": [1]}]):
+        with pytest.raises(PackedBatchError, match=r"a step is a list of micro-batches, and this one is a \w+: give"):
+            next(run(make(), steps))

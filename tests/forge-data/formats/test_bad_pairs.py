@@ -86,6 +86,12 @@ def test_left_out_and_counted(chunk, workers, write_rows, trims, tmp_path, monke
     assert store.settings["on_bad_pair"] == "skip"
 
 
+def test_the_setting_is_named_at_the_first_row_too(write_rows, chatml_tokenizer, tmp_path):
+    """Rows behind it are not known yet, and equal answers are common where answers were drawn from a model."""
+    with pytest.raises(BadPairError, match=r"take the row out, or mend it \(on_bad_pair=skip leaves such rows out\)$"):
+        prepare(write_rows([SAME, *GOOD]), chatml_tokenizer, tmp_path / "store", progress=False)
+
+
 def test_both_ways_make_the_same_store(write_rows, chatml_tokenizer, tmp_path):
     """Where no row is bad, the option makes no difference to what is trained on."""
     path = write_rows(GOOD)

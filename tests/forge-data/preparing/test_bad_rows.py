@@ -6,6 +6,7 @@ import re
 import pytest
 
 from forge_data import DataError, DataSettings, TokenStore, lint, prepare, prepare_prompts
+from forge_data._bad_rows import BadRows
 from forge_data.cli import _parser
 from forge_data.cli._commands import with_flags
 from forge_data.preparing import _job, _pipeline
@@ -205,7 +206,7 @@ def test_apart(bad):
     assert all(len(call) <= 4 and call[0] == 0 for call in calls)
 
 
-REMEDY = "(on_bad_row=skip leaves such rows out; max_bad_rows=0.1 too if they may be more than 1% of all)"
+REMEDY = "(on_bad_row=skip leaves such rows out; `max_bad_rows` is the share of all rows that they may be, 0.01 if not set)"
 
 
 @pytest.mark.parametrize(("row", "reason"), BAD)
@@ -230,8 +231,8 @@ def test_the_error_of_a_prompt_names_it_too(chatml_tokenizer, tmp_path):
     file.write_text(json.dumps({"prompt": "1 + 1"}) + "\n{}\n")
     with pytest.raises(DataError, match=rf"^prompts.jsonl:2.*{re.escape(REMEDY)}$") as caught:
         prepare_prompts(file, chatml_tokenizer, tmp_path / "store")
-    flags = "(--on-bad-row skip leaves such rows out; --max-bad-rows 0.1 too if they may be more than 1% of all)"
-    assert with_flags(str(caught.value)).endswith(flags)
+    flags = "(--on-bad-row skip leaves such rows out; --max-bad-rows is the share of all rows that they may be, "
+    assert flags in with_flags(str(caught.value))
 
 
 def test_the_remedy_lets_a_short_file_go_on(refusing, tmp_path):
@@ -243,3 +244,16 @@ def test_the_remedy_lets_a_short_file_go_on(refusing, tmp_path):
     assert (
         prepare(file, refusing, tmp_path / "store", on_bad_row="skip", max_bad_rows=0.1, progress=False).accounting.kept == 19
     )
+
+
+@pytest.mark.parametrize(("bad", "rows", "share"), [(1, 3, "0.34"), (29, 100, "0.3"), (1, 20, "0.05")])
+def test_a_limit_that_is_passed_names_the_share_that_is_not(bad, rows, share):
+    """1 of 3 rows was told of 0.1, which is refused too; 0.29 of 100 is less than 29 in floating point."""
+    seen = BadRows()
+    for _ in range(bad):
+        seen.add("unreadable_row", "a")
+    with pytest.raises(DataError, match=rf"or raise `max_bad_rows` to {share}$"):
+        seen.check(rows, 0.01)
+    seen.check(rows, float(share))
+    with pytest.raises(DataError, match="mend these rows$"):
+        seen.check(bad, 0.5)  # every row is refused

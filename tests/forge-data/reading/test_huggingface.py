@@ -1,10 +1,14 @@
 """Datasets that `datasets` saved or fetches."""
 
+import time
+
 import datasets
+import huggingface_hub
 import pytest
 from datasets import Dataset, DatasetDict
 
 from forge_data import DataError
+from forge_data.reading import _huggingface
 from forge_data.reading._huggingface import open_hub
 from forge_data.reading._sources import resolve
 
@@ -86,6 +90,7 @@ def test_on_the_hub(monkeypatch):
         return Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
     (source,) = resolve("org/name:train")
     assert (source.name, source.path, source.count()) == ("org/name:train", "org/name:train", 2500)
     resolve("org/na.me:fr:train[:10%]")
@@ -99,7 +104,34 @@ def test_not_to_be_had(monkeypatch):
         raise ConnectionError("Couldn't reach 'org/name' on the Hub\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
     with pytest.raises(
         DataError, match="org/name:train is no file here, and as a dataset on the Hub .* ConnectionError: Couldn't reach"
     ):
         open_hub("org/name:train")
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_without_a_network_it_is_given_up_soon(monkeypatch, silent, tmp_path):
+    """`datasets` tries for half a minute; what it has in its cache it is left to find, and offline it does not try."""
+
+    def ask(*_, **__):
+        if silent:
+            time.sleep(5)
+        raise OSError("Name or service not known")
+
+    loaded = []
+    monkeypatch.setattr(huggingface_hub, "is_offline_mode", lambda: False)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, *_, **__: loaded.append(name) or Dataset.from_list(ROWS))
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", ask)
+    monkeypatch.setattr(_huggingface, "_SECONDS", 0.1)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
+    said = "no answer within 0.1 s" if silent else "Name or service not known"
+    with pytest.raises(DataError, match=f"org/Some-Name:train is no file here, .* cannot be asked: {said}; check the name"):
+        open_hub("org/Some-Name:train")
+    assert not loaded
+    (tmp_path / "org___some-name").mkdir()
+    open_hub("org/Some-Name:train")
+    monkeypatch.setattr(huggingface_hub, "is_offline_mode", lambda: True)
+    open_hub("org/other:train")
+    assert loaded == ["org/Some-Name", "org/other"]

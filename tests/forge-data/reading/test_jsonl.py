@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import pickle
+import re
 
 import pytest
 from hypothesis import given, strategies as st
@@ -104,10 +105,18 @@ def test_going_on(tmp_path, line, wanted):
     assert message.startswith("train.jsonl:2 ")
 
 
-def test_a_whole_document(tmp_path):
-    """The error for a JSON document over many lines explains how to make one row a line."""
-    with pytest.raises(DataError, match="train.jsonl:1 .* one JSON document over many lines: write one object a line"):
-        rows(source(tmp_path, b'[\n  {"a": 1}\n]\n'))
+@pytest.mark.parametrize(
+    ("text", "what", "jq"),
+    [
+        (b'[\n  {"a": 1}\n]\n', "one JSON array over many lines", "jq -c '.[]'"),
+        (b'[{\n  "a": 1\n}]\n', "one JSON array over many lines", "jq -c '.[]'"),
+        (b'{\n  "a": 1\n}\n{\n  "a": 2\n}\n', "JSON objects over many lines each", "jq -c ."),
+    ],
+)
+def test_a_whole_document(tmp_path, text, what, jq):
+    """The error for JSON over many lines has the jq that makes one row a line: of an array, or of objects one after another."""
+    with pytest.raises(DataError, match=rf"train.jsonl:1 .* {what}: write one object a line \(`{re.escape(jq)}` does\)"):
+        rows(source(tmp_path, text))
 
 
 def test_utf16(tmp_path):

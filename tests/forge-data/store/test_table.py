@@ -39,6 +39,17 @@ def test_a_dataset_and_parquet_hold_the_samples(store, rows, tmp_path, monkeypat
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_weights_are_a_column_of_both(chatml_tokenizer, write_rows, tmp_path):
+    """Of a store of which some row has a weight; the others have 1 at each learned token."""
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"messages": chat, "weight": weight} for weight in (1, 2.5)]
+    store = prepare(write_rows(rows), chatml_tokenizer, tmp_path / "store", progress=False)
+    masks = [example.labels != -100 for example in store]
+    wanted = {**columns(store), "weights": [(masks[0] * 1.0).tolist(), (masks[1] * 2.5).tolist()]}
+    assert store.to_dataset().to_dict() == wanted
+    assert parquet.read_table(store.to_parquet(tmp_path / "tokens.parquet")).to_pydict() == wanted
+
+
 def test_preferences_are_a_row_each(chatml_tokenizer, write_rows, tmp_path):
     """A pair is one row with both sides and its margin; an unpaired answer says whether it is wanted."""
     pairs = [{"prompt": f"{n}?", "chosen": "yes " * n, "rejected": "no", "margin": n / 2} for n in range(1, 4)]

@@ -92,7 +92,9 @@ def test_a_merged_model_computes_what_the_adapter_does(adapter, kind, architectu
     """Its logits are those beside the base within 1e-5, and far from the base's own; what is reported is what is found."""
     directory = adapter(MERGEABLE[kind](), architecture)
     beside = logits(load_trained(str(directory), dtype=torch.float32, device="cpu"))
-    found = merge_adapter(directory, ROWS)
+    told = []
+    found = merge_adapter(directory, ROWS, doing=told.append)
+    assert told == ["merging the adapter into its base, and comparing the logits"]
     assert not any("lora" in name or "ia3" in name for name, _ in found.model.named_modules())
     assert not found.model.training
     assert found.tokens == 20

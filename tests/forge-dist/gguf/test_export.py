@@ -31,7 +31,9 @@ def test_every_architecture_reads_back(tmp_path, name):
     embeddings.
     """
     model, file, given = written(tmp_path, name)
-    found = check_gguf(model, file, ROWS, **given)
+    told = []
+    found = check_gguf(model, file, ROWS, **given, doing=told.append)
+    assert told == ["loading model.gguf with transformers", "comparing the logits of model.gguf with those of the model"]
     assert found.difference == found.exact == 0.0
     assert found.tensors == len(gguf.GGUFReader(file).tensors)
 

@@ -92,11 +92,12 @@ def test_help_loads_no_torch() -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_enough_ends_a_command_without_a_word() -> None:
-    """`forge recipes ls | head` prints no error, and no traceback at the interpreter's end."""
+@pytest.mark.parametrize("words", [["recipes", "ls"], ["--help"], ["sft", "--help"]])
+def test_a_reader_that_has_enough_ends_a_command_without_a_word(words: list[str]) -> None:
+    """`forge recipes ls | head` and a page of help print no error, and no traceback at the interpreter's end."""
     read, write = os.pipe()
     os.close(read)
-    ended = subprocess.run([sys.executable, "-m", "forge", "recipes", "ls"], check=False, stdout=write, stderr=subprocess.PIPE)
+    ended = subprocess.run([sys.executable, "-m", "forge", *words], check=False, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (141, b"")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forge.cli import _app as _cli
+from forge.mini._command import main as mini
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,28 @@ def test_known_options_pass(words: list[str], capsys: pytest.CaptureFixture[str]
     """A switch that is off, underscores, a value after an equals sign, and the words that another package parses."""
     assert _cli.main(words) == 2
     assert "unknown option" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sft", "--model-path", "m", "--keep-best", "true"], "--keep-best takes no value: `--keep-best` alone is true."),
+        (["sft", "--keep_best", "False"], "--keep_best takes no value: `--no-keep-best` is false."),
+        (["export", "runs/a", "--merge", "false"], "--merge takes no value: without `--merge` it is false."),
+    ],
+)
+def test_a_switch_with_a_value(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The word was taken for a recipe, "true: there is no such recipe"."""
+    assert _cli.main(words) == 2
+    assert capsys.readouterr().err == f"forge: {said}\n"
+
+
+def test_unknown_options_of_a_command_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m forge.mini` begins with its options; it said of an unknown one that another lacks a value."""
+    assert mini(["--nonsense", "3", "--lr", "1"]) == 2
+    assert capsys.readouterr().err == (
+        "forge: 2 unknown options:\n  --nonsense: there is none of such a name\n  --lr: here it is --learning-rate\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forge.run._choices import few_steps
+from forge.run._choices import few_steps, moved_run
 from forge.settings._settings import resolve
 from forge.verbs._sft import SFTSettings
 
@@ -34,3 +35,19 @@ def test_few_steps_are_remarked_on_where_nobody_chose_them(given: dict[str, Any]
     assert (found is not None) == said
     if found is not None and steps is not None:
         assert f"{steps} step{'s' * (steps > 1)} with effective_batch_size=32 and one epoch" in found
+
+
+def test_the_record_of_a_run_that_was_moved(tmp_path: Path) -> None:
+    """Its config.yaml sends a run to where it was; one line names both, unless the directory is given or the same."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    layer = REQUIRED | {"ckpt_output_dir": str(tmp_path / "a")}
+    moved = resolve(SFTSettings, (f"recipe {tmp_path / 'b' / 'config.yaml'}", layer))
+    said = moved_run(moved)
+    assert said is not None
+    assert said.startswith(f"WARNING: {tmp_path / 'b' / 'config.yaml'} is of the run in {tmp_path / 'b'}, ")
+    assert f"ckpt_output_dir is {tmp_path / 'a'}, to which this run writes" in said
+    assert moved_run(resolve(SFTSettings, (f"recipe {tmp_path / 'a' / 'config.yaml'}", layer))) is None
+    assert moved_run(resolve(SFTSettings, (f"recipe {tmp_path / 'r.yaml'}", layer))) is None
+    assert moved_run(resolve(SFTSettings, (f"recipe {tmp_path / 'b' / 'config.yaml'}", REQUIRED), ("flag", layer))) is None

@@ -104,3 +104,12 @@ def test_data_in_the_place_of_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"messages": []}\n{"messages": []}\n')
     with pytest.raises(RecipeError, match="--data-path"):
         read_recipe(tmp_path / "train.jsonl")
+
+
+@pytest.mark.parametrize("text", ['model_path = "m"\n', '[sft]\nmodel_path = "m"\n'])
+def test_toml(text: str, tmp_path: Path) -> None:
+    """A recipe in TOML is answered with the form that recipes have."""
+    file = tmp_path / "r.toml"
+    file.write_text(text)
+    with pytest.raises(RecipeError, match=r"Recipes are YAML \(or JSON\), not TOML"):
+        read_recipe(file)

@@ -78,7 +78,7 @@ def test_whole_numbers_are_numbers() -> None:
 
 
 def test_all_faults_are_in_one_message() -> None:
-    """Unknown names of each layer, mistyped values, and what groups refuse; a group with a mistyped value is not asked."""
+    """Unknown names of each layer, mistyped values, and what groups refuse."""
     layers = (("recipe r.yaml", {"lr": 1, "beta1": "x"}), ("flag", {**REQUIRED, "blurb": 2, "seed": 1.5, "lora_r": 0}))
     with pytest.raises(SettingsError) as caught:
         resolve(SFTSettings, *layers)
@@ -90,6 +90,21 @@ def test_all_faults_are_in_one_message() -> None:
         assert part in message
     with pytest.raises(SettingsError, match="data_path, ckpt_output_dir are required: give them"):
         resolve(SFTSettings, ("argument", {"model_path": "m"}))
+
+
+def test_values_out_of_range_beside_other_faults() -> None:
+    """Each is told beside a mistyped or missing value of its group, and beside another one out of range."""
+    given = {"model_path": "m", "num_epochs": "three", "effective_batch_size": -1, "learning_rate": -1, "warmup_steps": -4}
+    with pytest.raises(SettingsError, match="^5 faults in the settings") as caught:
+        resolve(SFTSettings, ("recipe r.yaml", given))
+    for part in (
+        "num_epochs must be",
+        "effective_batch_size must be an integer of at least 1, got -1 (recipe r.yaml)",
+        "learning_rate must be above 0 and finite, got -1.0 (recipe r.yaml)",
+        "warmup_steps must be at least 0 and finite, got -4 (recipe r.yaml)",
+        "data_path, ckpt_output_dir are required",
+    ):
+        assert part in str(caught.value)
 
 
 def test_numbers_that_yaml_reads_as_text() -> None:

@@ -21,8 +21,11 @@ def refuse(_row: int, error: ForgeDataError) -> None:
 
 
 def name_remedy(error: ForgeDataError) -> None:
-    """Say in the error of a row, where others could be used, by which setting it is left out."""
-    remedy = "on_bad_row=skip leaves such rows out; max_bad_rows=0.1 too if they may be more than 1% of all"
+    """Say in the error of a row, where others could be used, by which setting it is left out.
+
+    How many rows are bad is not known yet, so no share is proposed; `BadRows.check` names the one that it takes.
+    """
+    remedy = "on_bad_row=skip leaves such rows out; `max_bad_rows` is the share of all rows that they may be, 0.01 if not set"
     if isinstance(error, BadPairError):
         remedy = "on_bad_pair=skip leaves such rows out"
     if error.of_a_row and error.args and remedy not in str(error.args[0]):
@@ -51,7 +54,16 @@ class BadRows:
         """
         too_many = self.too_many(read, share)
         if too_many is not None:
-            raise DataError(f"{too_many}; mend these rows, or raise `max_bad_rows`")
+            raise DataError(f"{too_many}; mend these rows{self._or_raise(read)}")
+
+    def _or_raise(self, read: int) -> str:
+        """Say which share lets the other rows be used, in hundredths; nothing where there are none."""
+        count = self.reasons.total()
+        if count == read:
+            return ""
+        # The comparison of `too_many`: 0.29 * 100 is less than 29.
+        share = next(part / 100 for part in range(1, 101) if count <= part / 100 * read)
+        return f", or raise `max_bad_rows` to {share:g}"
 
     def too_many(self, read: int, share: float) -> str | None:
         """Say in a message that they are more than a share of the rows; None where they are not."""

@@ -102,25 +102,26 @@ class Reporter:
             self._print(f"{printable(what)} ...")
 
     @contextmanager
-    def taking(self, what: str, done: str) -> Iterator[None]:
+    def taking(self, what: str, done: str = "", *, live: bool = True) -> Iterator[None]:
         """Say what is being done once it takes two seconds, and at its end how long it took.
 
         Args:
             what: such as `loading org/model`.
-            done: such as `loaded org/model`, for the log.
+            done: such as `loaded org/model`, for the log; nothing where the line that follows says it.
+            live: whether to say it on a terminal too, where nothing else shows it.
 
         """
         began = time.perf_counter()
         forge_dist.doing(what)
         waiting = threading.Timer(_SHORT_SECONDS, self._show, (what,))
         waiting.daemon = True
-        if not self._quiet:
+        if not self._quiet and (live or not self._console.is_terminal):
             waiting.start()
         try:
             yield
         finally:
             waiting.cancel()
-        if (seconds := time.perf_counter() - began) > _SHORT_SECONDS:
+        if done and (seconds := time.perf_counter() - began) > _SHORT_SECONDS:
             self.note(f"{done} in {_clock(seconds) if seconds >= 60 else f'{seconds:.1f} s'}")
 
     @contextmanager

@@ -6,12 +6,12 @@ gathered and gradients summed, a rank that made fewer passes would let the other
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from forge_algos._errors import UnevenRanksError
+from forge_algos._errors import PackedBatchError, UnevenRanksError
 from forge_algos._parallel import Parallel
 from forge_algos.objectives import Objective
 
@@ -55,7 +55,14 @@ def columns(micro_batches: Sequence[Any] | None, objective: Objective, parallel:
 
     Raises:
         UnevenRanksError: some shards have batches left and others have not, or their numbers of micro-batches differ.
+        PackedBatchError: a step is one batch in place of a list of them.
     """
+    given_one: Any = micro_batches
+    if micro_batches is not None and (not isinstance(given_one, Iterable) or isinstance(given_one, Mapping)):
+        raise PackedBatchError(
+            f"a step is a list of micro-batches, and this one is a {type(micro_batches).__name__}: give [[batch], [batch]] for "
+            "two steps of a micro-batch each, [[batch, batch]] for one step of two"
+        )
     given = [] if micro_batches is None else list(micro_batches)
     mine = [objective.count(batch) for batch in given]
     padded = [*mine[:_WIDTH], *[0] * (_WIDTH - len(mine))]

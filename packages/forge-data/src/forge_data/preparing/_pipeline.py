@@ -13,7 +13,7 @@ import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._bad_rows import BadRows, name_remedy
-from forge_data._errors import DataError, ForgeDataError
+from forge_data._errors import BadPairError, DataError, ForgeDataError
 from forge_data.findings._report import Findings
 from forge_data.formats._margins import Margins
 from forge_data.formats._registry import detect
@@ -186,7 +186,8 @@ def _check_batch(outcome: Outcome, batch: Batch, job: Job, sources: Sequence["So
                 "otherwise than it was meant: put them into files of their own, or make them one format with `preprocess`"
             )
     if batch.error is not None:
-        if isinstance(batch.error, ForgeDataError) and (batch.kept or any(outcome.kept.values())):
+        others = batch.kept or any(outcome.kept.values())
+        if isinstance(batch.error, BadPairError) or (isinstance(batch.error, ForgeDataError) and others):
             name_remedy(batch.error)
         raise batch.error
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _ROWS = 1000
+_SECONDS = 5.0
+"""How long the Hub may take to say whether it has a dataset."""
 _SAVED = ("dataset_dict.json", "state.json")
 _ON_HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?:(?P<split>[\w.-]+(\[[^\]]*\])?)")
 """`org/name:split` or `org/name:config:split`."""
@@ -96,6 +99,13 @@ def open_hub(entry: str) -> DatasetSplit:
 
     parts = _ON_HUB.fullmatch(entry)
     assert parts is not None
+    unreachable = _unreachable(parts["name"], _SECONDS)
+    if unreachable:
+        raise DataError(
+            f"{entry} is no file here, and the Hugging Face Hub, which may have it as a dataset (name:split), cannot be asked: "
+            f"{unreachable}; check the name, or try again once the network is there (HTTPS_PROXY for a proxy, HF_ENDPOINT for "
+            "a mirror)"
+        )
     try:
         loaded: Any = load_dataset(parts["name"], parts["config"], split=parts["split"])
     except Exception as error:
@@ -104,3 +114,35 @@ def open_hub(entry: str) -> DatasetSplit:
             f"{type(error).__name__}: {first_line(error)}; check the name, or the path"
         ) from error
     return DatasetSplit(entry, loaded)
+
+
+def _unreachable(name: str, seconds: float) -> str:
+    """Say why the Hub does not answer for a dataset that is not in the cache of `datasets`; "" where it does.
+
+    `datasets` by itself tries half a minute where there is no network.
+    """
+    from datasets import config
+    from datasets.naming import camelcase_to_snakecase
+    from huggingface_hub import HfApi, is_offline_mode
+    from huggingface_hub.errors import HfHubHTTPError
+
+    owner, _, own = name.partition("/")
+    if is_offline_mode() or Path(config.HF_DATASETS_CACHE, f"{owner}___{camelcase_to_snakecase(own)}").exists():
+        return ""
+    answers: list[str] = []
+
+    def ask() -> None:
+        try:
+            HfApi().dataset_info(name, timeout=seconds)
+        except HfHubHTTPError:
+            answers.append("")  # an answer: `datasets` says what it means
+        except Exception as error:  # noqa: BLE001 - whatever the client and its libraries raise without a network
+            answers.append(first_line(error) or type(error).__name__)
+        else:
+            answers.append("")
+
+    # Looking up a host's address has no time limit of its own.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    return answers[0] if answers else f"no answer within {seconds:g} s"

@@ -165,6 +165,9 @@ def _value(place: str, line: bytes) -> object:
 
 
 def _remedy(line: str) -> str:
-    if line.strip() in ("[", "{", "[{"):
-        return "; the file looks like one JSON document over many lines: write one object a line (`jq -c '.[]'` does)"
+    start = line.strip()
+    if start in ("[", "[{"):
+        return "; the file looks like one JSON array over many lines: write one object a line (`jq -c '.[]'` does)"
+    if start == "{":
+        return "; the file looks like JSON objects over many lines each: write one object a line (`jq -c .` does)"
     return f"; found {line.strip()[:60]!r}; write one complete object a line"

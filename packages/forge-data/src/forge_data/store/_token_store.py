@@ -72,11 +72,11 @@ class TokenStore(Store):
         return write_jsonl(self, self.path, file)
 
     def to_dataset(self) -> "Dataset":
-        """Make a `datasets.Dataset` of the samples: `input_ids` and `labels`.
+        """Make a `datasets.Dataset` of the samples: `input_ids` and `labels`, and `weights` where rows have some.
 
-        TRL and a `DataLoader` take it as it is. Unpaired answers have `desirable` too. A preference is one row:
-        `chosen_input_ids`, `chosen_labels`, `rejected_input_ids`, `rejected_labels`, and `margin` where the rows gave it. It is
-        held in memory, 8 bytes a token; for more there is `to_parquet`, which `datasets.load_dataset("parquet",
+        TRL and a `DataLoader` take it as it is; TRL reads no weights. Unpaired answers have `desirable` too. A preference is
+        one row: `chosen_input_ids`, `chosen_labels`, `rejected_input_ids`, `rejected_labels`, and `margin` where the rows gave
+        it. It is held in memory, 8 bytes a token; for more there is `to_parquet`, which `datasets.load_dataset("parquet",
         data_files=...)` maps from disk.
         """
         return to_dataset(self)

@@ -4,7 +4,7 @@ A base that was in 4 bits during training is dequantized first: the adapter was 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,13 @@ class Merged:
     """Number of tokens in the samples."""
 
 
-def merge_adapter(directory: str | os.PathLike[str], samples: Sequence[Sequence[int]], *, task: Task = "causal") -> Merged:
+def merge_adapter(
+    directory: str | os.PathLike[str],
+    samples: Sequence[Sequence[int]],
+    *,
+    task: Task = "causal",
+    doing: Callable[[str], None] | None = None,
+) -> Merged:
     """Merge the adapter of `directory` into its base model, and compare the logits.
 
     Low-rank adapters (LoRA, DoRA and similar) and IA³ can be merged; PEFT does it, in float32 on the CPU. Where the base was
@@ -56,6 +62,7 @@ def merge_adapter(directory: str | os.PathLike[str], samples: Sequence[Sequence[
         directory: what `export_model` wrote of a PeftModel, or PEFT itself.
         samples: rows of token ids [S], each compared by itself.
         task: task that the base is loaded for; "reward" for the adapter of a reward model, `directory_task` knows it.
+        doing: is told what is done once the adapter is loaded, in words.
 
     Raises:
         ModelError: no adapter, no base or another one; an adapter that changes no weights (virtual tokens); one on a tied
@@ -70,6 +77,8 @@ def merge_adapter(directory: str | os.PathLike[str], samples: Sequence[Sequence[
     _refuse_shared_targets(model, path)
     for layer in four_bit_layers(model).values():
         layer.compute_dtype = torch.float32  # the comparison is of weights, not of a run's 16 bits
+    if doing is not None:
+        doing("merging the adapter into its base, and comparing the logits")
     before = logits_of(model, samples)
     if quantization_of(base_of(model)) is not None:
         del model  # PEFT would round what it merged to 4 bits again

@@ -5,7 +5,7 @@ Fields and tensors are read back with the gguf library; transformers, which read
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -78,8 +78,11 @@ def check_gguf(
     dtype: GGUFType,
     name: str,
     progress: Progress | None = None,
+    doing: Callable[[str], None] | None = None,
 ) -> GGUFCheck:
     """Read `file` back and compare it with `model`; further arguments as in `export_gguf`.
+
+    `doing` is told, in words, what is done once all tensors are compared.
 
     1. Every field is as it was to be written; every tensor equals the one in memory, rounded to the file's type, bit for bit.
     2. The file loads through transformers in float32, on the CPU, and every tensor of the result is what the file holds.
@@ -98,6 +101,8 @@ def check_gguf(
     contents = _prove_file(
         model, path, arch, gguf_fields(model, tokenizer, dtype=dtype, name=name, where=path), dtype, progress
     )
+    say = doing or (lambda _: None)
+    say(f"loading {path.name} with transformers")
     try:
         # transformers cannot switch off its progress bar over the tensors of a GGUF file.
         with quiet_transformers(), redirect_stderr(io.StringIO()):
@@ -106,6 +111,7 @@ def check_gguf(
         raise ExportError(f"{path} cannot be read back: {error}") from error
     _prove_reloaded(model, reloaded, contents, path, arch)
     # Beyond a sliding window readers compute other logits than the model; the file's context ends there.
+    say(f"comparing the logits of {path.name} with those of the model")
     rows = [row[: contents.fields[f"{arch}.context_length"]] for row in samples]
     expected = logits_of(model, rows)
     difference = relative_difference(expected, logits_of(reloaded, rows))

@@ -30,6 +30,8 @@ _DEBUG = "FORGE_DEBUG"
 _ANSWER_SECONDS = 10.0
 """How long a further rank that torchrun started leaves the first one the word, which most likely fails for the same reason."""
 _COMPLETION = "--install-completion"
+_OUTPUT_CLOSED = 141
+"""Exit status where nobody reads the output any more, as a shell has it of a program that SIGPIPE ended."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -79,11 +81,16 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
         if sys.stderr.isatty():
             print(file=sys.stderr)  # the terminal has shown ^C on this line
         return _print_error("interrupted.", 130, debug=debug)
+    except SystemExit as error:
+        # rich ends the process with 1 where nobody reads what it prints (a page of help); it has dropped the rest itself.
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        return _OUTPUT_CLOSED
     except Exception as error:  # noqa: BLE001 - the last place that can turn an exception into a message
         if isinstance(error, BrokenPipeError) and _output_closed():
             # Whoever read the output has enough of it (`| head`). What is left is dropped, or Python would try it again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
+            return _OUTPUT_CLOSED
         status, what = getattr(error, "exit_status", None), _in_one_line(str(error), words)
         if status is not None:
             return _print_error(as_flags(what, flags), int(status) or 1, debug=debug)

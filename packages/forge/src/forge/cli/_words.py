@@ -6,7 +6,10 @@ Cyclopts stops at the first unknown option, offers the nearest one however far i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, cast, get_args, get_origin
 
 import cyclopts
 
@@ -32,14 +35,15 @@ def check_words(app: cyclopts.App, words: Sequence[str]) -> None:
       --load-in-4bit: here it is --adapter qlora
 
     """
-    if not words or words[0].startswith("-"):
+    if not words:
         return
-    if words[0] not in set(app):
+    if not words[0].startswith("-") and words[0] not in set(app):
         raise SettingsError(_unknown_command(words[0], [name for name in app if not name.startswith("-")]))
     _, apps, _ = app.parse_commands(list(words))
     flags: dict[str, str] = getattr(apps[-1].default_command, "flags", {})
     if not flags:
         return
+    _check_switches(apps[-1].default_command, flags, words)
     known = set(_spellings(flags)) | {*apps[-1].help_flags, *apps[-1].version_flags}
     names = {word: "" for word in _options(words) if word not in known}
     if names:
@@ -48,6 +52,31 @@ def check_words(app: cyclopts.App, words: Sequence[str]) -> None:
         if _of_a_run(names) and "RECIPE" in flags.values() and "--model-path" not in flags.values():
             told += "\nSettings of the run are lines of the recipe, which this command takes as it is: write them there."
         raise SettingsError(as_flags(told, {**flags, **{name: f"--{name.replace('_', '-')}" for name in settings}}))
+
+
+def _check_switches(command: object, flags: Mapping[str, str], words: Sequence[str]) -> None:
+    """Raise SettingsError for `--keep-best true`: the word would be taken for a recipe, or for one too many."""
+    parameters = inspect.signature(cast("Callable[..., object]", command)).parameters
+    switches = {flags[name]: parameter for name, parameter in parameters.items() if _is_switch(parameter)}
+    for flag, word in pairwise(words):
+        asked = switches.get(dashed(flag))
+        if asked is None or word.lower() not in ("true", "false"):
+            continue
+        if word.lower() == "true":
+            raise SettingsError(f"{flag} takes no value: `{flag}` alone is true.")
+        off = f"`--no-{dashed(flag[2:])}` is false" if _has_negative(asked) else f"without `{flag}` it is false"
+        raise SettingsError(f"{flag} takes no value: {off}.")
+
+
+def _is_switch(parameter: inspect.Parameter) -> bool:
+    kind = parameter.annotation
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return bool in (kind, *get_args(kind))
+
+
+def _has_negative(parameter: inspect.Parameter) -> bool:
+    options = get_args(parameter.annotation)[1:] if get_origin(parameter.annotation) is Annotated else ()
+    return not any(getattr(option, "negative", None) == () for option in options)
 
 
 def _of_a_run(names: Collection[str]) -> bool:

@@ -53,7 +53,8 @@ def export(
     if format == "gguf":
         forge_dist.require_gguf()
     report = Reporter(lambda _: None)
-    tokenizer = _tokenizer(request)
+    with report.taking(f"loading the tokenizer of {request.folder}"):
+        tokenizer = _tokenizer(request)
     if format == "gguf":
         file = request.output / f"{request.name}-{request.dtype}.gguf"
         with report.taking("looking whether GGUF can hold the model", "found that GGUF can hold the model"):
@@ -62,10 +63,10 @@ def export(
     rows = _rows(request.vocabulary(tokenizer))
     proofs = []
     model: Any
-    merging = " and merging it into its base" if merge else ""
-    with report.taking(f"loading {request.folder}{merging}", f"loaded {request.folder}"):
+    beside = " beside its base" if merge else ""
+    with report.taking(f"loading {request.folder}{beside}", f"loaded {request.folder}"):
         if merge:
-            merged = forge_dist.merge_adapter(request.folder, rows, task=request.task)
+            merged = forge_dist.merge_adapter(request.folder, rows, task=request.task, doing=report.doing)
             model = merged.model
             proofs.append(
                 f"Merged: on {merged.tokens} tokens its logits are those of the adapter beside its base within "
@@ -168,8 +169,9 @@ def _write_gguf(
     given: Any = {"tokenizer": tokenizer, "dtype": request.dtype, "name": name}
     report.doing(f"writing {file}")
     forge_dist.export_gguf(model, folder / file, **given, progress=report.progress("tensors written"))
-    report.doing(f"reading {file} back: its tensors, then its logits beside those of the model")
-    check = forge_dist.check_gguf(model, folder / file, rows, **given, progress=report.progress("tensors compared"))
+    report.doing(f"reading {file} back, tensor by tensor")
+    compared = report.progress("tensors compared")
+    check = forge_dist.check_gguf(model, folder / file, rows, **given, progress=compared, doing=report.doing)
     halves = f" ({check.halves} of them as float16, for their rows are no multiple of 32 long)" if check.halves else ""
     return file, (
         f"Read back: {check.tensors} tensors, each the one in memory, matrices written as {request.dtype}{halves}; loaded by "

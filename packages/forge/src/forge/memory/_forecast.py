@@ -139,7 +139,7 @@ _KEYS_OF_A_TOKEN = 8
 
 
 def _with_keys(tokens: int, keys: int) -> int:
-    """Add to computed tokens the keys that are gathered beside theirs, as tokens that take as much memory."""
+    """Add gathered keys to computed tokens, as tokens that take as much memory."""
     return tokens + max(0, keys - tokens) // _KEYS_OF_A_TOKEN
 
 

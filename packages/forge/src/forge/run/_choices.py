@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,24 @@ def check_warmup(s: Any, num_steps: int | None) -> None:
             f"warmup_steps={s.optimizer.warmup_steps} is more than the {counted(num_steps, 'steps')} of this run: the "
             "learning rate would never reach learning_rate. Lower warmup_steps, or train longer."
         )
+
+
+def moved_run(s: Any) -> str | None:
+    """Say that the record of a run, given as a recipe, sends this run to another directory: that of before it was moved.
+
+    None where the directory was given beside it.
+    """
+    origin = s.origins["ckpt_output_dir"]
+    file = Path(origin.removeprefix("recipe ")).expanduser()
+    if not origin.startswith("recipe ") or file.name != "config.yaml" or not (file.parent / "run.json").is_file():
+        return None
+    here, there = file.parent.resolve(), s.checkpoints.ckpt_output_dir
+    if here == Path(there).resolve():
+        return None
+    return (
+        f"WARNING: {file} is of the run in {here}, and its ckpt_output_dir is {there}, to which this run writes. To go on with "
+        f"the run in {here} give it as ckpt_output_dir"
+    )
 
 
 def few_steps(s: Any, num_steps: int | None) -> str | None:

@@ -21,7 +21,7 @@ from forge.memory._memory_plan import MemoryPlan
 from forge.memory._target import Target
 from forge.memory._tokens import choose_checkpointing, choose_tokens
 from forge.reports._plan import plan_figures
-from forge.run._choices import check_shards, check_warmup, choose_sizes, few_steps
+from forge.run._choices import check_shards, check_warmup, choose_sizes, few_steps, moved_run
 from forge.run._early_checks import check_before_rows, check_prompts
 from forge.run._loading import try_packing
 from forge.run._memory import is_small, planned_of, write_plan
@@ -95,6 +95,8 @@ def prepare(
     assert isinstance(out, RunDirectory)
     shards = divided[1]
     s = describe_rows(s, rows)
+    if (moved := moved_run(s)) is not None:
+        report.note(moved)
     again = s.checkpoints.resume in ("auto", "never")
     if out.resuming and again and has_result(out.path) and same_request(out.path, s):
         refuse_damaged_run(out.path, task.name)
@@ -102,7 +104,8 @@ def prepare(
         return {"finished": True}
     _check_states(s, out)
     check_shards(s, shards)
-    with uncollected():  # it imports transformers and the model's class
+    # It imports transformers and the model's class.
+    with report.taking(f"loading the tokenizer of {s.model.model_path}"), uncollected():
         start, tokenizer = starting_model(task, s, out, report, weights=not (dry and target is not None and target.elsewhere))
     own = identity is None
     identity = identity or Identity()
@@ -330,7 +333,9 @@ def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, dire
         copy_linked(given, directory)
         store = task.open_store(directory)
     else:
-        store = task.prepare(s, given, tokenizer, directory, report)
+        # A terminal has the count of rows that `task.prepare` shows.
+        with report.taking(f"reading {_named(getattr(s.data, setting))}", live=False):
+            store = task.prepare(s, given, tokenizer, directory, report)
     s = describe_rows(s, rows)
     account = store.accounting
     lost = "".join(f", dropped {count:,} ({reason})" for reason, count in account.dropped.items())

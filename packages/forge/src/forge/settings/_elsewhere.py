@@ -1,8 +1,8 @@
 """Names of other libraries → what each is here.
 
-The libraries are TRL, Axolotl, LLaMA-Factory, training_hub, mini-trainer and Unsloth. One table for three readers: the
-refusal of an unknown setting (`hint`), `forge config convert`, and the test that holds the pages of docs/migrating to it. A
-name that means the same here and there is in none of its parts.
+The libraries are TRL, Axolotl, LLaMA-Factory, training_hub, mini-trainer, instructlab-training and Unsloth. One table for three
+readers: the refusal of an unknown setting (`hint`), `forge config convert`, and the test that holds the pages of docs/migrating
+to it. A name that means the same here and there is in none of its parts.
 """
 
 from __future__ import annotations

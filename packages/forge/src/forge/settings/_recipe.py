@@ -73,6 +73,8 @@ def verb_of(path: str | Path) -> str | None:
 def _read(path: Path) -> dict[str, object]:
     """Read the mapping that a recipe is."""
     hint = f" Is it the data? Then give --data-path {path}." if path.suffix in {".jsonl", ".json", ".parquet"} else ""
+    if path.suffix.lower() == ".toml":
+        hint = " Recipes are YAML (or JSON), not TOML."
     try:
         text = path.read_text(encoding="utf-8")
         found = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader

@@ -276,20 +276,40 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
         faults.append(several if len(missing) > 1 else f"{missing[0]} is required: give it here or in a recipe.")
     built = {}
     for group, owner in groups(settings_class).items():
-        if group in broken or any(fields[name][0] == group for name in missing):
-            continue
-        try:
-            built[group] = owner(**values[group])
-        except (ValueError, TypeError) as error:
-            name = _named_in(str(error.args[0]), values[group])
-            where = origin_note(origins[name]) if name else ""
-            faults.append(f"{error.args[0]}{where}")
+        incomplete = group in broken or any(fields[name][0] == group for name in missing)
+        found = [] if incomplete else _built(built, group, owner, values[group])
+        # A class stops at its first fault, and is not made of values that are missing or of another type.
+        for message in (_out_of_range(owner, values[group]) if found or incomplete else []) or found:
+            name = _named_in(message, values[group])
+            faults.append(f"{message}{origin_note(origins[name]) if name else ''}")
     if faults:
         raise SettingsError(faults[0] if len(faults) == 1 else "\n".join([f"{len(faults)} faults in the settings:", *faults]))
     compose = cast("Callable[..., T]", settings_class)
     settings = compose(**built, origins=origins)
     cast("RunSettings", settings).check()
     return settings
+
+
+def _built(built: dict[str, object], group: str, owner: type, values: Mapping[str, object]) -> list[str]:
+    """Make the settings of a group, or return the fault with which their class refuses them."""
+    try:
+        built[group] = owner(**values)
+    except (ValueError, TypeError) as error:
+        return [str(error.args[0])]
+    return []
+
+
+def _out_of_range(owner: type, values: Mapping[str, object]) -> list[str]:
+    """Return the fault of each value that the validator of its own field refuses."""
+    found = []
+    for field in attrs.fields(owner):
+        if values.get(field.name) is not None and field.validator is not None:
+            convert = cast("Callable[[object], object]", field.converter or (lambda value: value))
+            try:
+                field.validator(None, field, convert(values[field.name]))
+            except (ValueError, TypeError) as error:
+                found.append(str(error.args[0]))
+    return found
 
 
 def required(settings_class: type) -> list[str]:

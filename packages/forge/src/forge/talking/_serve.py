@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -54,11 +53,9 @@ def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000) 
         )
     shown = "localhost" if host == "127.0.0.1" else host
     print(f"http://{shown}:{port}/v1/chat/completions, model {directory!r}; Ctrl-C ends it", file=sys.stderr)
-    # The command of the very transformers that is installed beside this package, wherever its scripts are.
-    (script,) = entry_points(group="console_scripts", name="transformers")
-    program = f"from {script.module} import {script.attr}; {script.attr}()"
     environ = {**os.environ, "HF_HUB_DISABLE_UPDATE_CHECK": "1"}  # nobody asked it to ask the network
-    server = subprocess.Popen([sys.executable, "-c", program, *command], env=environ)  # noqa: S603 - no shell, fixed words
+    program = "forge.talking._transformers_server"
+    server = subprocess.Popen([sys.executable, "-m", program, *command], env=environ)  # noqa: S603 - no shell, fixed words
     try:
         return server.wait()
     except KeyboardInterrupt:

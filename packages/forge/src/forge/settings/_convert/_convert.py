@@ -100,7 +100,7 @@ def convert(
     settings_of: Callable[[str], Mapping[str, attrs.Attribute[Any]]],
     verb: str | None = None,
 ) -> Converted:
-    """Carry over what a configuration says, and what it leaves to its library where forge does otherwise.
+    """Carry over what a configuration says, and defaults of its library that forge has not.
 
     Args:
         values: the configuration.

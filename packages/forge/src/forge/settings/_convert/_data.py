@@ -67,7 +67,7 @@ def data(draft: Draft) -> None:
 
 
 def _long_rows(draft: Draft) -> None:
-    """Read the length of rows, which is that of blocks in pretraining, and what becomes of longer ones."""
+    """Read the length of rows (blocks in pretraining), and what becomes of longer ones."""
     left = draft.left
     for key in ("max_length", "cutoff_len", "sequence_len"):
         if left.get(key) is None:
@@ -87,7 +87,7 @@ def _long_rows(draft: Draft) -> None:
 
 
 def rows(draft: Draft) -> None:
-    """Read how rows are packed, which of their tokens are learned, and in which template they are written."""
+    """Read how rows are packed, which tokens are learned, and in which template."""
     left = draft.left
     packs = [key for key in ("packing", "sample_packing", "neat_packing") if left.get(key) is True]
     if packs and draft.verb != "pretrain":
@@ -124,7 +124,7 @@ def _learned(draft: Draft) -> None:
 
 
 def _template(draft: Draft) -> None:
-    """Read the chat template: a file, since names of the other libraries' own templates mean nothing here."""
+    """Read the chat template: a file, since other libraries' names mean nothing here."""
     left = draft.left
     draft.drop("chat_template", when=("tokenizer_default", "jinja"))
     name = left.get("chat_template")

@@ -1,4 +1,4 @@
-"""A recipe in the making: what of another library's file is read already, and what is still to be read."""
+"""Recipe in the making: what of another library's file is read, and what is not yet."""
 
 from __future__ import annotations
 

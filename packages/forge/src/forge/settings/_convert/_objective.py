@@ -34,7 +34,7 @@ _READ_SMOOTHING = {"exo_pair", "robust", "aot", "aot_unpaired"}
 
 
 def verb_of(left: Mapping[str, Any], library: str) -> str:
-    """Return the training verb that a configuration asks for. Raises RecipeError where several do."""
+    """Return the verb that a configuration asks for; RecipeError where several do."""
     if left.get("reward_model") is True:
         return "reward"
     if left.get("pretraining_dataset"):

@@ -1,4 +1,4 @@
-"""Batch size, length, schedule, number format, adapter and sharding of another library's file → ours."""
+"""Batch, length, schedule, dtypes, adapter and sharding of another library's file → ours."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def batch(draft: Draft) -> None:
 
 
 def _prompts(draft: Draft, each: int, steps: int) -> list[str]:
-    """Turn TRL's batches, which count completions, into prompts of a rollout and updates of a pass; return what to say."""
+    """Turn TRL's batches of completions into prompts and updates; return what to say."""
     left, group = draft.left, draft.left.get("num_generations")
     group = group if _whole(group) else GENERATIONS[draft.verb]
     update = rollout = each * steps
@@ -203,7 +203,7 @@ def adapter(draft: Draft) -> None:
 
 
 def _targets(draft: Draft) -> None:
-    """Read the layers that get an adapter, where every linear one is the default here, and those trained beside it."""
+    """Read the layers that get an adapter (by default all linear ones), and others trained."""
     left = draft.left
     every = left.pop("lora_target_linear", None) is True
     named = left.get("lora_target_modules")
