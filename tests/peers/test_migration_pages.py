@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from forge.backends._trl_arguments import OBJECTIVE
-from forge.settings._convert import convert
-from forge.settings._convert._run import GENERATIONS
 from forge.settings._settings import flat_fields
+from forge.settings.convert._convert import convert
+from forge.settings.convert._run import GENERATIONS
 from forge.verbs._registry import task_of
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "migrating"

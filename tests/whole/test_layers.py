@@ -73,6 +73,7 @@ STAGES = {
         .
         tasks/items  trackers  locking
         settings  storage
+        settings/convert
         tasks  reports
         memory
         saving

@@ -11,9 +11,9 @@ import yaml
 from hypothesis import strategies as st
 
 from forge import RecipeError
-from forge.settings._convert import convert, library_of, read_foreign
 from forge.settings._elsewhere import RENAMED, SWITCHES, TOLD
 from forge.settings._settings import flat_fields
+from forge.settings.convert._convert import convert, library_of, read_foreign
 from forge.verbs._registry import task_of
 
 from ...whole.repository import ROOT

@@ -117,7 +117,7 @@ def open_hub(entry: str) -> DatasetSplit:
 
 
 def _unreachable(name: str, seconds: float) -> str:
-    """Say why the Hub does not answer for a dataset that is not in the cache of `datasets`; "" where it does.
+    """Say why the Hub does not answer; "" where it does, or the dataset is in the cache.
 
     `datasets` by itself tries half a minute where there is no network.
     """

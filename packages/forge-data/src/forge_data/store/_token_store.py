@@ -72,7 +72,7 @@ class TokenStore(Store):
         return write_jsonl(self, self.path, file)
 
     def to_dataset(self) -> "Dataset":
-        """Make a `datasets.Dataset` of the samples: `input_ids` and `labels`, and `weights` where rows have some.
+        """Make a `datasets.Dataset`: `input_ids`, `labels`, and `weights` where rows have some.
 
         TRL and a `DataLoader` take it as it is; TRL reads no weights. Unpaired answers have `desirable` too. A preference is
         one row: `chosen_input_ids`, `chosen_labels`, `rejected_input_ids`, `rejected_labels`, and `margin` where the rows gave

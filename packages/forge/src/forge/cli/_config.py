@@ -13,11 +13,11 @@ from forge._counted import counted
 from forge._errors import RecipeError, SettingsError
 from forge._new_file import write_new_file
 from forge.cli._options import command_of, field_texts
-from forge.settings._convert import Converted, convert as convert_values, library_of, read_foreign
 from forge.settings._elsewhere import unknown
 from forge.settings._recipe import read_recipe, verb_of
 from forge.settings._schema import recipe_schema
 from forge.settings._settings import flat_fields, required, resolve
+from forge.settings.convert._convert import Converted, convert as convert_values, library_of, read_foreign
 from forge.verbs._registry import VERBS, task_of
 
 

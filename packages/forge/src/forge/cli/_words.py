@@ -55,7 +55,7 @@ def check_words(app: cyclopts.App, words: Sequence[str]) -> None:
 
 
 def _check_switches(command: object, flags: Mapping[str, str], words: Sequence[str]) -> None:
-    """Raise SettingsError for `--keep-best true`: the word would be taken for a recipe, or for one too many."""
+    """Raise SettingsError for `--keep-best true`, whose word would pass for a recipe."""
     parameters = inspect.signature(cast("Callable[..., object]", command)).parameters
     switches = {flags[name]: parameter for name, parameter in parameters.items() if _is_switch(parameter)}
     for flag, word in pairwise(words):

@@ -80,7 +80,7 @@ def check_warmup(s: Any, num_steps: int | None) -> None:
 
 
 def moved_run(s: Any) -> str | None:
-    """Say that the record of a run, given as a recipe, sends this run to another directory: that of before it was moved.
+    """Say that a run's record, given as a recipe, sends this run where that one was before.
 
     None where the directory was given beside it.
     """

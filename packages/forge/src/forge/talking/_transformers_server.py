@@ -1,4 +1,4 @@
-"""transformers' server, whose list of models names the one that it serves: the program that `forge serve` starts."""
+"""Program that `forge serve` starts: transformers' server, whose list names its model."""
 
 from __future__ import annotations
 

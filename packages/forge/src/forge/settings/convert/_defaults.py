@@ -6,7 +6,7 @@ of TRL 1.16 with transformers 5.23, LLaMA-Factory of August 2026 and Axolotl of 
 
 from __future__ import annotations
 
-from forge.settings._convert._draft import LORA, Draft
+from forge.settings.convert._draft import LORA, Draft
 
 TRAINER: dict[str, object] = {"num_epochs": 3, "lr_scheduler": "linear", "beta2": 0.999}
 """transformers' TrainingArguments, which TRL and LLaMA-Factory share."""

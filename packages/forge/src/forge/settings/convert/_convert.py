@@ -10,13 +10,13 @@ import attrs
 import yaml
 
 from forge._errors import RecipeError, SettingsError
-from forge.settings._convert._data import data, rows
-from forge.settings._convert._defaults import add_defaults
-from forge.settings._convert._draft import Draft
-from forge.settings._convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
-from forge.settings._convert._run import adapter, batch, dtype, length, schedule, strategy
 from forge.settings._elsewhere import ALSO, NOT_NEEDED, RENAMED, SWITCHES, TOLD, hint
 from forge.settings._settings import converted
+from forge.settings.convert._data import data, rows
+from forge.settings.convert._defaults import add_defaults
+from forge.settings.convert._draft import Draft
+from forge.settings.convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
+from forge.settings.convert._run import adapter, batch, dtype, length, schedule, strategy
 
 LIBRARIES = {
     "Axolotl": "base_model datasets sequence_len micro_batch_size val_set_size sample_packing pretraining_dataset rl".split(),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from forge.settings._convert._draft import Draft
+from forge.settings.convert._draft import Draft
 
 FORMATS = {
     "chat_template": "messages",

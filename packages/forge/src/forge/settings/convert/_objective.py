@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge._errors import RecipeError
-from forge.settings._convert._draft import Draft
+from forge.settings.convert._draft import Draft
 
 METHODS = {
     **{name: name for name in ("sft", "dpo", "kto", "orpo", "simpo", "grpo", "ppo", "rloo", "reward")},

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any, TypeGuard
 
-from forge.settings._convert._draft import LORA, Draft
+from forge.settings.convert._draft import LORA, Draft
 
 _OF_A_GPU = ("per_device_train_batch_size", "per_gpu_train_batch_size", "micro_batch_size")
 _BATCHES = {"TRL": 8, "LLaMA-Factory": 8, "Axolotl": 1}
