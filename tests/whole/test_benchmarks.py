@@ -290,6 +290,15 @@ def test_shared_histories():
 
 
 @pytest.mark.lane
+def test_shared_prefixes():
+    """shared_prefixes.py trains the same on all sides, and least is computed where the plan knows the prefix."""
+    sides = run_toy("shared_prefixes.py")["sides"]
+    assert sides["planned"]["computed_tokens"] < 0.9 * sides["shared"]["computed_tokens"]
+    assert sides["shared"]["computed_tokens"] < 0.9 * sides["repeated"]["computed_tokens"]
+    assert sides["planned"]["micro_batches"] < sides["shared"]["micro_batches"]
+
+
+@pytest.mark.lane
 def test_online_learning():
     """online_learning.py trains with every method, and reports what each run learned."""
     figures = run_toy("online_learning.py")

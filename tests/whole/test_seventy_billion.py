@@ -52,7 +52,7 @@ def test_what_is_gathered_and_summed_at_a_time(dtype: str, sizes: dict[str, int]
     root = sum(number for name, number in sizes.items() if ".layers." not in name)
     kind: Any = getattr(forge_accel, dtype)
     planned: Any = SimpleNamespace(gathers=kind, weights=forge_accel.float32)
-    taken = _exchanged(planned, Groups(layers=80, block=block, root=root), on_host=False)
+    taken = _exchanged(planned, Groups(layers=80, block=block, root=root), {}, on_host=False)
     assert f"{gigabytes(taken)} in {dtype}" in PAGE
 
 
