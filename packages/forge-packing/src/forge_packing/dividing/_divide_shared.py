@@ -131,7 +131,7 @@ def _by_bundles(
     cost: Cost,
     slotting: Slotting,
 ) -> _Slots:
-    """Put samples with one prefix together, and divide what comes of it."""
+    """Put samples with one prefix together, and divide what comes of it; some step has several such samples."""
     sizes = np.diff(step_starts)
     step_of = np.repeat(np.arange(sizes.size), sizes)
     own = np.minimum(prefixes.shared(), max_tokens - 1)
@@ -139,7 +139,7 @@ def _by_bundles(
     # Families are the samples of a step with one prefix: each is a step by itself, divided into bundles.
     family_of = step_of * (prefixes.tokens.size + 1) + prefixes.of + 1
     together = np.zeros(lengths.size, dtype=bool)
-    most: list[Int64Array] = []
+    numbers_of: list[Int64Array] = []
     for at, (numbers, counts, _) in enumerate(steps):
         start, stop = step_starts[at], step_starts[at + 1]
         if not numbers.size:
@@ -148,25 +148,19 @@ def _by_bundles(
         together[start:stop] = np.isin(of, numbers)
         tokens = np.bincount(of[of >= 0], weights=added[start:stop][of >= 0], minlength=prefixes.tokens.size)
         alone = int(lengths[start:stop][~together[start:stop]].sum())
-        most.append(
-            np.minimum(
-                _bundles(tokens[numbers].astype(np.int64), prefixes.tokens[numbers], alone, max_tokens, world_size), counts
-            )
-        )
+        bundles = _bundles(tokens[numbers].astype(np.int64), prefixes.tokens[numbers], alone, max_tokens, world_size)
+        numbers_of.append(np.minimum(bundles, counts))
     members = np.flatnonzero(together)
     members = members[np.lexsort((-added[members], family_of[members]))]
-    starts = np.append(0, np.flatnonzero(np.diff(family_of[members])) + 1) if members.size else np.zeros(0, dtype=np.int64)
-    starts = np.append(starts, members.size)
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(family_of[members])) + 1, [members.size]])
+    costs = cost.of(lengths[members]) - cost.of(own[members])
+    made, placed = np.concatenate(numbers_of), np.zeros(members.size, dtype=np.int64)
+    capacities, passes = max_tokens - own[members[starts[:-1]]], np.zeros_like(made)
+    run("divide_all", (added[members], integer_costs(costs, starts), starts, capacities), (1,), made, placed, passes)
+    first_of = np.append(0, np.cumsum(made))
     bundle_of = np.zeros(lengths.size, dtype=np.int64)
-    if members.size:
-        costs = cost.of(lengths[members]) - cost.of(own[members])
-        made, placed = np.concatenate(most), np.zeros(members.size, dtype=np.int64)
-        capacities = max_tokens - own[members[starts[:-1]]]
-        passes = np.zeros_like(made)
-        run("divide_all", (added[members], integer_costs(costs, starts), starts, capacities), (1,), made, placed, passes)
-        bundle_of[members] = placed + np.repeat(np.append(0, np.cumsum(made))[:-1], np.diff(starts))
-    alone_P = np.flatnonzero(~together)
-    bundle_of[alone_P] = (int(bundle_of[members].max()) + 1 if members.size else 0) + np.arange(alone_P.size)
+    bundle_of[members] = placed + np.repeat(first_of[:-1], np.diff(starts))
+    bundle_of[~together] = first_of[-1] + np.arange(lengths.size - members.size)
     # Bundles in the order of their steps, without empty ones.
     _, first, bundle_of = np.unique(bundle_of, return_index=True, return_inverse=True)
     by_step = np.argsort(fewest_bits(step_of[first]), kind="stable")
