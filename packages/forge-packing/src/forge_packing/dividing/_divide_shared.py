@@ -40,6 +40,19 @@ class _Step(NamedTuple):
     """Tokens of all prefixes with these samples."""
 
 
+class _Given(NamedTuple):
+    """What both ways begin with, as `slots_of_shared` has it."""
+
+    lengths: Int64Array
+    prefixes: Prefixes
+    steps: list[_Step]
+    step_starts: Int64Array
+    max_tokens: int
+    world_size: int
+    cost: Cost
+    slotting: Slotting
+
+
 def slots_of_shared(
     lengths: Int64Array,
     prefixes: Prefixes,
@@ -68,8 +81,9 @@ def slots_of_shared(
         return (np.add.reduceat(slowest, first[:-1] // world_size) + passes * cost.per_micro_batch).astype(np.float64)
 
     best = makespans(best_slots, best_passes)
+    given = _Given(lengths, prefixes, steps, step_starts, max_tokens, world_size, cost, slotting)
     for way in (_by_room, _by_bundles):
-        slot_of, passes = way(lengths, prefixes, steps, step_starts, max_tokens, world_size, cost, slotting)
+        slot_of, passes = way(given)
         found = makespans(slot_of, passes)
         better = found < best
         best_slots = np.where(np.repeat(better, sizes), slot_of, best_slots)
@@ -94,17 +108,9 @@ def _added(lengths: Int64Array, shared: Int64Array, room: Int64Array, max_tokens
     return np.minimum(np.where(shared > 0, np.maximum(lengths - shared, least), lengths), room)
 
 
-def _by_room(
-    lengths: Int64Array,
-    prefixes: Prefixes,
-    steps: list[_Step],
-    step_starts: Int64Array,
-    max_tokens: int,
-    world_size: int,
-    cost: Cost,
-    slotting: Slotting,
-) -> _Slots:
+def _by_room(given: _Given) -> _Slots:
     """Give prefixes room in every micro-batch of a step: those with which least is computed."""
+    lengths, prefixes, steps, step_starts, max_tokens, world_size, cost, slotting = given
     own, shared = prefixes.shared(), np.zeros_like(lengths)
     capacities = np.full(len(steps), max_tokens, dtype=np.int64)
     for at, (numbers, _, taken) in enumerate(steps):
@@ -121,17 +127,9 @@ def _by_room(
     return slotting(tokens, cost.of(lengths) - cost.of(shared), step_starts, capacities)
 
 
-def _by_bundles(
-    lengths: Int64Array,
-    prefixes: Prefixes,
-    steps: list[_Step],
-    step_starts: Int64Array,
-    max_tokens: int,
-    world_size: int,
-    cost: Cost,
-    slotting: Slotting,
-) -> _Slots:
-    """Put samples with one prefix together, and divide what comes of it; some step has several such samples."""
+def _by_bundles(given: _Given) -> _Slots:
+    """Put samples with one prefix together, which some step has, and divide what comes of it."""
+    lengths, prefixes, steps, step_starts, max_tokens, world_size, cost, slotting = given
     sizes = np.diff(step_starts)
     step_of = np.repeat(np.arange(sizes.size), sizes)
     own = np.minimum(prefixes.shared(), max_tokens - 1)
