@@ -60,9 +60,9 @@ class SFT(Task):
 
 
 _LOOKED_AT = 8
-"""Micro-batches whose samples are looked at for what they begin with."""
+"""Micro-batches whose samples are looked at for what they begin with, or steps of a plan that knows it."""
 _STEPS = 512
-"""Steps of a plan that knows prefixes, of all ranks, that are looked at."""
+"""Steps of such a plan that are looked at where none before them have anything in common."""
 
 
 def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
@@ -116,11 +116,14 @@ def _in_common(run: Run) -> float:
     plan = run.plan
     if plan.prefixes is not None:
         # Samples with one prefix are together on few ranks, and may all come late.
-        steps = list(itertools.islice(run.steps_from(0), _STEPS))
-        rows = [row for step in steps for rank in range(plan.world_size) for row in plan.micro_batches(step, rank)]
-        planned = 1 - sum(map(plan.places, rows)) / sum(int(plan.tokens[step]) for step in steps)
-        if planned > 0:
-            return planned
+        whole = once = 0
+        for number, step in enumerate(itertools.islice(run.steps_from(0), _STEPS)):
+            whole += int(plan.tokens[step])
+            once += sum(plan.places(rows) for rank in range(plan.world_size) for rows in plan.micro_batches(step, rank))
+            if number + 1 >= _LOOKED_AT and once < whole:
+                break
+        if once < whole:
+            return 1 - once / whole
     items, tokens, computed, looked = run.train.sharing(share_prefix=True), 0, 0, 0
     for step in run.steps_from(0):
         for rows in plan.micro_batches(step):
