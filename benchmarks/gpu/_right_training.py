@@ -3,12 +3,16 @@
 import json
 import math
 import tempfile
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from _here import Here, check, packed, relative
 from _right import _seconds
+
+TOLD = ("kernels: ", "memory", "compile: ", "WARNING")
+"""What is shown of a run's log."""
 
 
 @check("right")
@@ -33,8 +37,6 @@ def packed_alone(here: Here) -> tuple[bool, dict[str, Any]]:
             total += float(loss)
         return total, torch.cat([p.grad.flatten() for p in model.parameters()])
 
-    from contextlib import nullcontext
-
     from forge_algos import OptimizerSettings
 
     exact, noise = alone(nullcontext()), alone(here.autocast())
@@ -50,6 +52,63 @@ def packed_alone(here: Here) -> tuple[bool, dict[str, Any]]:
     }
     good = facts["loss_error"] < max(3 * facts["loss_error_alone"], 2e-3)
     return good and facts["grad_error"] < 2 * facts["grad_error_alone"] + 1e-3, facts
+
+
+@check("right")
+def shared_alone(here: Here) -> tuple[bool, dict[str, Any]]:
+    """Compare rows of which a system prompt is computed once, in bf16, with the same rows in float32 and with repeating it."""
+    from forge_algos import OptimizerSettings, shares_prompts
+
+    torch, system = here.torch, 40 if here.toy else 600
+    lengths = [system + n for n in ((7, 40, 23) if here.toy else (37, 400, 3, 812, 129))]
+    samples = here.rows("small", lengths, system=system)
+    still = OptimizerSettings(learning_rate=1e-12, lr_scheduler="constant")
+
+    def one(*, shared: bool, exact: bool) -> tuple[float, Any, str | None]:
+        model = here.model("small", dtype=torch.float32)
+        how = {"autocast": nullcontext} if exact else {}
+        can, why = shares_prompts(model, device=here.device, autocast=how.get("autocast", here.autocast))
+        row = packed(samples, shared=shared)
+        out = next(here.train(model, [[row]], settings=still, max_grad_norm=0.0, **how))
+        return out.loss, torch.cat([p.grad.flatten() for p in model.parameters()]), None if can else why
+
+    exact, repeated, shared = one(shared=False, exact=True), one(shared=False, exact=False), one(shared=True, exact=False)
+    again = one(shared=True, exact=True)
+    facts = {
+        "tokens": [len(packed(samples, shared=each).input_ids) for each in (False, True)],
+        "why_not": shared[2],
+        "loss_errors": {"repeated": abs(repeated[0] / exact[0] - 1), "shared": abs(shared[0] / exact[0] - 1)},
+        "grad_errors": {"repeated": relative(repeated[1], exact[1]), "shared": relative(shared[1], exact[1])},
+        "in_float32": {"loss": abs(again[0] / exact[0] - 1), "gradients": relative(again[1], exact[1])},
+    }
+    good = shared[2] is None and facts["grad_errors"]["shared"] < 2 * facts["grad_errors"]["repeated"] + 1e-3
+    return good and facts["in_float32"]["loss"] < 1e-5 and facts["in_float32"]["gradients"] < 1e-3, facts
+
+
+@check("right")
+def selective(here: Here) -> tuple[bool | None, dict[str, Any]]:
+    """Count the forward kernels of attention in a step: with selective checkpointing no more than with none."""
+    from forge_dist.strategies._wrappers import checkpoint_activations
+
+    row, counts, losses = packed(here.rows("small", here.lengths(4096))), {}, {}
+    for kind in ("none", "selective", "full"):
+        model = here.model("small", dtype=here.torch.float32)
+        checkpoint_activations(model, kind)
+        loop = here.train(model, ([row] for _ in range(3)))
+        losses[kind] = [next(loop).loss]
+        with here.torch.profiler.profile(activities=here.torch.profiler.supported_activities()) as recorded:
+            losses[kind].append(next(loop).loss)
+            here.machine.synchronize()
+        loop.close()
+        names = [event.name.lower() for event in recorded.events()]
+        counts[kind] = sum("flash_fwd" in name and "kernel" in name for name in names)
+        if not counts[kind]:
+            counts[kind] = sum("attention" in name and "backward" not in name for name in names)
+    facts = {"forward_kernels": counts, "losses": losses}
+    if here.toy:
+        return None, facts
+    apart = max(abs(loss / losses["none"][1] - 1) for _, loss in losses.values())
+    return 0 < counts["none"] == counts["selective"] < counts["full"] and apart < 1e-3, facts
 
 
 @check("right")
@@ -242,3 +301,27 @@ def whole_run(here: Here) -> tuple[bool, dict[str, Any]]:
             losses.append([line["loss"] for line in lines if "loss" in line])
     apart = max(abs(a - b) / b for a, b in zip(*losses, strict=True))
     return losses[0][-1] < losses[0][0] and apart < 1e-3, {"losses": losses, "apart": apart}
+
+
+@check("right")
+def whole_8bit(here: Here) -> tuple[bool, dict[str, Any]]:
+    """Run `forge.sft` with bfloat16 weights and 8-bit AdamW behind a memory plan: the kernels are taken, the plan holds."""
+    import forge
+
+    facts: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        how = prepared_run(here, base, "small", length=200)
+        for name, weights in (("float32", "float32"), ("bfloat16", "bfloat16")):
+            run = base / name
+            forge.sft(**how, optimizer="adamw_8bit", weights=weights, max_steps=4, ckpt_output_dir=str(run))
+            lines = list(map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()))
+            log = (run / "log.txt").read_text(encoding="utf-8").splitlines()
+            facts[name] = {
+                "losses": [line["loss"] for line in lines if "loss" in line],
+                "log": [
+                    line[:240] for line in log if any(word in line for word in ("kernels: ", "emory", "compile: ", "WARNING"))
+                ],
+            }
+    given_up = [line for found in facts.values() for line in found["log"] if "given up" in line]
+    return not given_up and all(found["losses"][-1] < found["losses"][0] for found in facts.values()), facts

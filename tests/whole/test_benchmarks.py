@@ -94,7 +94,7 @@ def test_gpu_checks(option, value):
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
     assert done.returncode == 0, lines or done.stderr
     assert lines.pop()["failed"] == []
-    assert len(lines) >= {"right": 21, "speed": 34}.get(value, 4)
+    assert len(lines) >= {"right": 25, "speed": 39}.get(value, 4)
     assert all(line["toy"] and line["chip"] and line["versions"]["torch"] for line in lines)
 
 
