@@ -26,7 +26,7 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     pack: Any = collate
     if job.get("share", True) and forge_algos.shares_prompts(model, device=device, autocast=lambda: machine.autocast(dtype))[0]:
         pack = collate_shared
-    if (backend := machine.compiling().value) is not None:
+    if (backend := machine.compiling(job.get("compile", "auto")).value) is not None:
         CompiledBlocks(forge_algos.repeated_blocks(model), backend=backend, own_hooks=True)
     settings = OptimizerSettings(learning_rate=job["learning_rate"], lr_scheduler="constant", max_grad_norm=1.0)
     optimizer = adamw(model, settings, fused=machine.fused_optimizer.value)

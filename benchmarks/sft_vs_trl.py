@@ -44,6 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--repeat-prefixes", action="store_true", help="let forge compute what chats of a row begin with anew for each, too"
     )
+    parser.add_argument("--compile", choices=["auto", "blocks", "off"], default="auto", help="forge's setting of that name")
     return parser.parse_args()
 
 
@@ -71,7 +72,7 @@ def main() -> None:
             "model": str(directory), "vocabulary": model.vocabulary, "adapter": options.adapter,
             "rows": str(folder / "rows.npz"),
             "tokens": tokens, "trl_packing": options.trl, "learning_rate": options.learning_rate,
-            "share": not options.repeat_prefixes,
+            "share": not options.repeat_prefixes, "compile": options.compile,
         }  # fmt: skip
         # TRL's own rows are different, and so are their losses.
         tolerance = 1e-4 if options.trl == "rows" else float("inf")
@@ -95,6 +96,7 @@ def main() -> None:
             "chats_per_row": round(sum(len(rows.lengths(i)) for i in range(steps)) / steps, 1),
             "labelled_share": round(labelled, 4), "shared": 0.0 if options.repeat_prefixes else round(saved, 4),
             "steps": options.steps, "warmup": options.warmup, "threads": done.threads,
+            "compile": options.compile,
         },
     )  # fmt: skip
 
