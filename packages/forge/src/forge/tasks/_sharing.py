@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import forge_algos
 import forge_packing
+from forge.tasks.items._items import in_own_lines
 
 if TYPE_CHECKING:
     from forge.tasks._task import Run
@@ -22,10 +23,12 @@ class Sharing(NamedTuple):
     why: str
     """Why the prompt is shared, or is not."""
 
-    def words(self, one: str, groups: str) -> str:
-        """Return the log's words: `one` computes a prompt, and `groups` begin alike."""
+    def note(self, run: Run, one: str, groups: str) -> None:
+        """Log that `one` computes a prompt, and `groups` begin alike; nothing where each sample is a line by itself."""
+        if in_own_lines(run.settings):
+            return
         across = f", what {groups} begin with alike once a micro-batch" if self.prefix else ""
-        return f"prompts: computed once {one}{across}: {self.why}"
+        run.report.note(f"prompts: computed once {one}{across}: {self.why}")
 
     @property
     def collate(self) -> Any:

@@ -64,7 +64,7 @@ def with_prompts_and_references(run: Run) -> Run:
     """Return the run with shared prompts, where the model allows it, and stored references."""
     share = sharing(run)
     assert isinstance(run.train, Pairs)
-    run.report.note(share.words("a pair" if share.prompt and run.train.noun == "pairs" else "an answer", run.train.noun))
+    share.note(run, "a pair" if share.prompt and run.train.noun == "pairs" else "an answer", run.train.noun)
     stored = getattr(run.settings.objective, "reference", None) == "stored"
 
     def using(name: str, items: Any) -> Any:
