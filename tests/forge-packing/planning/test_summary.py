@@ -62,11 +62,11 @@ def test_shared_prefixes():
     lines = made.summary().splitlines()
     assert lines[2:4] == [
         "tokens         69, a step 69",
-        "prefixes       once a micro-batch, so that 29 tokens take room; 3 micro-batches without that",
+        "shared tokens  take room once a micro-batch: 29 in all; 3 micro-batches without that",
     ]
     assert lines[4].startswith("micro-batches  1 on 1 rank")
     for other in (made.summary(divided=False), made.alone().summary()):
-        assert "prefixes" not in other
+        assert "shared" not in other
 
 
 def test_a_long_run_is_measured_in_part(monkeypatch):

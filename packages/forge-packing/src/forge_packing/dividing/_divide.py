@@ -9,7 +9,7 @@ from forge_packing._checks import MAX_RANKS, MAX_TOKENS, Int64Array, checked_int
 from forge_packing._errors import PackingError
 from forge_packing.dividing._compile import run
 from forge_packing.dividing._cost import DEFAULT_COST, Cost, integer_costs
-from forge_packing.dividing._divide_shared import slots_of_shared
+from forge_packing.dividing._divide_shared import Given, slots_of_shared
 from forge_packing.dividing._padded import checked_padding, divide_padded, fewest_bits
 from forge_packing.dividing._prefixes import Prefixes, checked_prefixes, refuse_both
 
@@ -61,7 +61,7 @@ def divide(
     step_starts = np.array([0, lengths_B.size], dtype=np.int64)
     padded = checked_padding(widths, lines, lengths_B.size, max_tokens)
     shared = checked_prefixes(prefixes, prefix_tokens, lengths_B)
-    refuse_both(padded, shared)
+    refuse_both(padded, prefixes=shared)
     if padded is None:
         order, starts, _ = divide_steps(lengths_B, step_starts, max_tokens, world_size, cost, shared)
     else:
@@ -77,11 +77,13 @@ def divide_steps(
     world_size: int,
     cost: Cost,
     prefixes: Prefixes | None = None,
+    *,
+    keys: Int64Array | None = None,
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Divide many steps at once, each as `divide` would alone, without checks.
 
     lengths: int64[P], step after step, each from 1 to max_tokens. step_starts: int64[steps+1], from 0 to P, rising. prefixes:
-    those of the same samples.
+    those of the same samples. keys: int64[P], tokens of the same samples with what they have twice; by default `lengths`.
     Returns (order int64[P], micro_batch_starts int64[M+1], pass_starts int64[steps+1]): positions in `lengths`,
     micro-batch after micro-batch (by step, pass, rank), ascending within each; the start of each micro-batch in `order`; and
     the first pass of each step. A pass has `world_size` micro-batches, so M is pass_starts[-1] * world_size.
@@ -103,7 +105,9 @@ def divide_steps(
         whole = np.full(step_starts.size - 1, max_tokens, dtype=np.int64)
         micro_batch_of, passes = slotting(lengths, cost.of(lengths), step_starts, whole)
     else:
-        micro_batch_of, passes = slots_of_shared(lengths, prefixes, step_starts, max_tokens, world_size, cost, slotting)
+        whole = lengths if keys is None else keys
+        given = Given(lengths, whole, prefixes, step_starts, max_tokens, world_size, cost, slotting)
+        micro_batch_of, passes = slots_of_shared(given)
     pass_starts = np.concatenate([[0], np.cumsum(passes)])
     if passes.size > 1:
         micro_batch_of = micro_batch_of + np.repeat(pass_starts[:-1] * world_size, np.diff(step_starts))

@@ -17,8 +17,8 @@ So few samples are divided before compiled code is asked for, and the bounds of 
 def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divided: bool = True) -> str:
     """Return the lines of a summary, without a final line end.
 
-    Fill is the share of all micro-batches' budgets, empty ones included, that holds a token. What samples begin with alike, in a
-    plan that gives it room once a micro-batch, is said beside the plan without that. Ranks wait, pass by pass, for the
+    Fill is the share of all micro-batches' budgets, empty ones included, that holds a token. What samples share, in a plan
+    that gives it room once, is said beside the plan without that. Ranks wait, pass by pass, for the
     slowest of them; what a better division could save is an upper bound.
     """
     order, samples = steps.order, steps.lengths.size
@@ -51,12 +51,12 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divid
         else:
             lines.append(f"measured       {measured:,} steps, in {len(stretches)} stretches from the first to the last:")
     lines += _measured(found)
-    if divided and steps.prefixes is not None:
-        alone = attrs.evolve(steps, prefixes=None)
-        repeated = sum(int(alone.stretch(first, stop).pass_starts[-1]) for first, stop in stretches)
+    if divided and (steps.prefixes is not None or steps.repeated is not None):
+        alone = attrs.evolve(steps, prefixes=None, repeated=None)
+        without = sum(int(alone.stretch(first, stop).pass_starts[-1]) for first, stop in stretches)
         lines.append(
-            f"prefixes       once a micro-batch, so that {found.filled.sum():,} tokens take room; "
-            f"{counted(repeated, 'micro-batches')} without that"
+            f"shared tokens  take room once a micro-batch: {found.filled.sum():,} in all; "
+            f"{counted(without, 'micro-batches')} without that"
         )
     return "\n".join([*lines, *(_division(steps, found) if divided else ())])
 

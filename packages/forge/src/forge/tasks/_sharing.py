@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import forge_algos
 import forge_packing
+from forge.settings._backends import FORGE
 from forge.tasks.items._items import in_own_lines
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ class Sharing(NamedTuple):
     def collate(self) -> Any:
         """Function that makes a row of groups, as `forge_algos.online` takes it; None for its own."""
         return partial(forge_packing.collate_groups, share_prompt=True, share_prefix=True) if self.prefix else None
+
+
+def may_share(s: Any) -> bool:
+    """Return whether by the settings the attention may know shared tokens."""
+    return s.backend.backend == FORGE and not in_own_lines(s) and s.device.attention not in ("sdpa", "eager")
 
 
 def sharing(run: Run) -> Sharing:

@@ -9,9 +9,9 @@ import attrs
 
 import forge_algos
 import forge_data
-from forge.settings._backends import FORGE
 from forge.settings._settings import RunSettings
 from forge.tasks._lint_check import check_kind, check_lint
+from forge.tasks._sharing import may_share
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._task import Run, Task
 from forge.tasks.items._items import in_own_lines
@@ -46,10 +46,10 @@ class SFT(Task):
         """Refuse what the lint stops."""
         check_lint(s, report, train, held_out)
 
-    def shares_prefixes(self, s: Any) -> bool:
-        """Return whether no sample has noise of its own, and the attention may know shared tokens."""
+    def shared(self, s: Any, items: Any) -> dict[str, Any]:
+        """Return what samples begin with, where none has noise of its own and the attention may know shared tokens."""
         noise = s.adapter.lora_dropout or getattr(s.objective, "neftune_alpha", None)
-        return s.backend.backend == FORGE and not noise and not in_own_lines(s) and s.device.attention not in ("sdpa", "eager")
+        return items.prefixes if may_share(s) and not noise and isinstance(items, Samples) else {}
 
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with the cross-entropy loss of `forge_algos.SFT`."""
