@@ -51,7 +51,7 @@ def settings_of(verb: str, model: Path, folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ci_keeps(["dpo", "kto"], VERBS))
 def test_losses_on_one_rank_and_two(verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The losses, held-out ones too, are those of the run that shares nothing; micro-batches are fewer, and none is too large."""
+    """Losses, held-out ones too, are those of the run that shares nothing; micro-batches are fewer, and none is too large."""
     settings = settings_of(verb, model_dir, tmp_path)
     alone, one, two = (tmp_path / name for name in ("alone", "one", "two"))
     getattr(forge, verb)(**settings, attention="sdpa", ckpt_output_dir=str(alone))
@@ -141,9 +141,7 @@ def test_the_plan_counts_what_is_put_together(verb: str, model_dir: Path, tmp_pa
 @pytest.mark.lane
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["dpo", "kto"])
-def test_a_step_takes_what_was_planned(
-    verb: str, larger_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_takes_what_was_planned(verb: str, larger_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 3 percent, where prompts are long and rows are filled with what is computed."""
     monkeypatch.setattr(_memory, "_SMALL", 0)
     rows = rows_of(KINDS[verb], 32)

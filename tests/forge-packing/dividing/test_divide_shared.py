@@ -152,8 +152,9 @@ def test_what_samples_have_twice(tmp_path):
                     assert [each.tolist() for each in found] == [each.tolist() for each in less.micro_batches(step, rank)]
         made.save(tmp_path / "plan.npz")
         assert BatchPlan.load(tmp_path / "plan.npz").fingerprint == made.fingerprint
-    many = plan([90] * 64, batch_size=64, max_tokens=100, prefixes=[0] * 64, prefix_tokens=[49], repeated=[40] * 64)
-    assert max(len(each) for each in many.micro_batches(0)) == 8
+    many = {"prefixes": [0] * 64, "prefix_tokens": [49], "repeated": [40] * 64}
+    assert max(len(each) for each in plan([90] * 64, batch_size=64, max_tokens=100, **many).micro_batches(0)) == 8
+    assert max(len(each) for each in divide([90] * 64, max_tokens=100, **many)[0]) == 8
 
 
 @settings(deadline=None, max_examples=200)
@@ -236,3 +237,5 @@ def test_refused_of_what_samples_have_twice(arguments, message):
     """As many tokens as the sample has twice at most, of which a prefix leaves one."""
     with pytest.raises(PackingError, match=message):
         plan([4, 5], batch_size=2, max_tokens=8, **arguments)
+    with pytest.raises(PackingError, match=message):
+        divide([4, 5], max_tokens=8, **arguments)

@@ -11,7 +11,7 @@ from forge_packing.dividing._compile import run
 from forge_packing.dividing._cost import DEFAULT_COST, Cost, integer_costs
 from forge_packing.dividing._divide_shared import Given, slots_of_shared
 from forge_packing.dividing._padded import checked_padding, divide_padded, fewest_bits
-from forge_packing.dividing._prefixes import Prefixes, checked_prefixes, refuse_both
+from forge_packing.dividing._prefixes import Prefixes, checked_prefixes, checked_repeated, refuse_both
 
 
 def divide(
@@ -24,6 +24,7 @@ def divide(
     lines: npt.ArrayLike | None = None,
     prefixes: npt.ArrayLike | None = None,
     prefix_tokens: npt.ArrayLike | None = None,
+    repeated: npt.ArrayLike | None = None,
 ) -> list[list[Int64Array]]:
     """Divide the samples of one step over ranks and micro-batches: result[rank][micro-batch].
 
@@ -40,6 +41,7 @@ def divide(
         lines: As of `plan`.
         prefixes: As of `plan`, where what samples begin with is computed once a micro-batch.
         prefix_tokens: As of `plan`.
+        repeated: As of `plan`, where samples have tokens twice that are computed once.
 
     Returns:
         Ascending int64 arrays of indices into `lengths`; every index comes once.
@@ -60,10 +62,12 @@ def divide(
     lengths_B = sample_lengths(lengths, max_tokens, "max_tokens")
     step_starts = np.array([0, lengths_B.size], dtype=np.int64)
     padded = checked_padding(widths, lines, lengths_B.size, max_tokens)
-    shared = checked_prefixes(prefixes, prefix_tokens, lengths_B)
-    refuse_both(padded, prefixes=shared)
+    twice = checked_repeated(repeated, lengths_B)
+    room_B = lengths_B if twice is None else lengths_B - twice
+    shared = checked_prefixes(prefixes, prefix_tokens, room_B)
+    refuse_both(padded, prefixes=shared, repeated=twice)
     if padded is None:
-        order, starts, _ = divide_steps(lengths_B, step_starts, max_tokens, world_size, cost, shared)
+        order, starts, _ = divide_steps(room_B, step_starts, max_tokens, world_size, cost, shared, keys=lengths_B)
     else:
         order, starts, _ = divide_padded(*padded, step_starts, max_tokens, world_size)
     micro_batches = cut(order, starts)

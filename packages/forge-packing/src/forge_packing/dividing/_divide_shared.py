@@ -94,8 +94,8 @@ def _step(prefixes: Prefixes, start: int, stop: int) -> _Step:
 def _added(given: Given, shared: Int64Array, room: Int64Array) -> Int64Array:
     """Count the tokens that samples add to a micro-batch which has their first `shared` ones.
 
-    Returns int64[P]. Samples that fill the `room` for them have no more keys than `_MOST_KEYS` times max_tokens together. What is
-    longer than the room has a micro-batch to itself, which is large enough.
+    Returns int64[P]. Samples that fill the `room` for them have no more keys than `_MOST_KEYS` times max_tokens together. What
+    is longer than the room has a micro-batch to itself, which is large enough.
     """
     lengths = given.lengths
     least = -(-given.keys * room // (_MOST_KEYS * given.max_tokens))

@@ -86,8 +86,8 @@ def checked_repeated(repeated: npt.ArrayLike | None, lengths: Int64Array) -> Int
         raise PackingError(f"repeated must have one entry a sample: got {found.size} for {lengths.size} lengths")
     if (bad := np.flatnonzero((found < 0) | (2 * found >= lengths))).size:
         raise PackingError(
-            f"sample {bad[0]} has {lengths[bad[0]]} tokens, of which it cannot have {found[bad[0]]} twice: repeated must be from 0 "
-            "to less than half of the sample"
+            f"sample {bad[0]} has {lengths[bad[0]]} tokens, of which it cannot have {found[bad[0]]} twice: repeated must be "
+            "from 0 to less than half of the sample"
         )
     return found
 

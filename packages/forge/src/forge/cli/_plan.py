@@ -29,7 +29,8 @@ _OWN = {
 }
 
 _ASSUMED = (
-    "assumed        a model and settings with which samples can share what they begin with; a run where they cannot plans without"
+    "assumed        a model and settings with which samples can share what they begin with; a run where they cannot plans "
+    "without"
 )
 """Line below the summary of a plan for a store: no model is known, nor what it can do."""
 

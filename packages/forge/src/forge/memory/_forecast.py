@@ -7,7 +7,6 @@ micro-batch, with tensors that hold no data. What several ranks divide is divide
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import copy
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +28,7 @@ from forge.tasks._base_kl import BaseDivergence
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
 from forge.tasks._task import Run
-from forge.tasks.items._items import Items, padding, places
+from forge.tasks.items._items import Items, padding
 from forge.tasks.items._prompts import Prompts
 from forge.tasks.items._samples import Conversations
 
@@ -43,18 +42,20 @@ _ROLLOUTS = (
 def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
     """Rehearse the phases of a run with its largest micro-batch."""
     planned = bare.planned
-    worst, several = largest_micro_batch(planned.plan)
     notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
-    step = bare.step(worst, several=several, first=planned.num_steps == 1)
-    phases = [divided(planned, "step", step.parts, bare.groups, on_host=target.block == 1)]
-    tokens = planned.plan.places(worst)
+    tried = []
+    for worst, several in _largest(planned):
+        step = bare.step(worst, several=several, first=planned.num_steps == 1)
+        phase = divided(planned, "step", step.parts, bare.groups, on_host=target.block == 1)
+        tried.append((phase, step, planned.plan.places(worst)))
+    phase, step, tokens = max(tried, key=lambda each: each[0].planned)
+    phases = [phase]
     if isinstance(planned.train, Prompts):
         rollout, tokens = bare.rollout()
         phases.insert(0, divided(planned, ROLLOUT, rollout.parts, bare.groups, on_host=target.block == 1))
         notes.append(_ROLLOUTS)
     elif planned.held_out is not None:
-        rows = [int(planned.held_out.lengths.argmax())]
-        evaluation = bare.evaluation(_filled(planned, planned.held_out, rows))
+        evaluation = bare.evaluation()
         phases.append(divided(planned, "evaluation", evaluation.parts, bare.groups, on_host=target.block == 1))
     held = bare.held(step.parts)
     phases += [
@@ -99,18 +100,39 @@ def _copies(bare: Rehearsed | Derived, held: dict[str, int], *, on_host: bool) -
     return [("saving", {**held, "copies": state if on_host else 0}), ("export", {**held, "copies": loaded})]
 
 
-def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
-    """Return the samples of the largest micro-batch, and whether its step has several."""
-    best, several, most = None, False, -1
+_VIRTUAL_AS = (1, 1 / 4, 1 / 16)
+"""Parts of a token's memory that a virtual one of adapter=prefix may take, as models have it: it is keys and values alone."""
+
+
+def _largest(planned: Planned) -> list[tuple[Any, bool]]:
+    """Return the micro-batches that may take the most memory, each as `largest_micro_batch`."""
+    s = planned.settings
+    if s.adapter.adapter != "prefix" or isinstance(planned.train, Prompts):
+        return [largest_micro_batch(planned.plan)]
+    spared = [s.adapter.num_virtual_tokens * (1 - part) for part in _VIRTUAL_AS]
+    found = (largest_micro_batch(planned.plan, spared=each) for each in spared)
+    return list({(rows.tobytes(), several): (rows, several) for rows, several in found}.values())
+
+
+def largest_micro_batch(plan: forge_packing.BatchPlan, *, spared: float = 0) -> tuple[Any, bool]:
+    """Return the samples of the largest micro-batch, and whether its step has several.
+
+    `spared` are the places of each line that count nothing.
+    """
+    best, several, most = None, False, -1.0
     for step in range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT)):
         for rank in range(plan.world_size):
             rows = plan.micro_batches(step, rank)
             for row in rows:
-                tokens = _with_keys(plan.places(row), int(plan.lengths[row].sum()))
+                tokens = _with_keys(plan.places(row), int(plan.lengths[row].sum())) - spared * _lines(plan, row)
                 if tokens > most:
                     best, several, most = row, len(rows) > 1, tokens
     assert best is not None
     return best, several
+
+
+def _lines(plan: forge_packing.BatchPlan, rows: Any) -> int:
+    return len(rows) if plan.lines is None else int(plan.lines[rows].sum())
 
 
 _COLLATED = 128
@@ -177,18 +199,17 @@ def _row_lengths(planned: Planned) -> int:
     return len(found)
 
 
-def _filled(planned: Planned, items: Items, rows: list[int]) -> list[int]:
-    """Add items to `rows` until a micro-batch is full."""
-    left = row_tokens(planned.settings) - int(items.lengths[rows].sum())
-    if padding(planned.settings, items):
-        # As many lines of the widest as there is room for.
-        each = int(places(planned.settings, items)[rows].max())
-        return items.longest.argsort()[::-1][: max(1, row_tokens(planned.settings) // each)].tolist()
-    for index in range(len(items)):
-        if index not in rows and items.lengths[index] <= left:
-            rows.append(index)
-            left -= int(items.lengths[index])
-    return rows
+def _held_out_plan(planned: Planned, items: Items) -> forge_packing.BatchPlan:
+    """Return a plan of one step: the measuring of held-out items, as they share tokens now, on all ranks."""
+    return forge_packing.plan(
+        items.lengths,
+        batch_size=max(len(items), planned.plan.world_size),
+        max_tokens=row_tokens(planned.settings),
+        world_size=planned.plan.world_size,
+        shuffle=False,
+        **padding(planned.settings, items),
+        **getattr(items, "planned", {}),
+    )
 
 
 class Rehearsed(NamedTuple):
@@ -292,18 +313,16 @@ class Rehearsed(NamedTuple):
         """Rehearse a step on micro-batches of a run."""
         return self._within(lambda source, *_: self._step(source, batches, first=first))
 
-    def evaluation(self, rows: list[int]) -> Any:
-        """Rehearse the measuring of held-out rows."""
+    def evaluation(self) -> Any:
+        """Rehearse the measuring of the held-out rows of which most is computed, gathered keys counted."""
 
         def rehearse(source: Any, _: Any, held_out: Any) -> Any:
-            # Others than these rows may share less of what they begin with.
-            alone = copy(held_out)
-            alone.share_prefix = False
-            most = rows
-            if isinstance(alone, Conversations) and not alone.share_history:
-                most = max(rows, [int(alone.unshared.argmax())], key=lambda at: int(alone.unshared[at].sum()))
+            plan, s = _held_out_plan(self.planned, held_out), self.planned.settings
+            spared = s.adapter.num_virtual_tokens * (1 - _VIRTUAL_AS[-1]) if s.adapter.adapter == "prefix" else 0
+            worst, _ = largest_micro_batch(plan, spared=spared)
+            batch = _largest_batch(plan, held_out, worst)
             return self.rehearsal.evaluation(
-                self.model, self.optimizer, alone.batch(most), objective=lambda: source.objective, others=self.others
+                self.model, self.optimizer, batch, objective=lambda: source.objective, others=self.others
             )
 
         return self._within(rehearse)
@@ -441,9 +460,9 @@ class Derived(NamedTuple):
 
         return self._both(peak), tokens[0]
 
-    def evaluation(self, rows: list[int]) -> Any:
+    def evaluation(self) -> Any:
         """Derive the measuring of held-out rows, as `Rehearsed.evaluation`."""
-        return self._both(lambda one: one.evaluation(rows))
+        return self._both(lambda one: one.evaluation())
 
     def held(self, step: Mapping[str, int]) -> dict[str, int]:
         """Derive weights, gradients and optimizer's state between two steps, as `Rehearsed.held`."""

@@ -81,11 +81,9 @@ def one_ahead(items: Iterator[T]) -> Iterator[T]:
 
 def shard_of(run: Run, items: Items, rows: Ints | None = None) -> list[Any]:
     """Divide items, or those of `rows`, into micro-batches, equally many a shard; return ours."""
-    shared = dict(getattr(items, "planned", {})) if rows is None else {}
-    repeated = shared.pop("repeated", None)
-    lengths = items.lengths if rows is None else items.lengths[rows]
+    shared = getattr(items, "planned", {}) if rows is None else {}
     divided = forge_packing.divide(
-        lengths if repeated is None else lengths - repeated,
+        items.lengths if rows is None else items.lengths[rows],
         max_tokens=row_tokens(run.settings),
         world_size=run.strategy.data_parallel_size,
         **padding(run.settings, items, rows),

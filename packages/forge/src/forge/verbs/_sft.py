@@ -11,8 +11,8 @@ import forge_algos
 import forge_data
 from forge.settings._settings import RunSettings
 from forge.tasks._lint_check import check_kind, check_lint
-from forge.tasks._sharing import may_share
 from forge.tasks._offline import OfflineSteps
+from forge.tasks._sharing import may_share
 from forge.tasks._task import Run, Task
 from forge.tasks.items._items import in_own_lines
 from forge.tasks.items._samples import Conversations, Samples, items_of

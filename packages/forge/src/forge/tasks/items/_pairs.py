@@ -203,11 +203,11 @@ def _common_prompts(store: forge_data.TokenStore, rows: Ints) -> Ints:
     while first < len(rows):
         stop = max(first + 1, int(np.searchsorted(ends, ends[first] + _AT_ONCE)))
         sizes = limits[first:stop]
-        pair = np.repeat(np.arange(sizes.size), sizes)
-        at = np.arange(pair.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        pair = np.repeat(np.arange(sizes.size, dtype=np.int64), sizes)
+        at: Ints = np.arange(pair.size, dtype=np.int64) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         chosen, rejected = (starts[rows[first:stop, side]][pair] + at for side in (0, 1))
         other = np.flatnonzero(ids[chosen] != ids[rejected])
-        np.minimum.at(found, first + pair[other], at[other])
+        np.minimum.at(found[first:stop], pair[other], at[other])
         first = stop
     return found
 
