@@ -78,7 +78,7 @@ def checked_prefixes(
 
 
 def checked_repeated(repeated: npt.ArrayLike | None, lengths: Int64Array) -> Int64Array | None:
-    """Return tokens that samples have twice; PackingError where they are no less than the sample."""
+    """Return tokens that samples have twice; PackingError where they are too many."""
     if repeated is None:
         return None
     found = integer_array("repeated", repeated)
@@ -93,7 +93,7 @@ def checked_repeated(repeated: npt.ArrayLike | None, lengths: Int64Array) -> Int
 
 
 def refuse_both(padded: object, **shared: object) -> None:
-    """Raise PackingError for micro-batches that are padded and share tokens, by the name of the argument."""
+    """Raise PackingError for micro-batches that are padded and share tokens."""
     for name, given in shared.items():
         if padded is not None and given is not None:
             raise PackingError(f"widths and {name} are both given: lines of a padded micro-batch share nothing. Leave one out")

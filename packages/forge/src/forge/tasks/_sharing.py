@@ -25,7 +25,10 @@ class Sharing(NamedTuple):
     """Why the prompt is shared, or is not."""
 
     def note(self, run: Run, one: str, groups: str) -> None:
-        """Log that `one` computes a prompt, and `groups` begin alike; nothing where each sample is a line by itself."""
+        """Log that `one` computes a prompt, and `groups` begin alike.
+
+        Nothing is logged where each sample is a line by itself.
+        """
         if in_own_lines(run.settings):
             return
         across = f", what {groups} begin with alike once a micro-batch" if self.prefix else ""

@@ -222,7 +222,7 @@ class Task(ABC):
         """Raise where the rows of the stores would teach something wrong."""
 
     def shared(self, s: Any, items: Any) -> dict[str, Any]:  # noqa: ARG002 - most share nothing
-        """Return what the settings let items of a micro-batch share, as arguments of `forge_packing.plan`."""
+        """Return what the settings let items share, as arguments of `forge_packing.plan`."""
         return {}
 
     def steps(self, s: Any, endless: forge_packing.BatchPlan) -> int | None:

@@ -52,7 +52,7 @@ class Preferences(Task):
         check_lint(s, report, train, held_out)
 
     def shared(self, s: Any, items: Any) -> dict[str, Any]:
-        """Return the prompts of pairs, and what these begin with where none has a dropout of its own."""
+        """Return the prompts of pairs, and what these begin with where no dropout is their own."""
         return items.sharing(prompt=True, prefix=not s.adapter.lora_dropout) if may_share(s) else {}
 
     @abstractmethod

@@ -47,7 +47,7 @@ class SFT(Task):
         check_lint(s, report, train, held_out)
 
     def shared(self, s: Any, items: Any) -> dict[str, Any]:
-        """Return what samples begin with, where none has noise of its own and the attention may know shared tokens."""
+        """Return what samples begin with, where none has noise of its own."""
         noise = s.adapter.lora_dropout or getattr(s.objective, "neftune_alpha", None)
         return items.prefixes if may_share(s) and not noise and isinstance(items, Samples) else {}
 

@@ -63,7 +63,7 @@ VIRTUAL = ("prefix", "prompt")
 
 
 def in_own_lines(s: Any) -> bool:
-    """Return whether each sample is a line by itself, behind virtual tokens or not, with nothing in common with others."""
+    """Return whether each sample is a line by itself, behind virtual tokens or not."""
     return s.packing.packing == "off" or s.adapter.adapter in VIRTUAL
 
 

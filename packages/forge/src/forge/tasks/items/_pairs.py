@@ -51,7 +51,7 @@ class Pairs:
 
     @cached_property
     def prefixes(self) -> dict[str, Any]:
-        """What different items begin with alike, as arguments of `forge_packing.plan`; {} for nothing.
+        """What items begin with alike, as arguments of `forge_packing.plan`; {} for nothing.
 
         That is what their first sample shares with another's, its prompt or more.
         """
@@ -60,7 +60,7 @@ class Pairs:
 
     @cached_property
     def repeated(self) -> Ints | None:
-        """int64[N]: tokens of each item that its second sample shares with the first; None where none can."""
+        """int64[N]: tokens that the second sample of each item shares with its first."""
         return _common_prompts(self.store, self.rows)
 
     @property
@@ -69,7 +69,7 @@ class Pairs:
         return self.sharing(prompt=self.share_prompt, prefix=self.share_prefix)
 
     def sharing(self, *, prompt: bool, prefix: bool) -> dict[str, Any]:
-        """Return what a plan counts once where prompts of items, or what these begin with, are shared."""
+        """Return what a plan counts once where prompts, or what these begin with, are shared."""
         return {**(self.prefixes if prefix else {}), **({"repeated": self.repeated} if prompt else {})}
 
     def using(self, *, share_prompt: bool, share_prefix: bool, references: References | None) -> Self:
@@ -140,7 +140,7 @@ class Answers(Pairs):
 
     @cached_property
     def prefixes(self) -> dict[str, Any]:
-        """What different answers begin with alike, within their prompts, which their mismatches have too.
+        """What prompts of answers begin with alike, which their mismatches do too.
 
         Answers and mismatches are in two rows, each with the prefix once.
         """

@@ -65,7 +65,7 @@ class Samples:
 
     @property
     def planned(self) -> dict[str, Any]:
-        """What the items' division counts once, as they share now, as arguments of `forge_packing.divide`."""
+        """What items share now, as arguments of `forge_packing.divide`."""
         return self.prefixes if self.share_prefix else {}
 
     def _whole_samples(self) -> Any:
@@ -150,7 +150,9 @@ _MOST_FOUND = 8
 
 
 def common_prefixes(store: forge_data.TokenStore, samples: Any, lengths: Ints) -> dict[str, Any]:
-    """Find the common prefixes of a store's samples, once in a process, as arguments of `forge_packing.plan`.
+    """Find the common prefixes of a store's samples, as arguments of `forge_packing.plan`.
+
+    They are looked for once in a process.
 
     Args:
         store: of one kind of items.
