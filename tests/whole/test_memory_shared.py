@@ -10,10 +10,12 @@ import pytest
 import forge
 import forge_accel
 import forge_algos
+import forge_packing
 from forge.run import _memory
 
 from . import tiny
 from .conftest import write_rows
+from .verbs import settings_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +50,19 @@ def test_a_prefix_before_each_row(
     assert phases["first steps"]["planned"] == pytest.approx(measured, rel=0.01)
     # The step that was measured is not the worst, but has most of it.
     assert 0.99 * measured <= phases["step"]["planned"] <= 1.25 * measured
+
+
+@pytest.mark.slow
+def test_a_prefix_before_each_piece_of_a_block(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Virtual tokens stand before each document of a block, and each is a line: the plan counts all of them."""
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    run, settings = tmp_path / "run", settings_of("pretrain", model_dir, tmp_path)
+    forge.pretrain(**{**settings, "adapter": "prefix", "max_steps": 2, "ckpt_output_dir": str(run)})
+    phases = phases_of(run)
+    assert phases["step"]["planned"] >= phases["first steps"]["measured"]
+    plan = forge_packing.BatchPlan.load(run / "plan" / "plan.npz")
+    assert plan.lines is not None
+    assert plan.lines.max() > 1
 
 
 @pytest.mark.slow
