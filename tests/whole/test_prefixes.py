@@ -14,7 +14,7 @@ import forge
 import forge_algos
 import forge_data
 import forge_packing
-from forge.memory._forecast import _largest_batch, largest_micro_batch
+from forge.memory._largest import largest_batch, largest_micro_batch
 from forge.tasks.items._samples import Samples
 from forge.verbs._sft import _in_common
 
@@ -283,8 +283,8 @@ def test_the_plan_rehearses_the_micro_batch_of_which_most_is_computed(model_dir:
     worst, _ = largest_micro_batch(plan)
     assert sorted(worst.tolist()) == [0, 1, 2, 3]
     assert len(items.batch(worst).input_ids) == 48
-    assert len(_largest_batch(plan, items, worst).input_ids) == 160
-    assert len(_largest_batch(plan, items.sharing(share_prefix=False), worst).input_ids) == 168
+    assert len(largest_batch(plan, items, worst).input_ids) == 160
+    assert len(largest_batch(plan, items.sharing(share_prefix=False), worst).input_ids) == 168
 
 
 @pytest.mark.slow

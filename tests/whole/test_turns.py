@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 import forge
 import forge_data
 import forge_packing
-from forge.memory._forecast import _largest_batch, largest_micro_batch
+from forge.memory._largest import largest_batch, largest_micro_batch
 from forge.run import _prepare
 from forge.tasks.items._samples import Conversations
 
@@ -195,9 +195,9 @@ def test_the_memory_plan_rehearses_the_row_that_repeats_most(thinker: Path, tmp_
     plan = forge_packing.plan(items.lengths, batch_size=3, max_tokens=int(items.lengths[1:].sum()), shuffle=False)
     worst, _ = largest_micro_batch(plan)
     assert worst.tolist() == [1, 2]
-    shared = _largest_batch(plan, items.sharing(share_history=True, share_prefix=True), worst)
+    shared = largest_batch(plan, items.sharing(share_history=True, share_prefix=True), worst)
     assert len(shared.kv_rows) == items.unshared[0]
-    assert len(_largest_batch(plan, items, worst).input_ids) == items.unshared[0]
+    assert len(largest_batch(plan, items, worst).input_ids) == items.unshared[0]
 
 
 @pytest.mark.slow

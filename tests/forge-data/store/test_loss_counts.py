@@ -1,4 +1,4 @@
-"""Loss counts, some samples at a time."""
+"""Loss counts and prompts, some samples at a time."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forge_data.store import _token_store
-from forge_data.store._token_store import loss_counts
+from forge_data.store._token_store import loss_counts, prompt_lengths
 
 
 class Files:
@@ -24,10 +24,13 @@ class Files:
 
 @pytest.mark.parametrize("samples", [1, 2, 6, 7, 8, 14, 15, 300])
 def test_any_stretch(monkeypatch, samples):
-    """For any number of samples the counts are those of each sample alone, and memory is given back each time."""
+    """For any number of samples counts and prompts are those of each sample alone, and memory is given back each time."""
     monkeypatch.setattr(_token_store, "_COUNTED_AT_ONCE", 7)
     files = Files(samples)
     offsets, mask = files.arrays["offsets.bin"], files.arrays["loss_mask.bin"]
     expected = [int(mask[a + 1 : b].sum()) for a, b in itertools.pairwise(offsets)]
     assert loss_counts(files).tolist() == expected
     assert files.released == -(-samples // 7)
+    prompts = [int(np.argmax(np.append(mask[a:b], 1))) for a, b in itertools.pairwise(offsets)]
+    assert prompt_lengths(files).tolist() == prompts
+    assert files.released == 2 * -(-samples // 7)

@@ -126,6 +126,37 @@ def test_compiled_code_divides_alike(monkeypatch):
     assert found[0] == found[1]
 
 
+def test_what_samples_have_twice(tmp_path):
+    """It takes room once, beside a prefix or without; steps, their tokens and the order stay, and keys are limited."""
+    lengths, of, tokens = data(500)
+    twice = (lengths - np.append(tokens, 0)[of]) // 3
+    shape = {"batch_size": 32, "max_tokens": 4096, "world_size": 2}
+    prefixes = {"prefixes": of, "prefix_tokens": tokens}
+    plain = plan(lengths, **shape)
+    for more in ({}, prefixes):
+        made = plan(lengths, **shape, **more, repeated=twice)
+        made.check()
+        assert made.order_fingerprint == plain.order_fingerprint
+        assert made.fingerprint != plan(lengths, **shape, **more).fingerprint
+        assert made.alone().fingerprint == plain.fingerprint
+        assert made.alone(repeat=False).fingerprint == plan(lengths, **shape, repeated=twice).fingerprint
+        assert np.array_equal(np.asarray(made.tokens), np.asarray(plain.tokens))
+        less = plan(lengths - twice, **shape, **more)
+        for step in range(made.num_steps):
+            assert made.figures(step).tokens == plain.figures(step).tokens
+            for rank in (0, 1):
+                found = made.micro_batches(step, rank)
+                assert [made.places(each) for each in found] == [less.places(each) for each in found]
+                assert max(int(lengths[each].sum()) for each in found) <= 8 * 4096
+                if not more:
+                    assert [each.tolist() for each in found] == [each.tolist() for each in less.micro_batches(step, rank)]
+        made.save(tmp_path / "plan.npz")
+        assert BatchPlan.load(tmp_path / "plan.npz").fingerprint == made.fingerprint
+    many = {"prefixes": [0] * 64, "prefix_tokens": [49], "repeated": [40] * 64}
+    assert max(len(each) for each in plan([90] * 64, batch_size=64, max_tokens=100, **many).micro_batches(0)) == 8
+    assert max(len(each) for each in divide([90] * 64, max_tokens=100, **many)[0]) == 8
+
+
 @settings(deadline=None, max_examples=200)
 @given(shared_steps(), COSTS)
 def test_figures(step, cost):
@@ -190,3 +221,21 @@ def test_refused(arguments, message):
         divide([4, 5], max_tokens=8, **arguments)
     with pytest.raises(PackingError, match=message):
         plan([4, 5], batch_size=2, max_tokens=8, cost=Cost(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"repeated": [1]}, "repeated must have one entry a sample: got 1 for 2 lengths"),
+        ({"repeated": [-1, 0]}, "sample 0 has 4 tokens, of which it cannot have -1 twice"),
+        ({"repeated": [2, 0]}, "sample 0 has 4 tokens, of which it cannot have 2 twice"),
+        ({"repeated": [1, 1], "widths": [4, 5]}, "widths and repeated are both given"),
+        ({"repeated": [1, 1], "prefixes": [0, 0], "prefix_tokens": [3]}, "sample 0 has 3 tokens and a prefix of 3"),
+    ],
+)
+def test_refused_of_what_samples_have_twice(arguments, message):
+    """As many tokens as the sample has twice at most, of which a prefix leaves one."""
+    with pytest.raises(PackingError, match=message):
+        plan([4, 5], batch_size=2, max_tokens=8, **arguments)
+    with pytest.raises(PackingError, match=message):
+        divide([4, 5], max_tokens=8, **arguments)

@@ -62,8 +62,8 @@ def test_another_division_is_noticed(made, tmp_path, monkeypatch):
     made.save(tmp_path / "plan.npz")
     divide_steps = _steps.divide_steps
 
-    def otherwise(*given):
-        order, starts, passes = divide_steps(*given)
+    def otherwise(*given, **named):
+        order, starts, passes = divide_steps(*given, **named)
         return order[::-1].copy(), starts, passes
 
     monkeypatch.setattr(_steps, "divide_steps", otherwise)

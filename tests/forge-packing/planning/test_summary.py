@@ -56,6 +56,19 @@ def test_mixtures_show_their_shares():
     assert many.summary().splitlines()[2].endswith("0.1, 0.1 and 2 more")
 
 
+def test_shared_prefixes():
+    """That prefixes take room once is said, and what is planned without; steps that are divided otherwise share none."""
+    made = plan([22, 22, 22, 3], batch_size=4, max_tokens=30, shuffle=False, prefixes=[0, 0, 0, -1], prefix_tokens=[20])
+    lines = made.summary().splitlines()
+    assert lines[2:4] == [
+        "tokens         69, a step 69",
+        "shared tokens  take room once a micro-batch: 29 in all; 3 micro-batches without that",
+    ]
+    assert lines[4].startswith("micro-batches  1 on 1 rank")
+    for other in (made.summary(divided=False), made.alone().summary()):
+        assert "shared" not in other
+
+
 def test_a_long_run_is_measured_in_part(monkeypatch):
     """The summary of a long run names the steps that were measured; what is known of all steps is given for all."""
     monkeypatch.setattr(_summary, "MEASURED_SAMPLES", 57)

@@ -69,6 +69,22 @@ def test_a_store(store: forge_data.TokenStore, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == made.summary() + "\n"
 
 
+def test_what_a_plan_for_a_store_assumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No model is known: that samples share what they begin with is assumed, and said. A saved plan assumes nothing."""
+    rows, begin = tmp_path / "tokens.jsonl", list(range(20))
+    samples = [[*begin, at, at + 1] for at in range(6)]
+    rows.write_text("".join(f'{{"input_ids": {ids}, "labels": {ids}, "len": 22}}\n' for ids in samples))
+    made = forge_data.TokenStore.from_jsonl(rows, tmp_path / "store")
+    assert _cli.main(["plan", str(made.path), "--max-tokens-per-gpu", "40"]) == 0
+    said = capsys.readouterr().out
+    assert "shared tokens  take room once a micro-batch: 32 in all; 6 micro-batches without that" in said
+    assert said.splitlines()[-1].startswith("assumed        a model and settings with which samples can share")
+    plan = forge_packing.plan([22] * 6, batch_size=6, max_tokens=40, prefixes=[0] * 6, prefix_tokens=[20])
+    plan.save(tmp_path / "plan.npz")
+    assert _cli.main(["plan", str(tmp_path / "plan.npz")]) == 0
+    assert capsys.readouterr().out == plan.summary() + "\n"
+
+
 def test_tokens_that_suit_the_machine(store: forge_data.TokenStore, capsys: pytest.CaptureFixture[str]) -> None:
     """Without max_tokens_per_gpu the machine's own is used, as in training, and printed."""
     assert _cli.main(["plan", str(store.path), "--max-steps", "5"]) == 0

@@ -127,6 +127,11 @@ class TokenStore(Store):
         return self._pick(loss_counts(self._files))
 
     @cached_property
+    def prompt_lengths(self) -> "NDArray[np.int64]":
+        """int64[N], tokens of each sample before the first that is learned: all, where none is."""
+        return self._pick(prompt_lengths(self._files))
+
+    @cached_property
     def pairs(self) -> "NDArray[np.int64]":
         """int64[P, 2], samples (chosen, rejected) of each preference.
 
@@ -208,6 +213,19 @@ def loss_counts(files: "Files") -> "NDArray[np.int64]":
         counts[first : first + _COUNTED_AT_ONCE] = np.add.reduceat(here, starts, dtype=np.int64) - here[starts]
         files.release()
     return counts
+
+
+def prompt_lengths(files: "Files") -> "NDArray[np.int64]":
+    """Count the tokens of each sample before the first that is learned: int64[N]."""
+    mask, offsets = files.arrays["loss_mask.bin"], files.arrays["offsets.bin"]
+    found = np.empty(len(offsets) - 1, dtype=np.int64)
+    for first in range(0, len(found), _COUNTED_AT_ONCE):
+        bounds = offsets[first : first + _COUNTED_AT_ONCE + 1]
+        learned = np.append(np.flatnonzero(mask[bounds[0] : bounds[-1]]) + bounds[0], bounds[-1])
+        next_learned = learned[np.searchsorted(learned, bounds[:-1])]
+        found[first : first + _COUNTED_AT_ONCE] = np.minimum(next_learned, bounds[1:]) - bounds[:-1]
+        files.release()
+    return found
 
 
 def check_classes(store: TokenStore) -> None:

@@ -9,9 +9,9 @@ from forge_packing._checks import MAX_RANKS, MAX_TOKENS, Int64Array, checked_int
 from forge_packing._errors import PackingError
 from forge_packing.dividing._compile import run
 from forge_packing.dividing._cost import DEFAULT_COST, Cost, integer_costs
-from forge_packing.dividing._divide_shared import slots_of_shared
+from forge_packing.dividing._divide_shared import Given, slots_of_shared
 from forge_packing.dividing._padded import checked_padding, divide_padded, fewest_bits
-from forge_packing.dividing._prefixes import Prefixes, checked_prefixes, refuse_both
+from forge_packing.dividing._prefixes import Prefixes, checked_prefixes, checked_repeated, refuse_both
 
 
 def divide(
@@ -24,6 +24,7 @@ def divide(
     lines: npt.ArrayLike | None = None,
     prefixes: npt.ArrayLike | None = None,
     prefix_tokens: npt.ArrayLike | None = None,
+    repeated: npt.ArrayLike | None = None,
 ) -> list[list[Int64Array]]:
     """Divide the samples of one step over ranks and micro-batches: result[rank][micro-batch].
 
@@ -40,6 +41,7 @@ def divide(
         lines: As of `plan`.
         prefixes: As of `plan`, where what samples begin with is computed once a micro-batch.
         prefix_tokens: As of `plan`.
+        repeated: As of `plan`, where samples have tokens twice that are computed once.
 
     Returns:
         Ascending int64 arrays of indices into `lengths`; every index comes once.
@@ -60,10 +62,12 @@ def divide(
     lengths_B = sample_lengths(lengths, max_tokens, "max_tokens")
     step_starts = np.array([0, lengths_B.size], dtype=np.int64)
     padded = checked_padding(widths, lines, lengths_B.size, max_tokens)
-    shared = checked_prefixes(prefixes, prefix_tokens, lengths_B)
-    refuse_both(padded, shared)
+    twice = checked_repeated(repeated, lengths_B)
+    room_B = lengths_B if twice is None else lengths_B - twice
+    shared = checked_prefixes(prefixes, prefix_tokens, room_B)
+    refuse_both(padded, prefixes=shared, repeated=twice)
     if padded is None:
-        order, starts, _ = divide_steps(lengths_B, step_starts, max_tokens, world_size, cost, shared)
+        order, starts, _ = divide_steps(room_B, step_starts, max_tokens, world_size, cost, shared, keys=lengths_B)
     else:
         order, starts, _ = divide_padded(*padded, step_starts, max_tokens, world_size)
     micro_batches = cut(order, starts)
@@ -77,11 +81,13 @@ def divide_steps(
     world_size: int,
     cost: Cost,
     prefixes: Prefixes | None = None,
+    *,
+    keys: Int64Array | None = None,
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Divide many steps at once, each as `divide` would alone, without checks.
 
     lengths: int64[P], step after step, each from 1 to max_tokens. step_starts: int64[steps+1], from 0 to P, rising. prefixes:
-    those of the same samples.
+    those of the same samples. keys: int64[P], tokens of the same samples with what they have twice; by default `lengths`.
     Returns (order int64[P], micro_batch_starts int64[M+1], pass_starts int64[steps+1]): positions in `lengths`,
     micro-batch after micro-batch (by step, pass, rank), ascending within each; the start of each micro-batch in `order`; and
     the first pass of each step. A pass has `world_size` micro-batches, so M is pass_starts[-1] * world_size.
@@ -103,7 +109,9 @@ def divide_steps(
         whole = np.full(step_starts.size - 1, max_tokens, dtype=np.int64)
         micro_batch_of, passes = slotting(lengths, cost.of(lengths), step_starts, whole)
     else:
-        micro_batch_of, passes = slots_of_shared(lengths, prefixes, step_starts, max_tokens, world_size, cost, slotting)
+        whole = lengths if keys is None else keys
+        given = Given(lengths, whole, prefixes, step_starts, max_tokens, world_size, cost, slotting)
+        micro_batch_of, passes = slots_of_shared(given)
     pass_starts = np.concatenate([[0], np.cumsum(passes)])
     if passes.size > 1:
         micro_batch_of = micro_batch_of + np.repeat(pass_starts[:-1] * world_size, np.diff(step_starts))

@@ -40,32 +40,26 @@ class _Step(NamedTuple):
     """Tokens of all prefixes with these samples."""
 
 
-class _Given(NamedTuple):
-    """What both ways begin with, as `slots_of_shared` has it."""
+class Given(NamedTuple):
+    """Steps to divide, and how."""
 
     lengths: Int64Array
+    """int64[P], step after step."""
+    keys: Int64Array
+    """int64[P]: tokens with those that a sample has twice."""
     prefixes: Prefixes
-    steps: list[_Step]
+    """Those of the same samples."""
     step_starts: Int64Array
+    """int64[steps+1]."""
     max_tokens: int
     world_size: int
     cost: Cost
     slotting: Slotting
 
 
-def slots_of_shared(
-    lengths: Int64Array,
-    prefixes: Prefixes,
-    step_starts: Int64Array,
-    max_tokens: int,
-    world_size: int,
-    cost: Cost,
-    slotting: Slotting,
-) -> _Slots:
-    """Divide steps, each by the way with which the ranks are done first.
-
-    lengths: int64[P], step after step; prefixes those of the same samples. step_starts: int64[steps+1].
-    """
+def slots_of_shared(given: Given) -> _Slots:
+    """Divide steps, each by the way with which the ranks are done first."""
+    lengths, _, prefixes, step_starts, max_tokens, world_size, cost, slotting = given
     bounds = zip(step_starts[:-1].tolist(), step_starts[1:].tolist(), strict=True)
     steps = [_step(prefixes, start, stop) for start, stop in bounds]
     sizes = np.diff(step_starts)
@@ -81,9 +75,8 @@ def slots_of_shared(
         return (np.add.reduceat(slowest, first[:-1] // world_size) + passes * cost.per_micro_batch).astype(np.float64)
 
     best = makespans(best_slots, best_passes)
-    given = _Given(lengths, prefixes, steps, step_starts, max_tokens, world_size, cost, slotting)
     for way in (_by_room, _by_bundles):
-        slot_of, passes = way(given)
+        slot_of, passes = way(given, steps)
         found = makespans(slot_of, passes)
         better = found < best
         best_slots = np.where(np.repeat(better, sizes), slot_of, best_slots)
@@ -98,19 +91,20 @@ def _step(prefixes: Prefixes, start: int, stop: int) -> _Step:
     return _Step(numbers[several], counts[several], (counts * prefixes.tokens[numbers])[several])
 
 
-def _added(lengths: Int64Array, shared: Int64Array, room: Int64Array, max_tokens: int) -> Int64Array:
+def _added(given: Given, shared: Int64Array, room: Int64Array) -> Int64Array:
     """Count the tokens that samples add to a micro-batch which has their first `shared` ones.
 
-    Returns int64[P]. Samples that fill the `room` for them have no more than `_MOST_KEYS` times max_tokens together. What is
-    longer than the room has a micro-batch to itself, which is large enough.
+    Returns int64[P]. Samples that fill the `room` for them have no more keys than `_MOST_KEYS` times max_tokens together. What
+    is longer than the room has a micro-batch to itself, which is large enough.
     """
-    least = -(-lengths * room // (_MOST_KEYS * max_tokens))
+    lengths = given.lengths
+    least = -(-given.keys * room // (_MOST_KEYS * given.max_tokens))
     return np.minimum(np.where(shared > 0, np.maximum(lengths - shared, least), lengths), room)
 
 
-def _by_room(given: _Given) -> _Slots:
+def _by_room(given: Given, steps: list[_Step]) -> _Slots:
     """Give prefixes room in every micro-batch of a step: those with which least is computed."""
-    lengths, prefixes, steps, step_starts, max_tokens, world_size, cost, slotting = given
+    lengths, _, prefixes, step_starts, max_tokens, world_size, cost, slotting = given
     own, shared = prefixes.shared(), np.zeros_like(lengths)
     capacities = np.full(len(steps), max_tokens, dtype=np.int64)
     for at, (numbers, _, taken) in enumerate(steps):
@@ -123,17 +117,17 @@ def _by_room(given: _Given) -> _Slots:
         chosen = int(np.argmin(left + micro_batches * room))
         capacities[at] -= room[chosen]
         shared[start:stop] = np.where(np.isin(prefixes.of[start:stop], numbers[best_first[:chosen]]), own[start:stop], 0)
-    tokens = _added(lengths, shared, np.repeat(capacities, np.diff(step_starts)), max_tokens)
+    tokens = _added(given, shared, np.repeat(capacities, np.diff(step_starts)))
     return slotting(tokens, cost.of(lengths) - cost.of(shared), step_starts, capacities)
 
 
-def _by_bundles(given: _Given) -> _Slots:
+def _by_bundles(given: Given, steps: list[_Step]) -> _Slots:
     """Put samples with one prefix together, which some step has, and divide what comes of it."""
-    lengths, prefixes, steps, step_starts, max_tokens, world_size, cost, slotting = given
+    lengths, _, prefixes, step_starts, max_tokens, world_size, cost, slotting = given
     sizes = np.diff(step_starts)
     step_of = np.repeat(np.arange(sizes.size), sizes)
     own = np.minimum(prefixes.shared(), max_tokens - 1)
-    added = _added(lengths, own, max_tokens - own, max_tokens)
+    added = _added(given, own, max_tokens - own)
     # Families are the samples of a step with one prefix: each is a step by itself, divided into bundles.
     family_of = step_of * (prefixes.tokens.size + 1) + prefixes.of + 1
     together = np.zeros(lengths.size, dtype=bool)

@@ -77,7 +77,23 @@ def checked_prefixes(
     return found
 
 
-def refuse_both(padded: object, prefixes: object) -> None:
-    """Raise PackingError for micro-batches that are padded and share prefixes."""
-    if padded is not None and prefixes is not None:
-        raise PackingError("widths and prefixes are both given: lines of a padded micro-batch share nothing. Leave one out")
+def checked_repeated(repeated: npt.ArrayLike | None, lengths: Int64Array) -> Int64Array | None:
+    """Return tokens that samples have twice; PackingError where they are too many."""
+    if repeated is None:
+        return None
+    found = integer_array("repeated", repeated)
+    if found.size != lengths.size:
+        raise PackingError(f"repeated must have one entry a sample: got {found.size} for {lengths.size} lengths")
+    if (bad := np.flatnonzero((found < 0) | (2 * found >= lengths))).size:
+        raise PackingError(
+            f"sample {bad[0]} has {lengths[bad[0]]} tokens, of which it cannot have {found[bad[0]]} twice: repeated must be "
+            "from 0 to less than half of the sample"
+        )
+    return found
+
+
+def refuse_both(padded: object, **shared: object) -> None:
+    """Raise PackingError for micro-batches that are padded and share tokens."""
+    for name, given in shared.items():
+        if padded is not None and given is not None:
+            raise PackingError(f"widths and {name} are both given: lines of a padded micro-batch share nothing. Leave one out")

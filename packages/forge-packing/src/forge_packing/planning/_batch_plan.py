@@ -49,6 +49,8 @@ class BatchPlan:
     """int64[N]: number of the prefix that each sample begins with, -1 for none; None where none is shared."""
     prefix_tokens: Int64Array | None = attrs.field(repr=False)
     """int64[G]: tokens of each prefix; None where none is shared."""
+    repeated: Int64Array | None = attrs.field(repr=False)
+    """int64[N]: tokens that each sample has twice and that take room once; None where none are shared."""
     batch_size: int
     """Samples in a step; the last step of an epoch may have fewer."""
     max_tokens: int
@@ -92,6 +94,7 @@ class BatchPlan:
             prefixes=None
             if self.prefixes is None or self.prefix_tokens is None
             else Prefixes(self.prefixes, self.prefix_tokens),
+            repeated=self.repeated,
         )
 
     def _inputs(self) -> dict[str, Any]:
@@ -215,12 +218,12 @@ class BatchPlan:
         return type(self)(**checked({**self._inputs(), **given}))
 
     def places(self, samples: npt.ArrayLike) -> int:
-        """Count the places of samples in one micro-batch, shared prefixes once, padding included."""
+        """Count the places of samples in one micro-batch, what is shared once, padding included."""
         at = np.asarray(samples, dtype=np.int64)
         if self._steps.prefixes is not None:
-            return int(self._steps.prefixes.pick(at).sizes(self.lengths[at], np.zeros_like(at), 1)[0])
+            return int(self._steps.prefixes.pick(at).sizes(self._steps.room[at], np.zeros_like(at), 1)[0])
         if self.widths is None or not at.size:
-            return int(self.lengths[at].sum())
+            return int(self._steps.room[at].sum())
         widths, lines = self._steps.padded(at)
         return int(lines.sum() * widths.max())
 
@@ -229,11 +232,15 @@ class BatchPlan:
         at = np.asarray(samples, dtype=np.int64)
         return float(micro_batch_costs(self._steps, at, np.zeros_like(at), 1)[0])
 
-    def alone(self) -> Self:
-        """Plan the same steps for micro-batches that share no prefixes; `samples(step)` stays."""
-        if self.prefixes is None:
+    def alone(self, *, repeat: bool = True) -> Self:
+        """Plan the same steps for micro-batches that share no prefixes; `samples(step)` stays.
+
+        With `repeat` samples have what they have twice computed twice, too.
+        """
+        repeated = None if repeat else self.repeated
+        if self.prefixes is None and self.repeated is repeated:
             return self
-        return type(self)(**checked({**self._inputs(), "prefixes": None, "prefix_tokens": None}))
+        return type(self)(**checked({**self._inputs(), "prefixes": None, "prefix_tokens": None, "repeated": repeated}))
 
     def until(self, *, epochs: int | None, max_steps: int | None) -> Self:
         """Plan the same steps with another end, as `plan` takes it; None and None is without end."""

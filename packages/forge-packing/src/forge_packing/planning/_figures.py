@@ -29,7 +29,7 @@ class StepFigures(NamedTuple):
     fewest_micro_batches: int
     """Lower bound of K: no division of these samples has fewer."""
     fill: float
-    """Share of the token budget of all micro-batches, empty ones included, that holds a token; shared prefixes once."""
+    """Share of the token budget of all micro-batches, empty ones included, that holds a token; what is shared once."""
     makespan: float
     """Sum over the passes of the costliest micro-batch's cost and the cost of a pass: all ranks wait for the slowest."""
     least_makespan: float
@@ -81,20 +81,20 @@ def block_figures(steps: Steps, loss_counts: Int64Array | None, block: Divided, 
     passes = block.pass_starts[first : stop + 1]
     micro_batches = block.micro_batch_starts[passes[0] * ranks : passes[-1] * ranks + 1]
     samples_P = block.ordered.samples[starts[0] : starts[-1]]
-    lengths_P = steps.lengths[samples_P]
+    room_P = steps.room[samples_P]
     members_P = block.members[starts[0] : starts[-1]] - starts[0]
     begins, first_passes = starts[:-1] - starts[0], passes[:-1] - passes[0]
 
     micro_batch_of = np.repeat(np.arange(micro_batches.size - 1), np.diff(micro_batches))
     by_rank = micro_batch_costs(steps, samples_P[members_P], micro_batch_of, micro_batches.size - 1).reshape(-1, ranks)
-    tokens = filled = np.add.reduceat(lengths_P, begins)
+    tokens, filled = (np.add.reduceat(each, begins) for each in (steps.lengths[samples_P], room_P))
     overhead = np.diff(passes) * cost.per_micro_batch
-    by_step = np.split(lengths_P, begins[1:])
+    by_step = np.split(room_P, begins[1:])
     if steps.prefixes is None:
         bounds = [(micro_batch_bound(each, capacity, ranks), makespan_bound(each, capacity, ranks, cost)) for each in by_step]
     else:
         prefixes = steps.prefixes.pick(samples_P)
-        sizes = prefixes.pick(members_P).sizes(lengths_P[members_P], micro_batch_of, micro_batches.size - 1)
+        sizes = prefixes.pick(members_P).sizes(room_P[members_P], micro_batch_of, micro_batches.size - 1)
         filled = np.add.reduceat(sizes.reshape(-1, ranks).sum(axis=1), first_passes)
         each_of = np.split(prefixes.of, begins[1:])
         bounds = [
@@ -116,10 +116,10 @@ def block_figures(steps: Steps, loss_counts: Int64Array | None, block: Divided, 
 
 def micro_batch_costs(steps: Steps, samples: Int64Array, micro_batch_of: Int64Array, number: int) -> _FloatArray:
     """Return the cost of each micro-batch, of a shared prefix once: float64[number]."""
-    lengths = steps.lengths[samples]
+    room = steps.room[samples]
     if steps.prefixes is None:
-        return np.bincount(micro_batch_of, weights=steps.cost.of(lengths), minlength=number).astype(np.float64)
-    return steps.prefixes.pick(samples).costs(steps.cost, lengths, micro_batch_of, number)
+        return np.bincount(micro_batch_of, weights=steps.cost.of(room), minlength=number).astype(np.float64)
+    return steps.prefixes.pick(samples).costs(steps.cost, room, micro_batch_of, number)
 
 
 def concatenate(parts: list[BlockFigures]) -> BlockFigures:

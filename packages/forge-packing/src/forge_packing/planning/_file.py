@@ -42,7 +42,7 @@ def order_fingerprint(inputs: Inputs) -> str:
     decides = ("batch_size", "drop_last", "seed", "shuffle")
     digest = hashlib.sha256(json.dumps({"order": ORDER, **{name: inputs[name] for name in decides}}).encode())
     for name, array in _arrays(inputs).items():
-        if name not in ("loss_counts", "widths", "lines", "prefixes", "prefix_tokens"):
+        if name not in ("loss_counts", "widths", "lines", "prefixes", "prefix_tokens", "repeated"):
             _update(digest, name, array)
     return digest.hexdigest()
 

@@ -19,10 +19,10 @@ from forge_packing._checks import (
 from forge_packing._errors import PackingError
 from forge_packing.dividing._cost import Cost
 from forge_packing.dividing._padded import checked_padding
-from forge_packing.dividing._prefixes import checked_prefixes, refuse_both
+from forge_packing.dividing._prefixes import checked_prefixes, checked_repeated, refuse_both
 from forge_packing.ordering._mixture import whole_shares
 
-ARRAYS = ("lengths", "loss_counts", "sources", "weights", "widths", "lines", "prefixes", "prefix_tokens")
+ARRAYS = ("lengths", "loss_counts", "sources", "weights", "widths", "lines", "prefixes", "prefix_tokens", "repeated")
 """Inputs of a plan that are int64 arrays, or None where they were not given."""
 
 NAMES = {
@@ -66,10 +66,11 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     loss_counts = None if given["loss_counts"] is None else sample_loss_counts(given["loss_counts"], lengths)
     sources, weights = _mixture(given["sources"], given["weights"], lengths.size)
     widths, lines = checked_padding(given["widths"], given["lines"], lengths.size, max_tokens) or (None, None)
-    shared = checked_prefixes(given["prefixes"], given["prefix_tokens"], lengths)
-    refuse_both(widths, shared)
+    repeated = checked_repeated(given["repeated"], lengths)
+    shared = checked_prefixes(given["prefixes"], given["prefix_tokens"], lengths if repeated is None else lengths - repeated)
+    refuse_both(widths, prefixes=shared, repeated=repeated)
     prefixes, prefix_tokens = shared or (None, None)
-    for array in (lengths, loss_counts, sources, weights, widths, lines, prefixes, prefix_tokens):
+    for array in (lengths, loss_counts, sources, weights, widths, lines, prefixes, prefix_tokens, repeated):
         if array is not None:
             array.setflags(write=False)
     return {
@@ -81,6 +82,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         "lines": lines,
         "prefixes": prefixes,
         "prefix_tokens": prefix_tokens,
+        "repeated": repeated,
         "batch_size": batch_size,
         "max_tokens": max_tokens,
         "world_size": world_size,

@@ -31,6 +31,7 @@ def plan(
     lines: npt.ArrayLike | None = None,
     prefixes: npt.ArrayLike | None = None,
     prefix_tokens: npt.ArrayLike | None = None,
+    repeated: npt.ArrayLike | None = None,
 ) -> BatchPlan:
     """Plan which sample is trained on in which step, on which rank and in which micro-batch.
 
@@ -62,6 +63,8 @@ def plan(
             micro-batch begin with is computed once (`collate_shared`). A micro-batch then has at most max_tokens with each
             prefix counted once, and at most eight times as many with repetitions, whose keys are gathered.
         prefix_tokens: G integers, the tokens of each prefix, as `find_prefixes` returns both.
+        repeated: N integers, the tokens of each sample that are in it a second time and take room once, as the prompt of two
+            answers does where it is computed for both (`collate_groups`); by default 0.
 
     Raises:
         PackingError: no plan can be made from these arguments; nothing has been planned.
@@ -96,6 +99,7 @@ def plan(
                 "lines": lines,
                 "prefixes": prefixes,
                 "prefix_tokens": prefix_tokens,
+                "repeated": repeated,
             }
         )
     )

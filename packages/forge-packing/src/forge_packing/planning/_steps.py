@@ -5,6 +5,7 @@ first step of a run of any length is there at once. The last few blocks are cach
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import attrs
@@ -71,8 +72,15 @@ class Steps:
     """int64[N]: lines of each sample; None where nothing is padded."""
     prefixes: Prefixes | None = None
     """What samples begin with, where that is computed once a micro-batch."""
+    repeated: Int64Array | None = None
+    """int64[N]: tokens that each sample has twice and that take room once; None for none."""
     _ordered: dict[int, Ordered] = attrs.field(init=False, factory=dict, repr=False)
     _divided: dict[int, Divided] = attrs.field(init=False, factory=dict, repr=False)
+
+    @cached_property
+    def room(self) -> Int64Array:
+        """int64[N]: tokens of each sample that take room, with what it begins with."""
+        return self.lengths if self.repeated is None else self.lengths - self.repeated
 
     @property
     def per_block(self) -> int:
@@ -164,9 +172,10 @@ class Steps:
         if self.widths is not None:
             widths_P, lines_P = self.padded(ordered.samples)
             return Divided(ordered, *divide_padded(widths_P, lines_P, ordered.step_starts, self.max_tokens, self.world_size))
-        lengths_P = self.lengths[ordered.samples]
+        room_P, lengths_P = self.room[ordered.samples], self.lengths[ordered.samples]
         prefixes = None if self.prefixes is None else self.prefixes.pick(ordered.samples)
-        divided = divide_steps(lengths_P, ordered.step_starts, self.max_tokens, self.world_size, self.cost, prefixes)
+        shape = self.max_tokens, self.world_size, self.cost
+        divided = divide_steps(room_P, ordered.step_starts, *shape, prefixes, keys=lengths_P)
         return Divided(ordered, *divided)
 
 

@@ -1,5 +1,7 @@
 """Summary of a plan: a few lines that a person reads before the run."""
 
+import attrs
+
 from forge_packing._checks import Int64Array
 from forge_packing._counted import counted
 from forge_packing.planning._figures import BlockFigures, block_figures, concatenate
@@ -15,7 +17,8 @@ So few samples are divided before compiled code is asked for, and the bounds of 
 def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divided: bool = True) -> str:
     """Return the lines of a summary, without a final line end.
 
-    Fill is the share of all micro-batches' budgets, empty ones included, that holds a token. Ranks wait, pass by pass, for the
+    Fill is the share of all micro-batches' budgets, empty ones included, that holds a token. What samples share, in a plan
+    that gives it room once, is said beside the plan without that. Ranks wait, pass by pass, for the
     slowest of them; what a better division could save is an upper bound.
     """
     order, samples = steps.order, steps.lengths.size
@@ -47,16 +50,24 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divid
             lines.append(f"measured       the first {measured:,} steps:")
         else:
             lines.append(f"measured       {measured:,} steps, in {len(stretches)} stretches from the first to the last:")
-    return "\n".join([*lines, *_measured(steps, found, divided=divided)])
+    lines += _measured(found)
+    if divided and (steps.prefixes is not None or steps.repeated is not None):
+        alone = attrs.evolve(steps, prefixes=None, repeated=None)
+        without = sum(int(alone.stretch(first, stop).pass_starts[-1]) for first, stop in stretches)
+        lines.append(
+            f"shared tokens  take room once a micro-batch: {found.filled.sum():,} in all; "
+            f"{counted(without, 'micro-batches')} without that"
+        )
+    return "\n".join([*lines, *(_division(steps, found) if divided else ())])
 
 
-def _measured(steps: Steps, found: BlockFigures, *, divided: bool) -> list[str]:
+def _measured(found: BlockFigures) -> list[str]:
     lines = [f"tokens         {found.tokens.sum():,}, a step {_range(found.tokens)}"]
     if found.loss_tokens is not None:
         none = int((found.loss_tokens == 0).sum())
         line = f"loss tokens    {found.loss_tokens.sum():,}, a step {_range(found.loss_tokens)}"
         lines.append(line + (f"; steps with none: {none:,}" if none else ""))
-    return [*lines, *(_division(steps, found) if divided else ())]
+    return lines
 
 
 def _range(values: Int64Array) -> str:

@@ -83,9 +83,9 @@ def verify_division(steps: Steps, block: Divided) -> None:
     if wrong.size:
         _broken("a micro-batch keeps the order of its step", f"not so in step {step_of[wrong[0]]}")
     if steps.prefixes is not None:
-        tokens = steps.prefixes.pick(samples[members]).sizes(steps.lengths[samples[members]], micro_batch_of, starts.size - 1)
+        tokens = steps.prefixes.pick(samples[members]).sizes(steps.room[samples[members]], micro_batch_of, starts.size - 1)
     elif steps.widths is None:
-        tokens = np.diff(np.concatenate([[0], np.cumsum(steps.lengths[samples[members]])])[starts])
+        tokens = np.diff(np.concatenate([[0], np.cumsum(steps.room[samples[members]])])[starts])
     else:
         tokens = padded_sizes(*steps.padded(samples[members]), starts)
     over = np.flatnonzero(tokens > steps.max_tokens)

@@ -28,6 +28,12 @@ _OWN = {
     "world_size": (int | None, "Ranks to divide each step over. By default those of the plan, or 1."),
 }
 
+_ASSUMED = (
+    "assumed        a model and settings with which samples can share what they begin with; a run where they cannot plans "
+    "without"
+)
+"""Line below the summary of a plan for a store: no model is known, nor what it can do."""
+
 
 def plan_command() -> Any:
     """Build `forge plan`; its options are the fields of `PlanSettings` and a few of its own."""
@@ -46,6 +52,8 @@ def plan_command() -> Any:
         batch_plan = _load_or_make(Path(path).expanduser(), chosen, world_size)
         at = 0 if step is None else _checked_step(step, batch_plan)
         print(batch_plan.summary())
+        if batch_plan.prefixes is not None and _saved_plan(Path(path).expanduser()) is None:
+            print(_ASSUMED)
         if step is not None:
             print(_figures(batch_plan, at))
         if drawing is not None:
@@ -84,9 +92,7 @@ def _load_or_make(path: Path, chosen: Mapping[str, Any], world_size: int | None)
         settings = forge_packing.PlanSettings(**chosen)
     except (TypeError, ValueError) as error:
         raise SettingsError(str(error)) from error
-    files = [path] if path.is_file() else [path / "plan.npz", path / "plan" / "plan.npz"]
-    file = next((each for each in files if each.is_file()), None)
-    if file is not None:
+    if (file := _saved_plan(path)) is not None:
         loaded = forge_packing.BatchPlan.load(file)
         fixed = [name for name in _FIXED if name in chosen]
         if fixed:
@@ -103,6 +109,12 @@ def _load_or_make(path: Path, chosen: Mapping[str, Any], world_size: int | None)
         f"{path} is no plan: give a plan.npz, a run directory (with plan/plan.npz in it), or a token store (with store.json in "
         "it)."
     )
+
+
+def _saved_plan(path: Path) -> Path | None:
+    """Return the file of a saved plan, or of the plan of a run; None for another path."""
+    files = [path] if path.is_file() else [path / "plan.npz", path / "plan" / "plan.npz"]
+    return next((each for each in files if each.is_file()), None)
 
 
 def _make(path: Path, settings: forge_packing.PlanSettings, world_size: int | None) -> forge_packing.BatchPlan:

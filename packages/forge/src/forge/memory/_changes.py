@@ -14,7 +14,7 @@ import forge_algos
 import forge_dist
 import forge_packing
 from forge._progress import Reporter
-from forge.memory._forecast import largest_micro_batch
+from forge.memory._largest import largest_micro_batch
 from forge.memory._memory_plan import Change, MemoryPlan
 from forge.memory._planned import Planned
 from forge.memory._plans import PLANNING, Plans, Search

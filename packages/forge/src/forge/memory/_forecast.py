@@ -7,8 +7,6 @@ micro-batch, with tensors that hold no data. What several ranks divide is divide
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import copy
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -18,20 +16,18 @@ import attrs
 import forge_accel
 import forge_algos
 import forge_dist
-import forge_packing
 from forge._progress import Reporter
 from forge.memory._divided import Groups, divided, keeps_casts, shares
+from forge.memory._largest import largest_batch, largest_held_out, largest_micro_batch, largest_micro_batches
 from forge.memory._memory_plan import MemoryPlan
 from forge.memory._planned import Planned
 from forge.memory._target import Target
-from forge.settings._settings import row_tokens
 from forge.tasks._base_kl import BaseDivergence
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
 from forge.tasks._task import Run
-from forge.tasks.items._items import Items, padding, places
+from forge.tasks.items._items import Items
 from forge.tasks.items._prompts import Prompts
-from forge.tasks.items._samples import Conversations
 
 ROLLOUT = "rollout"
 """Name of the phase in which completions are sampled."""
@@ -43,18 +39,20 @@ _ROLLOUTS = (
 def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
     """Rehearse the phases of a run with its largest micro-batch."""
     planned = bare.planned
-    worst, several = largest_micro_batch(planned.plan)
     notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
-    step = bare.step(worst, several=several, first=planned.num_steps == 1)
-    phases = [divided(planned, "step", step.parts, bare.groups, on_host=target.block == 1)]
-    tokens = planned.plan.places(worst)
+    tried = []
+    for worst, several in largest_micro_batches(planned):
+        step = bare.step(worst, several=several, first=planned.num_steps == 1)
+        phase = divided(planned, "step", step.parts, bare.groups, on_host=target.block == 1)
+        tried.append((phase, step, planned.plan.places(worst)))
+    phase, step, tokens = max(tried, key=lambda each: each[0].planned)
+    phases = [phase]
     if isinstance(planned.train, Prompts):
         rollout, tokens = bare.rollout()
         phases.insert(0, divided(planned, ROLLOUT, rollout.parts, bare.groups, on_host=target.block == 1))
         notes.append(_ROLLOUTS)
     elif planned.held_out is not None:
-        rows = [int(planned.held_out.lengths.argmax())]
-        evaluation = bare.evaluation(_filled(planned, planned.held_out, rows))
+        evaluation = bare.evaluation()
         phases.append(divided(planned, "evaluation", evaluation.parts, bare.groups, on_host=target.block == 1))
     held = bare.held(step.parts)
     phases += [
@@ -99,67 +97,6 @@ def _copies(bare: Rehearsed | Derived, held: dict[str, int], *, on_host: bool) -
     return [("saving", {**held, "copies": state if on_host else 0}), ("export", {**held, "copies": loaded})]
 
 
-def largest_micro_batch(plan: forge_packing.BatchPlan) -> tuple[Any, bool]:
-    """Return the samples of the largest micro-batch, and whether its step has several."""
-    best, several, most = None, False, -1
-    for step in range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT)):
-        for rank in range(plan.world_size):
-            rows = plan.micro_batches(step, rank)
-            for row in rows:
-                tokens = _with_keys(plan.places(row), int(plan.lengths[row].sum()))
-                if tokens > most:
-                    best, several, most = row, len(rows) > 1, tokens
-    assert best is not None
-    return best, several
-
-
-_COLLATED = 128
-"""Micro-batches that are put together to find the one of which most is computed: so many of the largest, and of the others."""
-
-
-def _largest_batch(plan: forge_packing.BatchPlan, items: Items, worst: Any) -> Any:
-    """Return the micro-batch of which most is computed, which need not be the largest."""
-    batch = items.batch(worst)
-    if not (getattr(items, "share_prefix", False) or isinstance(items, Conversations)):
-        return batch
-    steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
-    rows = [row for step in steps for rank in range(plan.world_size) for row in plan.micro_batches(step, rank)]
-    rows.sort(key=partial(_most_computed, plan, items), reverse=True)
-    most = computed_tokens(batch)
-    for row in [*rows[:_COLLATED], *rows[_COLLATED :: max(1, len(rows) // _COLLATED)]]:
-        if _most_computed(plan, items, row) <= most:
-            break
-        if (tokens := computed_tokens(found := items.batch(row))) > most:
-            batch, most = found, tokens
-    return batch
-
-
-_KEYS_OF_A_TOKEN = 8
-"""Keys and values that are gathered for further samples, with as much memory as one token that is computed has at least."""
-
-
-def _with_keys(tokens: int, keys: int) -> int:
-    """Add gathered keys to computed tokens, as tokens that take as much memory."""
-    return tokens + max(0, keys - tokens) // _KEYS_OF_A_TOKEN
-
-
-def _most_computed(plan: forge_packing.BatchPlan, items: Items, rows: Any) -> int:
-    """Count what `computed_tokens` finds in a micro-batch at most."""
-    if not isinstance(items, Conversations):
-        return _with_keys(plan.places(rows), int(plan.lengths[rows].sum()))
-    repeated = int(items.unshared[rows].sum())
-    return _with_keys(plan.places(rows), repeated) if items.share_history else repeated
-
-
-def computed_tokens(batch: Any) -> int:
-    """Count the tokens that go through the model, and gathered keys as tokens that take as much."""
-    whole: Any = (getattr(batch, "groups", batch),)
-    parts = (batch.completions, batch.mismatched) if hasattr(batch, "completions") else whole
-    gathered = (getattr(part, "kv_rows", None) for part in parts)
-    tokens = [len(part.input_ids) for part in parts]
-    return _with_keys(sum(tokens), sum(own if rows is None else len(rows) for own, rows in zip(tokens, gathered, strict=True)))
-
-
 _MANY = 100
 """Lengths of rows beyond which more are not told apart."""
 
@@ -175,20 +112,6 @@ def _row_lengths(planned: Planned) -> int:
         if len(found) >= _MANY:
             break
     return len(found)
-
-
-def _filled(planned: Planned, items: Items, rows: list[int]) -> list[int]:
-    """Add items to `rows` until a micro-batch is full."""
-    left = row_tokens(planned.settings) - int(items.lengths[rows].sum())
-    if padding(planned.settings, items):
-        # As many lines of the widest as there is room for.
-        each = int(places(planned.settings, items)[rows].max())
-        return items.longest.argsort()[::-1][: max(1, row_tokens(planned.settings) // each)].tolist()
-    for index in range(len(items)):
-        if index not in rows and items.lengths[index] <= left:
-            rows.append(index)
-            left -= int(items.lengths[index])
-    return rows
 
 
 class Rehearsed(NamedTuple):
@@ -273,7 +196,7 @@ class Rehearsed(NamedTuple):
             if plan is not self.planned.plan:  # it shares nothing after all
                 largest = largest_micro_batch(plan)
             before = [items.batch([int(items.lengths.argmin())])] if largest[1] else []
-            return self._step(source, [*before, _largest_batch(plan, items, largest[0])], first=first)
+            return self._step(source, [*before, largest_batch(plan, items, largest[0])], first=first)
 
         return self._within(rehearse)
 
@@ -292,18 +215,13 @@ class Rehearsed(NamedTuple):
         """Rehearse a step on micro-batches of a run."""
         return self._within(lambda source, *_: self._step(source, batches, first=first))
 
-    def evaluation(self, rows: list[int]) -> Any:
-        """Rehearse the measuring of held-out rows."""
+    def evaluation(self) -> Any:
+        """Rehearse the measuring of the held-out rows of which most is computed."""
 
         def rehearse(source: Any, _: Any, held_out: Any) -> Any:
-            # Others than these rows may share less of what they begin with.
-            alone = copy(held_out)
-            alone.share_prefix = False
-            most = rows
-            if isinstance(alone, Conversations) and not alone.share_history:
-                most = max(rows, [int(alone.unshared.argmax())], key=lambda at: int(alone.unshared[at].sum()))
+            batch = largest_held_out(self.planned, held_out)
             return self.rehearsal.evaluation(
-                self.model, self.optimizer, alone.batch(most), objective=lambda: source.objective, others=self.others
+                self.model, self.optimizer, batch, objective=lambda: source.objective, others=self.others
             )
 
         return self._within(rehearse)
@@ -441,9 +359,9 @@ class Derived(NamedTuple):
 
         return self._both(peak), tokens[0]
 
-    def evaluation(self, rows: list[int]) -> Any:
+    def evaluation(self) -> Any:
         """Derive the measuring of held-out rows, as `Rehearsed.evaluation`."""
-        return self._both(lambda one: one.evaluation(rows))
+        return self._both(lambda one: one.evaluation())
 
     def held(self, step: Mapping[str, int]) -> dict[str, int]:
         """Derive weights, gradients and optimizer's state between two steps, as `Rehearsed.held`."""

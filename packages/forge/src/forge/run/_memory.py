@@ -15,7 +15,7 @@ import forge_accel
 import forge_algos
 import forge_dist
 from forge._progress import Reporter
-from forge.memory._forecast import computed_tokens
+from forge.memory._largest import computed_tokens
 from forge.memory._measured_steps import forecast_steps
 from forge.memory._memory_plan import MEASURED, MemoryPlan, Phase, size
 from forge.memory._planned import Planned

@@ -40,7 +40,6 @@ from forge.tasks._answers import read_prompts
 from forge.tasks._lint_check import warn_of_plain_text, warn_of_system_message
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items, padding
-from forge.tasks.items._samples import Samples
 
 
 class Prepared(NamedTuple):
@@ -307,7 +306,7 @@ def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Pa
         sources=train.sources,
         weights=train.weights,
         **padding(s, train),
-        **(train.prefixes if isinstance(train, Samples) and task.shares_prefixes(s) else {}),
+        **task.shared(s, train),
     )
     plan = endless.until(epochs=s.plan.epochs, max_steps=task.steps(s, endless))
     check_warmup(s, task.num_steps(s, plan))

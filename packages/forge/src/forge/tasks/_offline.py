@@ -12,7 +12,6 @@ from forge.settings._settings import row_tokens
 from forge.tasks._seeds import step_seed
 from forge.tasks._task import Evaluation, Run
 from forge.tasks.items._items import Ints, Items, padding
-from forge.tasks.items._samples import Samples
 
 T = TypeVar("T")
 
@@ -82,7 +81,7 @@ def one_ahead(items: Iterator[T]) -> Iterator[T]:
 
 def shard_of(run: Run, items: Items, rows: Ints | None = None) -> list[Any]:
     """Divide items, or those of `rows`, into micro-batches, equally many a shard; return ours."""
-    shared = items.prefixes if isinstance(items, Samples) and items.share_prefix and rows is None else {}
+    shared = getattr(items, "planned", {}) if rows is None else {}
     divided = forge_packing.divide(
         items.lengths if rows is None else items.lengths[rows],
         max_tokens=row_tokens(run.settings),

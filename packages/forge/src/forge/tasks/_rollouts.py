@@ -37,7 +37,7 @@ class RolloutSteps:
         self.objective = objective
         self._run, self._updates, self._own = run, updates, run.settings.objective
         self._share = sharing(run)
-        run.report.note(self._share.words("a group" if self._share.prompt else "a completion", "prompts"))
+        self._share.note(run, "a group" if self._share.prompt else "a completion", "prompts")
         self._server = None if self._own.sampler == "transformers" else SamplingServer(run, end_ids(run))
         self._sampler = sampler_of(run) if self._server is None else self._server.sampler
         self._loaded = False

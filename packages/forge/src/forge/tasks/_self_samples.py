@@ -29,7 +29,7 @@ class SelfSampleSteps:
         self._run, self._own = run, run.settings.objective
         self._share = sharing(run)
         several = self._share.prompt and self._own.num_generations > 1
-        run.report.note(self._share.words("a group" if several else "a completion", "prompts"))
+        self._share.note(run, "a group" if several else "a completion", "prompts")
         self._sampler = sampler_of(run)
         self._held_out: list[Any] = []
         self.average: forge_algos.WeightAverage | None = None

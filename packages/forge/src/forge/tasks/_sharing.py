@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import forge_algos
 import forge_packing
+from forge.settings._backends import FORGE
+from forge.tasks.items._items import in_own_lines
 
 if TYPE_CHECKING:
     from forge.tasks._task import Run
@@ -22,15 +24,25 @@ class Sharing(NamedTuple):
     why: str
     """Why the prompt is shared, or is not."""
 
-    def words(self, one: str, groups: str) -> str:
-        """Return the log's words: `one` computes a prompt, and `groups` begin alike."""
+    def note(self, run: Run, one: str, groups: str) -> None:
+        """Log that `one` computes a prompt, and `groups` begin alike.
+
+        Nothing is logged where each sample is a line by itself.
+        """
+        if in_own_lines(run.settings):
+            return
         across = f", what {groups} begin with alike once a micro-batch" if self.prefix else ""
-        return f"prompts: computed once {one}{across}: {self.why}"
+        run.report.note(f"prompts: computed once {one}{across}: {self.why}")
 
     @property
     def collate(self) -> Any:
         """Function that makes a row of groups, as `forge_algos.online` takes it; None for its own."""
         return partial(forge_packing.collate_groups, share_prompt=True, share_prefix=True) if self.prefix else None
+
+
+def may_share(s: Any) -> bool:
+    """Return whether by the settings the attention may know shared tokens."""
+    return s.backend.backend == FORGE and not in_own_lines(s) and s.device.attention not in ("sdpa", "eager")
 
 
 def sharing(run: Run) -> Sharing:

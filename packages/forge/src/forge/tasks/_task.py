@@ -221,9 +221,9 @@ class Task(ABC):
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Raise where the rows of the stores would teach something wrong."""
 
-    def shares_prefixes(self, s: Any) -> bool:  # noqa: ARG002 - most share none across samples
-        """Return whether the settings let samples of a micro-batch share what they begin with."""
-        return False
+    def shared(self, s: Any, items: Any) -> dict[str, Any]:  # noqa: ARG002 - most share nothing
+        """Return what the settings let items share, as arguments of `forge_packing.plan`."""
+        return {}
 
     def steps(self, s: Any, endless: forge_packing.BatchPlan) -> int | None:
         """Return the most steps of the batch plan, given one without end; None for no limit."""

@@ -14,7 +14,7 @@ from forge.tasks._lint_check import check_kind, check_lint
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._reference_logps import read_references, store_references
 from forge.tasks._reference_model import check_reference, live_reference, require_same_tokens
-from forge.tasks._sharing import sharing
+from forge.tasks._sharing import may_share, sharing
 from forge.tasks._task import Run, Task
 from forge.tasks.items._pairs import Answers, Pairs
 from forge.verbs._registry import verb
@@ -51,6 +51,10 @@ class Preferences(Task):
         """Refuse what the lint stops."""
         check_lint(s, report, train, held_out)
 
+    def shared(self, s: Any, items: Any) -> dict[str, Any]:
+        """Return the prompts of pairs, and what these begin with where no dropout is their own."""
+        return items.sharing(prompt=True, prefix=not s.adapter.lora_dropout) if may_share(s) else {}
+
     @abstractmethod
     def objective(self, run: Run) -> forge_algos.Objective:
         """Return the objective on the pairs."""
@@ -64,7 +68,7 @@ def with_prompts_and_references(run: Run) -> Run:
     """Return the run with shared prompts, where the model allows it, and stored references."""
     share = sharing(run)
     assert isinstance(run.train, Pairs)
-    run.report.note(share.words("a pair" if share.prompt and run.train.noun == "pairs" else "an answer", run.train.noun))
+    share.note(run, "a pair" if share.prompt and run.train.noun == "pairs" else "an answer", run.train.noun)
     stored = getattr(run.settings.objective, "reference", None) == "stored"
 
     def using(name: str, items: Any) -> Any:
@@ -73,7 +77,11 @@ def with_prompts_and_references(run: Run) -> Run:
         references = read_references(run, name, items) if stored else None
         return items.using(share_prompt=share.prompt, share_prefix=share.prefix, references=references)
 
-    return attrs.evolve(run, train=using("train", run.train), held_out=using("eval", run.held_out))
+    plan = run.plan if share.prefix else run.plan.alone(repeat=not share.prompt)
+    if plan is not run.plan:
+        what = "what it begins with" if share.prompt else "its prompt"
+        run.report.note(f"micro-batches are planned anew, each {'pair' if share.prompt else 'answer'} with {what}")
+    return attrs.evolve(run, plan=plan, train=using("train", run.train), held_out=using("eval", run.held_out))
 
 
 # Verbs without a reference model.

@@ -9,12 +9,12 @@ import attrs
 
 import forge_algos
 import forge_data
-from forge.settings._backends import FORGE
 from forge.settings._settings import RunSettings
 from forge.tasks._lint_check import check_kind, check_lint
 from forge.tasks._offline import OfflineSteps
+from forge.tasks._sharing import may_share
 from forge.tasks._task import Run, Task
-from forge.tasks.items._items import VIRTUAL
+from forge.tasks.items._items import in_own_lines
 from forge.tasks.items._samples import Conversations, Samples, items_of
 from forge.verbs._registry import verb
 
@@ -46,11 +46,10 @@ class SFT(Task):
         """Refuse what the lint stops."""
         check_lint(s, report, train, held_out)
 
-    def shares_prefixes(self, s: Any) -> bool:
-        """Return whether no sample has noise of its own, and the attention may know shared tokens."""
+    def shared(self, s: Any, items: Any) -> dict[str, Any]:
+        """Return what samples begin with, where none has noise of its own."""
         noise = s.adapter.lora_dropout or getattr(s.objective, "neftune_alpha", None)
-        alone = s.packing.packing == "off" or s.adapter.adapter in VIRTUAL
-        return s.backend.backend == FORGE and not noise and not alone and s.device.attention not in ("sdpa", "eager")
+        return items.prefixes if may_share(s) and not noise and isinstance(items, Samples) else {}
 
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with the cross-entropy loss of `forge_algos.SFT`."""
@@ -76,9 +75,7 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
     parts = {"train": run.train, "held_out": run.held_out}
     of_rows = {name: items for name, items in parts.items() if isinstance(items, Samples)}
     apart = [items for items in of_rows.values() if isinstance(items, Conversations)]
-    # A sample that is a line by itself, behind virtual tokens or not, has nothing in common with others.
-    lines = run.settings.packing.packing == "off" or run.settings.adapter.adapter in VIRTUAL
-    spared = 0.0 if apart or lines else _in_common(run)
+    spared = 0.0 if apart or in_own_lines(run.settings) else _in_common(run)
     if not apart and not spared:
         return attrs.evolve(run, plan=run.plan.alone())
     drops = forge_algos.first_dropout(run.model)

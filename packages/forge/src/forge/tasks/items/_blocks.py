@@ -40,12 +40,15 @@ class DocumentBlocks:
     """Documents cut into blocks."""
 
     shorter = "lower block_size"
-    lines: Ints | None = None
 
     def __init__(self, store: forge_data.TokenStore, *, block_size: int, cross_documents: bool) -> None:
         self.store = store
         self._blocks = forge_packing.split_documents(store.lengths, block_size, cross_documents=cross_documents)
         self.lengths = self.longest = self._blocks.lengths
+        self.lines: Ints | None = None
+        if not cross_documents:
+            begins, pieces = self._blocks.block_starts, self._blocks.stop - self._blocks.start
+            self.longest, self.lines = np.maximum.reduceat(pieces, begins[:-1]), np.diff(begins)
         self.loss_counts = self._blocks.loss_counts
         self.weights: list[float] | None = None
         self.sources: Ints | None = None

@@ -62,6 +62,11 @@ VIRTUAL = ("prefix", "prompt")
 """Adapters whose virtual tokens stand before each sequence, a line of a padded batch."""
 
 
+def in_own_lines(s: Any) -> bool:
+    """Return whether each sample is a line by itself, behind virtual tokens or not."""
+    return s.packing.packing == "off" or s.adapter.adapter in VIRTUAL
+
+
 def padding(s: Any, items: Items, rows: Ints | None = None) -> dict[str, Any]:
     """Return `widths` and `lines` of items, or of `rows`, where micro-batches are padded, or {}."""
     if s.adapter.adapter not in VIRTUAL:

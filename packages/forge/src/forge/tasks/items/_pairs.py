@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from functools import cached_property
 from typing import Any, Self
 
 import attrs
@@ -14,7 +16,7 @@ import forge_data
 import forge_packing
 from forge._counted import counted
 from forge.tasks.items._items import Ints
-from forge.tasks.items._samples import shortest_samples
+from forge.tasks.items._samples import common_prefixes, shortest_samples
 
 _IGNORE = -100
 Example = tuple[Any, Any]
@@ -42,14 +44,37 @@ class Pairs:
         self.weights = store.weights
         self.rows = self._rows()
         lengths, counts = store.lengths[self.rows], store.loss_counts[self.rows]
-        # Planned as if no prompt were shared, so that steps and memory do not depend on what the attention can do.
+        # As if no prompt were shared, so that steps do not depend on what the attention can do.
         self.lengths, self.longest, self.loss_counts = lengths.sum(1), lengths.max(1), counts.sum(1)
         self.lines: Ints | None = np.full(len(self.rows), 2, dtype=np.int64)
         self.sources = None if store.weights is None else store.sources[self.rows[:, 0]]
 
+    @cached_property
+    def prefixes(self) -> dict[str, Any]:
+        """What items begin with alike, as arguments of `forge_packing.plan`; {} for nothing.
+
+        That is what their first sample shares with another's, its prompt or more.
+        """
+        at = self.rows[:, 0]
+        return common_prefixes(self.store, at, self.store.lengths[at])
+
+    @cached_property
+    def repeated(self) -> Ints | None:
+        """int64[N]: tokens that the second sample of each item shares with its first."""
+        return _common_prompts(self.store, self.rows)
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """What the items' plan counts once, as they share now, as arguments of `forge_packing.plan`."""
+        return self.sharing(prompt=self.share_prompt, prefix=self.share_prefix)
+
+    def sharing(self, *, prompt: bool, prefix: bool) -> dict[str, Any]:
+        """Return what a plan counts once where prompts, or what these begin with, are shared."""
+        return {**(self.prefixes if prefix else {}), **({"repeated": self.repeated} if prompt else {})}
+
     def using(self, *, share_prompt: bool, share_prefix: bool, references: References | None) -> Self:
         """Return the same items with or without shared prompts and reference log-probabilities."""
-        same = type(self)(self.store)
+        same = copy(self)
         same.share_prompt, same.share_prefix, same.references = share_prompt, share_prefix, references
         return same
 
@@ -113,6 +138,20 @@ class Answers(Pairs):
         mismatched = prompts[self.rows[:, 0]] + others
         self.lengths, self.longest = own + mismatched, np.maximum(own, mismatched)
 
+    @cached_property
+    def prefixes(self) -> dict[str, Any]:
+        """What prompts of answers begin with alike, which their mismatches do too.
+
+        Answers and mismatches are in two rows, each with the prefix once.
+        """
+        found = common_prefixes(self.store, slice(None), np.minimum(self._prompts() + 1, self.store.lengths))
+        return found and {**found, "prefix_tokens": 2 * found["prefix_tokens"]}
+
+    @cached_property
+    def repeated(self) -> Ints | None:
+        """None: an answer and its mismatch share nothing."""
+        return None
+
     def examples(self, index: int) -> tuple[Example, Example]:
         """Return a row, and its prompt with the next row's answer."""
         own, other = (self.store[int(row)] for row in self.rows[index])
@@ -144,7 +183,33 @@ class Answers(Pairs):
 
     def _prompts(self) -> Ints:
         """Return int64[N]: tokens of each row's prompt."""
-        return np.array([_prompt(example.labels) for example in self.store], dtype=np.int64)
+        return self.store.prompt_lengths
+
+
+_AT_ONCE = 2**20
+"""Tokens of prompts that are compared together."""
+
+
+def _common_prompts(store: forge_data.TokenStore, rows: Ints) -> Ints:
+    """Count the tokens that both samples of each pair begin with and learn nothing in: int64[N].
+
+    The last token of a sample is none of them.
+    """
+    ids, starts = store.flat
+    limits = np.minimum(store.prompt_lengths, store.lengths - 1)[rows].min(axis=1)
+    found = limits.copy()
+    ends = np.cumsum(limits)
+    first = 0
+    while first < len(rows):
+        stop = max(first + 1, int(np.searchsorted(ends, ends[first] + _AT_ONCE)))
+        sizes = limits[first:stop]
+        pair = np.repeat(np.arange(sizes.size, dtype=np.int64), sizes)
+        at: Ints = np.arange(pair.size, dtype=np.int64) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        chosen, rejected = (starts[rows[first:stop, side]][pair] + at for side in (0, 1))
+        other = np.flatnonzero(ids[chosen] != ids[rejected])
+        np.minimum.at(found[first:stop], pair[other], at[other])
+        first = stop
+    return found
 
 
 def _prompt(labels: Any) -> int:

@@ -60,8 +60,13 @@ class Samples:
     @cached_property
     def prefixes(self) -> dict[str, Any]:
         """What items begin with alike, as arguments of `forge_packing.plan`; {} for nothing."""
-        found = _prefixes(self.store, self._whole_samples())
-        return {} if found is None else {"prefixes": found[0], "prefix_tokens": found[1]}
+        at = self._whole_samples()
+        return common_prefixes(self.store, at, self.store.lengths[at])
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """What items share now, as arguments of `forge_packing.divide`."""
+        return self.prefixes if self.share_prefix else {}
 
     def _whole_samples(self) -> Any:
         """Index the sample of each item that a row holds whole, as it comes first."""
@@ -144,15 +149,24 @@ _found: dict[str, tuple[Ints, Ints] | None] = {}
 _MOST_FOUND = 8
 
 
-def _prefixes(store: forge_data.TokenStore, samples: Any) -> tuple[Ints, Ints] | None:
-    """Find the common prefixes of a store's samples, once in a process."""
+def common_prefixes(store: forge_data.TokenStore, samples: Any, lengths: Ints) -> dict[str, Any]:
+    """Find the common prefixes of a store's samples, as arguments of `forge_packing.plan`.
+
+    They are looked for once in a process.
+
+    Args:
+        store: of one kind of items.
+        samples: indices of those that are looked at.
+        lengths: tokens of each that are looked at, but the last.
+    """
     known = store.fingerprint
     if known not in _found:
         if len(_found) >= _MOST_FOUND:
             _found.clear()
         ids, starts = store.flat
-        _found[known] = forge_packing.find_prefixes(ids, store.lengths[samples], starts=starts[samples])
-    return _found[known]
+        _found[known] = forge_packing.find_prefixes(ids, lengths, starts=starts[samples])
+    found = _found[known]
+    return {} if found is None else {"prefixes": found[0], "prefix_tokens": found[1]}
 
 
 def items_of(store: forge_data.TokenStore) -> Samples:

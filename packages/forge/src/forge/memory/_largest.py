@@ -1,0 +1,116 @@
+"""Batch plan of a run → the micro-batches that take the most memory."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import forge_packing
+from forge.memory._planned import Planned
+from forge.settings._settings import row_tokens
+from forge.tasks._rollouts import LOOKED_AT
+from forge.tasks.items._items import Items, padding
+from forge.tasks.items._prompts import Prompts
+from forge.tasks.items._samples import Conversations
+
+_VIRTUAL_AS = (1, 1 / 4, 1 / 16)
+"""Parts of a token's memory that a virtual one of adapter=prefix may take, as models have it: it is keys and values alone."""
+
+
+def largest_micro_batches(planned: Planned) -> list[tuple[Any, bool]]:
+    """Return the micro-batches that may take the most memory, each as `largest_micro_batch`."""
+    s = planned.settings
+    if s.adapter.adapter != "prefix" or isinstance(planned.train, Prompts):
+        return [largest_micro_batch(planned.plan)]
+    spared = [s.adapter.num_virtual_tokens * (1 - part) for part in _VIRTUAL_AS]
+    found = (largest_micro_batch(planned.plan, spared=each) for each in spared)
+    return list({(rows.tobytes(), several): (rows, several) for rows, several in found}.values())
+
+
+def largest_micro_batch(plan: forge_packing.BatchPlan, *, spared: float = 0) -> tuple[Any, bool]:
+    """Return the samples of the largest micro-batch, and whether its step has several.
+
+    `spared` are the places of each line that count nothing.
+    """
+    best, several, most = None, False, -1.0
+    for step in range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT)):
+        for rank in range(plan.world_size):
+            rows = plan.micro_batches(step, rank)
+            for row in rows:
+                tokens = _with_keys(plan.places(row), int(plan.lengths[row].sum())) - spared * _lines(plan, row)
+                if tokens > most:
+                    best, several, most = row, len(rows) > 1, tokens
+    assert best is not None
+    return best, several
+
+
+def _lines(plan: forge_packing.BatchPlan, rows: Any) -> int:
+    return len(rows) if plan.lines is None else int(plan.lines[rows].sum())
+
+
+_COLLATED = 128
+"""Micro-batches that are put together to find the one of which most is computed: so many of the largest, and of the others."""
+
+
+def largest_batch(plan: forge_packing.BatchPlan, items: Items, worst: Any) -> Any:
+    """Return the micro-batch of which most is computed, which need not be the largest."""
+    batch = items.batch(worst)
+    if not (getattr(items, "share_prefix", False) or isinstance(items, Conversations)):
+        return batch
+    steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
+    rows = [row for step in steps for rank in range(plan.world_size) for row in plan.micro_batches(step, rank)]
+    rows.sort(key=partial(_most_computed, plan, items), reverse=True)
+    most = computed_tokens(batch)
+    for row in [*rows[:_COLLATED], *rows[_COLLATED :: max(1, len(rows) // _COLLATED)]]:
+        if _most_computed(plan, items, row) <= most:
+            break
+        if (tokens := computed_tokens(found := items.batch(row))) > most:
+            batch, most = found, tokens
+    return batch
+
+
+_KEYS_OF_A_TOKEN = 8
+"""Keys and values that are gathered for further samples, with as much memory as one token that is computed has at least."""
+
+
+def _with_keys(tokens: int, keys: int) -> int:
+    """Add gathered keys to computed tokens, as tokens that take as much memory."""
+    return tokens + max(0, keys - tokens) // _KEYS_OF_A_TOKEN
+
+
+def _most_computed(plan: forge_packing.BatchPlan, items: Items, rows: Any) -> int:
+    """Count what `computed_tokens` finds in a micro-batch at most."""
+    if not isinstance(items, Conversations):
+        return _with_keys(plan.places(rows), int(plan.lengths[rows].sum()))
+    repeated = int(items.unshared[rows].sum())
+    return _with_keys(plan.places(rows), repeated) if items.share_history else repeated
+
+
+def computed_tokens(batch: Any) -> int:
+    """Count the tokens that go through the model, and gathered keys as tokens that take as much."""
+    whole: Any = (getattr(batch, "groups", batch),)
+    parts = (batch.completions, batch.mismatched) if hasattr(batch, "completions") else whole
+    gathered = (getattr(part, "kv_rows", None) for part in parts)
+    tokens = [len(part.input_ids) for part in parts]
+    return _with_keys(sum(tokens), sum(own if rows is None else len(rows) for own, rows in zip(tokens, gathered, strict=True)))
+
+
+def largest_held_out(planned: Planned, items: Items) -> Any:
+    """Return the micro-batch of held-out items of which most is computed."""
+    plan, s = _held_out_plan(planned, items), planned.settings
+    spared = s.adapter.num_virtual_tokens * (1 - _VIRTUAL_AS[-1]) if s.adapter.adapter == "prefix" else 0
+    worst, _ = largest_micro_batch(plan, spared=spared)
+    return largest_batch(plan, items, worst)
+
+
+def _held_out_plan(planned: Planned, items: Items) -> forge_packing.BatchPlan:
+    """Plan the measuring of held-out items, as they share tokens now, as one step."""
+    return forge_packing.plan(
+        items.lengths,
+        batch_size=max(len(items), planned.plan.world_size),
+        max_tokens=row_tokens(planned.settings),
+        world_size=planned.plan.world_size,
+        shuffle=False,
+        **padding(planned.settings, items),
+        **getattr(items, "planned", {}),
+    )
