@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import forge
+import forge_algos
 import forge_data
 import forge_packing
 from forge.run import _memory
@@ -136,6 +138,33 @@ def test_the_plan_counts_what_is_put_together(verb: str, model_dir: Path, tmp_pa
         assert items.repeated is not None
         found = [row[0].input_ids for row in ([items.store[int(i)] for i in pair] for pair in items.rows)]
         assert np.all(items.repeated < [len(ids) for ids in found])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ci_keeps(["dpo"], ["dpo", "kto"]))
+def test_references_are_scored_in_shared_rows(
+    verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of references hold what is computed, none is too large, and the stored numbers are those without sharing."""
+    scored: dict[str, list[int]] = {}
+    original = forge_algos.reference_logps
+
+    def counted(model: Any, batches: Any, **how: Any) -> Any:
+        rows = list(batches)
+        scored[run].extend(len(row.input_ids) for row in rows)
+        return original(model, rows, **how)
+
+    monkeypatch.setattr(forge_algos, "reference_logps", counted)
+    settings = settings_of(verb, model_dir, tmp_path) | {"max_steps": 1, "reference": "stored"}
+    found = []
+    for run, attention in (("alone", "sdpa"), ("shared", "auto")):
+        scored[run] = []
+        getattr(forge, verb)(**settings, attention=attention, ckpt_output_dir=str(tmp_path / run))
+        file = tmp_path / run / "data" / "train.reference.safetensors"
+        found.append(load_file(file)["logps"])
+    assert max(scored["shared"]) <= 400
+    assert len(scored["shared"]) < 0.75 * len(scored["alone"])
+    assert found[1] == pytest.approx(found[0], rel=1e-5, nan_ok=True)
 
 
 @pytest.mark.lane

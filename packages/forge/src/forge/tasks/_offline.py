@@ -81,7 +81,10 @@ def one_ahead(items: Iterator[T]) -> Iterator[T]:
 
 def shard_of(run: Run, items: Items, rows: Ints | None = None) -> list[Any]:
     """Divide items, or those of `rows`, into micro-batches, equally many a shard; return ours."""
-    shared = getattr(items, "planned", {}) if rows is None else {}
+    shared = getattr(items, "planned", {})
+    if rows is not None:
+        of_items = {name: of for name, of in shared.items() if name != "prefix_tokens" and of is not None}
+        shared = {**shared, **{name: of[rows] for name, of in of_items.items()}}
     divided = forge_packing.divide(
         items.lengths if rows is None else items.lengths[rows],
         max_tokens=row_tokens(run.settings),

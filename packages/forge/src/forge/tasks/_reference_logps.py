@@ -17,6 +17,7 @@ import forge_dist
 from forge._disk import write_remedy
 from forge._errors import RunWriteError
 from forge.tasks._offline import shard_of
+from forge.tasks._sharing import may_share
 from forge.tasks._task import Run
 from forge.tasks.items._items import Ints, Items
 from forge.tasks.items._pairs import Pairs, References
@@ -40,10 +41,12 @@ def store_references(run: Run, parts: dict[str, Items | None]) -> None:
     if not missing:
         return
     model = run.model if own.reference_path is None else run.load_frozen(own.reference_path)
-    share, _ = forge_algos.shares_prompts(model, device=run.device, autocast=run.autocast)
+    may, _ = forge_algos.shares_prompts(model, device=run.device, autocast=run.autocast)
+    share = may and may_share(run.settings)
     for name, (items, rows, known) in missing.items():
         run.report.note(f"reference: scoring {len(rows):,} of {len(items):,} {items.noun}, once")
-        mine = [rows[part] for part in shard_of(run, items, rows)]
+        shared = items.using(share_prompt=share, share_prefix=share, references=None)
+        mine = [rows[part] for part in shard_of(run, shared, rows)]
         found = np.zeros((len(items), 2))
         batches = (items.groups(indices, share_prompt=share, share_prefix=share) for indices in mine)
         scored = forge_algos.reference_logps(model, batches, device=run.device, autocast=run.autocast)
