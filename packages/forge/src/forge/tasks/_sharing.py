@@ -33,8 +33,15 @@ class Sharing(NamedTuple):
         return partial(forge_packing.collate_groups, share_prompt=True, share_prefix=True) if self.prefix else None
 
 
-def sharing(run: Run) -> Sharing:
-    """Return what the model's attention and dropout allow; every rank calls this."""
-    share, why = forge_algos.shares_prompts(run.model, device=run.device, autocast=run.autocast)
+def sharing(run: Run, *others: Any) -> Sharing:
+    """Return what the attention and dropout of the model, and of others that get its rows, allow.
+
+    Every rank calls this.
+    """
+    share, why = False, ""
+    for model in (run.model, *others):
+        share, why = forge_algos.shares_prompts(model, device=run.device, autocast=run.autocast)
+        if not share:
+            break
     # Completions have the dropout of one prompt; groups have each their own.
     return Sharing(share, share and forge_algos.first_dropout(run.model) is None, why)
