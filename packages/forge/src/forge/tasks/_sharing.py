@@ -34,7 +34,7 @@ class Sharing(NamedTuple):
 
 
 def sharing(run: Run, *others: Any) -> Sharing:
-    """Return what the attention and dropout of the model, and of others that get its rows, allow.
+    """Return what attention and dropout allow, of the model and of others given its rows.
 
     Every rank calls this.
     """
