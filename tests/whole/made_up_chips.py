@@ -5,16 +5,22 @@
 A case is KIND:VERB, KIND:VERB:ADAPTER, KIND:fake, a step of a model with a billion parameters whose tensors hold no data, or
 KIND:exchange, a parameter that is moved in place.
 Prints one JSON line a case: the steps on both, whether every tensor of the two exports
-and of the two last full states has the same bits, whether a run that was resumed in its middle is the same too, and what of the
-vendor's module was called.
+and of the two last full states has the same bits, whether a run that was resumed in its middle is the same too, what of the
+vendor's module was called, and where steps after the first copied a tensor to the chip in such a way that a GPU's host waits.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 FOLDER = Path(__file__).parents[1] / "forge-accel" / "devices" / "chips"
 
@@ -27,10 +33,13 @@ def main(library: str, model: str, folder: str, *cases: str) -> None:
 
     import forge
     import forge_accel
+    import forge_algos
 
     from .verbs import settings_of
 
     loaded = stand_ins.load_chips(library)
+    copies, train = Copies(), forge_algos.train
+    forge_algos.train = lambda *args, **how: copies.in_steps(train(*args, **how))  # type: ignore[assignment]
     # The vendors' libraries are the folder's stand-ins; a file stands in for the driver's.
     for each in (forge_accel.HPUAccelerator, forge_accel.NPUAccelerator):
         each.nodes = (library,)
@@ -55,6 +64,7 @@ def main(library: str, model: str, folder: str, *cases: str) -> None:
         # The CPU's own fused AdamW adds in another order than the unfused one that some chips take.
         forge_accel.CPUAccelerator.fused_optimizer = property(lambda _, chip=chip: chip.fused_optimizer)  # type: ignore[assignment]
         run: Any = getattr(forge, verb)
+        copies.found.clear()
         operations = loaded.chips_operations()
         # torch's flash attention is the CPU's alone; the plain way is the same everywhere.
         with sdpa_kernel(SDPBackend.MATH):
@@ -75,6 +85,7 @@ def main(library: str, model: str, folder: str, *cases: str) -> None:
                     "operations": operations,
                     "peak": max(chips.bytes("peak"), 0),
                     "calls": sorted({name for name, _ in chips.calls}),
+                    "waits": sorted(copies.found),
                     "log": (where / "chip" / "log.txt").read_text(),
                 }
             ),
@@ -82,10 +93,39 @@ def main(library: str, model: str, folder: str, *cases: str) -> None:
         )
 
 
+class Copies(TorchDispatchMode):
+    """Record where steps copy tensors to a device in such a way that the host waits for what the device still has to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def in_steps(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Yield a run's steps; its first, with what is tried once, is not recorded."""
+        yield from itertools.islice(steps, 1)
+        while True:
+            with self:
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        source = (
+            args[1] if func is torch.ops.aten.copy_.default else args[0] if func is torch.ops.aten._to_copy.default else None
+        )
+        waits = not (kwargs.get("non_blocking") or (func is torch.ops.aten.copy_.default and args[2:3] == (True,)))
+        if source is not None and waits and source.device.type == "cpu" != made.device.type:
+            ours = [frame for frame in traceback.extract_stack() if "/forge_" in frame.filename]
+            self.found.add(f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "elsewhere")
+        return made
+
+
 def fake_step(kind: str) -> dict[str, Any]:
     """Take a step of SFT in shapes on a device; and one with a tensor of the CPU among them, which must fail."""
     import numpy as np
-    import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     import forge_algos
@@ -126,8 +166,6 @@ def fake_step(kind: str) -> dict[str, Any]:
 
 def exchanged(kind: str) -> dict[str, Any]:
     """Move an adapter's parameter to a device as fsdp2 with cpu_offload does, and train it there with its optimizer."""
-    import torch
-
     from forge_dist.loading._moving import exchange
 
     parameter = torch.nn.Parameter(torch.ones(3))

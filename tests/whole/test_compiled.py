@@ -21,6 +21,8 @@ from forge_algos import _kernels
 from forge_algos.losses import _score_rows
 
 from ..ranks import run_on_ranks
+from . import tiny
+from .conftest import write_rows
 from .starts import metrics, sft
 
 pytestmark = pytest.mark.slow
@@ -80,6 +82,20 @@ def test_a_run_compiles_one_graph_and_is_resumed_without(given: dict[str, Any], 
     sft({**given, **LORA, "ckpt_output_dir": str(half)})
     assert losses(half) == pytest.approx(losses(plain), rel=CLOSE)
     assert "compile: blocks → off" in log(half)
+
+
+@pytest.mark.lane
+def test_rows_with_and_without_a_shared_prefix_are_a_graph_each(model_dir: Path, tmp_path: Path) -> None:
+    """Whatever their sizes, how many samples they have and how many share; checkpointed, of which the products are kept."""
+    common, found = tiny.sample(24, 40).input_ids, []
+    for at in range(24):
+        ids = (common if at % 8 < 5 else []) + tiny.sample(4 + at % 7, 50 + at).input_ids
+        found.append({"input_ids": ids, "labels": ids})
+    given = {**BASE, "model_path": str(model_dir), "data_path": str(write_rows(tmp_path / "rows.jsonl", found))}
+    given |= {"activation_checkpointing": "selective", "effective_batch_size": 8, "max_tokens_per_gpu": 48, "max_steps": 3}
+    assert compiled({**given, "ckpt_output_dir": str(tmp_path / "run")}) == 2
+    assert "prefixes: computed once a micro-batch" in log(tmp_path / "run")
+    assert "WARNING: compile" not in log(tmp_path / "run")
 
 
 def test_what_compiles_by_itself_says_why_and_warns_of_nothing(

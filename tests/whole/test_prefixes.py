@@ -311,6 +311,23 @@ def test_sampled_completions(verb: str, model_dir: Path, tmp_path: Path) -> None
     assert figures(runs[0], "samples") == figures(runs[1], "samples")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ci_keeps(["grpo"], ["grpo", "sdft"]))
+def test_a_reference_that_shares_nothing(verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the copy of the initial model, in a dtype of its own, was found to share no prompts, no row has shared ones."""
+    plainly = forge_algos.isolation._prompt_sharing._answer
+
+    def answer(model: Any, *more: Any) -> Any:
+        trained = any(weight.requires_grad for weight in model.parameters())
+        return plainly(model, *more) if trained else (False, "it is a test")
+
+    monkeypatch.setattr(forge_algos.isolation._prompt_sharing, "_answer", answer)
+    settings = settings_of(verb, model_dir, tmp_path) | {"max_steps": 1, "validation_split": 0}
+    settings |= {"teacher": "initial"} if verb == "sdft" else {}
+    run_verb(verb, {**settings, "ckpt_output_dir": str(tmp_path / "run")}, str(tmp_path))
+    assert "prompts: computed once a completion: it is a test" in log(tmp_path / "run")
+
+
 def test_all_ranks_are_looked_at(model_dir: Path, tmp_path: Path) -> None:
     """Samples that are together on the last ranks are shared, though the first one has none of them."""
     own = [tiny.sample(40, 70 + at).input_ids for at in range(12)]

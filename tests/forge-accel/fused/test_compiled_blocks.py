@@ -436,14 +436,28 @@ def test_frozen_inputs_and_weights(frozen):
     assert counter.frame_count == (1 if frozen == "weights" else 2)
 
 
+class Constant(Block):
+    """Block whose graph has a constant of its own."""
+
+    def forward(self, hidden: torch.Tensor, **rest) -> torch.Tensor:
+        return super().forward(hidden * 2 if self.name.startswith("double") else hidden + len(self.name), **rest)
+
+
+def test_a_model_may_have_more_graphs_than_torch_allows_by_itself():
+    """Ten, as rows with and without shared prefixes, longer and shorter than a window, make of LoRA's blocks."""
+    blocks = nn.ModuleList([Constant() for _ in range(10)])
+    for number, block in enumerate(blocks):
+        block.name = "x" * number
+    with torch._dynamo.config.patch(recompile_limit=8):
+        compiling, counter, _ = compiled(blocks, "eager")
+        step(blocks, (5, 3))
+    assert compiling.problem is None
+    assert counter.frame_count >= len(blocks)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_more_constants_than_torch_keeps_graphs_for_end_no_run():
     """Blocks that differ by a constant each have a graph of their own; beyond torch's limit they run as they stand."""
-
-    class Constant(Block):
-        def forward(self, hidden: torch.Tensor, **rest) -> torch.Tensor:
-            return super().forward(hidden * 2 if self.name.startswith("double") else hidden + len(self.name), **rest)
-
     torch.manual_seed(0)
     plain = nn.ModuleList([Constant() for _ in range(4)])
     for number, block in enumerate(plain):

@@ -91,7 +91,7 @@ def made(
 
 def measured(work: Callable[[], object], folder: Path) -> int:
     """The most bytes that are allocated at a time within `work`, as torch's profiler saw it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         work()
     seen.export_chrome_trace(str(folder / "trace.json"))
     trace = (e for e in json.loads((folder / "trace.json").read_text())["traceEvents"] if e.get("name") == "[memory]")

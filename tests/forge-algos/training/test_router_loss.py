@@ -5,6 +5,7 @@ from importlib import import_module
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge_algos import (
     SFT,
@@ -14,8 +15,10 @@ from forge_algos import (
     routers_of,
     train,
 )
+from forge_algos.training._router_loss import _Recorder
 
 from ..oracle import CPU, SIZES, distance, gradients, make, naive, pack, samples
+from ..preferences import shareable
 from ..threads import on_threads
 
 LENGTHS = (5, 9, 2, 7, 13, 4)
@@ -212,3 +215,36 @@ def test_what_was_found_is_said(monkeypatch):
     model = make("llama-tied")
     model.config.router_aux_loss_coef, model.config.num_experts_per_tok = 0.1, 2
     assert routers_of(model, device=CPU) == (None, "LlamaForCausalLM returns no router logits")
+
+
+def test_shared_prompts_are_counted_without_a_look_at_the_device():
+    """Places count as often as `kv_rows` names them; a GPU's host waits for no number of them."""
+    model = shareable(mixture())
+    rows = torch.tensor([0, 1, 2, 3, 0, 1, 4, 5])
+    ends, ends_k = torch.tensor([0, 4, 6], dtype=torch.int32), torch.tensor([0, 4, 8], dtype=torch.int32)
+    ids, positions = torch.tensor([[5, 6, 7, 8, 9, 10]]), torch.tensor([[0, 1, 2, 3, 2, 3]])
+    seen = []
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Recorded(_Recorder):
+        def _after(self, *args):
+            with Calls():
+                super()._after(*args)
+
+    recorder = Recorded(model, 2)
+    with recorder.hooked(), recorder.recording():
+        output = model.model(
+            input_ids=ids, position_ids=positions, cu_seq_lens_q=ends, cu_seq_lens_k=ends_k, kv_rows=rows, use_cache=False
+        )
+    (found,) = recorder.found
+    layers = [torch.softmax(layer, dim=-1) for layer in output.router_logits]
+    assert found.rows == len(rows) * len(layers)
+    assert torch.allclose(found.probabilities, sum(layer[rows].sum(0) for layer in layers), rtol=1e-5)
+    expected = torch.stack([torch.bincount(layer[rows].topk(2).indices.flatten(), minlength=4) for layer in layers])
+    assert torch.equal(found.loads, expected.float())
+    assert seen
+    assert not [name for name in seen if "bincount" in name or "_local_scalar_dense" in name]

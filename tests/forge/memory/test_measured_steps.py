@@ -41,6 +41,10 @@ def test_few_blocks_stand_for_all_where_that_is_what_was_measured(
     assert phase.planned == planned
     assert asked == ["1000 [1] True", "1000 [2] False", *(["3000 [1] True", "3000 [2] False"] if planned == 3000 else [])]
 
+    phase = forecast_steps(nothing, nothing, [[1]], measured=700, compiled=True)
+    assert phase is not None
+    assert phase.planned == 1000  # compiled blocks keep less than either
+
     def unlike(*_: Any, **__: Any) -> None:
         raise forge_algos.RehearsalError("not alike")
 

@@ -22,6 +22,7 @@ def test_a_difference_has_a_sign_that_it_has(planned: int, difference: str) -> N
     phase = Phase(name="first steps", planned=planned, parts={}, measured=10_000_000)
     assert measured_line(phase, range(2), of_process=False).startswith("memory: the tensors of the first 2 steps took 9.5 MiB")
     assert measured_line(phase, range(2), of_process=False).endswith(f"({difference})")
+    assert f"planned without compiled blocks ({difference})" in measured_line(phase, range(2), of_process=False, compiled=True)
     assert "the tensors of step 2 took 9.5 MiB" in measured_line(phase, range(1, 2), of_process=True)
     assert measured_line(phase, range(1, 2), of_process=True).endswith(
         "; the process holds more, with Python and libraries: memory in metrics.jsonl"
@@ -69,13 +70,14 @@ class Stopped:
         return self._left < 0
 
 
-def steps_made(asked: list[str], folder: Path, said: list[str], stopping: Callable[[], bool], **settings: int) -> list[float]:
+def steps_made(asked: list[str], folder: Path, said: list[str], stopping: Callable[[], bool], **settings: Any) -> list[float]:
     """Make three steps of two micro-batches, with what each asks of the meter; return what measuring took of each."""
     (folder / "memory.json").write_text('{"phases": []}')
     often: Any = SimpleNamespace(
         checkpoints=SimpleNamespace(save_samples=None, full_state_every_steps=None),
         evaluation=SimpleNamespace(eval_every_steps=settings.get("eval_every_steps")),
         plan=SimpleNamespace(effective_batch_size=8),
+        device=SimpleNamespace(compile=settings.get("compile", "off")),
     )
     planned: Any = SimpleNamespace(machine=Machine(asked), settings=often, train=None, num_steps=settings.get("num_steps", 3))
     report = Reporter(lambda line, **_: said.append(line))
@@ -105,13 +107,13 @@ def test_the_second_step_is_measured_a_micro_batch_at_a_time(
 
     def forecast(*about: Any, **more: Any) -> None:
         assert "comparing the memory that a step took with its plan ..." in capsys.readouterr().err
-        given.extend([about[2], more["measured"], more["first"]])
+        given.extend([about[2], more["measured"], more["first"], more["compiled"]])
 
     monkeypatch.setattr(_memory, "forecast_steps", forecast)
     monkeypatch.setattr(_memory, "Target", SimpleNamespace(here=lambda _: None))
-    spent = steps_made(asked, tmp_path, said, lambda: False)
+    spent = steps_made(asked, tmp_path, said, lambda: False, compile="blocks")
     assert asked == [*MADE, *MEASURED, "step 2", "forward", "forward"]
-    assert given == [[[1, 2]], 10, True]
+    assert given == [[[1, 2]], 10, True, True]
     assert [line.partition(";")[0] for line in said] == ["memory: the tensors of step 2 took 0.0 MiB"]
     assert [seconds > 0 for seconds in spent] == [False, True, False]
 

@@ -67,13 +67,15 @@ def gathered_samples(
         AttentionError: the ends or the positions do not fit the row, or a sample has fewer keys than queries.
 
     """
-    tokens, sizes = key.shape[2], check_rows(lengths, ends_k, kv_rows, key.shape[2])
-    rows, positions = kv_rows.cpu().to(torch.int64).split(sizes), torch.arange(tokens).split(lengths)
+    # A GPU is waited for here, and no more often: what is gathered by lies on it already.
+    tokens, on_host = key.shape[2], kv_rows.cpu().to(torch.int64)
+    sizes = check_rows(lengths, ends_k, on_host, tokens)
+    rows, positions = on_host.split(sizes), torch.arange(tokens).split(lengths)
     plain = [len(seen) == len(own) and torch.equal(seen, own) for seen, own in zip(rows, positions, strict=True)]
     found = zip(key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
     if all(plain):
         return list(found)
-    others = [seen for seen, is_plain in zip(rows, plain, strict=True) if not is_plain]
-    index, sizes = torch.cat(others).to(key.device), [len(seen) for seen in others]
+    others = [seen for seen, is_plain in zip(kv_rows.to(key.device).split(sizes), plain, strict=True) if not is_plain]
+    index, sizes = torch.cat(others), [len(seen) for seen in others]
     gathered = zip(*(gather_rows(states, index, dim=2).split(sizes, dim=2) for states in (key, value)), strict=True)
     return [own if is_plain else next(gathered) for own, is_plain in zip(found, plain, strict=True)]

@@ -32,6 +32,12 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 3e-2, to
 _HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
 """Hooks of a module, and of all, that run within the forward and backward of what contains it."""
 
+_GRAPHS = 32
+"""Graphs that the blocks of a model may have, of which torch allows 8: with LoRA those of Gemma 3 have 10.
+
+Rows share prefixes or not, their longest sample outgrows the window or not, and the first block's input has no gradient.
+"""
+
 _Groups = tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]
 """Outputs and gradients of a block, in groups that are compared together."""
 
@@ -69,6 +75,7 @@ class CompiledBlocks:
         self._hooked = False
         # torch keeps graphs by code object, and limits how many one may have: each model's blocks get one of their own.
         own = FunctionType(_forward.__code__.replace(), globals(), "block")
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
         self._compiled = torch.compile(own, backend=backend, fullgraph=True, dynamic=True)
         self.blocks = [_CompiledForward(block, self, own_hooks=own_hooks) for block in blocks if may_replace(block)]
         for block in self.blocks:

@@ -32,7 +32,8 @@ def lengths(name: str, given: torch.Tensor, like: torch.Tensor, like_name: str) 
     if not isinstance(given, torch.Tensor) or given.is_floating_point() or given.is_complex() or given.dim() != 1:
         raise LossError(f"{name}: a tensor of integers with one dimension is wanted, not {described(given)}")
     _same_length({like_name: like, name: given})
-    return given.to(device=like.device, dtype=like.dtype).clamp(min=1)
+    # A GPU's host would wait for all that it still has to do.
+    return given.to(device=like.device, dtype=like.dtype, non_blocking=True).clamp(min=1)
 
 
 def cuts(given: torch.Tensor | Sequence[int], tokens: torch.Tensor, name: str) -> list[int]:

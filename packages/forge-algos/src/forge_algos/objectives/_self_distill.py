@@ -10,6 +10,7 @@ from torch import nn
 
 from forge_algos._errors import LossError
 from forge_algos._modules import causal_model, mode
+from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import group_tensors
 from forge_algos.batches._learned import token_count
 from forge_algos.batches._taught import TaughtBatch, check_taught, idle_taught
@@ -112,7 +113,7 @@ class _BoundSelfDistill:
     def __call__(self, batch: TaughtBatch, totals: Sequence[float] = ()) -> LossTerms:  # noqa: ARG002
         check_taught(batch)
         s, model = self._settings, self._student.model
-        kept = torch.tensor(batch.kept, dtype=torch.int64).to(self._device)
+        kept = to_device(batch.kept, self._device)
         inputs, asked = self._student.inputs(batch.groups), self._teacher.inputs(batch.teacher)
         rows, theirs = (group_tensors(row, self._device)[0][kept] for row in (batch.groups, batch.teacher))
         if self._weights is None:

@@ -116,6 +116,7 @@ class _Recorder:
         self._on = False
         self._evaluation = False
         self._weights: torch.Tensor | None = None
+        self._rows: torch.Tensor | None = None
         self.found: list[_Record] = []
 
     @contextmanager
@@ -147,10 +148,8 @@ class _Recorder:
     def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._asked():
             return None
-        self._weights = None
-        if (rows := kwargs.get("kv_rows")) is not None:
-            self._weights = torch.bincount(rows)
-        elif isinstance(mask := kwargs.get("attention_mask"), torch.Tensor) and mask.dim() == 2:
+        self._weights, self._rows = None, kwargs.get("kv_rows")
+        if self._rows is None and isinstance(mask := kwargs.get("attention_mask"), torch.Tensor) and mask.dim() == 2:
             self._weights = mask
         return args, {**kwargs, "output_router_logits": True}
 
@@ -178,6 +177,12 @@ class _Recorder:
 
     def _weights_of(self, device: torch.device, places: int) -> tuple[torch.Tensor | None, float]:
         """Return the weight of each place that a router saw, None where all are 1, and their sum."""
+        if self._rows is not None:
+            # Not by bincount, which makes the host wait for a GPU: it looks for the largest.
+            rows = self._rows.to(device)
+            return torch.zeros(places, device=device).index_add_(0, rows, torch.ones(len(rows), device=device)), float(
+                len(rows)
+            )
         if self._weights is None:
             return None, float(places)
         weights = self._weights

@@ -24,6 +24,7 @@ def forecast_steps(
     *,
     measured: int,
     first: bool = True,
+    compiled: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> Phase | None:
     """Compute the memory of steps on these very micro-batches; None where that cannot be.
@@ -36,6 +37,7 @@ def forecast_steps(
         steps: the micro-batches of each.
         measured: bytes that the steps took.
         first: whether the optimizer has no state before the first of them.
+        compiled: whether blocks were compiled, which keep less than what is rehearsed: no rehearsal is what was measured.
         check: called again and again; what it raises ends the computation.
     """
 
@@ -47,7 +49,7 @@ def forecast_steps(
     try:
         with suppress(forge_algos.RehearsalError):
             phase = worst(Derived.of(planned, target, check=check))
-            if abs(phase.planned - measured) <= _AGREES * measured:
+            if compiled or abs(phase.planned - measured) <= _AGREES * measured:
                 return phase
         return worst(Rehearsed.of(planned, target, check=check))
     except (forge_algos.RehearsalError, forge_dist.ModelError):

@@ -122,6 +122,7 @@ class FirstSteps:
     ) -> None:
         self._planned, self._folder, self._report = planned, folder, report
         self._measured, self._stopping = measured, stopping
+        self._compiled = planned.settings.device.compile == "blocks"
         self._meter: Any = None
         self._at = 0
         self._first = True
@@ -194,7 +195,7 @@ class FirstSteps:
                 self._abandon()
             else:
                 of_process = type(self._planned.machine).count() == 0
-                self._report.note(measured_line(phase, self._measured, of_process=of_process))
+                self._report.note(measured_line(phase, self._measured, of_process=of_process, compiled=self._compiled))
         return spent
 
     def _ended(self) -> Phase:
@@ -207,6 +208,7 @@ class FirstSteps:
             self._steps,
             measured=measured,
             first=self._first,
+            compiled=self._compiled,
             check=self._check,
         )
         self._steps = []
@@ -244,20 +246,22 @@ class _AskedToStop(BaseException):
     """The run was asked to stop: ends what is computed of its memory, and is no error."""
 
 
-def measured_line(phase: Phase, steps: range, *, of_process: bool) -> str:
+def measured_line(phase: Phase, steps: range, *, of_process: bool, compiled: bool = False) -> str:
     """Return in words what the tensors of the steps took, beside what was planned.
 
     Args:
         phase: with both figures.
         steps: which, counted from 0.
         of_process: whether the peak in metrics.jsonl is that of the whole process, as on a CPU.
+        compiled: whether blocks were compiled, of which no plan is made.
 
     """
     assert phase.measured is not None
     against = "nothing planned"
     if phase.planned:
         # Adding 0 makes 0 of -0.
-        against = f"{size(phase.planned)} planned ({round(phase.planned / phase.measured - 1, 3) + 0.0:+.1%})"
+        how = " without compiled blocks" if compiled else ""
+        against = f"{size(phase.planned)} planned{how} ({round(phase.planned / phase.measured - 1, 3) + 0.0:+.1%})"
     process = "; the process holds more, with Python and libraries: memory in metrics.jsonl" if of_process else ""
     which = f"step {steps.start + 1}" if len(steps) == 1 else f"the first {len(steps)} steps"
     return f"memory: the tensors of {which} took {size(phase.measured)}; {against}{process}"

@@ -36,7 +36,12 @@ class RolloutSteps:
     def __init__(self, run: Run, objective: forge_algos.Objective, updates: int) -> None:
         self.objective = objective
         self._run, self._updates, self._own = run, updates, run.settings.objective
-        self._share = sharing(run)
+        self._reference: Any = None
+        if self._own.kl_weight:
+            off = why_not_off(run.settings) is None
+            self._reference = "adapter_off" if off else run.load_frozen(run.settings.model.model_path)
+        # A reference of its own may be loaded in another dtype, and found to be another one.
+        self._share = sharing(run, *([] if isinstance(self._reference, str | None) else [self._reference]))
         self._share.note(run, "a group" if self._share.prompt else "a completion", "prompts")
         self._server = None if self._own.sampler == "transformers" else SamplingServer(run, end_ids(run))
         self._sampler = sampler_of(run) if self._server is None else self._server.sampler
@@ -45,10 +50,6 @@ class RolloutSteps:
         self._episodes = None if self._own.env is None else _episodes(run)
         self._rewards = _rewards(run)
         self._held_out: forge_algos.online.Rollout | None = None
-        self._reference: Any = None
-        if self._own.kl_weight:
-            off = why_not_off(run.settings) is None
-            self._reference = "adapter_off" if off else run.load_frozen(run.settings.model.model_path)
 
     def check_start(self) -> None:
         """Check nothing: the first rollout is made of the initial model itself."""

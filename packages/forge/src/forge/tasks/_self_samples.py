@@ -27,13 +27,14 @@ class SelfSampleSteps:
 
     def __init__(self, run: Run) -> None:
         self._run, self._own = run, run.settings.objective
-        self._share = sharing(run)
+        self.average: forge_algos.WeightAverage | None = None
+        teacher = self._teacher()
+        self._share = sharing(run, *([teacher] if hasattr(teacher, "forward") else []))
         several = self._share.prompt and self._own.num_generations > 1
         self._share.note(run, "a group" if several else "a completion", "prompts")
         self._sampler = sampler_of(run)
         self._held_out: list[Any] = []
-        self.average: forge_algos.WeightAverage | None = None
-        self.objective: forge_algos.Objective = forge_algos.SelfDistill(settings=self._own, teacher=self._teacher())
+        self.objective: forge_algos.Objective = forge_algos.SelfDistill(settings=self._own, teacher=teacher)
 
     def _teacher(self) -> Any:
         """Return a frozen copy, or what gives the model the teacher's weights."""

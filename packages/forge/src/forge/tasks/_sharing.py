@@ -45,8 +45,15 @@ def may_share(s: Any) -> bool:
     return s.backend.backend == FORGE and not in_own_lines(s) and s.device.attention not in ("sdpa", "eager")
 
 
-def sharing(run: Run) -> Sharing:
-    """Return what the model's attention and dropout allow; every rank calls this."""
-    share, why = forge_algos.shares_prompts(run.model, device=run.device, autocast=run.autocast)
+def sharing(run: Run, *others: Any) -> Sharing:
+    """Return what attention and dropout allow, of the model and of others given its rows.
+
+    Every rank calls this.
+    """
+    share, why = False, ""
+    for model in (run.model, *others):
+        share, why = forge_algos.shares_prompts(model, device=run.device, autocast=run.autocast)
+        if not share:
+            break
     # Completions have the dropout of one prompt; groups have each their own.
     return Sharing(share, share and forge_algos.first_dropout(run.model) is None, why)

@@ -126,9 +126,11 @@ class _BoundKTO:
 
     def __call__(self, batch: KTOBatch, totals: Sequence[float]) -> LossTerms:
         _check(batch)
-        kl = self._drift(batch).mean() if self.mean.trl else torch.tensor(totals[0] / totals[1])
+        drift = self._drift(batch).mean() if self.mean.trl else None
         logps, reference = self._both(batch)
-        return self.mean(self._terms(logps, reference, batch.desirable, kl.to(logps).clamp(min=0)), totals)
+        # Made where it is read: the host waits for a device that it copies a number to.
+        kl = logps.new_full((), totals[0] / totals[1]) if drift is None else drift.to(logps)
+        return self.mean(self._terms(logps, reference, batch.desirable, kl.clamp(min=0)), totals)
 
     def at_start(self, batch: KTOBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return what `check_reference` compares.
