@@ -118,6 +118,21 @@ def test_a_model_that_cannot_share_after_all(
     assert plan.prefixes is plan.repeated is None
 
 
+@pytest.mark.slow
+def test_a_live_reference_that_shares_nothing(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the second model, in a dtype of its own, was found to share no prompts, no row has shared ones."""
+    plainly = forge_algos.isolation._prompt_sharing._answer
+
+    def answer(model: Any, *more: Any) -> Any:
+        trained = any(weight.requires_grad for weight in model.parameters())
+        return plainly(model, *more) if trained else (False, "it is a test")
+
+    monkeypatch.setattr(forge_algos.isolation._prompt_sharing, "_answer", answer)
+    run = tmp_path / "run"
+    forge.dpo(**settings_of("dpo", model_dir, tmp_path) | {"max_steps": 1, "reference": "live"}, ckpt_output_dir=str(run))
+    assert "prompts: computed once an answer: it is a test" in (run / "log.txt").read_text()
+
+
 @pytest.mark.parametrize("verb", ["dpo", "kto"])
 def test_the_plan_counts_what_is_put_together(verb: str, model_dir: Path, tmp_path: Path) -> None:
     """Of any micro-batch, and of rows that were held out, places are the tokens of its rows."""

@@ -64,9 +64,9 @@ class Preferences(Task):
         return OfflineSteps(with_prompts_and_references(run), self.objective(run))
 
 
-def with_prompts_and_references(run: Run) -> Run:
-    """Return the run with shared prompts, where the model allows it, and stored references."""
-    share = sharing(run)
+def with_prompts_and_references(run: Run, *others: Any) -> Run:
+    """Return the run with shared prompts, where the model and others allow it, and stored references."""
+    share = sharing(run, *others)
     assert isinstance(run.train, Pairs)
     share.note(run, "a pair" if share.prompt and run.train.noun == "pairs" else "an answer", run.train.noun)
     stored = getattr(run.settings.objective, "reference", None) == "stored"
@@ -187,7 +187,9 @@ class ReferencedPreferences(Preferences):
 
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, and check the first loss against the reference."""
-        return ReferencedSteps(with_prompts_and_references(run), self.objective(run))
+        objective: Any = self.objective(run)
+        others = [] if objective.reference is None else [objective.reference]
+        return ReferencedSteps(with_prompts_and_references(run, *others), objective)
 
 
 class ReferencedSteps(OfflineSteps):
