@@ -65,7 +65,7 @@ class Preferences(Task):
 
 
 def with_prompts_and_references(run: Run, *others: Any) -> Run:
-    """Return the run with shared prompts, where the model and others allow it, and stored references."""
+    """Return the run with shared prompts, where all models allow it, and stored references."""
     share = sharing(run, *others)
     assert isinstance(run.train, Pairs)
     share.note(run, "a pair" if share.prompt and run.train.noun == "pairs" else "an answer", run.train.noun)
