@@ -133,6 +133,16 @@ def test_a_live_reference_that_shares_nothing(model_dir: Path, tmp_path: Path, m
     assert "prompts: computed once an answer: it is a test" in (run / "log.txt").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("verb", "one"), [("orpo", "pair"), ("kto", "answer")])
+def test_dropout_of_the_model(verb: str, one: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log says of what the micro-batches are planned anew: of pairs, or of KTO's answers."""
+    monkeypatch.setattr("forge_algos.first_dropout", lambda *_: "a dropout")
+    run = tmp_path / "run"
+    getattr(forge, verb)(**settings_of(verb, model_dir, tmp_path) | {"max_steps": 1}, ckpt_output_dir=str(run))
+    assert f"micro-batches are planned anew, each {one} with what it begins with" in (run / "log.txt").read_text()
+
+
 @pytest.mark.parametrize("verb", ["dpo", "kto"])
 def test_the_plan_counts_what_is_put_together(verb: str, model_dir: Path, tmp_path: Path) -> None:
     """Of any micro-batch, and of rows that were held out, places are the tokens of its rows."""

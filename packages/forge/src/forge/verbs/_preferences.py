@@ -68,7 +68,8 @@ def with_prompts_and_references(run: Run, *others: Any) -> Run:
     """Return the run with shared prompts, where all models allow it, and stored references."""
     share = sharing(run, *others)
     assert isinstance(run.train, Pairs)
-    share.note(run, "a pair" if share.prompt and run.train.noun == "pairs" else "an answer", run.train.noun)
+    one = "pair" if share.prompt and run.train.noun == "pairs" else "answer"
+    share.note(run, "a pair" if one == "pair" else "an answer", run.train.noun)
     stored = getattr(run.settings.objective, "reference", None) == "stored"
 
     def using(name: str, items: Any) -> Any:
@@ -80,7 +81,7 @@ def with_prompts_and_references(run: Run, *others: Any) -> Run:
     plan = run.plan if share.prefix else run.plan.alone(repeat=not share.prompt)
     if plan is not run.plan:
         what = "what it begins with" if share.prompt else "its prompt"
-        run.report.note(f"micro-batches are planned anew, each {'pair' if share.prompt else 'answer'} with {what}")
+        run.report.note(f"micro-batches are planned anew, each {one} with {what}")
     return attrs.evolve(run, plan=plan, train=using("train", run.train), held_out=using("eval", run.held_out))
 
 
