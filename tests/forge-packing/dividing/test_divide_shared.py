@@ -230,7 +230,10 @@ def test_refused(arguments, message):
         ({"repeated": [-1, 0]}, "sample 0 has 4 tokens, of which it cannot have -1 twice"),
         ({"repeated": [2, 0]}, "sample 0 has 4 tokens, of which it cannot have 2 twice"),
         ({"repeated": [1, 1], "widths": [4, 5]}, "widths and repeated are both given"),
-        ({"repeated": [1, 1], "prefixes": [0, 0], "prefix_tokens": [3]}, "sample 0 has 3 tokens and a prefix of 3"),
+        (
+            {"repeated": [1, 1], "prefixes": [0, 0], "prefix_tokens": [3]},
+            "sample 0 has 4 tokens, 1 of them twice, and a prefix of 3",
+        ),
     ],
 )
 def test_refused_of_what_samples_have_twice(arguments, message):

@@ -64,7 +64,7 @@ def divide(
     padded = checked_padding(widths, lines, lengths_B.size, max_tokens)
     twice = checked_repeated(repeated, lengths_B)
     room_B = lengths_B if twice is None else lengths_B - twice
-    shared = checked_prefixes(prefixes, prefix_tokens, room_B)
+    shared = checked_prefixes(prefixes, prefix_tokens, lengths_B, twice)
     refuse_both(padded, prefixes=shared, repeated=twice)
     if padded is None:
         order, starts, _ = divide_steps(room_B, step_starts, max_tokens, world_size, cost, shared, keys=lengths_B)

@@ -48,9 +48,14 @@ class Prefixes(NamedTuple):
 
 
 def checked_prefixes(
-    prefixes: npt.ArrayLike | None, prefix_tokens: npt.ArrayLike | None, lengths: Int64Array
+    prefixes: npt.ArrayLike | None,
+    prefix_tokens: npt.ArrayLike | None,
+    lengths: Int64Array,
+    repeated: Int64Array | None = None,
 ) -> Prefixes | None:
     """Return prefixes as int64 arrays; None where none are given.
+
+    Of `repeated`, tokens that samples have twice, one of each counts.
 
     Raises PackingError for one without the other, numbers out of range, and samples that are no longer than their prefix.
     """
@@ -69,10 +74,13 @@ def checked_prefixes(
             f"at index {bad[0]}"
         )
     found = Prefixes(of, tokens)
-    if (bad := np.flatnonzero(found.shared() >= lengths)).size:
+    room = lengths if repeated is None else lengths - repeated
+    if (bad := np.flatnonzero(found.shared() >= room)).size:
+        at = bad[0]
+        once = "" if repeated is None else f", {repeated[at]} of them twice,"
         raise PackingError(
-            f"sample {bad[0]} has {lengths[bad[0]]} tokens and a prefix of {found.shared()[bad[0]]}: it must have one more at "
-            "least. Give it prefix -1"
+            f"sample {at} has {lengths[at]} tokens{once} and a prefix of {found.shared()[at]}: it must have one more at least. "
+            "Give it prefix -1"
         )
     return found
 

@@ -67,7 +67,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     sources, weights = _mixture(given["sources"], given["weights"], lengths.size)
     widths, lines = checked_padding(given["widths"], given["lines"], lengths.size, max_tokens) or (None, None)
     repeated = checked_repeated(given["repeated"], lengths)
-    shared = checked_prefixes(given["prefixes"], given["prefix_tokens"], lengths if repeated is None else lengths - repeated)
+    shared = checked_prefixes(given["prefixes"], given["prefix_tokens"], lengths, repeated)
     refuse_both(widths, prefixes=shared, repeated=repeated)
     prefixes, prefix_tokens = shared or (None, None)
     for array in (lengths, loss_counts, sources, weights, widths, lines, prefixes, prefix_tokens, repeated):
