@@ -180,9 +180,8 @@ class _Recorder:
         if self._rows is not None:
             # Not by bincount, which makes the host wait for a GPU: it looks for the largest.
             rows = self._rows.to(device)
-            return torch.zeros(places, device=device).index_add_(0, rows, torch.ones(len(rows), device=device)), float(
-                len(rows)
-            )
+            seen = torch.zeros(places, device=device).index_add_(0, rows, torch.ones(len(rows), device=device))
+            return seen, float(len(rows))
         if self._weights is None:
             return None, float(places)
         weights = self._weights
