@@ -80,7 +80,7 @@ def test_a_run_compiles_one_graph_and_is_resumed_without(given: dict[str, Any], 
     assert "one graph for all of its kind" in log(half)
     assert "WARNING: compile" not in log(half)
     assert names(half) == names(plain)
-    sft({**given, **LORA, "ckpt_output_dir": str(half)})
+    sft({**given, **LORA, "ckpt_output_dir": str(half), "compile": "off"})
     assert losses(half) == pytest.approx(losses(plain), rel=CLOSE)
     assert "compile: blocks → off" in log(half)
 
@@ -121,7 +121,7 @@ def test_what_compiles_by_itself_says_why_and_warns_of_nothing(
 
 
 def test_a_long_run_on_a_cpu_is_compiled(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself, as a dry run says and its record; the same command goes on so. Other trainers' steps are not forge's."""
+    """By itself, as a dry run and its record say; it goes on as it began, whatever its length has become."""
     counter, run = CompileCounterWithBackend("aot_eager"), tmp_path / "run"
     sft({**given, "ckpt_output_dir": str(tmp_path / "short")})
     assert "compile: " not in log(tmp_path / "short")
@@ -139,6 +139,10 @@ def test_a_long_run_on_a_cpu_is_compiled(given: dict[str, Any], tmp_path: Path, 
     assert "compile: blocks →" not in log(run)
     assert counter.frame_count > 0
     assert losses(run) == pytest.approx(losses(tmp_path / "short"), rel=CLOSE)
+    # One that began short is given more steps, and stays as it was.
+    sft({**given, "ckpt_output_dir": str(tmp_path / "short"), "max_steps": 6})
+    assert "compile: " not in log(tmp_path / "short")
+    assert "compile: 'off'  # chosen: " in (tmp_path / "short" / "config.yaml").read_text()
 
 
 @pytest.mark.lane

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import cache
-from math import isinf
 
 import torch
 
@@ -196,7 +195,7 @@ class CPUAccelerator(Accelerator):
         )
 
     def compiling(self, requested: str = "auto", *, operations: float = 0.0) -> Choice[str | None]:
-        """Choose the backend of `torch.compile`; by default a run above half an hour compiles blocks.
+        """Choose the backend of `torch.compile`; by default runs above half an hour compile blocks.
 
         How long it takes is estimated from its operations and the threads, not measured: a run that is started again is
         compiled as before.
@@ -209,8 +208,8 @@ class CPUAccelerator(Accelerator):
             return Choice(None, f"off: compiling takes half a minute, and was measured to win in runs above {_LONG} minutes")
         if missing := missing_compiler():
             return Choice(None, f"off: {missing}")
-        length = "without end" if isinf(minutes) else f"of about {minutes / 60:,.1f} hours by {threads} threads"
-        return Choice(INDUCTOR, f"blocks: a step was measured to take 0.8 to 0.95 of the time, and the run is {length}")
+        length = f"the run is of about {minutes / 60:,.1f} hours by {threads} threads"
+        return Choice(INDUCTOR, f"blocks: a step was measured to take 0.8 to 0.95 of the time, and {length}")
 
     def synchronize(self) -> None:
         """Do nothing: a CPU's work is done when the call returns."""

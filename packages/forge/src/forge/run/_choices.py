@@ -183,12 +183,12 @@ def choose_compile(s: Any, machine: forge_accel.Accelerator, operations: float =
 
 
 def operations_of(task: Task, s: Any, plan: forge_packing.BatchPlan, model_path: str) -> float:
-    """Estimate the floating-point operations of a rank's steps; infinite without end.
+    """Estimate the floating-point operations of a rank's steps; 0 for a run without end.
 
     Six for each weight and token (Kaplan et al. 2020, Scaling Laws for Neural Language Models, section 2.1).
     """
     if plan.endless:
-        return float("inf")
+        return 0.0
     width = forge_dist.base_dtype(model_path, task=task.model_task(s)).itemsize
     tokens = plan.num_samples * float(plan.lengths.mean()) / plan.world_size
     return 6 * forge_dist.weight_bytes(model_path) / width * tokens

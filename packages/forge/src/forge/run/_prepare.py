@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from forge.run._early_checks import check_before_rows, check_prompts
 from forge.run._loading import try_packing
 from forge.run._memory import is_small, planned_of, write_plan
 from forge.run._positions import check_positions
-from forge.run._resume import ORDER, Identity, compare_order, compare_settings, former_tokens, same_request
+from forge.run._resume import ORDER, Identity, compare_order, compare_settings, former_choice, former_tokens, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import starting_model
@@ -150,7 +151,7 @@ def prepare(
         s = with_chosen(s, chosen)
         found = open_prepared(task, s, machine, out.root, divided[1])
         report.note(f"max_tokens_per_gpu: {tokens:,} ({why})")
-    found = _with_compiling(task, found, start.path, machine, target, chosen)
+    found = _with_compiling(task, found, start.path, machine, target, out, chosen)
     (out.root / "plan").mkdir()
     found.plan.save(out.root / "plan" / "plan.npz")
     _report_plan(task, found, report, divided=target is not None)
@@ -227,16 +228,22 @@ def _with_compiling(
     model_path: str,
     machine: forge_accel.Accelerator,
     target: Target | None,
+    out: RunDirectory,
     chosen: dict[str, tuple[Any, str]],
 ) -> Prepared:
-    """Choose what compile=auto is in a run of this length, into settings and `chosen`."""
+    """Choose what compile=auto is in a run of this length, into settings and `chosen`.
+
+    A resumed run goes on as it began.
+    """
     s = found.settings
     if target is None or target.elsewhere:
         return found
-    compiling = choose_compile(s, machine, operations_of(task, s, found.plan, model_path))
+    before, why = former_choice(s, out.path if out.resuming else None, "compile") or (None, "")
+    operations = operations_of(task, s, found.plan, model_path) if before is None else math.inf if before == "blocks" else 0.0
+    compiling = choose_compile(s, machine, operations)
     if compiling is None or compiling[0] == s.device.compile:
         return found
-    chosen["compile"] = compiling
+    chosen["compile"] = compiling if before is None else (compiling[0], why)
     return found._replace(settings=with_chosen(s, chosen))
 
 
