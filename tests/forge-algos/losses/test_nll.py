@@ -343,3 +343,20 @@ def test_a_sum_is_rehearsed_without_its_kernel():
     total, left, right = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in ((4, 3), (4, 2), (2, 3)))
     for first in (True, False):
         _wide_sums.add_product(total.float(), left, right, first=first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_equal_logits_the_first_is_the_likeliest(dtype):
+    """Accuracy is argmax's, as greedy decoding takes tokens: ties, of which bfloat16 has many, are no hits."""
+    logits = torch.randn(64, 40, generator=torch.Generator().manual_seed(5)).mul_(2).round_()
+    # The first of the likeliest in half of the rows, the last in the others: another one where there are several.
+    targets = logits.argmax(1)
+    targets[1::2] = 39 - logits[1::2].flip(1).argmax(1)
+    hits = (logits.argmax(1) == targets).sum()
+    assert 32 < hits < 60
+    assert nll_of_logits(logits, targets).stats["correct"] == hits
+    # By a head whose logits are the same numbers.
+    found = nll(torch.eye(64, dtype=dtype), logits.T.contiguous().to(dtype), targets, chunk_rows=7)
+    assert found.stats["correct"] == hits
+    collapsed = nll(torch.zeros(64, 3, dtype=dtype), torch.randn(40, 3).to(dtype), targets)
+    assert collapsed.stats["correct"] == (targets == 0).sum()

@@ -28,7 +28,7 @@ class Likelihood:
 
 
 Scores = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Of each row, [C]: the loss, the plain negative log-likelihood, and 1 where no token is likelier than the target."""
+"""Of each row, [C]: the loss, the plain negative log-likelihood, and 1 where the target is the likeliest token, the first of equals."""
 
 
 def score_in_place(
@@ -51,7 +51,7 @@ def score_in_place(
         slope: whether the slope is wanted.
     """
     smoothing, targets = likelihood.label_smoothing, targets[:, None]
-    top = logits.amax(1, keepdim=True)
+    top, likeliest = logits.max(1, keepdim=True)
     logits.sub_(top)
     own = logits.gather(1, targets)
     mean = logits.mean(1, keepdim=True) if smoothing else own
@@ -70,7 +70,7 @@ def score_in_place(
         logits.scatter_add_(1, targets, weight * (smoothing - 1))
         if weights is not None:
             logits.mul_(weights[:, None])
-    for values, found in zip(into, (loss, nll, own == 0), strict=True):
+    for values, found in zip(into, (loss, nll, likeliest == targets), strict=True):
         values.copy_(found.squeeze(1))
         if weights is not None:
             values.mul_(weights)

@@ -44,6 +44,7 @@ def _score_row(
     top_B = tl.full((BLOCK,), -3.4028234663852886e38, tl.float32)
     total_B = tl.zeros((BLOCK,), tl.float32)
     apart_B = tl.zeros((BLOCK,), tl.float32)
+    ahead_B = tl.zeros((BLOCK,), tl.float32)
     for block in range(blocks):
         places = block * BLOCK + lanes
         there = places < columns
@@ -52,6 +53,7 @@ def _score_row(
         total_B = total_B * tl.exp(top_B - top) + tl.exp(x - top)
         top_B = top
         apart_B += tl.where(there, own - x, 0.0)
+        ahead_B += tl.where((x == own) & (places < target), 1.0, 0.0)
     top = tl.max(top_B, 0)
     total = tl.sum(total_B * tl.exp(top_B - top), 0)
 
@@ -66,7 +68,7 @@ def _score_row(
         token = tl.load(weights + row)
     tl.store(losses + row, token * (weight * (nll + smoothed) + z_loss * normaliser * normaliser))
     tl.store(nlls + row, token * nll)
-    tl.store(corrects + row, token * tl.where(own == top, 1.0, 0.0))
+    tl.store(corrects + row, token * tl.where((own == top) & (tl.sum(ahead_B, 0) == 0), 1.0, 0.0))
 
     if SLOPE:
         out += row * out_stride

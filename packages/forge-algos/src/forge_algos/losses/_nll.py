@@ -52,8 +52,8 @@ def nll(
         chunk_rows: how many rows are scored at once, at most.
 
     Returns:
-        LossTerms: the sum in nats, and the number of scored rows, or the sum of their weights. Stats: `correct` (no token is
-        likelier than the target), `nll` (the plain one, whatever the variant).
+        LossTerms: the sum in nats, and the number of scored rows, or the sum of their weights. Stats: `correct` (the
+        target is the likeliest token, the first of equals), `nll` (the plain one, whatever the variant).
 
     Raises:
         LossError: a number out of range, or weights that are not one a row.
