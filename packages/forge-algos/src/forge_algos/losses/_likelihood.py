@@ -28,7 +28,7 @@ class Likelihood:
 
 
 Scores = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Of each row, [C]: the loss, the plain negative log-likelihood, and 1 where the target is the likeliest token, the first of equals."""
+"""Of each row, [C]: the loss, the plain negative log-likelihood, and 1 where the target is argmax's token."""
 
 
 def score_in_place(
