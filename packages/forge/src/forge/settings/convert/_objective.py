@@ -29,6 +29,8 @@ _FORMS = {
     "grpo": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo"),
 }
 """Verb → its values of `loss_type` in TRL; any other is one of DPO's."""
+_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+"""Names that `trl grpo` has for functions of trl.rewards."""
 _READ_SMOOTHING = {"exo_pair", "robust", "aot", "aot_unpaired"}
 """Losses of DPO that read `label_smoothing`, here and in TRL."""
 
@@ -103,8 +105,9 @@ def online(draft: Draft) -> None:
     left = draft.left
     functions = left.get("reward_funcs")
     names = [functions] if isinstance(functions, str) else functions
-    if isinstance(names, list) and all(isinstance(name, str) and (":" in name or "." in name) for name in names):
-        left["reward_funcs"] = [name if ":" in name else ":".join(name.rsplit(".", 1)) for name in names]
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        paths = [f"trl.rewards.{name}" if name in _REWARDS else name for name in names]
+        left["reward_funcs"] = [path if ":" in path else ":".join(path.rsplit(".", 1)) for path in paths]
     draft.drop("importance_sampling_level", when=("token",))
     if left.get("importance_sampling_level") == "sequence" and left.get("loss_type") == "grpo":
         del left["importance_sampling_level"]

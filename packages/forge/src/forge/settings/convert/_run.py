@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any, TypeGuard
 
+from forge.settings._accelerate import sharding
 from forge.settings.convert._draft import LORA, Draft
 
 _OF_A_GPU = ("per_device_train_batch_size", "per_gpu_train_batch_size", "micro_batch_size")
@@ -191,6 +192,10 @@ def adapter(draft: Draft) -> None:
         kind = "qlora"
     elif four:
         lost.append(f"load_in_4bit: true: a base in 4 bits is adapter=qlora, and this trains {kind}")
+    _dropout(draft)
+    for key in ("add_tokens", "add_special_tokens"):
+        if draft.library == "LLaMA-Factory" and isinstance(left.get(key), str):
+            left[key] = [token.strip() for token in left[key].split(",")]
     if kind == "none":
         for key in [key for key in left if key.startswith("lora_") or key == "peft_layers_to_transform"]:
             del left[key]
@@ -200,6 +205,25 @@ def adapter(draft: Draft) -> None:
         kind = "none"
     if kind != "none":
         draft.found["adapter"] = kind
+
+
+WITHOUT_DROPOUT = {
+    "TRL": ("dpo", "kto", "reward", "orpo"),
+    "Axolotl": ("dpo", "kto", "reward", "orpo", "simpo"),
+    "LLaMA-Factory": ("dpo", "kto", "orpo", "simpo"),
+}
+"""Library → verbs whose trainer switches all dropout off, that of LoRA too, unless it is told otherwise."""
+
+
+def _dropout(draft: Draft) -> None:
+    """Leave LoRA's dropout out where it does nothing there."""
+    left, off = draft.left, draft.left.pop("disable_dropout", None)
+    if off is None:
+        off = draft.verb in WITHOUT_DROPOUT[draft.library]
+    if off is True:
+        if left.get("lora_dropout"):
+            draft.lose("lora_dropout", f"without effect there: {draft.library} switches dropout off in {draft.verb}")
+        draft.found["lora_dropout"] = None  # so that no default of the other library takes its place
 
 
 def _targets(draft: Draft) -> None:
@@ -224,14 +248,33 @@ def _targets(draft: Draft) -> None:
 
 def strategy(draft: Draft) -> None:
     """Read the sharding: any FSDP is fsdp2, and DeepSpeed's stage stands in its file's name."""
-    left = draft.left
-    fsdp = [left.pop(key, None) for key in ("fsdp", "fsdp_config", "fsdp_version")]
+    left, lost = draft.left, draft.lost
+    words, config = left.pop("fsdp", None), left.pop("fsdp_config", None)
+    left.pop("fsdp_version", None)
     deepspeed = left.pop("deepspeed", None)
     if deepspeed:
-        stage = re.search(r"z(?:ero)?[-_]?(?:stage)?[-_]?([123])", str(deepspeed).lower())
+        text = str(deepspeed).lower()
+        stage = re.search(r"z(?:ero)?[-_]?(?:stage)?[-_]?([123])", text)
         if stage:
             draft.found["strategy"] = f"zero{stage[1]}"
+            if "offload" in text:
+                draft.found["cpu_offload"] = True
             return
-        draft.lost.append(f"deepspeed: {deepspeed!r}: choose strategy=zero1, zero2 or zero3")
-    if any(fsdp):
-        draft.found["strategy"] = "fsdp2"
+        lost.append(f"deepspeed: {deepspeed!r}: choose strategy=zero1, zero2 or zero3")
+    if words or config:
+        section = {str(key): value for key, value in config.items()} if isinstance(config, dict) else {}
+        asked = words if isinstance(words, list) else str(words).split()
+        section |= {key: value for word, (key, value) in _FSDP_WORDS.items() if word in asked}
+        settings, refused = sharding(section)
+        draft.found |= settings
+        lost += [f"fsdp_config.{key}: {section.get(key)!r}: {why}" for key, why in refused.items()]
+
+
+_FSDP_WORDS = {
+    "shard_grad_op": ("reshard_after_forward", False),
+    "no_shard": ("sharding_strategy", "NO_SHARD"),
+    "hybrid_shard": ("sharding_strategy", "HYBRID_SHARD"),
+    "hybrid_shard_zero2": ("sharding_strategy", "HYBRID_SHARD_ZERO2"),
+    "offload": ("offload_params", True),
+}
+"""Word in `fsdp` → the key of `fsdp_config` that says the same."""
