@@ -19,6 +19,11 @@ from forge.verbs._registry import task_of
 from ...whole.repository import ROOT
 
 
+TRL = "model_name_or_path: m\n"
+FACTORY = "model_name_or_path: m\nstage: {stage}\nfinetuning_type: full\n"
+AXOLOTL = "base_model: m\n"
+
+
 def fields(verb: str) -> dict[str, Any]:
     """Settings of a verb."""
     return {field.name: field for _, field in flat_fields(task_of(verb).settings)}
@@ -98,22 +103,22 @@ def test_trl() -> None:
         ("model_name_or_path: m\nstage: dpo\nfinetuning_type: full\npref_loss: hinge\n", "dpo", {"loss_type": ("hinge",)}),
         ("base_model: m\nval_set_size: 0\ndeepspeed: ds/zero3_bf16.json\n", "sft", {"strategy": "zero3"}),
         (
-            "base_model: m\nval_set_size: 0\ndeepspeed: ds_z3_offload_config.json\n",
+            AXOLOTL + "deepspeed: ds_z3_offload_config.json\n",
             "sft",
             {"strategy": "zero3", "cpu_offload": True},
         ),
         (
-            "base_model: m\nval_set_size: 0\nfsdp_config: {offload_params: true, transformer_layer_cls_to_wrap: LlamaDecoderLayer}\n",
+            AXOLOTL + "fsdp_config: {offload_params: true, transformer_layer_cls_to_wrap: LlamaDecoderLayer}\n",
             "sft",
             {"strategy": "fsdp2", "cpu_offload": True},
         ),
         (
-            "base_model: m\nval_set_size: 0\nfsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_reshard_after_forward: false}\n",
+            AXOLOTL + "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_reshard_after_forward: false}\n",
             "sft",
             {"strategy": "fsdp2", "reshard_after_forward": "never"},
         ),
         (
-            "base_model: m\nval_set_size: 0\nfsdp: hybrid_shard auto_wrap offload\n",
+            AXOLOTL + "fsdp: hybrid_shard auto_wrap offload\n",
             "sft",
             {"strategy": "hsdp", "cpu_offload": True},
         ),
@@ -219,11 +224,6 @@ def test_a_rank_that_is_no_number(rank: str, wanted: dict[str, int]) -> None:
     """What LLaMA-Factory takes by default stands for none; a word is listed."""
     found = converted(f"stage: sft\ntemplate: x\nmodel_name_or_path: m\nlora_rank: {rank}\n").settings
     assert {name: value for name, value in found.items() if name.startswith("lora")} == wanted
-
-
-TRL = "model_name_or_path: m\n"
-FACTORY = "model_name_or_path: m\nstage: {stage}\nfinetuning_type: full\n"
-AXOLOTL = "base_model: m\n"
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,8 @@ def test_what_forge_does_anyway_is_not_listed() -> None:
     text = AXOLOTL + (
         "roles_to_train: [assistant]\ntrain_on_eos: turn\nflash_attention: true\nsample_packing: false\nchat_template: "
         "tokenizer_default\npad_to_sequence_len: true\ndo_train: true\ntrain_on_inputs: false\nlora_mlp_kernel: true\n"
-        "special_tokens: {pad_token: <pad>}\nmodel_type: LlamaForCausalLM\nval_set_size: 0.1\neval_steps: 5\neval_strategy: steps\n"
+        "special_tokens: {pad_token: <pad>}\nmodel_type: LlamaForCausalLM\nval_set_size: 0.1\n"
+        "eval_steps: 5\neval_strategy: steps\n"
         "datasets: [{path: a.jsonl, type: chat_template, roles_to_train: [assistant], train_on_eos: turn, field_messages: "
         "conversations, message_property_mappings: {role: from, content: value}, roles: {assistant: [gpt]}}]\n"
     )
