@@ -18,7 +18,6 @@ from forge.verbs._registry import task_of
 
 from ...whole.repository import ROOT
 
-
 TRL = "model_name_or_path: m\n"
 FACTORY = "model_name_or_path: m\nstage: {stage}\nfinetuning_type: full\n"
 AXOLOTL = "base_model: m\n"
