@@ -217,7 +217,7 @@ BESIDE_A_SYSTEM = {
 def test_a_system_prompt_beside(kind):
     """One that no format would write is refused; an empty one, and one that the messages begin with, is not."""
     row, name = BESIDE_A_SYSTEM[kind], kind.split(" ")[0]
-    with pytest.raises(DataError, match=r"f:1: field system is 'Be kind\.', .*make it the first message.*preprocess"):
+    with pytest.raises(DataError, match=r"f:1: field system is the string .*make it the first message.*preprocess"):
         convert(name, "f:1", row | {"system": "Be kind."}, None)
     convert(name, "f:1", row | {"system": ""}, None)
     begun = {field: [SYSTEM, *value] for field, value in row.items() if field in ("messages", "prompt") and "text" not in kind}
