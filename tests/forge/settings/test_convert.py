@@ -396,7 +396,7 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
     found = converted(text)
     assert found.verb == verb
     assert {name: value for name, value in given(found).items() if name != "model_path"} == settings
-    assert about(found) <= {"assistant_only_loss", "eval_strategy", "verb"}
+    assert about(found) <= {"assistant_only_loss", "eval_strategy", "verb", "normalize"}
 
 
 @pytest.mark.parametrize(
@@ -414,6 +414,15 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
         ),
         (FACTORY.format(stage="dpo") + "dpo_label_smoothing: 0.1\n", "conservative DPO (cDPO) there"),
         (FACTORY.format(stage="pt") + "cutoff_len: 64\npacking: false\n", "packing: False: documents are cut into blocks"),
+        (
+            TRL + "loss_type: [sigmoid, sft]\n",
+            "normalize: the likelihood of the wanted answers is a mean over a micro-batch",
+        ),
+        (AXOLOTL + "rl: orpo\n", "normalize: the likelihood of the wanted answers is a mean over a micro-batch"),
+        (
+            FACTORY.format(stage="dpo") + "pref_ftx: 0.5\n",
+            "normalize: the likelihood of the wanted answers is the mean of",
+        ),
         (AXOLOTL + "rl: simpo\n", "cpo_alpha: left out, which is 1.0 there"),
         (
             AXOLOTL + "datasets: [{path: a.jsonl, type: input_output}]\n",

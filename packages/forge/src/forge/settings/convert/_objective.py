@@ -34,6 +34,12 @@ _REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward
 _READ_SMOOTHING = {"exo_pair", "robust", "aot", "aot_unpaired"}
 """Losses of DPO that read `label_smoothing`, here and in TRL."""
 
+_LIKELIHOOD = (
+    "normalize: the likelihood of the wanted answers is a mean over a micro-batch's tokens there, over the step's here",
+    "normalize: the likelihood of the wanted answers is the mean of each one's own mean there, over all their tokens here",
+)
+"""What is said of a loss that has a likelihood beside the preference: of TRL and Axolotl, of LLaMA-Factory."""
+
 
 def verb_of(left: Mapping[str, Any], library: str) -> str:
     """Return the verb that a configuration asks for; RecipeError where several do."""
@@ -83,6 +89,8 @@ def preferences(draft: Draft) -> None:
     if draft.verb != "dpo":
         if left.get("dpo_label_smoothing"):
             draft.lose("dpo_label_smoothing", "only DPO reads it")
+        if draft.verb == "orpo":
+            draft.lost.append(_LIKELIHOOD[draft.library == "LLaMA-Factory"])
         return
     given = (left[key] for key in ("loss_type", "pref_loss", "dpo_loss_type") if left.get(key))
     form = found.get("loss_type") or next(given, "sigmoid")
@@ -97,7 +105,10 @@ def preferences(draft: Draft) -> None:
     if isinstance(weight, (int, float)) and not isinstance(weight, bool) and weight > 0 and "loss_weights" not in left:
         for key in ("pref_ftx", "pref_loss", "loss_type"):
             left.pop(key, None)
-        found |= {"loss_type": (*forms, "sft"), "loss_weights": (*[1.0] * len(forms), float(weight))}
+        forms = (*forms, "sft")
+        found |= {"loss_type": forms, "loss_weights": (*[1.0] * (len(forms) - 1), float(weight))}
+    if "sft" in forms:
+        draft.lost.append(_LIKELIHOOD[draft.library == "LLaMA-Factory"])
 
 
 def online(draft: Draft) -> None:
