@@ -371,6 +371,14 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             "sft",
             {"activation_checkpointing": True, "activation_offloading": True},
         ),
+        (AXOLOTL + "deepspeed: ds_zero2_no_offload.json\n", "sft", {"strategy": "zero2"}),
+        (TRL + "lr_scheduler_type: constant\n", "sft", {"lr_scheduler": "constant"}),
+        (TRL + "bf16: false\naverage_tokens_across_devices: true\n", "sft", {"dtype": "float32"}),
+        (
+            TRL + "metric_for_best_model: eval_loss\nload_best_model_at_end: true\n",
+            "sft",
+            {"metric_for_best": "loss", "keep_best": True},
+        ),
         (TRL + "attn_implementation: kernels-community/vllm-flash-attn3\n", "sft", {"attention": "flash3"}),
         (
             TRL + "reward_funcs: [accuracy_reward, mine.right]\nnum_generations: 9\n",
@@ -423,6 +431,9 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
             FACTORY.format(stage="dpo") + "pref_ftx: 0.5\n",
             "normalize: the likelihood of the wanted answers is the mean of",
         ),
+        (AXOLOTL + "lr_scheduler: constant\nwarmup_steps: 5\n", "warmup_steps: 5: without effect there"),
+        (TRL + "lr_scheduler_type: constant\nwarmup_ratio: 0.03\nmax_steps: 100\n", "warmup_ratio: 0.03: without effect there"),
+        (TRL + "shuffle_dataset: false\n", "shuffle_dataset: False: rows are drawn in random order"),
         (AXOLOTL + "rl: simpo\n", "cpo_alpha: left out, which is 1.0 there"),
         (
             AXOLOTL + "datasets: [{path: a.jsonl, type: input_output}]\n",
@@ -443,7 +454,7 @@ def test_what_has_no_like_here_is_said(text: str, part: str) -> None:
     """A setting that the recipe cannot hold is listed with the reason, and is not in the recipe."""
     found = converted(text)
     assert any(part in line for line in found.lost)
-    assert {"chat_template", "data_format", "label_smoothing"} & found.settings.keys() == set()
+    assert {"chat_template", "data_format", "label_smoothing", "warmup_steps"} & found.settings.keys() == set()
 
 
 def test_what_forge_does_anyway_is_not_listed() -> None:

@@ -137,7 +137,8 @@ _OFF = "not available"
 NOT_NEEDED = """remove_unused_columns dataloader_num_workers dataloader_pin_memory save_final_checkpoint save_safetensors
     do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout no_remove_unused_columns
     gradient_checkpointing_kwargs lora_mlp_kernel lora_qkv_kernel lora_o_kernel use_unsloth_gc model_type tokenizer_type
-    lora_task_type""".split()
+    lora_task_type average_tokens_across_devices eval_on_start dataloader_persistent_workers dataloader_prefetch_factor
+    label_names disable_tqdm log_level torch_empty_cache_steps""".split()
 """Names for which there is nothing to set here, and without which nothing is lost."""
 TOLD = {
     theirs: text

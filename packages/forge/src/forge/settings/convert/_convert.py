@@ -49,6 +49,11 @@ _CHOICES = {
     },
     "scale_rewards": {True: "group", False: "none", "group": "group", "batch": "batch", "none": "none"},
     "resume": {True: "auto", "auto": "auto"},
+    "metric_for_best": {
+        **dict.fromkeys(("loss", "eval_loss"), "loss"),
+        **dict.fromkeys(("accuracy", "rewards/accuracies", "eval_rewards/accuracies", "eval_accuracy"), "accuracy"),
+        **dict.fromkeys(("margin", "rewards/margins", "eval_rewards/margins"), "margin"),
+    },
 }
 """Setting → their values and ours, where both have other words."""
 

@@ -99,6 +99,9 @@ def data(draft: Draft) -> None:
         left.pop("val_size", None)
         if share:
             lost.append(f"val_size: {share}: validation_split is a share of the rows, below 1")
+    for key in ("shuffle_dataset", "shuffle_merged_datasets"):
+        if left.pop(key, None) is False:
+            lost.append(f"{key}: False: rows are drawn in random order")
     _long_rows(draft)
 
 

@@ -102,6 +102,11 @@ def length(draft: Draft) -> None:
 def _warmup(draft: Draft) -> None:
     """Turn a share of the steps into their number, where that of all steps is known."""
     left, steps = draft.left, draft.left.get("max_steps")
+    if "constant" in (left.get("lr_scheduler_type"), left.get("lr_scheduler")):
+        for key in ("warmup_ratio", "warmup_steps"):
+            if left.get(key):
+                draft.lose(key, "without effect there: the schedule `constant` has no warm-up, constant_with_warmup has")
+        return
     key = "warmup_ratio" if left.get("warmup_ratio") else "warmup_steps"
     share, up = left.get(key), math.floor if draft.library == "Axolotl" else math.ceil
     if isinstance(share, float) and 0 < share < 1:
@@ -168,7 +173,8 @@ def dtype(draft: Draft) -> None:
         draft.found["dtype"] = "bfloat16"
         return
     draft.lost += [f"{key}: true: dtype is float32 or bfloat16" for key in ("fp16", "fp8") if key in on]
-    if "float32" in on:
+    off = flags.get("bf16") is False and draft.library != "LLaMA-Factory"  # which computes in the model's own dtype then
+    if "float32" in on or (off and not on & {"fp16", "float16", "fp8"}):
         draft.found["dtype"] = "float32"
 
 
@@ -257,7 +263,7 @@ def strategy(draft: Draft) -> None:
         stage = re.search(r"z(?:ero)?[-_]?(?:stage)?[-_]?([123])", text)
         if stage:
             draft.found["strategy"] = f"zero{stage[1]}"
-            if "offload" in text:
+            if re.search(r"(?<!no)(?<!no[-_])offload", text):
                 draft.found["cpu_offload"] = True
             return
         lost.append(f"deepspeed: {deepspeed!r}: choose strategy=zero1, zero2 or zero3")
