@@ -113,14 +113,16 @@ def _warmup(draft: Draft) -> None:
         if _whole(steps):
             left.pop(key)
             left["warmup_steps"] = up(share * steps)
-        elif key == "warmup_steps":
-            draft.lose(key, "a share of the steps; give their number: warmup_steps")
+        else:
+            draft.lose(key, f"{share:.3g} of the steps, whose number --dry-run says: give warmup_steps")
     elif draft.library == "Axolotl" and not {"warmup_steps", "warmup_ratio"} & {k for k in left if left[k] is not None}:
         if _whole(steps):
             draft.found["warmup_steps"] = min(steps * 3 // 100, 100)
             draft.comments["warmup_steps"] = "Axolotl's default: 3 % of the steps, at most 100"
         else:
-            draft.lost.append("warmup_steps: left out, which is 3 % of the steps there, at most 100: give their number")
+            draft.lost.append(
+                "warmup_steps: left out, which is 3 % of the steps there, at most 100: their number is what --dry-run says"
+            )
 
 
 def schedule(draft: Draft) -> None:
