@@ -42,6 +42,13 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
             {**FSDP, "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True, "fsdp_activation_checkpointing": True}},
             {"strategy": "fsdp2", "cpu_offload": True, "activation_checkpointing": True},
         ),
+        (
+            {
+                **FSDP,
+                "fsdp_config": {"fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer", "fsdp_forward_prefetch": True},
+            },
+            {"strategy": "fsdp2"},
+        ),
         ({**FSDP, "fsdp_config": {"reshard_after_forward": False}}, {"strategy": "fsdp2", "reshard_after_forward": "never"}),
         ({**FSDP, "fsdp_config": {"fsdp_sharding_strategy": "NO_SHARD"}}, {"strategy": "ddp"}),
         (

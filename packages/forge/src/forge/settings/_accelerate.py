@@ -216,8 +216,8 @@ def sharding(section: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:
     refused: dict[str, str] = {}
     flat = _with_prefix(section, "fsdp_config")
     for long, value in flat.items():
-        layer = long.endswith("_cls_to_wrap") and str(value).endswith(("DecoderLayer", "Block"))
-        effect = {} if layer else _effect(long, value.upper() if isinstance(value, str) else value, flat)
+        known = value.upper() if isinstance(value, str) and long not in _REFUSED else value
+        effect = _effect(long, known, flat)
         if isinstance(effect, str):
             refused[long if long in section else long.removeprefix("fsdp_")] = effect
         else:
@@ -255,6 +255,8 @@ def _effect(key: str, value: Any, flat: Mapping[str, Any]) -> Settings | str:
     if key in _ALWAYS:
         known = " or ".join(str(each).lower() if isinstance(each, bool) else str(each) for each in _ALWAYS[key])
         return {} if value is None or value in _ALWAYS[key] else f"here it is {known}"
+    if key.endswith("_cls_to_wrap") and str(value).endswith("DecoderLayer"):
+        return {}  # the layer that is divided by itself anyway
     if key in _REFUSED:
         # 0 switches a key off, but is the number of a device too.
         number = key == "gpu_ids" and type(value) is int
