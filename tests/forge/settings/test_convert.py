@@ -414,6 +414,7 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
         (TRL + "group_by_length: true\n", "group_by_length: True: here: rows are packed without padding, in random order"),
         (TRL + "num_train_epochs: 3\nmax_steps: 5\n", "num_train_epochs: 3: max_steps alone ends a run there"),
         (TRL + "packing: true\n", "packing: True: rows are packed here too; but a batch counts packed rows"),
+        (FACTORY.format(stage="sft") + "packing: true\n", "without neat_packing they see each other there"),
         (AXOLOTL + "chat_template: chatml\n", "chat_template: 'chatml': a template of Axolotl's by name"),
         (AXOLOTL + "chat_template_jinja: '{{ x }}'\n", "write it to a file"),
         (
@@ -519,6 +520,14 @@ def test_documents_of_llama_factory_see_each_other() -> None:
     """Its pretraining concatenates documents, and masks none from another."""
     assert converted(FACTORY.format(stage="pt")).settings["cross_documents"] is True
     assert "cross_documents" not in converted(AXOLOTL + "pretraining_dataset: d.jsonl\n").settings
+
+
+@pytest.mark.parametrize("line", ["rl: gdpo", "rl: ebft", "process_reward_model: true"])
+def test_a_method_that_forge_has_not_is_refused(line: str) -> None:
+    """No recipe of another method is made of its file, unless a verb is asked for."""
+    with pytest.raises(RecipeError, match="forge has no such method"):
+        converted(AXOLOTL + line + "\n")
+    assert converted(AXOLOTL + line + "\n", verb="sft").verb == "sft"
 
 
 def test_a_method_that_the_file_does_not_say_is_asked_for() -> None:

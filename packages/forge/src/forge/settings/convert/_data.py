@@ -139,9 +139,11 @@ def rows(draft: Draft) -> None:
     left = draft.left
     packs = [key for key in ("packing", "sample_packing", "neat_packing") if left.get(key) is True]
     if packs and draft.verb != "pretrain":
+        seen = draft.library == "LLaMA-Factory" and "neat_packing" not in packs
         draft.lost.append(
             f"{packs[0]}: True: rows are packed here too; but a batch counts packed rows there, and samples in "
             "effective_batch_size: multiply it by the samples that fill such a row"
+            + ("; without neat_packing they see each other there" if seen else "")
         )
     draft.drop("packing", "sample_packing", "neat_packing", "eval_sample_packing", "eval_packing", "pad_to_sequence_len")
     draft.drop("batch_flattening", "padding_free")

@@ -42,11 +42,18 @@ _LIKELIHOOD = (
 
 
 def verb_of(left: Mapping[str, Any], library: str) -> str:
-    """Return the verb that a configuration asks for; RecipeError where several do."""
+    """Return the verb that a configuration asks for; RecipeError where several do, or it is none."""
     if left.get("reward_model") is True:
         return "reward"
     if left.get("pretraining_dataset"):
         return "pretrain"
+    asked = [(key, left[key]) for key in ("rl", "stage") if isinstance(left.get(key), str) and left[key] not in METHODS]
+    asked += [("process_reward_model", True)] if left.get("process_reward_model") is True else []
+    for key, value in asked:
+        raise RecipeError(
+            f"{key}: {value!r}: forge has no such method. Methods: {', '.join(dict.fromkeys(METHODS.values()))}; with --verb "
+            "the rest of the file is read for one of them."
+        )
     loss = left.get("pref_loss")
     for method in (loss if loss in ("orpo", "simpo") else None, left.get("rl"), left.get("stage")):
         if isinstance(method, str) and method in METHODS:
