@@ -371,6 +371,7 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             "sft",
             {"activation_checkpointing": True, "activation_offloading": True},
         ),
+        (AXOLOTL + "deepspeed: ds_z0_config.json\n", "sft", {"strategy": "ddp"}),
         (AXOLOTL + "deepspeed: ds_zero2_no_offload.json\n", "sft", {"strategy": "zero2"}),
         (TRL + "lr_scheduler_type: constant\n", "sft", {"lr_scheduler": "constant"}),
         (TRL + "bf16: false\naverage_tokens_across_devices: true\n", "sft", {"dtype": "float32"}),

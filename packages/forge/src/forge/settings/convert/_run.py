@@ -262,9 +262,9 @@ def strategy(draft: Draft) -> None:
     deepspeed = left.pop("deepspeed", None)
     if deepspeed:
         text = str(deepspeed).lower()
-        stage = re.search(r"z(?:ero)?[-_]?(?:stage)?[-_]?([123])", text)
+        stage = re.search(r"z(?:ero)?[-_]?(?:stage)?[-_]?([0-3])", text)
         if stage:
-            draft.found["strategy"] = f"zero{stage[1]}"
+            draft.found["strategy"] = f"zero{stage[1]}" if stage[1] != "0" else "ddp"
             if re.search(r"(?<!no)(?<!no[-_])offload", text):
                 draft.found["cpu_offload"] = True
             return
