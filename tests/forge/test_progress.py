@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import threading
-import types
+from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import pytest
 from rich.console import Console
 
@@ -21,6 +22,17 @@ def reporter(*, terminal: bool) -> tuple[Reporter, io.StringIO]:
         file=printed, force_terminal=terminal, highlight=False, soft_wrap=True, width=100, color_system=None
     )
     return made, printed
+
+
+@attrs.frozen
+class Step:
+    """A finished step's output, as far as it is shown."""
+
+    step: int
+    loss: float = 2.0
+    figures: Mapping[str, float] = {}
+    learning_rate: float = 0.1
+    grad_norm: float = 1.0
 
 
 @pytest.fixture
@@ -61,11 +73,11 @@ def test_others_hear_each_half_minute(clock: list[float]) -> None:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_steps_without_end_have_no_time_left(terminal: bool) -> None:
     """A bar without an end, or lines without one; those of a run with an end have both."""
-    out: Any = types.SimpleNamespace(step=3, loss=2.0, figures={}, learning_rate=0.1, grad_norm=1.0)
     for steps, shown in ((None, False), (8, True)):
         made, printed = reporter(terminal=terminal)
         with made.steps(steps, done=1):
-            made.step(out, 10.0)
+            for step in (2, 3):
+                made.step(Step(step), 10.0)
         assert ("3/8" in printed.getvalue()) == shown
         if not terminal:
             assert ("ETA" in printed.getvalue()) == shown
@@ -74,7 +86,7 @@ def test_steps_without_end_have_no_time_left(terminal: bool) -> None:
 @pytest.mark.parametrize(("width", "shown"), [(60, 0), (80, 1), (100, 2)])
 def test_a_narrow_bar_keeps_its_times(width: int, shown: int) -> None:
     """Where a terminal has no room for every figure the last are left out, and nothing is cut."""
-    out: Any = types.SimpleNamespace(step=3, loss=2.0, figures={"accuracy": 0.522}, learning_rate=0.1, grad_norm=1.0)
+    out = Step(3, figures={"accuracy": 0.522})
     made, printed = reporter(terminal=True)
     made._console.width = width
     with made.steps(1000, done=1):
@@ -150,13 +162,26 @@ def test_a_name_controls_no_terminal(terminal: bool) -> None:
 def test_what_is_done_aside_is_no_part_of_the_time_left(clock: list[float]) -> None:
     """Between two steps, said before it begins where it has words; the steps to come have none of it."""
     made, printed = reporter(terminal=False)
-    step = types.SimpleNamespace(step=2, loss=1.0, figures={}, learning_rate=0.1, grad_norm=1.0)
     with made.steps(4):
+        made.step(Step(1), 10)
         clock[0] += 10
         with made.aside("comparing"):
-            assert printed.getvalue() == "comparing ...\n"
+            assert printed.getvalue().endswith("comparing ...\n")
             clock[0] += 50
         with made.aside():
             clock[0] += 50
-        made.step(step, 10)
-    assert printed.getvalue().splitlines()[1].endswith("ETA 0:10")
+        made.step(Step(2), 10)
+    assert printed.getvalue().endswith("ETA 0:20\n")
+
+
+def test_the_time_left_is_that_of_steps_after_the_first(clock: list[float]) -> None:
+    """In the first of a start blocks are compiled and buffers made: it has no estimate, and later ones are not of it."""
+    made, printed = reporter(terminal=False)
+    with made.steps(20, done=7):
+        for step, seconds in ((8, 60), (9, 2), (10, 4)):
+            clock[0] += seconds
+            made.step(Step(step), 10)
+    first, second, third = printed.getvalue().splitlines()
+    assert "ETA" not in first
+    assert second.endswith("ETA 0:22")
+    assert third.endswith("ETA 0:30")

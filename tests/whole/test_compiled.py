@@ -16,6 +16,7 @@ import forge
 from forge.run._choices import choose_machine
 from forge.settings._settings import resolve
 from forge_accel import Choice, CompiledBlocks, CPUAccelerator
+from forge_accel.devices import _cpu
 from forge_accel.fused import _choices
 from forge_algos import _kernels
 from forge_algos.losses import _score_rows
@@ -79,7 +80,7 @@ def test_a_run_compiles_one_graph_and_is_resumed_without(given: dict[str, Any], 
     assert "one graph for all of its kind" in log(half)
     assert "WARNING: compile" not in log(half)
     assert names(half) == names(plain)
-    sft({**given, **LORA, "ckpt_output_dir": str(half)})
+    sft({**given, **LORA, "ckpt_output_dir": str(half), "compile": "off"})
     assert losses(half) == pytest.approx(losses(plain), rel=CLOSE)
     assert "compile: blocks → off" in log(half)
 
@@ -107,7 +108,7 @@ def test_what_compiles_by_itself_says_why_and_warns_of_nothing(
         raise RuntimeError("no compiler here")
 
     wins, off = Choice(fails, "blocks: measured to win"), Choice(None, "off: asked for")
-    monkeypatch.setattr(CPUAccelerator, "compiling", lambda _, asked: off if asked == "off" else wins)
+    monkeypatch.setattr(CPUAccelerator, "compiling", lambda _, asked, **__: off if asked == "off" else wins)
     for name, more in (("auto", {}), ("asked", {"compile": "blocks"})):
         sft({**given, **more, "ckpt_output_dir": str(tmp_path / name), "max_steps": 1})
         assert "compile: blocks: measured to win" in log(tmp_path / name)
@@ -117,6 +118,31 @@ def test_what_compiles_by_itself_says_why_and_warns_of_nothing(
         sft({**given, **LORA, "adapter": adapter, "ckpt_output_dir": str(tmp_path / adapter), "max_steps": 1})
         # With LoRA it was measured to win too, with DoRA it was not measured.
         assert ("compile: " in log(tmp_path / adapter)) == (adapter == "lora")
+
+
+def test_a_long_run_on_a_cpu_is_compiled(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself, as a dry run and its record say; it goes on as it began, whatever its length has become."""
+    counter, run = CompileCounterWithBackend("aot_eager"), tmp_path / "run"
+    sft({**given, "ckpt_output_dir": str(tmp_path / "short")})
+    assert "compile: " not in log(tmp_path / "short")
+    monkeypatch.setattr(_choices, "INDUCTOR", counter)
+    for module in (_choices, _cpu):
+        monkeypatch.setattr(module, "missing_compiler", lambda: "")
+    monkeypatch.setattr(_cpu, "_OPERATIONS_A_SECOND", 1.0)
+    settings = {**given, "ckpt_output_dir": str(run)}
+    why = "a step was measured to take 0.8 to 0.95 of the time, and the run is of about "
+    assert f"compile=blocks: {why}" in str(forge.dry_run(forge.sft, **settings))
+    for max_steps in (2, 4):
+        sft({**settings, "max_steps": max_steps})
+    assert f"compile: blocks  # chosen: {why}" in (run / "config.yaml").read_text()
+    assert log(run).count(f"compile: blocks: {why}") == 2
+    assert "compile: blocks →" not in log(run)
+    assert counter.frame_count > 0
+    assert losses(run) == pytest.approx(losses(tmp_path / "short"), rel=CLOSE)
+    # One that began short is given more steps, and stays as it was.
+    sft({**given, "ckpt_output_dir": str(tmp_path / "short"), "max_steps": 6})
+    assert "compile: " not in log(tmp_path / "short")
+    assert "compile: 'off'  # chosen: " in (tmp_path / "short" / "config.yaml").read_text()
 
 
 @pytest.mark.lane
@@ -182,7 +208,7 @@ def test_ranks_run_compiled_alike(given: dict[str, Any], tmp_path: Path, strateg
 def test_blocks_that_ranks_compute_together_are_not_compiled(monkeypatch: pytest.MonkeyPatch, shared: str) -> None:
     """Asked for it is refused by name, before anything is prepared; `auto` leaves it with the reason."""
     machine = CPUAccelerator()
-    monkeypatch.setattr(CPUAccelerator, "compiling", lambda *_: Choice("inductor", "blocks"))
+    monkeypatch.setattr(CPUAccelerator, "compiling", lambda *_, **__: Choice("inductor", "blocks"))
     for asked in ("auto", "blocks"):
         given = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o", "strategy": "fsdp2", shared: 2, "compile": asked}
         s = resolve(forge.sft.task.settings, ("argument", given))

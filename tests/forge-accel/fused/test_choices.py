@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from forge_accel import AccelError, accelerator
+from forge_accel import AccelError, Choice, accelerator
 from forge_accel.attention._flash import missing_flash
+from forge_accel.devices import _cpu
 from forge_accel.fused import _liger
 from forge_accel.fused._choices import choose_kernels
 
@@ -34,6 +37,21 @@ def test_blocks_need_a_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "nothing++")
     with pytest.raises(AccelError, match="CXX=nothing\\+\\+ is not found"):
         CPU.compiling("blocks")
+
+
+def test_a_cpu_compiles_long_runs(monkeypatch):
+    """Above half an hour of work by this process' threads, estimated, not measured; with a compiler alone."""
+    monkeypatch.setattr(_cpu, "missing_compiler", lambda: "")
+    monkeypatch.setattr(_cpu.torch, "get_num_threads", lambda: 2)
+    half_an_hour = 30 * 60 * 2 * 1e11
+    assert CPU.compiling(operations=0.99 * half_an_hour).value is None
+    assert "runs above 30 minutes" in CPU.compiling(operations=0.99 * half_an_hour).reason
+    found = CPU.compiling(operations=5 * half_an_hour)
+    assert found == Choice("inductor", found.reason)
+    assert found.reason.endswith("the run is of about 2.5 hours by 2 threads")
+    assert CPU.compiling("off", operations=math.inf).value is None
+    monkeypatch.setattr(_cpu, "missing_compiler", lambda: "there is none")
+    assert CPU.compiling(operations=math.inf) == Choice(None, "off: there is none")
 
 
 @pytest.mark.parametrize(("ask", "wrong"), [("compiling", "all"), ("kernels", "unsloth")])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -107,6 +110,19 @@ def make_run(root: Path, words: str = "plain", *, steps: int = 3, seed: int = 42
     return root
 
 
+@contextmanager
+def running(run: Path) -> Iterator[None]:
+    """Hold the lock of a run, as one that goes on."""
+    import fcntl
+
+    lock = os.open(run, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
 def test_the_page_says_what_the_run_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each file of the run is on the page in words: counts and drops, reasons, plan, samples, proof, events, cost."""
     run = make_run(tmp_path / "first")
@@ -185,15 +201,27 @@ def test_the_page_says_how_it_ended(tmp_path: Path, ending: str, said: str) -> N
     """Finished, failed, preempted, or killed without a word; a run that holds its lock goes on."""
     run = make_run(tmp_path / "run", ending=ending)
     assert said in Elements(report(run).read_text()).words
-    import fcntl
-    import os
-
-    lock = os.open(run, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    text = report(run, output=tmp_path / "elsewhere" / "page.html").read_text()
+    with running(run):
+        text = report(run, output=tmp_path / "elsewhere" / "page.html").read_text()
     assert "It goes on" in Elements(text).words
     assert "Renew every 30 s" in text
-    os.close(lock)
+
+
+def test_the_time_left_is_that_of_steps_after_the_first(tmp_path: Path) -> None:
+    """Of a run that goes on: what is compiled in the first step of its last start is no part of those to come."""
+    run = make_run(tmp_path / "run", ending="")
+    at = "2026-11-23T{}.000Z"
+    metrics = [("10:00:50", 1), ("12:01:00", 2), ("12:01:03", 3), ("12:01:06", 4)]
+    lines = [{"time": at.format(time), "step": step, "loss": 1.0, "tokens": 9} for time, step in metrics]
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    events = [{**event, "steps": 10} if event["event"] == "planned" else event for event in events]
+    events.append({"time": at.format("12:00:00"), "event": "resumed", "step": 1, "text": ""})
+    (run / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
+    with running(run):
+        for shown, said in ((4, "About 18.0 s left"), (2, "")):
+            (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:shown]))
+            words = " ".join(Elements(report(run).read_text()).words.split())
+            assert (said in words) if said else ("left" not in words.partition("Written")[0])
 
 
 def test_time_between_two_starts_is_no_time_of_the_run(tmp_path: Path) -> None:

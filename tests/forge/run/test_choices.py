@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from forge.run._choices import few_steps, moved_run
+import forge
+import forge_packing
+from forge.run._choices import few_steps, moved_run, operations_of
 from forge.settings._settings import resolve
 from forge.verbs._sft import SFTSettings
 
@@ -35,6 +39,19 @@ def test_few_steps_are_remarked_on_where_nobody_chose_them(given: dict[str, Any]
     assert (found is not None) == said
     if found is not None and steps is not None:
         assert f"{steps} step{'s' * (steps > 1)} with effective_batch_size=32 and one epoch" in found
+
+
+def test_operations_of_a_run_are_six_a_weight_and_token(tmp_path: Path) -> None:
+    """Counted from the files and the plan, of which each rank computes its share; of one without end none are known."""
+    save_file({"w": torch.zeros(10, 100, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    task, s = forge.sft.task, resolve(SFTSettings, ("argument", REQUIRED))
+    plan = forge_packing.plan([5, 7, 12], batch_size=3, max_tokens=16, world_size=2, epochs=None)
+    header = (tmp_path / "model.safetensors").stat().st_size / 2 - 1000
+    assert operations_of(task, s, plan.until(epochs=4, max_steps=None), str(tmp_path)) == pytest.approx(
+        6 * (1000 + header) * 24 * 4 / 2
+    )
+    assert operations_of(task, s, plan, str(tmp_path)) == 0
 
 
 def test_the_record_of_a_run_that_was_moved(tmp_path: Path) -> None:

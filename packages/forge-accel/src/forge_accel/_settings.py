@@ -59,7 +59,8 @@ class DeviceSettings:
 
     compile: Compile = attrs.field(default="auto", validator=_one_of(Compile))
     """Compilation by torch.compile: blocks (the decoder's blocks, one graph for all of a kind) or off. By default what was
-    measured to win on the device: blocks on GPUs of NVIDIA without an adapter or with LoRA, else off."""
+    measured to win on the device without an adapter or with LoRA: blocks on GPUs of NVIDIA, and on a CPU in runs above half an
+    hour; else off."""
 
     kernels: Kernels = attrs.field(default="auto", validator=_one_of(Kernels))
     """Fused kernels of layers: liger (RMSNorm, SwiGLU and RoPE of liger-kernel, on GPUs) or none, torch's own. By default what

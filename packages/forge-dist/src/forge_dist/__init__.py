@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from forge_dist.launching._launch import launch as launch
     from forge_dist.loading._divisible import check_divisible as check_divisible
     from forge_dist.loading._draft import draft_model as draft_model
-    from forge_dist.loading._dtype import base_dtype as base_dtype
+    from forge_dist.loading._dtype import base_dtype as base_dtype, weight_bytes as weight_bytes
     from forge_dist.loading._hub import check_hub_name as check_hub_name
     from forge_dist.loading._identity import ModelIdentities as ModelIdentities, model_identity as model_identity
     from forge_dist.loading._load import load_model as load_model
@@ -103,7 +103,7 @@ _PUBLIC = {
     "launching._launch": "launch",
     "loading._divisible": "check_divisible",
     "loading._draft": "draft_model",
-    "loading._dtype": "base_dtype",
+    "loading._dtype": "base_dtype weight_bytes",
     "loading._hub": "check_hub_name",
     "loading._identity": "ModelIdentities model_identity",
     "loading._load": "load_model",

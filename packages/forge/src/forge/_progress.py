@@ -49,6 +49,7 @@ class Reporter:
         self._num_steps: int | None = None
         self._done = 0
         self._began = 0.0
+        self._warm = False
 
     def note(self, line: str, **event: object) -> None:
         """Print and log a line; `event="resumed"` and what else is given make it an event."""
@@ -144,7 +145,7 @@ class Reporter:
 
         None is a run without end.
         """
-        self._num_steps, self._done = num_steps, done
+        self._num_steps, self._done, self._warm = num_steps, done, False
         return self
 
     def __enter__(self) -> Self:
@@ -179,17 +180,27 @@ class Reporter:
         speed = f"{tokens_per_second:,.0f} tokens/s"
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=out.step, description=self._fitting(f"{figures}  {speed}"))
+        of = "" if self._num_steps is None else f"/{self._num_steps}"
+        eta = self._eta(out.step)
         if out.step % self._every and out.step != self._num_steps:
             return
-        of, eta = "", ""
-        if self._num_steps is not None:
-            spent = time.perf_counter() - self._began
-            left = spent / (out.step - self._done) * (self._num_steps - out.step)
-            of, eta = f"/{self._num_steps}", f"  ETA {_clock(left)}"
         line = f"step {out.step}{of}  {figures}  lr {out.learning_rate:.3g}  grad_norm {out.grad_norm:.3g}  {speed}{eta}"
         self._log(line)
         if self._bar is None:
             self._print(line)
+
+    def _eta(self, step: int) -> str:
+        """Say how long the steps to come take, as those since the first of this start.
+
+        The first one has no estimate: blocks are compiled and buffers made in it.
+        """
+        now = time.perf_counter()
+        if not self._warm:
+            self._warm, self._began, self._done = True, now, step
+            return ""
+        if self._num_steps is None:
+            return ""
+        return f"  ETA {_clock((now - self._began) / (step - self._done) * (self._num_steps - step))}"
 
     def _fitting(self, figures: str) -> str:
         """Leave out the last figures for which the bar's line has no room: the times would be cut."""

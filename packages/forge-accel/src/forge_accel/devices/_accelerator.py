@@ -187,11 +187,12 @@ class Accelerator(ABC):
         check_quant_type(quant_type)
         raise refuse_quantization(quant_type, self.name)
 
-    def compiling(self, requested: str = "auto") -> Choice[str | None]:
+    def compiling(self, requested: str = "auto", *, operations: float = 0.0) -> Choice[str | None]:  # noqa: ARG002
         """Choose the backend of `torch.compile` for a model's repeated blocks.
 
         Args:
             requested: `auto`, `blocks` or `off`.
+            operations: floating-point operations that this process will compute with them, in which compilation has to pay.
 
         Returns:
             The backend for `CompiledBlocks`; None: nothing is compiled.

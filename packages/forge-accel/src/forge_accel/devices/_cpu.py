@@ -18,6 +18,7 @@ from forge_accel.devices._accelerator import Accelerator
 from forge_accel.devices._memory import MemoryMeter, ProfilerMeter
 from forge_accel.devices._products import product_scratch
 from forge_accel.devices._quantization import check_quantization
+from forge_accel.fused._choices import INDUCTOR, missing_compiler
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 """glibc's numbers of the two parameters of malloc (malloc.h)."""
@@ -61,6 +62,10 @@ def _keep_fewer_products() -> None:
         os.environ.setdefault(name, number)
 
 
+_OPERATIONS_A_SECOND = 1e11
+"""Floating-point operations of a training step that a thread computes in a second, about: 1.3e11 in float32 with AVX-512."""
+_LONG = 30
+"""Minutes of a run in which compiled blocks win more than the half minute that they take to compile: a twentieth of a step."""
 _PRODUCT = 2**20
 """Bytes of a compiled product, at most: 0.55 MB at oneDNN and 0.3 MB at torch, of a Llama of width 576 with amx_bf16."""
 _PRODUCTS_OF_A_ROW = 20
@@ -188,6 +193,23 @@ class CPUAccelerator(Accelerator):
             f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits on the CPU and unpacks them for each "
             "product: less memory, and no less time",
         )
+
+    def compiling(self, requested: str = "auto", *, operations: float = 0.0) -> Choice[str | None]:
+        """Choose the backend of `torch.compile`; by default runs above half an hour compile blocks.
+
+        How long it takes is estimated from its operations and the threads, not measured: a run that is started again is
+        compiled as before.
+        """
+        if requested != "auto":
+            return super().compiling(requested)
+        threads = torch.get_num_threads()
+        minutes = operations / (_OPERATIONS_A_SECOND * threads) / 60
+        if minutes < _LONG:
+            return Choice(None, f"off: compiling takes half a minute, and was measured to win in runs above {_LONG} minutes")
+        if missing := missing_compiler():
+            return Choice(None, f"off: {missing}")
+        length = f"the run is of about {minutes / 60:,.1f} hours by {threads} threads"
+        return Choice(INDUCTOR, f"blocks: a step was measured to take 0.8 to 0.95 of the time, and {length}")
 
     def synchronize(self) -> None:
         """Do nothing: a CPU's work is done when the call returns."""

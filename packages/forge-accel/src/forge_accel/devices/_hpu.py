@@ -80,7 +80,7 @@ class HPUAccelerator(ModuleAccelerator):
         """False: Gaudi has fused optimizers of its own, which are not torch's."""
         return Choice(value=False, reason="not fused: Gaudi's fused optimizers are other classes than torch's")
 
-    def compiling(self, requested: str = "auto") -> Choice[str | None]:
+    def compiling(self, requested: str = "auto", *, operations: float = 0.0) -> Choice[str | None]:
         """Choose Gaudi's own backend of `torch.compile`, the only one that it has."""
-        found = super().compiling(requested)
+        found = super().compiling(requested, operations=operations)
         return found if found.value is None else Choice("hpu_backend", f"{found.reason}, by Gaudi's hpu_backend")

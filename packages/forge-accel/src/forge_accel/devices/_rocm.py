@@ -38,9 +38,9 @@ class ROCMAccelerator(CUDAAccelerator):
             "variable-length flash kernel is untried on ROCm",
         )
 
-    def compiling(self, requested: str = "auto") -> Choice[str | None]:
+    def compiling(self, requested: str = "auto", *, operations: float = 0.0) -> Choice[str | None]:
         """Choose the backend of `torch.compile`; by default nothing is compiled."""
-        return Accelerator.compiling(self, requested)
+        return Accelerator.compiling(self, requested, operations=operations)
 
     def quantization(self, quant_type: str) -> Choice[str]:
         """Choose 4 bits by bitsandbytes' kernels for ROCm."""

@@ -33,7 +33,7 @@ def choose_compile(requested: str, *, auto: str, device: str) -> Choice[str | No
         return Choice(None, "off: asked for")
     if requested == "auto":
         return Choice(None, f"off: {auto}")
-    if device == "cpu" and (missing := _missing_compiler()):
+    if device == "cpu" and (missing := missing_compiler()):
         raise AccelError(f"compile=blocks: {missing}: install one (g++), or set compile=off.")
     return Choice(INDUCTOR, "blocks: asked for; one graph for all blocks of a kind, for rows of any length")
 
@@ -52,7 +52,7 @@ def choose_kernels(requested: str, *, auto: str, device: str) -> Choice[str | No
     return Choice("liger", f"liger: asked for; liger-kernel {check_liger(device)}, each layer tried against torch's own first")
 
 
-def _missing_compiler() -> str:
+def missing_compiler() -> str:
     """Return what is missing to compile for a CPU; empty where torch finds a C++ compiler."""
     named = os.environ.get("CXX")
     if any(shutil.which(name) for name in ([named] if named else ["g++", "clang++", "g++-10", "cl"])):

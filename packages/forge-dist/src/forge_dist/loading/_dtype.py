@@ -1,4 +1,4 @@
-"""Find the float dtype in which a model's weights are stored, so that an export keeps it."""
+"""Files of a model's weights → their float dtype, which an export keeps, and their bytes."""
 
 import json
 from collections import Counter
@@ -24,7 +24,7 @@ def base_dtype(model_path: str, *, task: Task = "causal") -> torch.dtype:
         ModelError: `check_model_path` refuses it, or the hub has no such model or does not answer.
     """
     check_model_path(model_path, task=task, weights=False)
-    directory = _hub_directory(model_path) if is_hub_name(model_path) else Path(expand_user(model_path))
+    directory = _directory(model_path)
     try:
         stored = read_directory(directory)
     except (ValueError, OSError):
@@ -36,16 +36,35 @@ def base_dtype(model_path: str, *, task: Task = "causal") -> torch.dtype:
     return _FLOATS[floats[0]] if floats else _config_dtype(directory)
 
 
+def weight_bytes(model_path: str) -> int:
+    """Return the bytes of a model's safetensors files; 0 where there are none here.
+
+    Args:
+        model_path: directory, or name on the hub, of whose files those in the hub's cache count.
+
+    Raises:
+        ModelError: the hub has no such model or does not answer.
+    """
+    return sum(file.stat().st_size for file in _directory(model_path).glob("*.safetensors"))
+
+
 def _config_dtype(directory: Path) -> torch.dtype:
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     named = str(config.get("dtype") or config.get("torch_dtype"))
     return next((dtype for dtype in _FLOATS.values() if str(dtype) == f"torch.{named}"), torch.float32)
 
 
-def _hub_directory(model_path: str) -> Path:
-    """Return the folder of `model_path` in the hub's cache, its config.json downloaded."""
+def _directory(model_path: str) -> Path:
+    """Return the folder of `model_path`, for a hub name the one in the hub's cache."""
+    if not is_hub_name(model_path):
+        return Path(expand_user(model_path))
+    from huggingface_hub import try_to_load_from_cache
     from transformers.utils import cached_file
 
+    # The hub is asked only for what is not here: this is called several times a run.
+    found = try_to_load_from_cache(model_path, "config.json")
+    if isinstance(found, str):
+        return Path(found).parent
     try:
         found = cached_file(model_path, "config.json")
     except (OSError, ValueError) as error:

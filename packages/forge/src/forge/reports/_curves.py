@@ -81,6 +81,8 @@ class Curves:
         self.samples = 0
         self.times: list[tuple[str, str]] = []
         """Times of the first and the last line of each start."""
+        self.settled: tuple[int, str] | None = None
+        """First step of the latest start and its time: what is compiled and allocated in it is no part of those to come."""
         self.step_seconds = 0.0
         """Time inside of steps, which measuring and exporting are no part of."""
         self.expert_load: list[list[float]] = []
@@ -111,6 +113,8 @@ class Curves:
         self.step = max(self.step, values["step"])
         if isinstance(at := values.get("time"), str):
             self._see(at)
+            if self.settled is None and _is_number(values.get("tokens")):
+                self.settled = values["step"], at
         if _is_number(values.get("samples")):
             self.samples = max(self.samples, int(values["samples"]))
         rate: Any = values.get("tokens_per_second")
@@ -133,6 +137,7 @@ class Curves:
             self.times[-1] = (self.times[-1][0], at)
         else:
             self.times.append((at, at))
+            self.settled = None
 
     def _of_experts(self, load: Any) -> list[tuple[str, float]]:
         """Return how uneven the experts' loads are; 1 is an even share."""

@@ -171,9 +171,8 @@ def _cost(run: Record, curves: Curves, num_steps: int | None, price: float | Non
     tokens = figures["tokens"].total if "tokens" in figures else None
     learned = next((curve.total for name, curve in figures.items() if name == "loss_tokens"), None)
     inside, done = curves.step_seconds, curves.step
-    first = run.last("resumed").get("step", 0)
-    began = moment((run.last("resumed") or run.last("started")).get("time"))
-    last = moment(curves.times[-1][1]) if curves.times else None
+    first, began = curves.settled or (0, None)
+    began, last = moment(began), moment(curves.times[-1][1]) if curves.times else None
     hours = {device: seconds / 3600 for device, seconds in device_seconds(run.events, curves.times).items()}
     left = None
     if num_steps and began and last and done > first:

@@ -11,6 +11,7 @@ import numpy as np
 
 import forge_accel
 import forge_algos
+import forge_dist
 import forge_packing
 from forge._counted import counted
 from forge._errors import SettingsError
@@ -144,25 +145,53 @@ def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.
     if s.device.dtype == "auto":
         s = s.resolved("dtype", str(dtype.value).removeprefix("torch."), dtype.reason)
     # Both refuse what this machine has not, before anything is prepared.
-    sizes = {name: getattr(s.strategy, name) for name in ("tp_size", "cp_size", "ep_size")}
-    shared = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
-    compiling, kernels = machine.compiling(s.device.compile), machine.kernels(s.device.kernels)
-    if s.device.compile == "auto":
-        if compiling.value is not None and s.adapter.adapter not in COMPILED:
-            compiling = forge_accel.Choice(
-                None, f"off: measured to win without an adapter or with LoRA, not with adapter={s.adapter.adapter}"
-            )
-        elif compiling.value is not None and shared:
-            compiling = forge_accel.Choice(None, f"off: with {shared} ranks compute a block together")
-        s = s.resolved("compile", "off" if compiling.value is None else "blocks", compiling.reason)
-    elif compiling.value is not None and shared:
-        raise SettingsError(
-            f"compile={s.device.compile} with {shared}: ranks compute a block together, and would wait for one whose compiler "
-            "fails. Leave compile out, or divide the weights alone (strategy=fsdp2)."
-        )
+    s = s.resolved("compile", *found) if (found := choose_compile(s, machine)) is not None else s
+    kernels = machine.kernels(s.device.kernels)
     if s.device.kernels == "auto":
         s = s.resolved("kernels", kernels.value or "none", kernels.reason)
     return s
+
+
+def choose_compile(s: Any, machine: forge_accel.Accelerator, operations: float = 0.0) -> tuple[str, str] | None:
+    """Choose what compile=auto is, with the reason; None where it was given.
+
+    Args:
+        s: the settings.
+        machine: the accelerator of this process.
+        operations: floating-point operations of all its steps, as far as they are known.
+
+    Raises:
+        SettingsError: compile=blocks, and ranks compute a block together.
+        forge_accel.AccelError: this machine cannot compile.
+
+    """
+    sizes = {name: getattr(s.strategy, name) for name in ("tp_size", "cp_size", "ep_size")}
+    shared = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+    if s.device.compile != "auto" and not s.origins["compile"].startswith("chosen: "):
+        if machine.compiling(s.device.compile).value is not None and shared:
+            raise SettingsError(
+                f"compile={s.device.compile} with {shared}: ranks compute a block together, and would wait for one whose "
+                "compiler fails. Leave compile out, or divide the weights alone (strategy=fsdp2)."
+            )
+        return None
+    found = machine.compiling("auto", operations=operations)
+    if found.value is not None and s.adapter.adapter not in COMPILED:
+        return "off", f"measured to win without an adapter or with LoRA, not with adapter={s.adapter.adapter}"
+    if found.value is not None and shared:
+        return "off", f"with {shared} ranks compute a block together"
+    return "off" if found.value is None else "blocks", found.reason
+
+
+def operations_of(task: Task, s: Any, plan: forge_packing.BatchPlan, model_path: str) -> float:
+    """Estimate the floating-point operations of a rank's steps; 0 for a run without end.
+
+    Six for each weight and token (Kaplan et al. 2020, Scaling Laws for Neural Language Models, section 2.1).
+    """
+    if plan.endless:
+        return 0.0
+    width = forge_dist.base_dtype(model_path, task=task.model_task(s)).itemsize
+    tokens = plan.num_samples * float(plan.lengths.mean()) / plan.world_size
+    return 6 * forge_dist.weight_bytes(model_path) / width * tokens
 
 
 def report_routers(report: Reporter, s: Any, model: Any, plan: forge_packing.BatchPlan, device: Any) -> None:

@@ -32,8 +32,7 @@ _SMALL = 40 * 2**20
 
 def is_small(model_path: str) -> bool:
     """Return whether a model is so small that its memory is not worth a plan."""
-    folder = Path(model_path).expanduser()
-    return folder.is_dir() and sum(file.stat().st_size for file in folder.glob("*.safetensors")) < _SMALL
+    return forge_dist.weight_bytes(model_path) < _SMALL
 
 
 def planned_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,12 +22,12 @@ from forge.memory._memory_plan import MemoryPlan
 from forge.memory._target import Target
 from forge.memory._tokens import choose_checkpointing, choose_tokens
 from forge.reports._plan import plan_figures
-from forge.run._choices import check_shards, check_warmup, choose_sizes, few_steps, moved_run
+from forge.run._choices import check_shards, check_warmup, choose_compile, choose_sizes, few_steps, moved_run, operations_of
 from forge.run._early_checks import check_before_rows, check_prompts
 from forge.run._loading import try_packing
 from forge.run._memory import is_small, planned_of, write_plan
 from forge.run._positions import check_positions
-from forge.run._resume import ORDER, Identity, compare_order, compare_settings, former_tokens, same_request
+from forge.run._resume import ORDER, Identity, compare_order, compare_settings, former_choice, former_tokens, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import starting_model
@@ -92,7 +93,6 @@ def prepare(
 
     """
     assert isinstance(out, RunDirectory)
-    shards = divided[1]
     s = describe_rows(s, rows)
     if (moved := moved_run(s)) is not None:
         report.note(moved)
@@ -102,7 +102,7 @@ def prepare(
         report.note(f"finished already: {out.path} holds this very run, with its result and every file as it was exported")
         return {"finished": True}
     _check_states(s, out)
-    check_shards(s, shards)
+    check_shards(s, divided[1])
     # It imports transformers and the model's class.
     with report.taking(f"loading the tokenizer of {s.model.model_path}"), uncollected():
         start, tokenizer = starting_model(task, s, out, report, weights=not (dry and target is not None and target.elsewhere))
@@ -130,7 +130,7 @@ def prepare(
     paths = {"train": "data_path", **({"eval": "eval_data_path"} if s.data.eval_data_path else {})}
     for name, setting in paths.items():
         s = _tokenize(task, s, rows, setting, tokenizer, out.root / "data" / name, report)
-    found = open_prepared(task, s, machine, out.root, shards)
+    found = open_prepared(task, s, machine, out.root, divided[1])
     if found.held_out is not None and not s.data.eval_data_path:
         report.note(f"held out {found.held_out}", event="data", part="eval_data_path", items=str(found.held_out))
     report.note(f"training on {found.train}", event="data", part="data_path", items=str(found.train))
@@ -149,8 +149,9 @@ def prepare(
             why = f"{default.removeprefix('chosen: ')}; {why}"
         chosen["max_tokens_per_gpu"] = tokens, why
         s = with_chosen(s, chosen)
-        found = open_prepared(task, s, machine, out.root, shards)
+        found = open_prepared(task, s, machine, out.root, divided[1])
         report.note(f"max_tokens_per_gpu: {tokens:,} ({why})")
+    found = _with_compiling(task, found, start.path, machine, target, out, chosen)
     (out.root / "plan").mkdir()
     found.plan.save(out.root / "plan" / "plan.npz")
     _report_plan(task, found, report, divided=target is not None)
@@ -219,6 +220,31 @@ def _with_checkpointing(
     report.note(f"activation_checkpointing: {kind} ({why})")
     chosen["activation_checkpointing"] = kind, why
     return with_chosen(s, chosen), found._replace(settings=with_chosen(found.settings, chosen))
+
+
+def _with_compiling(
+    task: Task,
+    found: Prepared,
+    model_path: str,
+    machine: forge_accel.Accelerator,
+    target: Target | None,
+    out: RunDirectory,
+    chosen: dict[str, tuple[Any, str]],
+) -> Prepared:
+    """Choose what compile=auto is in a run of this length, into settings and `chosen`.
+
+    A resumed run goes on as it began.
+    """
+    s = found.settings
+    if target is None or target.elsewhere:
+        return found
+    before, why = former_choice(s, out.path if out.resuming else None, "compile") or (None, "")
+    operations = operations_of(task, s, found.plan, model_path) if before is None else math.inf if before == "blocks" else 0.0
+    compiling = choose_compile(s, machine, operations)
+    if compiling is None or compiling[0] == s.device.compile:
+        return found
+    chosen["compile"] = compiling if before is None else (compiling[0], why)
+    return found._replace(settings=with_chosen(s, chosen))
 
 
 def _check_room(

@@ -164,14 +164,15 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
     return [f"{name}: {_word(was)} → {_word(is_now)}" for name, (was, is_now) in shown.items()]
 
 
-def former_tokens(s: RunSettings, path: Path | None) -> tuple[int, str] | None:
-    """Return the max_tokens_per_gpu of the run that is resumed, and the reason for it.
+def former_choice(s: RunSettings, path: Path | None, name: str) -> tuple[Any, str] | None:
+    """Return a setting of the resumed run and the reason for it; None where there is none.
 
-    Where it is left open, it stays what the run began with: the same micro-batches give the same bits.
+    Where it is left open, it stays what the run began with: the same micro-batches and products give the same bits.
 
     Args:
         s: the settings now.
         path: directory of the run; None for a new one, which may begin from a full state of another.
+        name: of the setting.
 
     """
     if path is None:
@@ -179,11 +180,20 @@ def former_tokens(s: RunSettings, path: Path | None) -> tuple[int, str] | None:
         if s.checkpoints.resume in ("auto", "never") or not (state.parent.parent / "config.yaml").is_file():
             return None
         path = state.parent.parent
-    tokens = run_values(path).get("max_tokens_per_gpu")
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+    value = run_values(path).get(name)
+    if value is None:
         return None
-    origin = origins_in((path / "config.yaml").read_text(encoding="utf-8")).get("max_tokens_per_gpu", "")
-    return tokens, origin.removeprefix("chosen: ") if origin.startswith("chosen: ") else "what the run had before"
+    origin = origins_in((path / "config.yaml").read_text(encoding="utf-8")).get(name, "")
+    return value, origin.removeprefix("chosen: ") if origin.startswith("chosen: ") else "what the run had before"
+
+
+def former_tokens(s: RunSettings, path: Path | None) -> tuple[int, str] | None:
+    """Return the max_tokens_per_gpu of the resumed run, and the reason for it.
+
+    Arguments are as of `former_choice`.
+    """
+    tokens, why = former_choice(s, path, "max_tokens_per_gpu") or (None, "")
+    return (tokens, why) if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0 else None
 
 
 def _word(value: object) -> str:

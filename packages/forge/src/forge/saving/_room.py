@@ -148,8 +148,7 @@ class _Weights:
     @cached_property
     def stored(self) -> int:
         """Bytes of the files."""
-        folder = Path(self._path).expanduser()
-        return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
+        return forge_dist.weight_bytes(self._path)
 
     @cached_property
     def width(self) -> int:
