@@ -12,7 +12,7 @@ import pytest
 from forge.backends._trl_arguments import OBJECTIVE
 from forge.settings._settings import flat_fields
 from forge.settings.convert._convert import convert
-from forge.settings.convert._run import GENERATIONS
+from forge.settings.convert._run import GENERATIONS, WITHOUT_DROPOUT
 from forge.verbs._registry import task_of
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "migrating"
@@ -124,6 +124,15 @@ def test_trls_lora() -> None:
     assert found["double_quant"] == theirs.use_bnb_nested_quant
     for name in ("lora_r", "lora_alpha"):
         assert settings[name].default == getattr(theirs, name)
+
+
+@pytest.mark.parametrize("verb", ["sft", "dpo", "kto", "reward", "grpo", "rloo"])
+def test_trls_dropout(verb: str) -> None:
+    """LoRA's dropout is left out of recipes where TRL switches dropout off by default."""
+    trl = pytest.importorskip("trl", reason="TRL is not installed here: `hatch run peers:test`")
+    config = getattr(trl, f"{verb.upper() if verb != 'reward' else 'Reward'}Config")
+    theirs = {field.name: field.default for field in dataclasses.fields(config)}
+    assert theirs.get("disable_dropout", False) == (verb in WITHOUT_DROPOUT["TRL"])
 
 
 def test_mini_trainer() -> None:

@@ -202,6 +202,28 @@ def test_a_column_beside(kind, field, what_to_do):
         convert(name, "f:1", row | {field: value}, None)
 
 
+TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+SYSTEM = {"role": "system", "content": "Be kind."}
+BESIDE_A_SYSTEM = {
+    "messages": {"messages": TURNS},
+    "prompt_completion": {"prompt": TURNS[:1], "completion": TURNS[1:]},
+    "prompt_completion text": {"prompt": "Hi", "completion": "Ho"},
+    "unpaired_preference": {"prompt": TURNS[:1], "completion": TURNS[1:], "label": True},
+    "preference": {"prompt": TURNS[:1], "chosen": TURNS[1:], "rejected": [{"role": "assistant", "content": "No"}]},
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE_A_SYSTEM)
+def test_a_system_prompt_beside(kind):
+    """One that no format would write is refused; an empty one, and one that the messages begin with, is not."""
+    row, name = BESIDE_A_SYSTEM[kind], kind.split(" ")[0]
+    with pytest.raises(DataError, match=r"f:1: field system is the string .*make it the first message.*preprocess"):
+        convert(name, "f:1", row | {"system": "Be kind."}, None)
+    convert(name, "f:1", row | {"system": ""}, None)
+    begun = {field: [SYSTEM, *value] for field, value in row.items() if field in ("messages", "prompt") and "text" not in kind}
+    assert not begun or convert(name, "f:1", row | begun | {"system": "Be kind."}, None)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_margins(kind):
     """A margin is read of preferences, and refused beside anything else."""

@@ -64,6 +64,15 @@ def test_the_arguments_make_the_real_class(verb: str) -> None:
     assert getattr(made, "max_length", None) is None
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_dropout_stays_on(verb: str) -> None:
+    """No configuration of TRL switches dropout off, as three do by default: lora_dropout would do nothing."""
+    trl = pytest.importorskip("trl", reason="TRL is not installed here: forge-llm[trl]")
+    given = arguments(verb, settings(verb), Cut(8, 3), steps=5, output_dir="x", on_cpu=True, bf16=False, ddp=None)
+    made = getattr(trl, CLASSES[verb][0])(**given)
+    assert not getattr(made, "disable_dropout", False)
+
+
 @pytest.mark.parametrize(
     ("verb", "given", "theirs", "value"),
     [

@@ -13,13 +13,15 @@ from forge.cli import _app as _cli
 def test_convert_and_validate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A converted file is a recipe of its verb; what is missing and what was lost is said, and nothing is written over."""
     theirs, ours = tmp_path / "axolotl.yaml", tmp_path / "recipe.yaml"
-    theirs.write_text("base_model: m\ndatasets: [{path: a.jsonl, type: alpaca}]\nmicro_batch_size: 4\nwarmup_ratio: 0.1\n")
+    theirs.write_text(
+        "base_model: m\ndatasets: [{path: a.jsonl, type: chat_template}]\nmicro_batch_size: 4\nwarmup_ratio: 0.1\n"
+    )
     assert _cli.main(["config", "convert", str(theirs), "--output", str(ours)]) == 0
     said = capsys.readouterr().out
     for part in (
         "forge sft",
         "to be given: ckpt_output_dir",
-        "warmup_ratio: 0.1: here: a number of steps",
+        "warmup_ratio: 0.1: 0.1 of the steps",
         "not carried over: 2",
     ):
         assert part in said

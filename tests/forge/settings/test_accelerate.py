@@ -42,6 +42,13 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
             {**FSDP, "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True, "fsdp_activation_checkpointing": True}},
             {"strategy": "fsdp2", "cpu_offload": True, "activation_checkpointing": True},
         ),
+        (
+            {
+                **FSDP,
+                "fsdp_config": {"fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer", "fsdp_forward_prefetch": True},
+            },
+            {"strategy": "fsdp2"},
+        ),
         ({**FSDP, "fsdp_config": {"reshard_after_forward": False}}, {"strategy": "fsdp2", "reshard_after_forward": "never"}),
         ({**FSDP, "fsdp_config": {"fsdp_sharding_strategy": "NO_SHARD"}}, {"strategy": "ddp"}),
         (
@@ -102,7 +109,7 @@ def test_keys_that_have_an_effect(config: dict[str, Any], settings: dict[str, An
         ({"parallelism_config": {"dp_shard_size": -1}}, "dp_shard_size: -1: a whole number"),
         ({"gpu_ids": "0,1"}, "gpu_ids: 0,1: choose devices"),
         ({"debug": True}, "debug: True: forge always checks"),
-        ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "dynamo_config: .*models are not compiled"),
+        ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "dynamo_config: .*give compile=blocks"),
         ({"mpirun_config": {"mpirun_hostfile": "h"}}, "mpirun_config"),
         ({"fsdp_config": {"fsdp_version": 2}}, "fsdp_config: ...: it has no effect with distributed_type NO"),
         ({**ZERO, "fsdp_config": {"fsdp_version": 2}}, "no effect with distributed_type DEEPSPEED"),

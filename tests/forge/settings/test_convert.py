@@ -18,6 +18,10 @@ from forge.verbs._registry import task_of
 
 from ...whole.repository import ROOT
 
+TRL = "model_name_or_path: m\n"
+FACTORY = "model_name_or_path: m\nstage: {stage}\nfinetuning_type: full\n"
+AXOLOTL = "base_model: m\n"
+
 
 def fields(verb: str) -> dict[str, Any]:
     """Settings of a verb."""
@@ -97,7 +101,26 @@ def test_trl() -> None:
         ("model_name_or_path: m\nstage: dpo\nfinetuning_type: full\npref_loss: orpo\npref_beta: 0.1\n", "orpo", {"beta": 0.1}),
         ("model_name_or_path: m\nstage: dpo\nfinetuning_type: full\npref_loss: hinge\n", "dpo", {"loss_type": ("hinge",)}),
         ("base_model: m\nval_set_size: 0\ndeepspeed: ds/zero3_bf16.json\n", "sft", {"strategy": "zero3"}),
-        ("base_model: m\nval_set_size: 0\nfsdp_config: {offload_params: true}\n", "sft", {"strategy": "fsdp2"}),
+        (
+            AXOLOTL + "deepspeed: ds_z3_offload_config.json\n",
+            "sft",
+            {"strategy": "zero3", "cpu_offload": True},
+        ),
+        (
+            AXOLOTL + "fsdp_config: {offload_params: true, transformer_layer_cls_to_wrap: LlamaDecoderLayer}\n",
+            "sft",
+            {"strategy": "fsdp2", "cpu_offload": True},
+        ),
+        (
+            AXOLOTL + "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_reshard_after_forward: false}\n",
+            "sft",
+            {"strategy": "fsdp2", "reshard_after_forward": "never"},
+        ),
+        (
+            AXOLOTL + "fsdp: hybrid_shard auto_wrap offload\n",
+            "sft",
+            {"strategy": "hsdp", "cpu_offload": True},
+        ),
     ],
 )
 def test_methods_and_strategies(text: str, verb: str, settings: dict[str, Any]) -> None:
@@ -200,11 +223,6 @@ def test_a_rank_that_is_no_number(rank: str, wanted: dict[str, int]) -> None:
     """What LLaMA-Factory takes by default stands for none; a word is listed."""
     found = converted(f"stage: sft\ntemplate: x\nmodel_name_or_path: m\nlora_rank: {rank}\n").settings
     assert {name: value for name, value in found.items() if name.startswith("lora")} == wanted
-
-
-TRL = "model_name_or_path: m\n"
-FACTORY = "model_name_or_path: m\nstage: {stage}\nfinetuning_type: full\n"
-AXOLOTL = "base_model: m\n"
 
 
 @pytest.mark.parametrize(
@@ -332,6 +350,42 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             {"adapter": "lora"},
         ),
         (AXOLOTL + "warmup_ratio: 0.1\nmax_steps: 50\n", "sft", {"max_steps": 50, "warmup_steps": 5}),
+        (AXOLOTL + "tokens: ['<a>', '<b>']\n", "sft", {"add_tokens": ("<a>", "<b>")}),
+        (
+            FACTORY.format(stage="sft") + "add_tokens: <a>, <b>\nadd_special_tokens: <c>\n",
+            "sft",
+            {"add_tokens": ("<a>", "<b>"), "add_special_tokens": ("<c>",)},
+        ),
+        (
+            FACTORY.format(stage="sft") + "enable_thinking: false\n",
+            "sft",
+            {"chat_template_kwargs": {"enable_thinking": False}},
+        ),
+        (
+            AXOLOTL + "datasets: [{path: o/d, name: main, split: 'train[:10%]', type: completion, field: text}]\n",
+            "sft",
+            {"data_path": "o/d:main:train[:10%]", "data_format": "text", "on_overflow": "split"},
+        ),
+        (
+            AXOLOTL + "gradient_checkpointing: offload\n",
+            "sft",
+            {"activation_checkpointing": True, "activation_offloading": True},
+        ),
+        (AXOLOTL + "deepspeed: ds_z0_config.json\n", "sft", {"strategy": "ddp"}),
+        (AXOLOTL + "deepspeed: ds_zero2_no_offload.json\n", "sft", {"strategy": "zero2"}),
+        (TRL + "lr_scheduler_type: constant\n", "sft", {"lr_scheduler": "constant"}),
+        (TRL + "bf16: false\naverage_tokens_across_devices: true\n", "sft", {"dtype": "float32"}),
+        (
+            TRL + "metric_for_best_model: eval_loss\nload_best_model_at_end: true\n",
+            "sft",
+            {"metric_for_best": "loss", "keep_best": True},
+        ),
+        (TRL + "attn_implementation: kernels-community/vllm-flash-attn3\n", "sft", {"attention": "flash3"}),
+        (
+            TRL + "reward_funcs: [accuracy_reward, mine.right]\nnum_generations: 9\n",
+            "grpo",
+            {"reward": ("trl.rewards:accuracy_reward", "mine:right"), "num_generations": 9},
+        ),
         (AXOLOTL + "sequence_len: 64\nexcess_length_strategy: raise\n", "sft", {"max_seq_len": 64, "on_overflow": "error"}),
         (FACTORY.format(stage="pt") + "cutoff_len: 64\n", "pretrain", {"block_size": 64}),
         (
@@ -351,7 +405,7 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
     found = converted(text)
     assert found.verb == verb
     assert {name: value for name, value in given(found).items() if name != "model_path"} == settings
-    assert about(found) <= {"assistant_only_loss", "eval_strategy"}
+    assert about(found) <= {"assistant_only_loss", "eval_strategy", "verb", "normalize"}
 
 
 @pytest.mark.parametrize(
@@ -361,6 +415,7 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
         (TRL + "group_by_length: true\n", "group_by_length: True: here: rows are packed without padding, in random order"),
         (TRL + "num_train_epochs: 3\nmax_steps: 5\n", "num_train_epochs: 3: max_steps alone ends a run there"),
         (TRL + "packing: true\n", "packing: True: rows are packed here too; but a batch counts packed rows"),
+        (FACTORY.format(stage="sft") + "packing: true\n", "without neat_packing they see each other there"),
         (AXOLOTL + "chat_template: chatml\n", "chat_template: 'chatml': a template of Axolotl's by name"),
         (AXOLOTL + "chat_template_jinja: '{{ x }}'\n", "write it to a file"),
         (
@@ -369,24 +424,111 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
         ),
         (FACTORY.format(stage="dpo") + "dpo_label_smoothing: 0.1\n", "conservative DPO (cDPO) there"),
         (FACTORY.format(stage="pt") + "cutoff_len: 64\npacking: false\n", "packing: False: documents are cut into blocks"),
+        (
+            TRL + "loss_type: [sigmoid, sft]\n",
+            "normalize: the likelihood of the wanted answers is a mean over a micro-batch",
+        ),
+        (AXOLOTL + "rl: orpo\n", "normalize: the likelihood of the wanted answers is a mean over a micro-batch"),
+        (
+            FACTORY.format(stage="dpo") + "pref_ftx: 0.5\n",
+            "normalize: the likelihood of the wanted answers is the mean of",
+        ),
+        (AXOLOTL + "lr_scheduler: constant\nwarmup_steps: 5\n", "warmup_steps: 5: without effect there"),
+        (TRL + "lr_scheduler_type: constant\nwarmup_ratio: 0.03\nmax_steps: 100\n", "warmup_ratio: 0.03: without effect there"),
+        (TRL + "shuffle_dataset: false\n", "shuffle_dataset: False: rows are drawn in random order"),
         (AXOLOTL + "rl: simpo\n", "cpo_alpha: left out, which is 1.0 there"),
+        (
+            AXOLOTL + "datasets: [{path: a.jsonl, type: input_output}]\n",
+            "input_output: segments with labels are no format here",
+        ),
+        (AXOLOTL + "datasets: [{path: a, roles_to_train: [user]}]\n", "roles_to_train: ['user']: here: choose train_on"),
+        (AXOLOTL + "datasets: [{path: a, shards: 10}]\n", "shards: 10: a part of the rows"),
+        (AXOLOTL + "fsdp_config: {ignored_modules: [x]}\n", "fsdp_config.ignored_modules: ['x']: all weights are divided"),
+        (
+            AXOLOTL + "special_tokens: {eos_token: <x>}\n",
+            "special_tokens: {'eos_token': '<x>'}: here: the token that ends a turn",
+        ),
+        (AXOLOTL + "pretraining_dataset: d.jsonl\nsequence_len: 64\n", "sequence_len: longer documents are cut off there"),
+        (FACTORY.format(stage="ppo") + "cutoff_len: 64\n", "cutoff_len: 64: longer prompts are cut there"),
     ],
 )
 def test_what_has_no_like_here_is_said(text: str, part: str) -> None:
     """A setting that the recipe cannot hold is listed with the reason, and is not in the recipe."""
     found = converted(text)
     assert any(part in line for line in found.lost)
-    assert {"chat_template", "data_format", "label_smoothing"} & found.settings.keys() == set()
+    assert {"chat_template", "data_format", "label_smoothing", "warmup_steps"} & found.settings.keys() == set()
 
 
 def test_what_forge_does_anyway_is_not_listed() -> None:
     """Nothing is lost of a setting that asks for forge's default."""
     text = AXOLOTL + (
         "roles_to_train: [assistant]\ntrain_on_eos: turn\nflash_attention: true\nsample_packing: false\nchat_template: "
-        "tokenizer_default\npad_to_sequence_len: true\ndo_train: true\ntrain_on_inputs: false\n"
+        "tokenizer_default\npad_to_sequence_len: true\ndo_train: true\ntrain_on_inputs: false\nlora_mlp_kernel: true\n"
+        "special_tokens: {pad_token: <pad>}\nmodel_type: LlamaForCausalLM\nval_set_size: 0.1\n"
+        "eval_steps: 5\neval_strategy: steps\n"
+        "datasets: [{path: a.jsonl, type: chat_template, roles_to_train: [assistant], train_on_eos: turn, field_messages: "
+        "conversations, message_property_mappings: {role: from, content: value}, roles: {assistant: [gpt]}}]\n"
     )
     assert about(converted(text)) == set()
     assert about(converted(TRL + "assistant_only_loss: true\npadding_free: true\ntruncation_mode: keep_start\n")) == set()
+
+
+def test_the_alpaca_prompt_is_said_to_be_another() -> None:
+    """Axolotl writes rows of type alpaca in a prompt of its own; forge reads them into the chat template."""
+    found = converted(AXOLOTL + "datasets: [{path: a.jsonl, type: alpaca}]\n")
+    assert found.settings["data_format"] == "alpaca"
+    assert any("Axolotl writes such rows in the Alpaca prompt" in line for line in found.lost)
+
+
+LORA = "adapter: lora\nlora_dropout: 0.1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "verb", "dropout", "said"),
+    [
+        (AXOLOTL + LORA, None, 0.1, False),
+        (AXOLOTL + LORA + "rl: grpo\n", None, 0.1, False),
+        (AXOLOTL + LORA + "rl: simpo\n", None, None, True),
+        ("model_name_or_path: m\nstage: kto\nlora_dropout: 0.1\n", None, None, True),
+        ("model_name_or_path: m\nstage: rm\nlora_dropout: 0.1\n", None, 0.1, False),
+        (TRL + "use_peft: true\n", "dpo", None, False),
+        (TRL + "use_peft: true\nlora_dropout: 0.1\n", "dpo", None, True),
+        (TRL + "use_peft: true\nlora_dropout: 0.1\ndisable_dropout: false\n", "dpo", 0.1, False),
+        (TRL + "use_peft: true\nlora_dropout: 0.1\ndisable_dropout: true\n", "grpo", None, True),
+    ],
+)
+def test_dropout_that_does_nothing_there(text: str, verb: str | None, dropout: float | None, said: bool) -> None:
+    """Trainers of preferences switch LoRA's dropout off: it is left out, and a rate that was given is listed."""
+    found = converted(text, verb=verb)
+    assert found.settings.get("lora_dropout") == dropout
+    assert ("lora_dropout" in about(found)) == said
+
+
+def test_a_file_for_ppo_has_prompts() -> None:
+    """The length of LLaMA-Factory's rows is that of prompts, which are not cut; the rows of Axolotl's GRPO have none."""
+    found = converted(FACTORY.format(stage="ppo") + "cutoff_len: 64\nreward_model: r\n").settings
+    assert {name: found.get(name) for name in ("max_prompt_len", "on_overflow", "top_p")} == {
+        "max_prompt_len": 64,
+        "on_overflow": None,
+        "top_p": 0.7,
+    }
+    found = converted(AXOLOTL + "rl: grpo\nsequence_len: 64\n")
+    assert "max_prompt_len" not in found.settings
+    assert "sequence_len" not in about(found)
+
+
+def test_documents_of_llama_factory_see_each_other() -> None:
+    """Its pretraining concatenates documents, and masks none from another."""
+    assert converted(FACTORY.format(stage="pt")).settings["cross_documents"] is True
+    assert "cross_documents" not in converted(AXOLOTL + "pretraining_dataset: d.jsonl\n").settings
+
+
+@pytest.mark.parametrize("line", ["rl: gdpo", "rl: ebft", "process_reward_model: true"])
+def test_a_method_that_forge_has_not_is_refused(line: str) -> None:
+    """No recipe of another method is made of its file, unless a verb is asked for."""
+    with pytest.raises(RecipeError, match="forge has no such method"):
+        converted(AXOLOTL + line + "\n")
+    assert converted(AXOLOTL + line + "\n", verb="sft").verb == "sft"
 
 
 def test_a_method_that_the_file_does_not_say_is_asked_for() -> None:

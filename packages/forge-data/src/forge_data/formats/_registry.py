@@ -48,6 +48,8 @@ _CHANGES_MEANING = {
     "seq_lengths": "packing is done while training: one row, one sample",
 }
 
+_NO_SYSTEM = ("messages", "prompt_completion", "unpaired_preference", "preference")
+"""Formats that have their system prompt among the messages or in the text; ShareGPT and Alpaca rows have a field for it."""
 
 # What rows of other data sets call the fields of a prompt, of its answer, and of a conversation.
 _OTHER_NAMES = {
@@ -126,6 +128,11 @@ def convert(format: str, place: str, fields: Fields, vocabulary: int | None) -> 
     for field, why in _refused(format).items():
         if field in fields and _is_set(fields[field]):
             raise DataError(f"{place}: field {field} is {describe(fields[field])}, and {why}; take it out of the rows")
+    if format in _NO_SYSTEM and _is_set(fields.get("system")) and not _has_system(fields):
+        raise DataError(
+            f"{place}: field system is {describe(fields['system'])}, which would be passed over; make it the first message (in "
+            "text, the beginning of the prompt) with `preprocess`, or take it out of the rows"
+        )
     made = row.convert(place, fields) if format in BUILT_IN else _made_by_plug_in(format, row, place, fields)
     if not isinstance(made, Sample):
         known = {name: built_in(name) for name in BUILT_IN}
@@ -242,6 +249,13 @@ def _renaming(fields: Fields, wanted: set[str], misspelt: dict[str, str]) -> str
 
 def _is_set(value: object) -> bool:
     return len(value) > 0 if isinstance(value, np.ndarray) else bool(value) and not is_empty(value)
+
+
+def _has_system(fields: Fields) -> bool:
+    """Whether the messages of a row begin with what its field `system` says."""
+    lists = (fields.get(name) for name in ("messages", "prompt", "chosen"))
+    firsts = [each[0] for each in lists if isinstance(each, list) and each and isinstance(each[0], Mapping)]
+    return any(first.get("role") == "system" and first.get("content") == fields["system"] for first in firsts)
 
 
 def _hint(fields: Fields, misspelt: Collection[str] = ()) -> str:

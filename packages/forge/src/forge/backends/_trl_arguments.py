@@ -150,6 +150,8 @@ def arguments(
     for ours, theirs in OBJECTIVE[verb].items():
         value = getattr(s.objective, ours)
         found[theirs] = list(value) if isinstance(value, tuple) else None if ours in NONE_IF_ZERO and not value else value
+    if verb in ("dpo", "kto", "reward"):
+        found["disable_dropout"] = False  # TRL's default is True, under which lora_dropout does nothing
     if verb == "dpo":
         found["ld_alpha"] = s.passed_on.ld_alpha
     if verb == "grpo":

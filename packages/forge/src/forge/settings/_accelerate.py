@@ -25,7 +25,7 @@ _REFUSED = {
     "enable_cpu_affinity": "bind processes with numactl or taskset",
     "downcast_bf16": "TPUs are not available",
     "fp8_config": "there is no training in 8 bits",
-    "dynamo_config": "models are not compiled",
+    "dynamo_config": "give compile=blocks",
     "megatron_lm_config": "Megatron-LM is not available",
     "mpirun_config": "it is read by accelerate launch alone: start the run with that",
     **dict.fromkeys(("tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_env"), "TPUs are not available"),
@@ -33,6 +33,9 @@ _REFUSED = {
     "fsdp_transformer_layer_cls_to_wrap": "every layer of the decoder is divided by itself, whatever its class",
     "fsdp_transformer_cls_to_wrap": "every layer of the decoder is divided by itself, whatever its class",
     "fsdp_ignored_modules": "all weights are divided",
+    **dict.fromkeys(
+        ("fsdp_xla", "fsdp_xla_fsdp_v2", "fsdp_xla_fsdp_settings", "fsdp_xla_fsdp_grad_ckpt"), "TPUs are not available"
+    ),
     "fsdp_activation_checkpointing_offload": "give activation_offloading=true beside activation_checkpointing=full",
     "deepspeed_config_file": "give zero_stage, offloading and gradient_clipping by themselves",
     "deepspeed_moe_layer_cls_names": "experts are found in the model",
@@ -52,11 +55,12 @@ _ALWAYS = {
     "fsdp_version": (1, 2),
     "fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",),
     "fsdp_backward_prefetch": ("BACKWARD_PRE",),
-    "fsdp_forward_prefetch": (False,),
+    "fsdp_forward_prefetch": (True, False),  # fully_shard gathers the next layer by itself
     "fsdp_state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
     "fsdp_use_orig_params": (True,),
     "fsdp_cpu_ram_efficient_loading": (True,),
     "fsdp_sync_module_states": (True,),
+    "fsdp_limit_all_gathers": (True,),
     "deepspeed_multinode_launcher": ("standard",),
     "zero3_init_flag": (True, False),
     "zero3_save_16bit_model": (True, False),
@@ -196,6 +200,31 @@ def translated(config: Mapping[str, Any], where: str, decided: Collection[str] =
     return {name: value for name, value in settings.items() if name not in decided}
 
 
+def sharding(section: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:
+    """Translate a section `fsdp_config` by itself, as transformers' arguments have it.
+
+    Args:
+        section: keys with or without their `fsdp_`.
+
+    Returns:
+        The settings, and key → why it cannot be had.
+
+    >>> sharding({"offload_params": True, "backward_prefetch": "backward_pre", "xla": True})
+    ({'strategy': 'fsdp2', 'cpu_offload': True}, {'xla': 'TPUs are not available'})
+    """
+    settings: Settings = {"strategy": "fsdp2"}
+    refused: dict[str, str] = {}
+    flat = _with_prefix(section, "fsdp_config")
+    for long, value in flat.items():
+        known = value.upper() if isinstance(value, str) and long not in _REFUSED else value
+        effect = _effect(long, known, flat)
+        if isinstance(effect, str):
+            refused[long if long in section else long.removeprefix("fsdp_")] = effect
+        else:
+            settings |= effect
+    return settings, refused
+
+
 def _refused(where: str, key: str, value: object, why: str) -> SettingsError:
     return SettingsError(f"{where}: {key}: {value}: {why}. Leave it out.")
 
@@ -226,6 +255,8 @@ def _effect(key: str, value: Any, flat: Mapping[str, Any]) -> Settings | str:
     if key in _ALWAYS:
         known = " or ".join(str(each).lower() if isinstance(each, bool) else str(each) for each in _ALWAYS[key])
         return {} if value is None or value in _ALWAYS[key] else f"here it is {known}"
+    if key.endswith("_cls_to_wrap") and str(value).endswith("DecoderLayer"):
+        return {}  # the layer that is divided by itself anyway
     if key in _REFUSED:
         # 0 switches a key off, but is the number of a device too.
         number = key == "gpu_ids" and type(value) is int

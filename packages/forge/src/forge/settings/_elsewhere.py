@@ -22,6 +22,7 @@ RENAMED = {
         "data_path": "dataset datasets dataset_name train_dataset train_file",
         "eval_data_path": "eval_dataset test_datasets validation_data_path",
         "data_format": "format",
+        "add_tokens": "tokens",
         "ckpt_output_dir": "output_dir",
         "validation_split": "val_set_size val_size",
         "num_proc": "dataset_num_proc preprocessing_num_workers data_process_num_cpu_procs",
@@ -134,8 +135,10 @@ _KERNELS = "logits are never held whole, so there is no such kernel to switch on
 _NO_CODE = "refused on purpose: no code of a model is run"
 _OFF = "not available"
 NOT_NEEDED = """remove_unused_columns dataloader_num_workers dataloader_pin_memory save_final_checkpoint save_safetensors
-    do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout
-    gradient_checkpointing_kwargs""".split()
+    do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout no_remove_unused_columns
+    gradient_checkpointing_kwargs lora_mlp_kernel lora_qkv_kernel lora_o_kernel use_unsloth_gc model_type tokenizer_type
+    lora_task_type average_tokens_across_devices eval_on_start dataloader_persistent_workers dataloader_prefetch_factor
+    label_names disable_tqdm log_level torch_empty_cache_steps""".split()
 """Names for which there is nothing to set here, and without which nothing is lost."""
 TOLD = {
     theirs: text
@@ -192,9 +195,10 @@ TOLD = {
             resume_from_full_state_checkpoint""",
         "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights": "pref_ftx",
         "the ratio is a completion's with loss_type=gspo, and each token's with the others": "importance_sampling_level",
-        "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token",
+        "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token special_tokens",
         "give paths in data_path": "dataset_dir",
-        "a server samples with sampler=vllm and sampler_url; it is started by itself": "use_vllm vllm_mode",
+        "a server samples with sampler=vllm and sampler_url; it is started by itself": """use_vllm vllm_mode
+            vllm vllm_server_host vllm_server_port vllm_server_timeout""",
         "completions come from the model that trains": "vllm_gpu_memory_utilization gpu_memory_utilization n_gpus",
         "rollouts/step_N.jsonl has every completion": "log_completions",
         "forge export RUN --merge, or with --format gguf": "save_pretrained_merged save_pretrained_gguf merge_lora",

@@ -43,11 +43,17 @@ _CHOICES = {
         **{name: name for name in ("sdpa", "eager", "flash3", "flash4")},
         **dict.fromkeys(("auto", "flash_attention_2"), "auto"),
         "flash_attention_3": "flash3",
-        "fa3": "flash3",
+        **dict.fromkeys(("fa3", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3"), "flash3"),
+        **dict.fromkeys(("kernels-community/flash-attn", "kernels-community/flash-attn2"), "auto"),
         "disabled": "eager",
     },
     "scale_rewards": {True: "group", False: "none", "group": "group", "batch": "batch", "none": "none"},
     "resume": {True: "auto", "auto": "auto"},
+    "metric_for_best": {
+        **dict.fromkeys(("loss", "eval_loss"), "loss"),
+        **dict.fromkeys(("accuracy", "rewards/accuracies", "eval_rewards/accuracies", "eval_accuracy"), "accuracy"),
+        **dict.fromkeys(("margin", "rewards/margins", "eval_rewards/margins"), "margin"),
+    },
 }
 """Setting → their values and ours, where both have other words."""
 
@@ -184,8 +190,9 @@ def _carry(key: str, field: attrs.Attribute[Any], value: Any, draft: Draft) -> N
         value = _CHOICES[setting][value]
         if value == "auto":
             return
-    if field.type is bool and value == "unsloth":
-        value = True
+    if setting == "activation_checkpointing" and value in ("unsloth", "offload", "offload_disk"):
+        # Unsloth's moves what is kept to the host too; only the memory that a run takes depends on it.
+        draft.found["activation_offloading"], value = True, True
     try:
         draft.found[setting] = converted(field, value, "recipe")
     except SettingsError as error:

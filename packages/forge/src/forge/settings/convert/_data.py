@@ -6,17 +6,50 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from forge.settings.convert._draft import Draft
+from forge.settings._elsewhere import hint
+from forge.settings.convert._draft import ONLINE, Draft
 
 FORMATS = {
     "chat_template": "messages",
     "alpaca": "alpaca",
     "sharegpt": "sharegpt",
     "completion": "text",
-    "input_output": "auto",
     "chat_template.default": "auto",
 }
 """Type of a data set in Axolotl → data_format."""
+_TYPES = {
+    "alpaca": (
+        'Axolotl writes such rows in the Alpaca prompt ("### Instruction:"), forge in the chat template; for the same words '
+        "give a file of it as chat_template, or make rows of prompt and completion with preprocess"
+    ),
+    "input_output": "segments with labels are no format here: make rows of input_ids and labels with preprocess",
+}
+"""Type of a data set in Axolotl → what becomes of it here, where that is not the same."""
+_ROLES = {"user": ("human", "user"), "assistant": ("gpt", "assistant"), "system": ("system",), "tool": ("tool",)}
+_AS_ANYWAY: dict[str, tuple[object, ...]] = {
+    "roles_to_train": (["assistant"], ["gpt", "assistant"], ["assistant", "gpt"]),
+    "train_on_eos": ("turn",),
+    "chat_template": ("tokenizer_default",),
+    "field": ("text",),
+    "field_messages": ("messages", "conversations"),
+    "field_chosen": ("chosen",),
+    "field_rejected": ("rejected",),
+    "message_field_role": ("role", "from"),
+    "message_field_content": ("content", "value"),
+    "message_property_mappings": ({"role": "role", "content": "content"}, {"role": "from", "content": "value"}),
+    "trust_remote_code": (False,),
+}
+"""Key of a data set's entry → values with which forge reads its rows anyway."""
+_OF_AN_ENTRY = {
+    "shards": "a part of the rows: shorten the file, or name a slice of the split, org/name:train[:10%]",
+    "shards_idx": "a part of the rows: shorten the file",
+    "preprocess_shards": "files are read in constant memory",
+    "revision": "the newest revision is read",
+    "data_dir": "give the files in data_path",
+    "type": "the format is recognised from the rows; or choose data_format",
+    "columns": "columns that a format does not read are left out by themselves",
+}
+"""Key of a data set's entry → what there is instead; other keys are those of the whole file, or name columns."""
 _FILE = re.compile(r"\.(jsonl?|parquet|csv|arrow)(\.\w+)?$")
 
 
@@ -35,7 +68,10 @@ def data(draft: Draft) -> None:
         for each in given if isinstance(given, list) else [given]:
             paths += _paths(each, key, kinds, lost)
         found[setting] = paths[0] if len(paths) == 1 else paths
+    draft.lost += [f"datasets[].type: {kind}: {_TYPES[kind]}" for kind in dict.fromkeys(kinds) if kind in _TYPES]
     formats = {FORMATS[kind] for kind in kinds if kind in FORMATS}
+    if set(kinds) == {"completion"} and "on_overflow" in draft.known:
+        found["on_overflow"] = "split"  # long texts are cut into several there too
     if len(set(kinds)) > 1:
         lost.append(
             f"datasets[].type: {', '.join(kinds)}: one data_format holds for all; it is left open, and recognised from the rows"
@@ -56,13 +92,16 @@ def data(draft: Draft) -> None:
         test = left.pop("dataset_test_split", None) or "test"
         if left.get("eval_strategy") not in (None, "no", False) and not _FILE.search(name):
             found["eval_data_path"] = ":".join([*on_hub, str(test)])
-    draft.drop("eval_strategy", when=("no", False))
+    draft.drop("eval_strategy", when=("no", False, *(["steps"] if left.get("eval_steps") else [])))
     share = left.get("val_set_size", left.get("val_size"))
     if isinstance(share, (int, float)) and not 0 < share < 1:
         left.pop("val_set_size", None)
         left.pop("val_size", None)
         if share:
             lost.append(f"val_size: {share}: validation_split is a share of the rows, below 1")
+    for key in ("shuffle_dataset", "shuffle_merged_datasets"):
+        if left.pop(key, None) is False:
+            lost.append(f"{key}: False: rows are drawn in random order")
     _long_rows(draft)
 
 
@@ -72,8 +111,17 @@ def _long_rows(draft: Draft) -> None:
     for key in ("max_length", "cutoff_len", "sequence_len"):
         if left.get(key) is None:
             continue
+        if draft.verb in ONLINE and draft.library == "Axolotl":
+            del left[key]  # read by no trainer that samples
+            continue
+        if draft.verb in ONLINE:
+            draft.lost.append(f"{key}: {left[key]}: longer prompts are cut there; here they are left out and counted")
+            left["max_prompt_len"] = left.pop(key)
+            continue
         if draft.verb == "pretrain":
             left["block_size"] = left.pop(key)
+            if draft.library == "Axolotl":
+                draft.lost.append(f"{key}: longer documents are cut off there; here they go on in the next block")
             if draft.library == "LLaMA-Factory" and left.get("packing") is False:
                 draft.lose("packing", "documents are cut into blocks of block_size, and none is cut off at its end")
         elif draft.library == "LLaMA-Factory" or (draft.library == "TRL" and draft.verb != "reward"):
@@ -91,14 +139,19 @@ def rows(draft: Draft) -> None:
     left = draft.left
     packs = [key for key in ("packing", "sample_packing", "neat_packing") if left.get(key) is True]
     if packs and draft.verb != "pretrain":
+        seen = draft.library == "LLaMA-Factory" and "neat_packing" not in packs
         draft.lost.append(
             f"{packs[0]}: True: rows are packed here too; but a batch counts packed rows there, and samples in "
             "effective_batch_size: multiply it by the samples that fill such a row"
+            + ("; without neat_packing they see each other there" if seen else "")
         )
     draft.drop("packing", "sample_packing", "neat_packing", "eval_sample_packing", "eval_packing", "pad_to_sequence_len")
     draft.drop("batch_flattening", "padding_free")
     draft.drop("packing_strategy", when=("bfd",))
     draft.drop("pad_to_multiple_of", when=("auto",))
+    special = left.get("special_tokens")
+    if isinstance(special, Mapping):
+        left["special_tokens"] = {name: token for name, token in special.items() if name != "pad_token"}  # nothing is padded
     draft.drop("dataset_text_field", when=("text",))
     draft.drop("roles_to_train", when=(["assistant"],))
     draft.drop("train_on_eos", when=("turn",))
@@ -126,6 +179,9 @@ def _learned(draft: Draft) -> None:
 def _template(draft: Draft) -> None:
     """Read the chat template: a file, since other libraries' names mean nothing here."""
     left = draft.left
+    if left.get("enable_thinking") is False and left.get("chat_template_kwargs") is None:
+        del left["enable_thinking"]
+        draft.found["chat_template_kwargs"] = {"enable_thinking": False}
     draft.drop("chat_template", when=("tokenizer_default", "jinja"))
     name = left.get("chat_template")
     if isinstance(name, str) and "." not in name and "/" not in name:
@@ -141,22 +197,38 @@ def _paths(each: Any, key: str, kinds: list[str], lost: list[str]) -> list[str]:
     if not isinstance(each, Mapping):
         return [str(each)]
     own = dict(each)
-    path, split, files = own.pop("path", None), own.pop("split", None), own.pop("data_files", None)
+    path, split, files, config = (own.pop(name, None) for name in ("path", "split", "data_files", "name"))
     kind = own.pop("type", None)
     own.pop("ds_type", None)
     if kind is not None and key == "datasets":
         kinds.append(str(kind))
-        if str(kind) not in FORMATS:
-            here = "the format is recognised from the rows; or choose data_format"
+        if str(kind) not in FORMATS and str(kind) not in _TYPES:
+            here = _OF_AN_ENTRY["type"]
             if isinstance(kind, Mapping):
                 here += "; columns of other names are read with rename_columns ({question: prompt, answer: completion})"
             lost.append(f"{key}[].type: {kind!r}: {here}")
-    if "chat_template" in own:
-        lost.append(f"{key}[].chat_template: {own.pop('chat_template')!r}: one chat_template is that of all data sets")
-    lost += [f"{key}[].{name}: {value!r}: rename columns with rename_columns" for name, value in own.items()]
+    for name, value in own.items():
+        if value not in (None, *_AS_ANYWAY.get(name, ())) and not (name == "roles" and _usual(value)):
+            lost.append(f"{key}[].{name}: {value!r}: {_instead(name)}")
     if files is not None:
         return [str(file) for file in (files if isinstance(files, list) else [files])]
     if path is None:
         lost.append(f"{key}[]: has no path")
         return []
-    return [str(path) if _FILE.search(str(path)) else f"{path}:{split or 'train'}"]
+    if _FILE.search(str(path)):
+        return [str(path)]
+    return [":".join([str(path), *([str(config)] if config else []), str(split or "train")])]
+
+
+def _usual(roles: Any) -> bool:
+    """Whether names of roles are those that are known anyway."""
+    return isinstance(roles, Mapping) and all(
+        isinstance(names, list) and set(map(str, names)) <= set(_ROLES.get(str(role), ())) for role, names in roles.items()
+    )
+
+
+def _instead(name: str) -> str:
+    """Say what there is instead of a key of a data set's entry."""
+    if name == "chat_template":
+        return "one chat_template is that of all data sets"
+    return _OF_AN_ENTRY.get(name) or hint(name, ()) or "rename columns with rename_columns"

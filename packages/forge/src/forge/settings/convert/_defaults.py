@@ -1,7 +1,8 @@
 """What a file leaves to its library and forge has otherwise → settings of the recipe.
 
 Only what changes the numbers that are learned: how a run saves, logs or fits into memory stays forge's. The defaults are those
-of TRL 1.16 with transformers 5.23, LLaMA-Factory of August 2026 and Axolotl of July 2026; tests/peers holds TRL's to it.
+of TRL 1.16 with transformers 5.23 (tests/peers holds them to it), LLaMA-Factory 0.9.5 and Axolotl 0.19.0 (read from their
+sources into tests/forge/settings/defaults_elsewhere.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ TRL_LORA: dict[str, object] = {"lora_dropout": 0.05, "target_modules": ("q_proj"
 _LLAMA_FACTORY: dict[str, object] = {**TRAINER, "learning_rate": 5e-5, "max_seq_len": 2048, "on_overflow": "truncate"}
 _LLAMA_FACTORY_BY_VERB: dict[str, dict[str, object]] = {
     "simpo": {"beta": 0.1, "gamma": 0.5},
-    "ppo": {"max_new_tokens": 1024},
+    "ppo": {"max_new_tokens": 1024, "temperature": 0.95, "top_p": 0.7, "top_k": 50, "kl_weight": 0.2},
+    "pretrain": {"cross_documents": True},
 }
 _AXOLOTL: dict[str, object] = {"beta2": 0.999, "max_seq_len": 512}
 _ORPO: dict[str, object] = {"learn_prompt": True}
@@ -85,6 +87,8 @@ def _unread(draft: Draft, name: str) -> bool:
 
 def _tell(draft: Draft, given: set[str]) -> None:
     """List defaults for which forge has no setting, or none of that value."""
+    if draft.library == "LLaMA-Factory" and draft.verb == "ppo":
+        draft.lost.append("ppo_target: 6.0 there by default: the weight of the KL starts at 0.2 and follows it; here it stays")
     if draft.library == "Axolotl" and draft.verb == "simpo" and "cpo_alpha" not in given:
         draft.lost.append("cpo_alpha: left out, which is 1.0 there: a likelihood beside SimPO, which forge simpo has not")
     if draft.library == "Axolotl" and draft.verb == "grpo" and "max_new_tokens" not in given:

@@ -29,16 +29,31 @@ _FORMS = {
     "grpo": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo"),
 }
 """Verb → its values of `loss_type` in TRL; any other is one of DPO's."""
+_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+"""Names that `trl grpo` has for functions of trl.rewards."""
 _READ_SMOOTHING = {"exo_pair", "robust", "aot", "aot_unpaired"}
 """Losses of DPO that read `label_smoothing`, here and in TRL."""
 
+_LIKELIHOOD = (
+    "normalize: the likelihood of the wanted answers is a mean over a micro-batch's tokens there, over the step's here",
+    "normalize: the likelihood of the wanted answers is the mean of each one's own mean there, over all their tokens here",
+)
+"""What is said of a loss that has a likelihood beside the preference: of TRL and Axolotl, of LLaMA-Factory."""
+
 
 def verb_of(left: Mapping[str, Any], library: str) -> str:
-    """Return the verb that a configuration asks for; RecipeError where several do."""
+    """Return the verb that a configuration asks for; RecipeError where several do, or it is none."""
     if left.get("reward_model") is True:
         return "reward"
     if left.get("pretraining_dataset"):
         return "pretrain"
+    asked = [(key, left[key]) for key in ("rl", "stage") if isinstance(left.get(key), str) and left[key] not in METHODS]
+    asked += [("process_reward_model", True)] if left.get("process_reward_model") is True else []
+    for key, value in asked:
+        raise RecipeError(
+            f"{key}: {value!r}: forge has no such method. Methods: {', '.join(dict.fromkeys(METHODS.values()))}; with --verb "
+            "the rest of the file is read for one of them."
+        )
     loss = left.get("pref_loss")
     for method in (loss if loss in ("orpo", "simpo") else None, left.get("rl"), left.get("stage")):
         if isinstance(method, str) and method in METHODS:
@@ -81,6 +96,8 @@ def preferences(draft: Draft) -> None:
     if draft.verb != "dpo":
         if left.get("dpo_label_smoothing"):
             draft.lose("dpo_label_smoothing", "only DPO reads it")
+        if draft.verb == "orpo":
+            draft.lost.append(_LIKELIHOOD[draft.library == "LLaMA-Factory"])
         return
     given = (left[key] for key in ("loss_type", "pref_loss", "dpo_loss_type") if left.get(key))
     form = found.get("loss_type") or next(given, "sigmoid")
@@ -95,7 +112,10 @@ def preferences(draft: Draft) -> None:
     if isinstance(weight, (int, float)) and not isinstance(weight, bool) and weight > 0 and "loss_weights" not in left:
         for key in ("pref_ftx", "pref_loss", "loss_type"):
             left.pop(key, None)
-        found |= {"loss_type": (*forms, "sft"), "loss_weights": (*[1.0] * len(forms), float(weight))}
+        forms = (*forms, "sft")
+        found |= {"loss_type": forms, "loss_weights": (*[1.0] * (len(forms) - 1), float(weight))}
+    if "sft" in forms:
+        draft.lost.append(_LIKELIHOOD[draft.library == "LLaMA-Factory"])
 
 
 def online(draft: Draft) -> None:
@@ -103,8 +123,9 @@ def online(draft: Draft) -> None:
     left = draft.left
     functions = left.get("reward_funcs")
     names = [functions] if isinstance(functions, str) else functions
-    if isinstance(names, list) and all(isinstance(name, str) and (":" in name or "." in name) for name in names):
-        left["reward_funcs"] = [name if ":" in name else ":".join(name.rsplit(".", 1)) for name in names]
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        paths = [f"trl.rewards.{name}" if name in _REWARDS else name for name in names]
+        left["reward_funcs"] = [path if ":" in path else ":".join(path.rsplit(".", 1)) for path in paths]
     draft.drop("importance_sampling_level", when=("token",))
     if left.get("importance_sampling_level") == "sequence" and left.get("loss_type") == "grpo":
         del left["importance_sampling_level"]

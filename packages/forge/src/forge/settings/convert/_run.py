@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any, TypeGuard
 
+from forge.settings._accelerate import sharding
 from forge.settings.convert._draft import LORA, Draft
 
 _OF_A_GPU = ("per_device_train_batch_size", "per_gpu_train_batch_size", "micro_batch_size")
@@ -101,20 +102,27 @@ def length(draft: Draft) -> None:
 def _warmup(draft: Draft) -> None:
     """Turn a share of the steps into their number, where that of all steps is known."""
     left, steps = draft.left, draft.left.get("max_steps")
+    if "constant" in (left.get("lr_scheduler_type"), left.get("lr_scheduler")):
+        for key in ("warmup_ratio", "warmup_steps"):
+            if left.get(key):
+                draft.lose(key, "without effect there: the schedule `constant` has no warm-up, constant_with_warmup has")
+        return
     key = "warmup_ratio" if left.get("warmup_ratio") else "warmup_steps"
     share, up = left.get(key), math.floor if draft.library == "Axolotl" else math.ceil
     if isinstance(share, float) and 0 < share < 1:
         if _whole(steps):
             left.pop(key)
             left["warmup_steps"] = up(share * steps)
-        elif key == "warmup_steps":
-            draft.lose(key, "a share of the steps; give their number: warmup_steps")
+        else:
+            draft.lose(key, f"{share:.3g} of the steps, whose number --dry-run says: give warmup_steps")
     elif draft.library == "Axolotl" and not {"warmup_steps", "warmup_ratio"} & {k for k in left if left[k] is not None}:
         if _whole(steps):
             draft.found["warmup_steps"] = min(steps * 3 // 100, 100)
             draft.comments["warmup_steps"] = "Axolotl's default: 3 % of the steps, at most 100"
         else:
-            draft.lost.append("warmup_steps: left out, which is 3 % of the steps there, at most 100: give their number")
+            draft.lost.append(
+                "warmup_steps: left out, which is 3 % of the steps there, at most 100: their number is what --dry-run says"
+            )
 
 
 def schedule(draft: Draft) -> None:
@@ -167,7 +175,8 @@ def dtype(draft: Draft) -> None:
         draft.found["dtype"] = "bfloat16"
         return
     draft.lost += [f"{key}: true: dtype is float32 or bfloat16" for key in ("fp16", "fp8") if key in on]
-    if "float32" in on:
+    off = flags.get("bf16") is False and draft.library != "LLaMA-Factory"  # which computes in the model's own dtype then
+    if "float32" in on or (off and not on & {"fp16", "float16", "fp8"}):
         draft.found["dtype"] = "float32"
 
 
@@ -191,6 +200,10 @@ def adapter(draft: Draft) -> None:
         kind = "qlora"
     elif four:
         lost.append(f"load_in_4bit: true: a base in 4 bits is adapter=qlora, and this trains {kind}")
+    _dropout(draft)
+    for key in ("add_tokens", "add_special_tokens"):
+        if draft.library == "LLaMA-Factory" and isinstance(left.get(key), str):
+            left[key] = [token.strip() for token in left[key].split(",")]
     if kind == "none":
         for key in [key for key in left if key.startswith("lora_") or key == "peft_layers_to_transform"]:
             del left[key]
@@ -200,6 +213,25 @@ def adapter(draft: Draft) -> None:
         kind = "none"
     if kind != "none":
         draft.found["adapter"] = kind
+
+
+WITHOUT_DROPOUT = {
+    "TRL": ("dpo", "kto", "reward", "orpo"),
+    "Axolotl": ("dpo", "kto", "reward", "orpo", "simpo"),
+    "LLaMA-Factory": ("dpo", "kto", "orpo", "simpo"),
+}
+"""Library → verbs whose trainer switches all dropout off, that of LoRA too, unless it is told otherwise."""
+
+
+def _dropout(draft: Draft) -> None:
+    """Leave LoRA's dropout out where it does nothing there."""
+    left, off = draft.left, draft.left.pop("disable_dropout", None)
+    if off is None:
+        off = draft.verb in WITHOUT_DROPOUT[draft.library]
+    if off is True:
+        if left.get("lora_dropout"):
+            draft.lose("lora_dropout", f"without effect there: {draft.library} switches dropout off in {draft.verb}")
+        draft.found["lora_dropout"] = None  # so that no default of the other library takes its place
 
 
 def _targets(draft: Draft) -> None:
@@ -224,14 +256,33 @@ def _targets(draft: Draft) -> None:
 
 def strategy(draft: Draft) -> None:
     """Read the sharding: any FSDP is fsdp2, and DeepSpeed's stage stands in its file's name."""
-    left = draft.left
-    fsdp = [left.pop(key, None) for key in ("fsdp", "fsdp_config", "fsdp_version")]
+    left, lost = draft.left, draft.lost
+    words, config = left.pop("fsdp", None), left.pop("fsdp_config", None)
+    left.pop("fsdp_version", None)
     deepspeed = left.pop("deepspeed", None)
     if deepspeed:
-        stage = re.search(r"z(?:ero)?[-_]?(?:stage)?[-_]?([123])", str(deepspeed).lower())
+        text = str(deepspeed).lower()
+        stage = re.search(r"z(?:ero)?[-_]?(?:stage)?[-_]?([0-3])", text)
         if stage:
-            draft.found["strategy"] = f"zero{stage[1]}"
+            draft.found["strategy"] = f"zero{stage[1]}" if stage[1] != "0" else "ddp"
+            if re.search(r"(?<!no)(?<!no[-_])offload", text):
+                draft.found["cpu_offload"] = True
             return
-        draft.lost.append(f"deepspeed: {deepspeed!r}: choose strategy=zero1, zero2 or zero3")
-    if any(fsdp):
-        draft.found["strategy"] = "fsdp2"
+        lost.append(f"deepspeed: {deepspeed!r}: choose strategy=zero1, zero2 or zero3")
+    if words or config:
+        section = {str(key): value for key, value in config.items()} if isinstance(config, dict) else {}
+        asked = words if isinstance(words, list) else str(words).split()
+        section |= {key: value for word, (key, value) in _FSDP_WORDS.items() if word in asked}
+        settings, refused = sharding(section)
+        draft.found |= settings
+        lost += [f"fsdp_config.{key}: {section.get(key)!r}: {why}" for key, why in refused.items()]
+
+
+_FSDP_WORDS = {
+    "shard_grad_op": ("reshard_after_forward", False),
+    "no_shard": ("sharding_strategy", "NO_SHARD"),
+    "hybrid_shard": ("sharding_strategy", "HYBRID_SHARD"),
+    "hybrid_shard_zero2": ("sharding_strategy", "HYBRID_SHARD_ZERO2"),
+    "offload": ("offload_params", True),
+}
+"""Word in `fsdp` → the key of `fsdp_config` that says the same."""
