@@ -100,6 +100,18 @@ def test_a_schedule_that_needs_the_end_is_refused_without_one(given: dict[str, A
     assert result.steps == 5
 
 
+def test_a_share_of_warmup_is_one_of_all_steps(given: dict[str, Any], tmp_path: Path) -> None:
+    """Its steps rise to the highest rate; without an end it is refused, and so is another length of a run that has begun."""
+    given |= {"lr_scheduler": "constant", "warmup_ratio": 0.3, "learning_rate": 1e-2}
+    wanted = "num_epochs=inf has no end, and warmup_ratio=0.3 is a share of all steps: give warmup_steps"
+    with pytest.raises(forge.SettingsError, match=wanted):
+        forge.sft(**given, num_epochs="inf")
+    result = forge.sft(**given, max_steps=5)
+    assert [line["lr"] for line in metrics(result.output_dir)] == pytest.approx([5e-3, *[1e-2] * 4])
+    with pytest.raises(forge.SettingsError, match="its learning rates were those of warmup_ratio=0.3 over that length"):
+        forge.sft(**given, max_steps=9)
+
+
 @pytest.mark.parametrize("bad", ["infinite", -1, 0, 1.5, -math.inf, math.nan, True])
 def test_other_numbers_of_epochs_are_refused(given: dict[str, Any], bad: Any) -> None:
     """Only whole numbers from 1, and inf."""

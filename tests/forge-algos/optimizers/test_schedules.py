@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from transformers import get_scheduler
+from transformers import TrainingArguments, get_scheduler
 
 from forge_algos import SCHEDULES_WITHOUT_LENGTH, OptimizerError, OptimizerSettings, lr_factor, schedule
 
@@ -139,3 +139,28 @@ def test_a_schedule_that_needs_the_end_is_refused_without_one(lr_scheduler):
     """The message names those that do not."""
     with pytest.raises(OptimizerError, match=f"lr_scheduler={lr_scheduler} needs to know the end.*constant or inverse_sqrt"):
         lr_factor(1, num_steps=None, lr_scheduler=lr_scheduler)
+
+
+@given(num_steps=st.integers(1, 500), ratio=st.floats(0.001, 0.999))
+def test_a_share_of_warmup_is_transformers(num_steps, ratio):
+    """Rounded up, at least one step and at most all; a number of steps is left as it is."""
+    steps = OptimizerSettings(warmup_ratio=ratio).warmup(num_steps)
+    assert steps == TrainingArguments(warmup_steps=ratio).get_warmup_steps(num_steps)
+    assert 1 <= steps <= num_steps
+    assert OptimizerSettings(warmup_steps=7).warmup(num_steps) == OptimizerSettings(warmup_steps=7).warmup(None) == 7
+
+
+def test_a_schedule_with_a_share_of_warmup():
+    """The rates are those of its number of steps; a run without end has none."""
+    for lr_scheduler in ("cosine", "constant"):
+        shared = OptimizerSettings(warmup_ratio=0.25, lr_scheduler=lr_scheduler)
+        assert shared.needs_length
+        assert OptimizerSettings(warmup_steps=3, lr_scheduler=lr_scheduler).needs_length == (lr_scheduler == "cosine")
+        found = schedule(optimizer(), shared, 12).lr_lambdas[0]
+        assert [found(step) for step in range(13)] == [
+            lr_factor(step + 1, num_steps=12, warmup_steps=3, lr_scheduler=lr_scheduler) for step in range(13)
+        ]
+    with pytest.raises(OptimizerError, match="warmup_ratio=0.25 is a share of the run's steps.*give warmup_steps"):
+        schedule(optimizer(), OptimizerSettings(warmup_ratio=0.25, lr_scheduler="constant"), None)
+    with pytest.raises(ValueError, match="warmup_steps=2 and warmup_ratio=0.1 are two lengths"):
+        OptimizerSettings(warmup_steps=2, warmup_ratio=0.1)

@@ -19,6 +19,7 @@ from forge_algos.settings._adapter_table import Adapter, default_learning_rate
         *(("eps", bad) for bad in (0.0, -1e-8, math.nan)),
         *(("max_grad_norm", bad) for bad in (-1.0, math.nan, math.inf)),
         *(("warmup_steps", bad) for bad in (-1, 1.5, True, "3")),
+        *(("warmup_ratio", bad) for bad in (-0.1, 1, True, "0.1")),
         *(("lr_scheduler", bad) for bad in ("cosin", None)),
         *(("on_nan", bad) for bad in ("ignore", None, True)),
         *(("optimizer", bad) for bad in ("adam", None)),

@@ -32,6 +32,7 @@ _SHARED = {
     "seed",
     "learning_rate",
     "warmup_steps",
+    "warmup_ratio",
     "device",
     "strategy",
 }
@@ -57,7 +58,7 @@ def arguments(backend: str, verb: str = "sft", **more: Any) -> dict[str, Any]:
     classes = pytest.importorskip(kind.types, reason=f"{backend} is not installed here")
     given = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o", "backend": backend, "learning_rate": 0.5, **more}
     s = resolve(task_of(verb).settings, ("argument", {"max_tokens_per_gpu": 100, **given}))
-    prepared: Any = Prepared(s, Items(), None, None)  # ty: ignore
+    prepared: Any = Prepared(s, Items(), None, types.SimpleNamespace(num_steps=90))  # ty: ignore
     found = kind().training_args(classes, prepared, "start", Path("/folder"))
     made = classes.TrainingArgs(**found)
     classes.TorchrunArgs(**kind().torchrun_args(s))
@@ -71,7 +72,7 @@ def test_a_library_that_passes_over_an_argument_is_refused(backend: str, monkeyp
     """A version whose class drops a name in silence, does not know it, or refuses its value: one error, by name."""
     kind = BACKENDS[backend]
     s = resolve(task_of("sft").settings, ("argument", {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}))
-    prepared: Any = Prepared(s, Items(), None, None)  # ty: ignore
+    prepared: Any = Prepared(s, Items(), None, types.SimpleNamespace(num_steps=90))  # ty: ignore
     library = types.SimpleNamespace(TorchrunArgs=dict)
 
     class Arguments:
@@ -111,6 +112,7 @@ def test_every_setting_is_taken_or_refused(backend: str) -> None:
         ({"max_steps": 7}, {"max_steps": 7}),
         ({"max_tokens": 900}, {"max_tokens": 900}),
         ({"seed": 7, "warmup_steps": 2}, {"seed": 7, "num_warmup_steps": 2}),
+        ({"warmup_ratio": 0.05}, {"num_warmup_steps": 5}),
         ({"lr_scheduler": "constant"}, {"lr_scheduler": "constant_with_warmup"}),
         (
             {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.1},

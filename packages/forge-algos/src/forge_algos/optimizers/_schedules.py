@@ -121,16 +121,21 @@ def schedule(
     """Make torch's LambdaLR over `lr_factor`; it is stepped once after each optimizer step.
 
     Raises:
-        OptimizerError: a warm-up and a decay that are together longer than the run, or a schedule that needs the end of one
-            that has none.
+        OptimizerError: a warm-up and a decay that are together longer than the run, or a schedule or a share of warm-up that
+            needs the end of one that has none.
     """
     from torch.optim.lr_scheduler import LambdaLR
+
+    try:
+        warmup_steps = settings.warmup(num_steps)
+    except ValueError as error:
+        raise OptimizerError(str(error)) from None
 
     def factor(done: int) -> float:
         return lr_factor(
             done + 1,
             num_steps=num_steps,
-            warmup_steps=settings.warmup_steps,
+            warmup_steps=warmup_steps,
             lr_scheduler=settings.lr_scheduler,
             min_lr_ratio=settings.min_lr_ratio,
             decay_steps=settings.decay_steps,

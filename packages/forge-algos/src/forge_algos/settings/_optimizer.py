@@ -3,6 +3,7 @@
 A docstring under a field becomes its line in `--help` and in the reference page.
 """
 
+import math
 from typing import Literal
 
 import attrs
@@ -83,6 +84,8 @@ class OptimizerSettings:
     0 turns clipping off."""
     warmup_steps: int = attrs.field(default=0, validator=number(kind=int))
     """Steps over which the learning rate rises linearly; the last of them has the highest value."""
+    warmup_ratio: float = attrs.field(default=0.0, validator=number(kind=float, below=1.0))
+    """Share of the run's steps that are warmup_steps, rounded up, in the place of a number."""
     lr_scheduler: Schedule = attrs.field(default=_SCHEDULE, validator=one_of(Schedule))
     """Schedule of the learning rate after the warm-up:
     down to 0 as a cosine or a line, constant, or another of transformers' schedules."""
@@ -109,6 +112,11 @@ class OptimizerSettings:
                         f"{name}={value!r} has no effect with {setting}={chosen!r}; leave it out, or set "
                         f"{setting}={either(choices)}"
                     )
+        if self.warmup_steps and self.warmup_ratio:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps} and warmup_ratio={self.warmup_ratio:g} are two lengths of one warm-up: "
+                "leave one of them out"
+            )
         if self.optimizer == "schedule_free" and self.lr_scheduler != "constant":
             raise ValueError(
                 f"lr_scheduler={self.lr_scheduler!r} with optimizer='schedule_free', whose averaging stands in for a schedule: "
@@ -124,6 +132,28 @@ class OptimizerSettings:
             raise ValueError(
                 "lr_scheduler='warmup_stable_decay' needs decay_steps: over how many of the last steps it comes down"
             )
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether the learning rates follow from the number of steps of the run."""
+        return self.warmup_ratio > 0 or self.lr_scheduler not in SCHEDULES_WITHOUT_LENGTH
+
+    def warmup(self, num_steps: int | None) -> int:
+        """Return the steps of the warm-up in a run of so many steps.
+
+        Raises:
+            ValueError: a share of a run without end.
+
+        >>> OptimizerSettings(warmup_ratio=0.03).warmup(110)
+        4
+        """
+        if not self.warmup_ratio:
+            return self.warmup_steps
+        if num_steps is None:
+            raise ValueError(
+                f"warmup_ratio={self.warmup_ratio:g} is a share of the run's steps, and it has no end: give warmup_steps"
+            )
+        return math.ceil(self.warmup_ratio * num_steps)
 
     def resolve(self, adapter: Adapter = "none") -> "OptimizerSettings":
         """Return the settings with a learning rate: the adapter's and optimizer's default if unset."""

@@ -90,7 +90,7 @@ class InstructLabBackend(OwnLoopBackend):
             "num_epochs": s.plan.num_epochs or 1,
             "effective_batch_size": s.plan.effective_batch_size,
             "learning_rate": s.optimizer.learning_rate,
-            "warmup_steps": s.optimizer.warmup_steps,
+            "warmup_steps": s.optimizer.warmup(prepared.plan.num_steps),
             "adamw_weight_decay": s.optimizer.weight_decay,
             "adamw_betas": (s.optimizer.beta1, s.optimizer.beta2),
             "adamw_eps": s.optimizer.eps,

@@ -116,7 +116,7 @@ class MiniTrainerBackend(OwnLoopBackend):
             "batch_size": s.plan.effective_batch_size,
             "max_tokens_per_gpu": s.plan.max_tokens_per_gpu,
             "learning_rate": s.optimizer.learning_rate,
-            "num_warmup_steps": s.optimizer.warmup_steps,
+            "num_warmup_steps": s.optimizer.warmup(prepared.plan.num_steps),
             "lr_scheduler": SCHEDULES[s.optimizer.lr_scheduler],
             "lr_scheduler_kwargs": kwargs,
             "seed": s.plan.seed,

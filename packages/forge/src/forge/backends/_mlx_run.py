@@ -136,7 +136,7 @@ def _train(s: Any, prepared: Prepared, planned: list[Any], model: Any, steps: St
         * forge_algos.lr_factor(
             step,
             num_steps=len(planned),
-            warmup_steps=o.warmup_steps,
+            warmup_steps=o.warmup(len(planned)),
             lr_scheduler=o.lr_scheduler,
             min_lr_ratio=o.min_lr_ratio,
             decay_steps=o.decay_steps,

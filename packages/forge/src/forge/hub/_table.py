@@ -367,14 +367,7 @@ EMBEDDING = (
     Parameter("num_epochs", "num_epochs", default=20),
     Parameter("batch_size", "effective_batch_size", "of a step over all GPUs, all of whose texts meet", default=32),
     Parameter("learning_rate", "learning_rate", "linear, as there", default=2e-5),
-    Parameter(
-        "warmup_ratio",
-        "",
-        "no warm-up where it is left out, a tenth of the steps there; a ratio is refused: give `warmup_steps`",
-        default=0.1,
-        neutral=(0, 0.0),
-        refused="a warm-up is a number of steps: give warmup_steps, that share of the steps of the run",
-    ),
+    Parameter("warmup_ratio", "warmup_ratio", "a tenth of the steps where it is left out, as there"),
     Parameter(
         "batch_sampler",
         "exclude_same_text",

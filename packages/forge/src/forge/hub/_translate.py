@@ -172,6 +172,7 @@ def _defaults(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
         }
     if function == "embedding_sft":
         pairs = {"lr_scheduler": "linear", "weight_decay": 0.0, **_trainer_betas(given)}
+        pairs |= {} if "warmup_steps" in given else {"warmup_ratio": 0.1}
         return pairs | ({"exclude_same_text": True} if given["loss_type"] == "mnrl" else {})
     found: dict[str, Any] = {"lr_scheduler": "constant"}
     if not given["use_dr_grpo"]:

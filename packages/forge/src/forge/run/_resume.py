@@ -148,9 +148,11 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
         if name in _FREE or (open_left and is_now in (None, "auto")):
             continue
         if name in _LENGTH:
-            if s.optimizer.lr_scheduler in forge_algos.SCHEDULES_WITHOUT_LENGTH:
+            if not s.optimizer.needs_length:
                 continue
-            why = f"its learning rates were those of lr_scheduler={s.optimizer.lr_scheduler} over that length"
+            share = s.optimizer.lr_scheduler in forge_algos.SCHEDULES_WITHOUT_LENGTH
+            by = f"warmup_ratio={s.optimizer.warmup_ratio:g}" if share else f"lr_scheduler={s.optimizer.lr_scheduler}"
+            why = f"its learning rates were those of {by} over that length"
         else:
             why = "its steps so far were made with the former"
         before_it = f"no {name}" if was is None else f"{name}={_word(was)}"
@@ -353,7 +355,7 @@ def must_match(
     # Full states are of one backend alone.
     free = {*_FREE, *_LENGTH, "backend"}
     past = {name: value for name, value in as_values(s).items() if name not in free}
-    length = {} if s.optimizer.lr_scheduler in forge_algos.SCHEDULES_WITHOUT_LENGTH else {"steps": plan.num_steps}
+    length = {"steps": plan.num_steps} if s.optimizer.needs_length else {}
     return {
         "data": train.store.fingerprint,
         "order": plan.order_fingerprint,

@@ -147,7 +147,6 @@ TOLD = {
             generation_batch_size""",
         "evaluation does not depend on a batch size; micro-batches follow from max_tokens_per_gpu": """eval_batch_size
             per_device_eval_batch_size""",
-        "a number of steps: give warmup_steps": "warmup_ratio",
         "set dtype: float32 or bfloat16, chosen by the device when left out": """bf16 fp16 tf32 fp8 pure_bf16 torch_dtype
             train_dtype osft_upcast_dtype""",
         "adapter=qlora has 4 bits; 8 bits are not available": "load_in_8bit quantization_bit",

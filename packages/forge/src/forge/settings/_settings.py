@@ -158,11 +158,12 @@ class RunSettings:
                 "exported alone and in float32: leave it out. forge export --merge --dtype writes a whole model."
             )
         limited = self.plan.max_steps is not None or self.plan.max_tokens is not None
-        if (
-            self.plan.num_epochs == "inf"
-            and not limited
-            and (self.optimizer.lr_scheduler not in forge_algos.SCHEDULES_WITHOUT_LENGTH)
-        ):
+        if self.plan.num_epochs == "inf" and not limited and self.optimizer.warmup_ratio:
+            raise SettingsError(
+                f"num_epochs=inf has no end, and warmup_ratio={self.optimizer.warmup_ratio:g} is a share of all steps: give "
+                "warmup_steps, or max_steps or max_tokens."
+            )
+        if self.plan.num_epochs == "inf" and not limited and self.optimizer.needs_length:
             known = " or ".join(forge_algos.SCHEDULES_WITHOUT_LENGTH)
             raise SettingsError(
                 f"num_epochs=inf has no end, which lr_scheduler={self.optimizer.lr_scheduler} needs to know: set lr_scheduler="

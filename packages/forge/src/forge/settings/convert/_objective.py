@@ -42,7 +42,7 @@ _LIKELIHOOD = (
 
 
 def verb_of(left: Mapping[str, Any], library: str) -> str:
-    """Return the verb that a configuration asks for; RecipeError where several do, or it is none."""
+    """Return the verb that a configuration asks for; RecipeError where it is several or none."""
     if left.get("reward_model") is True:
         return "reward"
     if left.get("pretraining_dataset"):

@@ -100,7 +100,7 @@ def length(draft: Draft) -> None:
 
 
 def _warmup(draft: Draft) -> None:
-    """Turn a share of the steps into their number, where that of all steps is known."""
+    """Turn a share of the steps into warmup_ratio, or a number where max_steps is given."""
     left, steps = draft.left, draft.left.get("max_steps")
     if "constant" in (left.get("lr_scheduler_type"), left.get("lr_scheduler")):
         for key in ("warmup_ratio", "warmup_steps"):
@@ -114,15 +114,14 @@ def _warmup(draft: Draft) -> None:
             left.pop(key)
             left["warmup_steps"] = up(share * steps)
         else:
-            draft.lose(key, f"{share:.3g} of the steps, whose number --dry-run says: give warmup_steps")
+            draft.found["warmup_ratio"] = left.pop(key)
     elif draft.library == "Axolotl" and not {"warmup_steps", "warmup_ratio"} & {k for k in left if left[k] is not None}:
         if _whole(steps):
             draft.found["warmup_steps"] = min(steps * 3 // 100, 100)
             draft.comments["warmup_steps"] = "Axolotl's default: 3 % of the steps, at most 100"
         else:
-            draft.lost.append(
-                "warmup_steps: left out, which is 3 % of the steps there, at most 100: their number is what --dry-run says"
-            )
+            draft.found["warmup_ratio"] = 0.03
+            draft.comments["warmup_ratio"] = "Axolotl's default: 3 % of the steps, there at most 100"
 
 
 def schedule(draft: Draft) -> None:
