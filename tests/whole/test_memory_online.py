@@ -106,9 +106,7 @@ def test_no_division_has_a_larger_micro_batch_than_the_plan(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["grpo", "sdft"])
-def test_short_completions_of_long_prompts(
-    verb: str, larger_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_completions_of_long_prompts(verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows gather no more than eight times max_tokens keys, and the plan, whose completions may be longer, has room for it."""
     monkeypatch.setattr(_memory, "_SMALL", 0)
     seen: list[int] = []
@@ -127,7 +125,7 @@ def test_short_completions_of_long_prompts(
     monkeypatch.setattr(_memory.FirstSteps, "watched", watch)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "forge_test_rewards", raising=False)
-    given = settings_of(verb, larger_model, tmp_path)
+    given = settings_of(verb, model_dir, tmp_path)
     asked = [[{"role": "user", "content": f"{at} " + "the sun and the rain " * 16}] for at in range(4)]
     answer = {"role": "assistant", "content": "red."}
     rows = [{"prompt": each, "fruit": "pear"} if verb == "grpo" else {"messages": [*each, answer]} for each in asked]
