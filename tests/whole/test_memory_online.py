@@ -87,17 +87,18 @@ def test_sampling_and_an_update_take_what_was_planned(
 def test_no_division_has_a_larger_micro_batch_than_the_plan(
     prompt: int, groups: int, new: int, data: st.DataObject, spare: int, times: int, shares: bool
 ) -> None:
-    """Behind prompts of one length, whatever the lengths of completions, up to those that they may have."""
-    each = data.draw(st.integers(1, 12))
+    """Behind prompts of one length, whatever the lengths of completions, up to those that they may have, on any ranks."""
+    each, ranks = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
     own = np.array(data.draw(st.lists(st.integers(1, new), min_size=groups * each, max_size=groups * each)))
     before, owner = np.full(groups * each, prompt), np.repeat(np.arange(groups), each)
     limits = {"max_tokens": prompt + new + spare, "max_keys": times * (prompt + new + spare)}
-    (rows,) = divide_shards(np.arange(groups * each), owner, before, own, **limits, data_parallel_size=1, share_prompts=shares)
-    found = Update(
-        prompt_tokens=np.full((groups, 1), prompt), groups=groups, each=each, max_new_tokens=new, **limits, shares=shares
-    ).fullest()
+    shards = divide_shards(
+        np.arange(groups * each), owner, before, own, **limits, data_parallel_size=ranks, share_prompts=shares
+    )
+    update = {"groups": groups, "each": each, "max_new_tokens": new, "shares": shares, "ranks": ranks, **limits}
+    found = Update(prompt_tokens=np.full((groups, 1), prompt), **update).fullest()
     most, most_of_both = max(row.tokens for row in found), max(with_keys(row.tokens, row.keys) for row in found)
-    for row in rows:
+    for row in (row for shard in shards for row in shard):
         tokens = (len(set(owner[row])) if shares else len(row)) * prompt + own[row].sum()
         keys = (prompt + own)[row].sum() if shares else tokens
         assert tokens <= most

@@ -7,7 +7,7 @@ a row of few tokens and many gathered keys, which take memory too (`with_keys`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
@@ -40,7 +40,7 @@ class MadeUpRow(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class Update:
-    """Prompts of which optimizer steps are made, and what limits their micro-batches."""
+    """Prompts of which optimizer steps of all ranks are made, and what limits their micro-batches."""
 
     prompt_tokens: Ints
     """int64[G, 1], or int64[G, 2] where a completion is computed behind two prompts, in two rows."""
@@ -55,6 +55,8 @@ class Update:
     """Keys of a row, at most, where prompts are shared."""
     shares: bool
     """Whether a prompt stands in a row once."""
+    ranks: int = 1
+    """Data shards that divide a step."""
 
     def fullest(self) -> list[MadeUpRow]:
         """Return rows that a division may have, with the most tokens or with the most of both.
@@ -70,11 +72,16 @@ class Update:
 
     def several(self, row: MadeUpRow) -> bool:
         """Return whether a step with such a row may have another one too."""
+        tokens, keys = self._longest_step()
+        alone = len(row.lengths) == self.each * min(self.groups, len(self.prompt_tokens))
+        return not alone or tokens > self.max_tokens or (self.shares and keys > self.max_keys)
+
+    def _longest_step(self) -> tuple[int, int]:
+        """Return the tokens and keys of a step with the longest prompts, all of whose completions are as long as they may be."""
         longest = np.sort(self.prompt_tokens.max(axis=1))[-self.groups :]
-        number = len(longest) * self.each
-        tokens = int(longest.sum()) * (1 if self.shares else self.each) + number * self.max_new_tokens
-        keys = self.each * int(longest.sum()) + number * self.max_new_tokens
-        return len(row.lengths) < number or tokens > self.max_tokens or (self.shares and keys > self.max_keys)
+        own = len(longest) * self.each * self.max_new_tokens
+        keys = self.each * int(longest.sum()) + own
+        return int(longest.sum()) + own if self.shares else keys, keys
 
     def shortest(self) -> MadeUpRow:
         """Return the row of one token behind the shortest prompt."""
@@ -99,6 +106,7 @@ class Update:
         if self.shares:
             # A row of one completion may have more keys.
             room = np.minimum(room, np.where(place == first, room, self.max_keys - np.cumsum(longest)))
+        room = np.minimum(room, self._share(longest, begins) - np.cumsum(longest * begins))
         number, times = np.arange(1, len(place) + 1), self.prompt_tokens.shape[1]
         own = np.minimum(number * self.max_new_tokens, room)
         fits = own >= number
@@ -112,3 +120,16 @@ class Update:
                 # One token each, and what is left to the first: some kernels take memory by the longest sample.
                 left = own[at] - number[at] - beyond_one * np.arange(number[at])
                 yield MadeUpRow(prompts[: at + 1], 1 + np.clip(left, 0, beyond_one), int(tokens[at]), int(keys[at]))
+
+    def _share(self, longest: Ints, begins: Ints) -> Any:
+        """Return the most tokens of a row of one rank beside what the others have left, for the first 1, 2, ... completions.
+
+        Ranks have about as many tokens, so that a row has no more than the others and a completion. Where keys decide how many
+        rows there are, it may.
+        """
+        tokens, keys = self._longest_step()
+        if self.ranks == 1 or (self.shares and keys > self.ranks * self.max_keys):
+            return self.max_tokens
+        left = tokens - np.cumsum(longest * begins + self.max_new_tokens)
+        alone = int(self.prompt_tokens.max()) + self.max_new_tokens
+        return -(-(np.maximum(left, 0) + self.ranks * alone) // (self.ranks - 1))

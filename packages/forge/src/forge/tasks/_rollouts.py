@@ -270,17 +270,17 @@ class RehearsedRollouts:
 
     def _prompts(self) -> Any:
         """Return a rank's share of the prompts of the step that has most tokens."""
-        return self._run.train.batch(next(self._looked_at()))
+        rows = next(self._looked_at())
+        return self._run.train.batch(rows[: -(-len(rows) // self._run.plan.world_size)])
 
     def _looked_at(self) -> Iterator[list[int]]:
-        """Yield a rank's share of the step that has most tokens, and of the one with the longest prompt, the longest first."""
+        """Yield the prompts of the step that has most tokens, and of the one with the longest, the longest first."""
         plan, items = self._run.plan, self._run.train
         steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
         lengths = [items.lengths[plan.samples(step)] for step in steps]
         chosen = dict.fromkeys(max(steps, key=lambda step, of=of: int(of(lengths[step]))) for of in (np.sum, np.max))
         for step in chosen:
-            rows = sorted(plan.samples(step), key=lambda row: -int(items.lengths[row]))
-            yield [int(row) for row in rows[: -(-len(rows) // plan.world_size)]]
+            yield sorted(map(int, plan.samples(step)), key=lambda row: -int(items.lengths[row]))
 
     def _prompt_tokens(self, rows: list[int]) -> Ints:
         """Return int64[G, 1], the tokens of prompts."""
@@ -297,6 +297,7 @@ class RehearsedRollouts:
             max_tokens=row_tokens(settings),
             max_keys=row_keys(settings),
             shares=self._share.prompt,
+            ranks=self._run.plan.world_size,
         )
 
     def _batch(self, rows: list[int], row: MadeUpRow) -> Any:
