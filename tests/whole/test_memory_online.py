@@ -98,6 +98,12 @@ def test_no_division_has_a_larger_micro_batch_than_the_plan(
     update = {"groups": groups, "each": each, "max_new_tokens": new, "shares": shares, "ranks": ranks, **limits}
     found = Update(prompt_tokens=np.full((groups, 1), prompt), **update).fullest()
     most, most_of_both = max(row.tokens for row in found), max(with_keys(row.tokens, row.keys) for row in found)
+    for row in found:  # the plan has the division itself lay it out
+        whole = divide_shards(
+            np.arange(len(row.lengths)), row.prompts, before[: len(row.lengths)], row.lengths, **limits, data_parallel_size=1,
+            share_prompts=shares,
+        )  # fmt: skip
+        assert [len(part) for part in whole[0]] == [len(row.lengths)]
     for row in (row for shard in shards for row in shard):
         tokens = (len(set(owner[row])) if shares else len(row)) * prompt + own[row].sum()
         keys = (prompt + own)[row].sum() if shares else tokens

@@ -61,13 +61,18 @@ class Update:
     def fullest(self) -> list[MadeUpRow]:
         """Return rows that a division may have, with the most tokens or with the most of both.
 
-        A row begins with the first or the last completion of a prompt, and has the next ones in the order of lengths. There are
-        two of each beginning at most; the one with the most tokens has as few prompts as that takes.
+        A row begins with the first or the last completion of a prompt. Prompts that are shorter follow, the longest first, or
+        all others, the shortest first. Of each such order there are two rows at most; the one with the most tokens has as few
+        prompts as that takes.
         """
         found: dict[tuple[int, int], MadeUpRow] = {}
-        for first in self._beginnings():
-            for row in self._rows_from(first):
-                found.setdefault((row.tokens, row.keys), row)
+        order = np.argsort(-self.prompt_tokens.max(axis=1), kind="stable")
+        for first in np.unique(np.linspace(0, len(order) - 1, _BEGINNINGS).astype(np.int64)).tolist():
+            rest = np.delete(order, first)
+            for prompts in (order[first:], np.append(order[first], rest[::-1])):
+                for skipped in sorted({0, self.each - 1}):
+                    for row in self._rows_of(prompts[: self.groups], skipped):
+                        found.setdefault((row.tokens, row.keys), row)
         return list(found.values())
 
     def several(self, row: MadeUpRow) -> bool:
@@ -77,7 +82,7 @@ class Update:
         return not alone or tokens > self.max_tokens or (self.shares and keys > self.max_keys)
 
     def _longest_step(self) -> tuple[int, int]:
-        """Return the tokens and keys of a step with the longest prompts, all of whose completions are as long as they may be."""
+        """Return the tokens and keys of a step with the longest prompts and completions as long as they may be."""
         longest = np.sort(self.prompt_tokens.max(axis=1))[-self.groups :]
         own = len(longest) * self.each * self.max_new_tokens
         keys = self.each * int(longest.sum()) + own
@@ -88,24 +93,18 @@ class Update:
         lengths = self.prompt_tokens.max(axis=1)
         return MadeUpRow(lengths.argmin()[None], np.ones(1, np.int64), int(lengths.min()) + 1, int(lengths.min()) + 1)
 
-    def _beginnings(self) -> list[int]:
-        """Return with which completions rows begin, among all, the longest prompts first."""
-        prompts = np.unique(np.linspace(0, len(self.prompt_tokens) - 1, _BEGINNINGS).astype(np.int64)).tolist()
-        return sorted({prompt * self.each + inside for prompt in prompts for inside in (0, self.each - 1)})
-
-    def _rows_from(self, first: int) -> Iterator[MadeUpRow]:
-        order = np.argsort(-self.prompt_tokens.max(axis=1), kind="stable")
-        # A row has no more completions than tokens, and no more prompts than its step.
-        last = (first // self.each + self.groups) * self.each
-        place = np.arange(first, min(len(order) * self.each, last, first + self.max_tokens))
+    def _rows_of(self, order: Ints, skipped: int) -> Iterator[MadeUpRow]:
+        """Yield the rows of first completions of prompts in this order, without those that are skipped."""
+        # A row has no more completions than tokens.
+        place = np.arange(skipped, min(len(order) * self.each, skipped + self.max_tokens))
         prompts = order[place // self.each]
-        begins = (place % self.each == 0) | (place == first) if self.shares else np.ones(len(place), bool)
+        begins = (place % self.each == 0) | (place == skipped) if self.shares else np.ones(len(place), bool)
         longest, held = self.prompt_tokens[prompts].max(axis=1), self.prompt_tokens[prompts].sum(axis=1)
         # Of a row with the completions up to each: what prompts take of it, and the tokens that completions may have.
         room = self.max_tokens - np.cumsum(longest * begins)
         if self.shares:
             # A row of one completion may have more keys.
-            room = np.minimum(room, np.where(place == first, room, self.max_keys - np.cumsum(longest)))
+            room = np.minimum(room, np.where(place == skipped, room, self.max_keys - np.cumsum(longest)))
         room = np.minimum(room, self._share(longest, begins) - np.cumsum(longest * begins))
         number, times = np.arange(1, len(place) + 1), self.prompt_tokens.shape[1]
         own = np.minimum(number * self.max_new_tokens, room)
