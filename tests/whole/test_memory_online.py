@@ -6,13 +6,19 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 import forge
 import forge_accel
+import forge_packing
 from forge.run import _memory
-from forge_algos.online import GenerateSampler
+from forge.tasks._fullest_rows import Update, with_keys
+from forge_algos.online import Completion, GenerateSampler
+from forge_algos.online.updates._divide import divide_shards
 
+from .conftest import write_rows
 from .verbs import settings_of
 
 if TYPE_CHECKING:
@@ -67,3 +73,77 @@ def test_sampling_and_an_update_take_what_was_planned(
     assert own == pytest.approx(max(took), rel=0.05)
     assert update["planned"] == pytest.approx(update["measured"], rel=0.05)
     assert phases["step"]["planned"] >= update["planned"]
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.data(),
+    st.integers(0, 150),
+    st.integers(1, 10),
+    st.booleans(),
+)
+def test_no_division_has_a_larger_micro_batch_than_the_plan(
+    prompt: int, groups: int, new: int, data: st.DataObject, spare: int, times: int, shares: bool
+) -> None:
+    """Behind prompts of one length, whatever the lengths of completions, up to those that they may have, on any ranks."""
+    each, ranks = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
+    own = np.array(data.draw(st.lists(st.integers(1, new), min_size=groups * each, max_size=groups * each)))
+    before, owner = np.full(groups * each, prompt), np.repeat(np.arange(groups), each)
+    limits = {"max_tokens": prompt + new + spare, "max_keys": times * (prompt + new + spare)}
+    shards = divide_shards(
+        np.arange(groups * each), owner, before, own, **limits, data_parallel_size=ranks, share_prompts=shares
+    )
+    update = {"groups": groups, "each": each, "max_new_tokens": new, "shares": shares, "ranks": ranks, **limits}
+    found = Update(prompt_tokens=np.full((groups, 1), prompt), **update).fullest()
+    most, most_of_both = max(row.tokens for row in found), max(with_keys(row.tokens, row.keys) for row in found)
+    for row in found:  # the plan has the division itself lay it out
+        whole = divide_shards(
+            np.arange(len(row.lengths)), row.prompts, before[: len(row.lengths)], row.lengths, **limits, data_parallel_size=1,
+            share_prompts=shares,
+        )  # fmt: skip
+        assert [len(part) for part in whole[0]] == [len(row.lengths)]
+    for row in (row for shard in shards for row in shard):
+        tokens = (len(set(owner[row])) if shares else len(row)) * prompt + own[row].sum()
+        keys = (prompt + own)[row].sum() if shares else tokens
+        assert tokens <= most
+        assert with_keys(tokens, keys) <= most_of_both
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["grpo", "sdft"])
+def test_short_completions_of_long_prompts(verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows gather no more than eight times max_tokens keys, and the plan, whose completions may be longer, has room for it."""
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    seen: list[int] = []
+    watched = _memory.FirstSteps.watched
+
+    def answers(_: Any, prompts: Any, *, num_generations: int, **__: Any) -> list[Completion]:
+        return [Completion(ids=np.arange(3, 6, dtype=np.int32), finished=True)] * (num_generations * len(prompts))
+
+    def watch(self: Any, steps: Any, *more: Any) -> Any:
+        for batches in watched(self, steps, *more):
+            rows = [row for batch in batches for row in (batch.groups, getattr(batch, "teacher", batch.groups))]
+            seen.extend(len(row.input_ids if row.kv_rows is None else row.kv_rows) for row in rows)
+            yield batches
+
+    monkeypatch.setattr(GenerateSampler, "sample", answers)
+    monkeypatch.setattr(_memory.FirstSteps, "watched", watch)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "forge_test_rewards", raising=False)
+    given = settings_of(verb, model_dir, tmp_path)
+    asked = [[{"role": "user", "content": f"{at} " + "the sun and the rain " * 16}] for at in range(4)]
+    answer = {"role": "assistant", "content": "red."}
+    rows = [{"prompt": each, "fruit": "pear"} if verb == "grpo" else {"messages": [*each, answer]} for each in asked]
+    given |= {"data_path": str(write_rows(tmp_path / "long.jsonl", rows)), "validation_split": 0.0, "kl_base": False}
+    given |= {"num_generations": 32, "max_new_tokens": 32, "max_tokens_per_gpu": 320, "max_steps": 1, "effective_batch_size": 4}
+    given.pop("eval_every_steps", None)
+    given.pop("kl_weight", None)
+    getattr(forge, verb)(**given, ckpt_output_dir=str(tmp_path / "run"))
+    phases = {phase["name"]: phase for phase in json.loads((tmp_path / "run" / "memory.json").read_text())["phases"]}
+    step, first = phases["step"], phases["first steps"]
+    print(verb, max(seen) / 320, step["planned"], first["measured"], step["planned"] / first["measured"])
+    assert forge_packing.most_keys(320) == 8 * 320
+    assert 4 * 320 < max(seen) <= 8 * 320
+    assert step["planned"] >= first["measured"]

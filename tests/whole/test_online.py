@@ -155,13 +155,14 @@ def test_shared_prompts_give_the_same(directory, name):
     objective, settings = METHODS[name]
     across = partial(forge_packing.collate_groups, share_prompt=True, share_prefix=True)
     found, computed = [], []
-    for attention, share, most, made_by in (
-        ("sdpa", False, 60, None),
-        ("documents", False, 500, None),
-        ("documents", True, 500, None),
-        ("documents", True, 36, None),
-        ("documents", True, 500, across),
-        ("documents", True, 70, across),
+    for attention, share, most, made_by, keys in (
+        ("sdpa", False, 60, None, None),
+        ("documents", False, 500, None, None),
+        ("documents", True, 500, None, None),
+        ("documents", True, 36, None, None),
+        ("documents", True, 500, across, None),
+        ("documents", True, 70, across, None),
+        ("documents", True, 500, None, 70),
     ):
         model, frozen = load(directory, attention), load(directory, attention)
         with torch.no_grad():
@@ -182,14 +183,18 @@ def test_shared_prompts_give_the_same(directory, name):
             ],
             decode=lambda ids: "".join(map(str, ids)),
             max_tokens=most,
+            max_keys=keys,
             seed=3,
             reference=frozen,
             share_prompts=share,
             collate=made_by,
         )
-        (update,) = online.rollout_batches(made, max_tokens=most, share_prompts=share, collate=made_by)
+        (update,) = online.rollout_batches(made, max_tokens=most, max_keys=keys, share_prompts=share, collate=made_by)
         if share:
             assert any(batch.groups.kv_rows is not None for batch in update)
+        if keys:
+            assert len(update) > 1
+            assert max(len(batch.groups.input_ids if (of := batch.groups.kv_rows) is None else of) for batch in update) <= keys
         computed.append(sum(len(batch.groups.input_ids) for batch in update))
         optimizer = Still(model.parameters(), lr=1.0)
         constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from forge_packing.dividing._cost import Cost as Cost
     from forge_packing.dividing._divide import divide as divide
+    from forge_packing.dividing._divide_shared import most_keys as most_keys
     from forge_packing.dividing._find_prefixes import find_prefixes as find_prefixes
     from forge_packing.dividing._pack_rows import pack_rows as pack_rows
     from forge_packing.planning._batch_plan import BatchPlan as BatchPlan
@@ -45,6 +46,7 @@ _PUBLIC = {
     "collating._groups": "PackedGroups collate_groups collate_shared collate_turns",
     "dividing._cost": "Cost",
     "dividing._divide": "divide",
+    "dividing._divide_shared": "most_keys",
     "dividing._find_prefixes": "find_prefixes",
     "dividing._pack_rows": "pack_rows",
     "planning._batch_plan": "BatchPlan",

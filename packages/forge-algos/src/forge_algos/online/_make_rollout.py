@@ -37,6 +37,7 @@ def make_rollout(
     rewards: Sequence[Reward],
     decode: Callable[[list[int]], str],
     max_tokens: int,
+    max_keys: int | None = None,
     seed: int,
     rows: Sequence[int] | None = None,
     device: torch.device | None = None,
@@ -56,8 +57,8 @@ def make_rollout(
     are the policy's own, whatever `top_p` and `top_k` took away while sampling. `source` names a row in messages. With
     `episodes` a completion is an episode: turns of the model, and an environment's observations between them, which are read
     and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a figure of the
-    rollout, and above the settings' limits it weighs the advantages, or is an error. `collate` is as `rollout_batches` takes
-    it, and must be the same there.
+    rollout, and above the settings' limits it weighs the advantages, or is an error. `max_keys` and `collate` are as
+    `rollout_batches` takes them, and must be the same there.
     """
     check_arguments(prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None)
     device = next(model.parameters()).device if device is None else device
@@ -149,6 +150,7 @@ def make_rollout(
             updates=updates,
             passes=1,
             max_tokens=max_tokens,
+            max_keys=max_keys,
             data_parallel_size=parallel.data_parallel_size,
             share_prompts=share_prompts,
         )

@@ -90,6 +90,7 @@ def taught_batches(
     samples: SelfSamples,
     *,
     max_tokens: int,
+    max_keys: int | None = None,
     skip_tokens: int = 0,
     share_prompts: bool = False,
     collate: Collate | None = None,
@@ -101,6 +102,7 @@ def taught_batches(
     Args:
         samples: of all ranks.
         max_tokens: tokens of either row of a micro-batch, at most.
+        max_keys: keys that the completions of either row attend to together, at most; as `rollout_batches` takes it.
         skip_tokens: first tokens of each completion that are not learned from.
         share_prompts: whether a prompt with several completions stands once in a row.
         collate: as `rollout_batches` takes it.
@@ -123,6 +125,7 @@ def taught_batches(
         updates=1,
         passes=1,
         max_tokens=max_tokens,
+        max_keys=max_keys,
         data_parallel_size=parallel.data_parallel_size,
         share_prompts=share_prompts,
     )

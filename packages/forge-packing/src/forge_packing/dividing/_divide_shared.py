@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forge_packing._checks import Int64Array
+from forge_packing._checks import MAX_TOKENS, Int64Array, checked_integer
 from forge_packing.dividing._compile import run
 from forge_packing.dividing._cost import Cost, integer_costs
 from forge_packing.dividing._padded import fewest_bits
@@ -28,6 +28,22 @@ _Slots = tuple[Int64Array, Int64Array]
 """The slot (pass * ranks + rank) of each sample in its step, int64[P], and the passes of each step."""
 Slotting = Callable[[Int64Array, npt.NDArray[np.float64], Int64Array, Int64Array], _Slots]
 """Tokens, costs, step_starts and the capacity of each step → slots."""
+
+
+def most_keys(max_tokens: int) -> int:
+    """Return how many keys the samples of a micro-batch have at most, where they share tokens.
+
+    Shared tokens are computed once, but their keys and values are gathered for each sample that has them, in every layer: a
+    micro-batch that was limited by its tokens alone could gather any number. One that `plan` and `divide` make has no more.
+
+    Raises:
+        PackingError: `max_tokens` is no number of tokens.
+
+
+    >>> most_keys(8192)
+    65536
+    """
+    return _MOST_KEYS * checked_integer("max_tokens", max_tokens, 1, MAX_TOKENS)
 
 
 class _Step(NamedTuple):

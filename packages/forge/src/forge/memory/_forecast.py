@@ -32,7 +32,8 @@ from forge.tasks.items._prompts import Prompts
 ROLLOUT = "rollout"
 """Name of the phase in which completions are sampled."""
 _ROLLOUTS = (
-    "completions are taken for as long as they may be; reward functions and the forward pass of a reward model are not counted"
+    "completions are sampled for as long as they may be, and learned from with lengths that take the most; reward functions "
+    "and the forward pass of a reward model are not counted"
 )
 
 
@@ -191,7 +192,8 @@ class Rehearsed(NamedTuple):
 
         def rehearse(source: Any, items: Items, _: Any) -> Any:
             if isinstance(source, RehearsedRollouts):
-                return self._step(source, source.batches(), first=first)
+                found = [self._step(source, batches, first=first) for batches in source.worst()]
+                return max(found, key=lambda peak: sum(size / peak.shares.get(part, 1) for part, size in peak.parts.items()))
             plan, largest = getattr(source, "run", self.planned).plan, (worst, several)
             if plan is not self.planned.plan:  # it shares nothing after all
                 largest = largest_micro_batch(plan)

@@ -8,6 +8,7 @@ from typing import Any
 import forge_packing
 from forge.memory._planned import Planned
 from forge.settings._settings import row_tokens
+from forge.tasks._fullest_rows import with_keys
 from forge.tasks._rollouts import LOOKED_AT
 from forge.tasks.items._items import Items, padding
 from forge.tasks.items._prompts import Prompts
@@ -37,7 +38,7 @@ def largest_micro_batch(plan: forge_packing.BatchPlan, *, spared: float = 0) -> 
         for rank in range(plan.world_size):
             rows = plan.micro_batches(step, rank)
             for row in rows:
-                tokens = _with_keys(plan.places(row), int(plan.lengths[row].sum())) - spared * _lines(plan, row)
+                tokens = with_keys(plan.places(row), int(plan.lengths[row].sum())) - spared * _lines(plan, row)
                 if tokens > most:
                     best, several, most = row, len(rows) > 1, tokens
     assert best is not None
@@ -69,21 +70,12 @@ def largest_batch(plan: forge_packing.BatchPlan, items: Items, worst: Any) -> An
     return batch
 
 
-_KEYS_OF_A_TOKEN = 8
-"""Keys and values that are gathered for further samples, with as much memory as one token that is computed has at least."""
-
-
-def _with_keys(tokens: int, keys: int) -> int:
-    """Add gathered keys to computed tokens, as tokens that take as much memory."""
-    return tokens + max(0, keys - tokens) // _KEYS_OF_A_TOKEN
-
-
 def _most_computed(plan: forge_packing.BatchPlan, items: Items, rows: Any) -> int:
     """Count what `computed_tokens` finds in a micro-batch at most."""
     if not isinstance(items, Conversations):
-        return _with_keys(plan.places(rows), int(plan.lengths[rows].sum()))
+        return with_keys(plan.places(rows), int(plan.lengths[rows].sum()))
     repeated = int(items.unshared[rows].sum())
-    return _with_keys(plan.places(rows), repeated) if items.share_history else repeated
+    return with_keys(plan.places(rows), repeated) if items.share_history else repeated
 
 
 def computed_tokens(batch: Any) -> int:
@@ -92,7 +84,7 @@ def computed_tokens(batch: Any) -> int:
     parts = (batch.completions, batch.mismatched) if hasattr(batch, "completions") else whole
     gathered = (getattr(part, "kv_rows", None) for part in parts)
     tokens = [len(part.input_ids) for part in parts]
-    return _with_keys(sum(tokens), sum(own if rows is None else len(rows) for own, rows in zip(tokens, gathered, strict=True)))
+    return with_keys(sum(tokens), sum(own if rows is None else len(rows) for own, rows in zip(tokens, gathered, strict=True)))
 
 
 def largest_held_out(planned: Planned, items: Items) -> Any:

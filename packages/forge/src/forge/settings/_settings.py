@@ -55,6 +55,11 @@ def row_tokens(s: Any) -> int:
     return s.plan.max_tokens_per_gpu * s.strategy.cp_size
 
 
+def row_keys(s: Any) -> int:
+    """Return the most keys that samples of a packed row attend to, where they share tokens."""
+    return forge_packing.most_keys(row_tokens(s))
+
+
 @attrs.frozen(kw_only=True)
 class ReportSettings:
     """Settings of the progress report."""

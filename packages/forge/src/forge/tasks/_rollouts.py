@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -13,15 +13,19 @@ import forge_data
 import forge_dist
 from forge._disk import writing
 from forge._errors import SettingsError
-from forge.settings._settings import row_tokens
+from forge.settings._settings import row_keys, row_tokens
+from forge.tasks._fullest_rows import MadeUpRow, Update, with_keys
 from forge.tasks._reference_model import why_not_off
 from forge.tasks._sampling_server import SamplingServer
 from forge.tasks._seeds import step_seed
 from forge.tasks._sharing import sharing
 from forge.tasks._task import Evaluation, Run
+from forge.tasks.items._items import Ints
 
 LOOKED_AT = 4096
 """Steps of a batch plan among which the largest is looked for: bins are filled alike in all of them."""
+_LAID_OUT = 8
+"""Made-up micro-batches that are put together, at most, to find the largest where different prompts begin alike."""
 _HELD_OUT = -1
 """Step index in the seed of held-out completions: every evaluation of the same weights samples the same ones."""
 _SHOWN = ("reward", "kl", "length", "cut_off", "unscored")
@@ -87,6 +91,7 @@ class RolloutSteps:
         (batches,) = forge_algos.online.rollout_batches(
             whole,
             max_tokens=row_tokens(self._run.settings),
+            max_keys=row_keys(self._run.settings),
             share_prompts=self._share.prompt,
             collate=self._share.collate,
             parallel=self._run.strategy,
@@ -172,6 +177,7 @@ class RolloutSteps:
             rewards=self._rewards,
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
             max_tokens=row_tokens(run.settings),
+            max_keys=row_keys(run.settings),
             seed=seed,
             rows=rows,
             device=run.device,
@@ -191,6 +197,7 @@ class RolloutSteps:
         return forge_algos.online.rollout_batches(
             rollout,
             max_tokens=row_tokens(run.settings),
+            max_keys=row_keys(run.settings),
             updates=self._own.updates_per_pass,
             passes=self._own.num_iterations,
             share_prompts=self._share.prompt,
@@ -201,32 +208,47 @@ class RolloutSteps:
 
 
 class RehearsedRollouts:
-    """Rollouts of a run without data: every completion is as long as it may be."""
+    """Rollouts of a run without data: completions of any lengths, with which a micro-batch takes the most memory."""
 
     def __init__(self, run: Run, objective: forge_algos.Objective) -> None:
         self.objective = objective
         self._run, self._own = run, run.settings.objective
-        self._shares = forge_algos.shares_prompts(run.model, device=run.device, autocast=run.autocast)[0]
+        self._share = sharing(run)
         if self._own.kl_weight and why_not_off(run.settings) is not None:
             run.load_frozen(run.settings.model.model_path)
 
-    def batches(self) -> list[Any]:
-        """Return the largest micro-batch of a rollout's updates, after one beside which it runs."""
-        run, own = self._run, self._own
-        updates = forge_algos.online.rollout_batches(
-            self._rollout(),
-            max_tokens=row_tokens(run.settings),
-            updates=own.updates_per_pass,
-            share_prompts=self._shares,
-        )
-        batches = max(updates, key=lambda batches: max(map(_tokens, batches)))
-        at = max(range(len(batches)), key=lambda index: _tokens(batches[index]))
-        others = sorted((*batches[:at], *batches[at + 1 :]), key=_tokens)
-        return [*others[:1], batches[at]]
+    def worst(self) -> list[list[Any]]:
+        """Return the micro-batches of steps one of which takes the most memory.
+
+        One step has the micro-batch with the most tokens, the other that with the most tokens and gathered keys, if that is
+        another.
+        """
+        found = [(rows, row) for rows in self._looked_at() for row in self._update(rows).fullest()]
+        chosen = {id(row): (rows, row) for rows, row in (self._most(found, _tokens), self._most(found, with_keys))}
+        steps = []
+        for rows, row in chosen.values():
+            # A short one where its step may have another, beside whose gradients it runs.
+            update = self._update(rows)
+            before = [self._batch(rows, update.shortest())] if update.several(row) else []
+            steps.append([*before, self._batch(rows, row)])
+        return steps
+
+    def _most(self, found: list[tuple[list[int], MadeUpRow]], size: Callable[[int, int], Any]) -> tuple[list[int], MadeUpRow]:
+        """Return the micro-batch of the largest size, of its tokens and keys, as it is laid out."""
+        found = sorted(found, key=lambda each: size(each[1].tokens, each[1].keys), reverse=True)
+        if not self._share.prefix:
+            return found[0]
+        sizes = []
+        for rows, row in found[:_LAID_OUT]:
+            # What different prompts begin with alike makes a row shorter, never longer.
+            if sizes and size(row.tokens, row.keys) <= max(sizes):
+                break
+            sizes.append(size(*_sizes(self._batch(rows, row))))
+        return found[sizes.index(max(sizes))]
 
     def largest(self) -> int:
         """Return the tokens of the largest micro-batch."""
-        return _tokens(self.batches()[-1])
+        return max(int(step[-1].groups.input_ids.size) for step in self.worst())
 
     def caches(self) -> Iterator[Any]:
         """Sample the first and the last token of the largest batches, held-out prompts included."""
@@ -248,29 +270,50 @@ class RehearsedRollouts:
 
     def _prompts(self) -> Any:
         """Return a rank's share of the prompts of the step that has most tokens."""
-        return self._run.train.batch(self._rows())
+        rows = next(self._looked_at())
+        return self._run.train.batch(rows[: -(-len(rows) // self._run.plan.world_size)])
 
-    def _rows(self) -> list[int]:
-        """Return the numbers of these prompts."""
+    def _looked_at(self) -> Iterator[list[int]]:
+        """Yield the prompts of the step that has most tokens, and of the one with the longest, the longest first."""
         plan, items = self._run.plan, self._run.train
         steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
-        step = max(steps, key=lambda step: int(items.lengths[plan.samples(step)].sum()))
-        rows = sorted(plan.samples(step), key=lambda row: -int(items.lengths[row]))
-        return [int(row) for row in rows[: -(-len(rows) // plan.world_size)]]
+        lengths = [items.lengths[plan.samples(step)] for step in steps]
+        chosen = dict.fromkeys(max(steps, key=lambda step, of=of: int(of(lengths[step]))) for of in (np.sum, np.max))
+        for step in chosen:
+            yield sorted(map(int, plan.samples(step)), key=lambda row: -int(items.lengths[row]))
 
-    def _rollout(self) -> forge_algos.online.Rollout:
-        """Make up a rollout in which everything is trained."""
-        prompts, each, length = self._prompts(), self._own.num_generations, self._own.max_new_tokens
-        number = len(prompts) * each
-        zeros, tokens = np.zeros(number, np.float32), np.zeros(number * length, np.float32)
+    def _prompt_tokens(self, rows: list[int]) -> Ints:
+        """Return int64[G, 1], the tokens of prompts."""
+        return np.array([[len(prompt.input_ids)] for prompt in self._run.train.batch(rows)], np.int64)
+
+    def _update(self, rows: list[int]) -> Update:
+        """Return these prompts as those of the optimizer steps that a rollout is divided into."""
+        settings, own = self._run.settings, self._own
+        return Update(
+            prompt_tokens=self._prompt_tokens(rows),
+            groups=-(-len(rows) // getattr(own, "updates_per_pass", 1)),
+            each=own.num_generations,
+            max_new_tokens=own.max_new_tokens,
+            max_tokens=row_tokens(settings),
+            max_keys=row_keys(settings),
+            shares=self._share.prompt,
+            ranks=self._run.plan.world_size,
+        )
+
+    def _batch(self, rows: list[int], row: MadeUpRow) -> Any:
+        """Make up a rollout of these completions, all of which are trained, and lay it out as one micro-batch."""
+        used, groups = np.unique(row.prompts, return_inverse=True)
+        prompts = self._run.train.batch([rows[at] for at in used])
+        number = len(row.lengths)
+        zeros, tokens = np.zeros(number, np.float32), np.zeros(int(row.lengths.sum()), np.float32)
         values = tokens if self._own.credit == "gae" else None
-        return forge_algos.online.Rollout(
+        rollout = forge_algos.online.Rollout(
             seed=0,
             prompt_rows=np.arange(len(prompts)),
             prompt_ids=tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts),
             prompt_texts=("",) * len(prompts),
-            groups=np.repeat(np.arange(len(prompts)), each),
-            completion_ids=(np.zeros(length, np.int32),) * number,
+            groups=groups,
+            completion_ids=tuple(np.zeros(length, np.int32) for length in row.lengths),
             completion_texts=("",) * number,
             finished=np.zeros(number, bool),
             scores={},
@@ -283,10 +326,25 @@ class RehearsedRollouts:
             advantages=tokens,
             returns=values,
         )
+        ((batch,),) = forge_algos.online.rollout_batches(
+            rollout,
+            max_tokens=row_tokens(self._run.settings),
+            max_keys=row_keys(self._run.settings),
+            share_prompts=self._share.prompt,
+            collate=self._share.collate,
+        )
+        return batch
 
 
-def _tokens(batch: Any) -> int:
-    return int(batch.groups.input_ids.size)
+def _tokens(tokens: int, keys: int) -> tuple[int, int]:
+    return tokens, keys
+
+
+def _sizes(batch: Any) -> tuple[int, int]:
+    """Return the tokens that are computed, and the keys that completions attend to."""
+    rows = [batch.groups, *([batch.teacher] if hasattr(batch, "teacher") else [])]
+    keys = [row.input_ids if getattr(row, "kv_rows", None) is None else row.kv_rows for row in rows]
+    return sum(len(row.input_ids) for row in rows), sum(map(len, keys))
 
 
 def sampler_of(run: Run) -> forge_algos.online.GenerateSampler:

@@ -11,12 +11,14 @@ import numpy as np
 
 import forge_algos
 import forge_dist
-from forge.settings._settings import row_tokens
+from forge.settings._settings import row_keys, row_tokens
+from forge.tasks._fullest_rows import MadeUpRow
 from forge.tasks._reference_model import why_not_off
 from forge.tasks._rollouts import RehearsedRollouts, sampler_of
 from forge.tasks._seeds import step_seed
 from forge.tasks._sharing import sharing
 from forge.tasks._task import Evaluation, Run
+from forge.tasks.items._items import Ints
 
 _HELD_OUT = -1
 """Step index in the seed of held-out completions: every evaluation of the same weights samples the same ones."""
@@ -98,6 +100,7 @@ class SelfSampleSteps:
         return forge_algos.online.taught_batches(
             samples,
             max_tokens=row_tokens(run.settings),
+            max_keys=row_keys(run.settings),
             skip_tokens=self._own.skip_tokens,
             share_prompts=self._share.prompt,
             collate=self._share.collate,
@@ -122,11 +125,11 @@ class SelfSampleSteps:
 
 
 class RehearsedSelfSamples(RehearsedRollouts):
-    """Steps of a run without data: every completion is as long as it may be."""
+    """Steps of a run without data: completions of any lengths, with which a micro-batch takes the most memory."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._own = run, run.settings.objective
-        self._shares = forge_algos.shares_prompts(run.model, device=run.device, autocast=run.autocast)[0]
+        self._share = sharing(run)
         teacher: Any = lambda _: nullcontext()  # noqa: E731 - the same weights: other ones would be as large
         if self._own.teacher != "current" and why_not_off(run.settings) is not None:
             # The copy of the initial model, or the averages of all weights.
@@ -134,21 +137,31 @@ class RehearsedSelfSamples(RehearsedRollouts):
             teacher = copy if self._own.teacher == "initial" else teacher
         self.objective = forge_algos.SelfDistill(settings=self._own, teacher=teacher)
 
-    def batches(self) -> list[Any]:
-        """Return the largest micro-batch of a step, after one beside which it runs."""
-        run, own = self._run, self._own
+    def _prompt_tokens(self, rows: list[int]) -> Ints:
+        """Return int64[G, 2], the tokens of prompts as student and teacher are asked."""
+        items: Any = self._run.train
+        own = super()._prompt_tokens(rows)
+        return np.concatenate([own, [[len(ids)] for ids in items.teacher_ids(rows)]], axis=1)
+
+    def _batch(self, rows: list[int], row: MadeUpRow) -> Any:
+        """Make up samples of these completions, and lay them out as one micro-batch."""
+        run = self._run
         items: Any = run.train
-        rows = self._rows()
-        number = len(rows) * own.num_generations
+        used, groups = np.unique(row.prompts, return_inverse=True)
+        chosen = [rows[at] for at in used]
         samples = forge_algos.online.SelfSamples(
-            prompt_ids=tuple(prompt.input_ids for prompt in items.batch(rows)),
-            teacher_ids=tuple(items.teacher_ids(rows)),
-            groups=np.repeat(np.arange(len(rows)), own.num_generations),
-            completion_ids=(np.zeros(own.max_new_tokens, np.int32),) * number,
-            finished=np.zeros(number, bool),
+            prompt_ids=tuple(prompt.input_ids for prompt in items.batch(chosen)),
+            teacher_ids=tuple(items.teacher_ids(chosen)),
+            groups=groups,
+            completion_ids=tuple(np.zeros(length, np.int32) for length in row.lengths),
+            finished=np.zeros(len(row.lengths), bool),
         )
-        found = forge_algos.online.taught_batches(
-            samples, max_tokens=row_tokens(run.settings), skip_tokens=own.skip_tokens, share_prompts=self._shares
+        (batch,) = forge_algos.online.taught_batches(
+            samples,
+            max_tokens=row_tokens(run.settings),
+            max_keys=row_keys(run.settings),
+            skip_tokens=self._own.skip_tokens,
+            share_prompts=self._share.prompt,
+            collate=self._share.collate,
         )
-        ordered = sorted(found, key=lambda batch: len(batch.groups.input_ids) + len(batch.teacher.input_ids))
-        return [*ordered[:-1][:1], ordered[-1]]
+        return batch

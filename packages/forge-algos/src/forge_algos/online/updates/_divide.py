@@ -1,7 +1,7 @@
 """Division of a rollout's completions into steps and micro-batches, as indices.
 
 It is the same on every rank. Which completions form a step follows from (seed, pass, how many steps a pass has) alone; data
-shards and token budgets only divide it.
+shards and the most tokens and keys of a row only divide it.
 """
 
 from collections.abc import Sequence
@@ -34,6 +34,7 @@ def divide_shards(
     tokens_B: Indices,
     *,
     max_tokens: int,
+    max_keys: int | None = None,
     data_parallel_size: int,
     share_prompts: bool,
 ) -> list[list[Indices]]:
@@ -47,6 +48,8 @@ def divide_shards(
         prompt_tokens_B: int[B].
         tokens_B: int[B], of the completions alone.
         max_tokens: tokens of a micro-batch, at most.
+        max_keys: keys that its completions attend to, at most: each has those of its prompt, which are gathered for it, and its
+            own. One completion alone may have more. None is any number; without `share_prompts` they are the tokens.
         data_parallel_size: number of data shards.
         share_prompts: whether a group's prompt stands once in a micro-batch.
 
@@ -62,19 +65,30 @@ def divide_shards(
     groups = groups_B[completions]
     begins = np.append(True, groups[1:] != groups[:-1]) if share_prompts else np.ones(len(groups), bool)
     costs = tokens_B[completions] + np.where(begins, prompt_tokens_B[completions], 0)
-    # Even rows rather than full ones and a rest: all ranks wait for the longest.
-    least = max(1, -(-int(costs.sum()) // (data_parallel_size * max_tokens)))
-    target = min(max_tokens, -(-int(costs.sum()) // (data_parallel_size * least)))
+    keys, tokens = int(alone.sum()), int(costs.sum())
+    most_keys = max(1, keys) if max_keys is None or not share_prompts else max_keys
+    # Even rows rather than full ones and a rest, by what needs more of them: all ranks wait for the longest.
+    by_tokens, by_keys = (
+        max(1, -(-of // (data_parallel_size * most))) for of, most in ((tokens, max_tokens), (keys, most_keys))
+    )
+    target, target_keys = max_tokens, most_keys
+    if by_keys > by_tokens:
+        target_keys = -(-keys // (data_parallel_size * by_keys))
+    else:
+        target = min(max_tokens, -(-tokens // (data_parallel_size * by_tokens)))
     rows: list[list[int]] = []
     sizes: list[int] = []
-    for at, cost in enumerate(costs):
-        grown = sizes[-1] + cost if rows else 0
-        if not rows or grown > max_tokens or sizes[-1] >= target:
+    seen = 0
+    for at, (cost, whole) in enumerate(zip(costs.tolist(), alone.tolist(), strict=True)):
+        fits = bool(rows) and sizes[-1] + cost <= max_tokens and seen + whole <= most_keys
+        if not fits or sizes[-1] >= target or seen >= target_keys:
             rows.append([])
             sizes.append(0)
+            seen = 0
         rows[-1].append(at)
         # A group that continues in a new row repeats its prompt there.
-        sizes[-1] += int(alone[at] if len(rows[-1]) == 1 else cost)
+        sizes[-1] += whole if len(rows[-1]) == 1 else cost
+        seen += whole
     return _distribute([completions[row] for row in rows], sizes, data_parallel_size)
 
 

@@ -28,6 +28,7 @@ def rollout_batches(
     rollout: Rollout,
     *,
     max_tokens: int,
+    max_keys: int | None = None,
     updates: int = 1,
     passes: int = 1,
     share_prompts: bool = False,
@@ -44,6 +45,8 @@ def rollout_batches(
     Args:
         rollout: of all ranks.
         max_tokens: tokens of a micro-batch, at most.
+        max_keys: keys that the completions of a micro-batch attend to together, at most, where they share prompts: those of its
+            prompt are gathered for each. One completion alone may have more; None is any number.
         updates: optimizer steps in a pass (`updates_per_pass`); a group's completions stay in one.
         passes: how often the whole rollout is trained on (`num_iterations`).
         share_prompts: whether a group's prompt stands once in a micro-batch, for a model that can read it (`shares_prompts`).
@@ -66,6 +69,7 @@ def rollout_batches(
         updates=updates,
         passes=passes,
         max_tokens=max_tokens,
+        max_keys=max_keys,
         data_parallel_size=parallel.data_parallel_size,
         share_prompts=share_prompts,
     )
@@ -100,6 +104,7 @@ def update_indices(
     updates: int,
     passes: int,
     max_tokens: int,
+    max_keys: int | None = None,
     data_parallel_size: int,
     share_prompts: bool,
 ) -> list[Update]:
@@ -116,6 +121,7 @@ def update_indices(
                 prompt_tokens[groups],
                 sizes,
                 max_tokens=max_tokens,
+                max_keys=max_keys,
                 data_parallel_size=data_parallel_size,
                 share_prompts=share_prompts,
             )

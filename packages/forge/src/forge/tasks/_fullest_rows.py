@@ -1,0 +1,134 @@
+"""Lengths of a step's prompts → the completions of the micro-batches that may take the most memory.
+
+A completion may have any length up to `max_new_tokens`. Long ones fill a row with tokens. Short ones behind a long prompt make
+a row of few tokens and many gathered keys, which take memory too (`with_keys`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import attrs
+import numpy as np
+
+from forge.tasks.items._items import Ints
+
+_KEYS_OF_A_TOKEN = 8
+"""Keys and values that are gathered for further samples, with as much memory as one token that is computed has at least."""
+_BEGINNINGS = 8
+"""Prompts with which a row is begun, spread over those of a step."""
+
+
+def with_keys(tokens: int, keys: int) -> int:
+    """Add gathered keys to computed tokens, as tokens that take as much memory."""
+    return tokens + max(0, keys - tokens) // _KEYS_OF_A_TOKEN
+
+
+class MadeUpRow(NamedTuple):
+    """Completions of a made-up micro-batch, prompt after prompt."""
+
+    prompts: Ints
+    """int64[b]: the prompt of each, as its index."""
+    lengths: Ints
+    """int64[b]: tokens of each."""
+    tokens: int
+    """Tokens that are computed, with those of prompts, where different prompts share nothing."""
+    keys: int
+    """Keys that completions attend to."""
+
+
+@attrs.frozen(kw_only=True)
+class Update:
+    """Prompts of which optimizer steps of all ranks are made, and what limits their micro-batches."""
+
+    prompt_tokens: Ints
+    """int64[G, 1], or int64[G, 2] where a completion is computed behind two prompts, in two rows."""
+    groups: int
+    """How many of the prompts an optimizer step has."""
+    each: int
+    """Completions of a prompt."""
+    max_new_tokens: int
+    max_tokens: int
+    """Tokens of a row, at most."""
+    max_keys: int
+    """Keys of a row, at most, where prompts are shared."""
+    shares: bool
+    """Whether a prompt stands in a row once."""
+    ranks: int = 1
+    """Data shards that divide a step."""
+
+    def fullest(self) -> list[MadeUpRow]:
+        """Return rows that a division may have, with the most tokens or with the most of both.
+
+        A row begins with the first or the last completion of a prompt. Prompts that are shorter follow, the longest first, or
+        all others, the shortest first. Of each such order there are two rows at most; the one with the most tokens has as few
+        prompts as that takes.
+        """
+        found: dict[tuple[int, int], MadeUpRow] = {}
+        order = np.argsort(-self.prompt_tokens.max(axis=1), kind="stable")
+        for first in np.unique(np.linspace(0, len(order) - 1, _BEGINNINGS).astype(np.int64)).tolist():
+            rest = np.delete(order, first)
+            for prompts in (order[first:], np.append(order[first], rest[::-1])):
+                for skipped in sorted({0, self.each - 1}):
+                    for row in self._rows_of(prompts[: self.groups], skipped):
+                        found.setdefault((row.tokens, row.keys), row)
+        return list(found.values())
+
+    def several(self, row: MadeUpRow) -> bool:
+        """Return whether a step with such a row may have another one too."""
+        tokens, keys = self._longest_step()
+        alone = len(row.lengths) == self.each * min(self.groups, len(self.prompt_tokens))
+        return not alone or tokens > self.max_tokens or (self.shares and keys > self.max_keys)
+
+    def _longest_step(self) -> tuple[int, int]:
+        """Return the tokens and keys of a step with the longest prompts and completions as long as they may be."""
+        longest = np.sort(self.prompt_tokens.max(axis=1))[-self.groups :]
+        own = len(longest) * self.each * self.max_new_tokens
+        keys = self.each * int(longest.sum()) + own
+        return int(longest.sum()) + own if self.shares else keys, keys
+
+    def shortest(self) -> MadeUpRow:
+        """Return the row of one token behind the shortest prompt."""
+        lengths = self.prompt_tokens.max(axis=1)
+        return MadeUpRow(lengths.argmin()[None], np.ones(1, np.int64), int(lengths.min()) + 1, int(lengths.min()) + 1)
+
+    def _rows_of(self, order: Ints, skipped: int) -> Iterator[MadeUpRow]:
+        """Yield the rows of first completions of prompts in this order, without those that are skipped."""
+        # A row has no more completions than tokens.
+        place = np.arange(skipped, min(len(order) * self.each, skipped + self.max_tokens))
+        prompts = order[place // self.each]
+        begins = (place % self.each == 0) | (place == skipped) if self.shares else np.ones(len(place), bool)
+        longest, held = self.prompt_tokens[prompts].max(axis=1), self.prompt_tokens[prompts].sum(axis=1)
+        # Of a row with the completions up to each: what prompts take of it, and the tokens that completions may have.
+        room = self.max_tokens - np.cumsum(longest * begins)
+        if self.shares:
+            # A row of one completion may have more keys.
+            room = np.minimum(room, np.where(place == skipped, room, self.max_keys - np.cumsum(longest)))
+        room = np.minimum(room, self._share(longest, begins) - np.cumsum(longest * begins))
+        number, times = np.arange(1, len(place) + 1), self.prompt_tokens.shape[1]
+        own = np.minimum(number * self.max_new_tokens, room)
+        fits = own >= number
+        tokens = np.where(fits, np.cumsum(held * begins) + times * own, 0)
+        keys = np.cumsum(held) + times * own
+        keys = keys if self.shares else tokens
+        beyond_one = self.max_new_tokens - 1
+        for weight in (tokens, tokens + (keys - tokens) // _KEYS_OF_A_TOKEN):
+            at = int(np.argmax(np.where(fits, weight, 0)))
+            if fits[at]:
+                # One token each, and what is left to the first: some kernels take memory by the longest sample.
+                left = own[at] - number[at] - beyond_one * np.arange(number[at])
+                yield MadeUpRow(prompts[: at + 1], 1 + np.clip(left, 0, beyond_one), int(tokens[at]), int(keys[at]))
+
+    def _share(self, longest: Ints, begins: Ints) -> Any:
+        """Return the most tokens of a row of one rank beside what the others have left, for the first 1, 2, ... completions.
+
+        Ranks have about as many tokens, so that a row has no more than the others and a completion. Where keys decide how many
+        rows there are, it may.
+        """
+        tokens, keys = self._longest_step()
+        if self.ranks == 1 or (self.shares and keys > self.ranks * self.max_keys):
+            return self.max_tokens
+        left = tokens - np.cumsum(longest * begins + self.max_new_tokens)
+        alone = int(self.prompt_tokens.max()) + self.max_new_tokens
+        return -(-(np.maximum(left, 0) + self.ranks * alone) // (self.ranks - 1))

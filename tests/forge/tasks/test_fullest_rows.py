@@ -1,0 +1,67 @@
+"""Made-up micro-batches of the online verbs' memory plan: those with the most tokens, and with the most of tokens and keys."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, strategies as st
+
+from forge.tasks._fullest_rows import Update, with_keys
+
+
+def update_of(prompt_tokens: list[tuple[int, ...]], **more: object) -> Update:
+    """An update with small limits."""
+    limits = {"groups": len(prompt_tokens), "each": 4, "max_new_tokens": 10, "max_tokens": 100, "max_keys": 800, "shares": True}
+    return Update(prompt_tokens=np.array(prompt_tokens), **{**limits, **more})
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=6),
+    st.integers(1, 9),
+    st.integers(1, 12),
+    st.integers(0, 200),
+    st.integers(1, 400),
+    st.integers(1, 6),
+    st.booleans(),
+    st.booleans(),
+)
+def test_rows_are_within_their_limits(prompts, each, new, spare, max_keys, groups, shares, twice):
+    """No row has more tokens, keys, prompts or completions of one than a micro-batch may have, and it has what it says."""
+    tokens = np.array(prompts)[:, : 2 if twice else 1]
+    most = int(tokens.max()) + new + spare
+    limits = {"each": each, "max_new_tokens": new, "max_tokens": most, "max_keys": max_keys, "shares": shares}
+    update = Update(prompt_tokens=tokens, groups=groups, **limits)
+    found = update.fullest()
+    assert found
+    for row in found:
+        used, counts = np.unique(row.prompts, return_counts=True)
+        assert len(used) <= groups
+        assert counts.max() <= each
+        assert row.lengths.min() >= 1
+        assert row.lengths.max() <= new
+        once = used if shares else row.prompts
+        keys = tokens[row.prompts].sum(axis=0) + row.lengths.sum()
+        computed = tokens[once].sum(axis=0) + row.lengths.sum()
+        assert tokens[once].max(axis=1).sum() + row.lengths.sum() <= most
+        if shares and len(row.lengths) > 1:
+            assert keys.max() <= max_keys
+        assert row.tokens == computed.sum()
+        assert row.keys == keys.sum()
+        assert update.several(row) or len(row.lengths) == len(tokens) * each
+
+
+def test_the_fullest_rows_of_long_prompts_have_short_completions() -> None:
+    """Tokens and keys are both as many as there may be, with completions shorter than allowed."""
+    found = update_of([(500,)] * 10, each=64, max_new_tokens=1000, max_tokens=8192, max_keys=8 * 8192).fullest()
+    row = max(found, key=lambda row: with_keys(row.tokens, row.keys))
+    assert row.tokens == 8192
+    assert row.keys > 7.9 * 8192
+    assert row.lengths.sum() < 1000 * len(row.lengths)
+
+
+def test_a_step_that_fits_one_row_has_no_other() -> None:
+    """With the longest completions it is whole, and no micro-batch runs beside its gradients."""
+    update = update_of([(5,), (7,)])
+    (row,) = {(each.tokens, each.keys): each for each in update.fullest() if len(each.lengths) == 8}.values()
+    assert (row.tokens, row.keys) == (12 + 80, 4 * 12 + 80)
+    assert not update.several(row)
+    assert update_of([(5,), (7,)], max_tokens=91).several(row)
