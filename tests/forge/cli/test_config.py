@@ -35,6 +35,14 @@ def test_convert_and_validate(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "there is no verb 'stf'" in capsys.readouterr().err
 
 
+def test_validate_refuses_more_warmup_than_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the recipe says both; nothing has to be prepared for it."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("verb: sft\nmodel_path: m\ndata_path: d\nckpt_output_dir: o\nmax_steps: 10\nwarmup_steps: 50\n")
+    assert _cli.main(["config", "validate", str(recipe)]) == 2
+    assert "warmup_steps=50 is more than the 10 steps of this run" in capsys.readouterr().err
+
+
 def test_validate_says_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All faults of a recipe in one message, status 2, and nothing is run."""
     recipe = tmp_path / "recipe.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 
 import forge
 import forge_packing
-from forge.run._choices import few_steps, moved_run, operations_of
+from forge.run._choices import few_steps, moved_run, operations_of, warn_of_higher_loss
 from forge.settings._settings import resolve
 from forge.verbs._sft import SFTSettings
 
@@ -68,3 +69,19 @@ def test_the_record_of_a_run_that_was_moved(tmp_path: Path) -> None:
     assert moved_run(resolve(SFTSettings, (f"recipe {tmp_path / 'a' / 'config.yaml'}", layer))) is None
     assert moved_run(resolve(SFTSettings, (f"recipe {tmp_path / 'r.yaml'}", layer))) is None
     assert moved_run(resolve(SFTSettings, (f"recipe {tmp_path / 'b' / 'config.yaml'}", REQUIRED), ("flag", layer))) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [(3.1, 10.8, True), (3.1, 3.0, False), (3.1, 3.1, False), (None, 9.0, False), (3.1, None, False)],
+)
+def test_a_run_that_ends_worse_than_it_began_says_so(before: float | None, after: float | None, said: bool) -> None:
+    """With both losses and what helps; what was not measured is not compared."""
+    lines: list[str] = []
+    for keep_best in (False, True):
+        warn_of_higher_loss(types.SimpleNamespace(note=lines.append), before, after, keep_best=keep_best)
+    assert len(lines) == 2 * said
+    if said:
+        assert lines[0].startswith("WARNING: the held-out loss is higher than before training, 10.8000 after 3.1000")
+        assert "keep_best=true" in lines[0]
+        assert "hf_format/best" in lines[1]

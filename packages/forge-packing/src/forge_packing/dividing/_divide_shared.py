@@ -39,7 +39,6 @@ def most_keys(max_tokens: int) -> int:
     Raises:
         PackingError: `max_tokens` is no number of tokens.
 
-
     >>> most_keys(8192)
     65536
     """

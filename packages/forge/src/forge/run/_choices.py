@@ -16,6 +16,7 @@ import forge_packing
 from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
+from forge._result import BEST
 from forge.run._precision import for_low_precision
 from forge.saving._directories import last_export
 from forge.tasks._answers import is_prompt_file
@@ -68,15 +69,6 @@ def check_shards(s: Any, shards: int) -> None:
         raise SettingsError(
             f"effective_batch_size={s.plan.effective_batch_size} is less than the {shards} ranks: some would never have a "
             f"sample. Set effective_batch_size to {shards} or more, or start fewer processes."
-        )
-
-
-def check_warmup(s: Any, num_steps: int | None) -> None:
-    """Raise SettingsError for a warm-up that is longer than the run."""
-    if num_steps is not None and s.optimizer.warmup_steps > num_steps:
-        raise SettingsError(
-            f"warmup_steps={s.optimizer.warmup_steps} is more than the {counted(num_steps, 'steps')} of this run: the "
-            "learning rate would never reach learning_rate. Lower warmup_steps, or train longer."
         )
 
 
@@ -221,6 +213,17 @@ def report_routers(report: Reporter, s: Any, model: Any, plan: forge_packing.Bat
         else ""
     )
     report.note(f"moe_aux_loss: {kind}: {why}{cost}")
+
+
+def warn_of_higher_loss(report: Reporter, before: float | None, after: float | None, *, keep_best: bool) -> None:
+    """Log a warning where the held-out loss is higher than it was before training."""
+    if before is None or after is None or after <= before:
+        return
+    best = f"the best step's model is in hf_format/{BEST}" if keep_best else "keep_best=true keeps the best step's model"
+    report.note(
+        f"WARNING: the held-out loss is higher than before training, {after:.4f} after {before:.4f}: lower learning_rate, or "
+        f"train for fewer steps; {best}"
+    )
 
 
 def warn_of_rounding(report: Reporter, before: float | None, trained: float | None, exported: float | None, dtype: str) -> None:

@@ -14,7 +14,6 @@ import forge_data
 import forge_dist
 from forge._errors import SettingsError
 from forge.memory._forecast import without_measurements
-from forge.run._choices import check_warmup
 from forge.run._loading import Tried, quantized
 from forge.run._rows import SETTINGS, Rows
 from forge.run._starting_model import Start
@@ -161,7 +160,6 @@ def check_before_rows(task: Task, s: Any, machine: forge_accel.Accelerator, star
     """
     dtype = machine.dtype(s.device.dtype).value
     loading = quantized(s, machine, dtype)
-    check_warmup(s, s.plan.max_steps)
     if s.adapter.adapter != "none":
         _check_adapter(task, s, machine, start, tried, loading)
     if tried.model is not None:

@@ -22,7 +22,7 @@ from forge.memory._memory_plan import MemoryPlan
 from forge.memory._target import Target
 from forge.memory._tokens import choose_checkpointing, choose_tokens
 from forge.reports._plan import plan_figures
-from forge.run._choices import check_shards, check_warmup, choose_compile, choose_sizes, few_steps, moved_run, operations_of
+from forge.run._choices import check_shards, choose_compile, choose_sizes, few_steps, moved_run, operations_of
 from forge.run._early_checks import check_before_rows, check_prompts
 from forge.run._loading import try_packing
 from forge.run._memory import is_small, planned_of, write_plan
@@ -335,7 +335,7 @@ def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Pa
         **task.shared(s, train),
     )
     plan = endless.until(epochs=s.plan.epochs, max_steps=task.steps(s, endless))
-    check_warmup(s, task.num_steps(s, plan))
+    s.check_warmup(task.num_steps(s, plan))
     return Prepared(s, train, held_out, plan)
 
 

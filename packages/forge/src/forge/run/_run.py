@@ -23,7 +23,7 @@ from forge._uncollected import uncollected
 from forge.memory._divided import keeps_casts
 from forge.memory._target import Target
 from forge.run._adaptation import adapt_model, check_projections
-from forge.run._choices import absolute_paths, choose_machine, cost_alone, report_routers, warn_of_rounding
+from forge.run._choices import absolute_paths, choose_machine, cost_alone, report_routers, warn_of_higher_loss, warn_of_rounding
 from forge.run._early_checks import check_names
 from forge.run._explained import explained, out_of_memory
 from forge.run._fused import StepsMade, compile_blocks, fuse_layers
@@ -408,6 +408,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             # The state that it was resumed from was not the run's last when it was saved.
             at = keep_if_best(at, late)
         after = at.measured
+        loss_before = (at.eval_before or {}).get("eval_loss")
+        warn_of_higher_loss(report, loss_before, None if after is None else after.loss, keep_best=s.evaluation.keep_best)
         stop_if_asked()
         if states.files.failures:
             # On a disk that is nearly full the last state would take the room of the last export, and find none itself.
@@ -432,7 +434,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             why = out_of_memory(error, s, out.path) or error
             report.note(f"WARNING: the export could not be measured, the figures are those of the model in memory: {why}")
         else:
-            warn_of_rounding(report, (at.eval_before or {}).get("eval_loss"), trained.loss, after.loss, str(export_dtype))
+            warn_of_rounding(report, loss_before, trained.loss, after.loss, str(export_dtype))
     seconds = at.seconds + time.perf_counter() - began
     result = RunResult(
         output_dir=out.path,

@@ -24,6 +24,7 @@ import forge_accel
 import forge_algos
 import forge_dist
 import forge_packing
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge.settings._backends import FORGE, BackendSettings, backend_class
 from forge.settings._elsewhere import unknown
@@ -152,8 +153,17 @@ class RunSettings:
         # The log names the value with its reason ("float32: the exact choice"); beside a setting it stands already.
         return attrs.evolve(chosen, origins={**self.origins, name: f"chosen: {reason.removeprefix(f'{value}: ')}"})
 
+    def check_warmup(self, num_steps: int | None) -> None:
+        """Raise SettingsError for a warm-up that is longer than the run."""
+        if num_steps is not None and self.optimizer.warmup_steps > num_steps:
+            raise SettingsError(
+                f"warmup_steps={self.optimizer.warmup_steps} is more than the {counted(num_steps, 'steps')} of this run: the "
+                "learning rate would never reach learning_rate. Lower warmup_steps, or train longer."
+            )
+
     def check(self) -> None:
         """Raise SettingsError, by name, for a setting that has no effect with the others."""
+        self.check_warmup(self.plan.max_steps)
         default = attrs.fields(EvaluationSettings).eval_max_new_tokens.default
         if self.evaluation.eval_prompts is None and self.evaluation.eval_max_new_tokens != default:
             raise SettingsError("eval_max_new_tokens has no effect without eval_prompts: set that too, or leave it out.")

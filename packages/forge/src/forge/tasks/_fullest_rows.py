@@ -1,4 +1,4 @@
-"""Lengths of a step's prompts → the completions of the micro-batches that may take the most memory.
+"""Lengths of a step's prompts → completions of the micro-batches that may take most memory.
 
 A completion may have any length up to `max_new_tokens`. Long ones fill a row with tokens. Short ones behind a long prompt make
 a row of few tokens and many gathered keys, which take memory too (`with_keys`).
@@ -40,7 +40,7 @@ class MadeUpRow(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class Update:
-    """Prompts of which optimizer steps of all ranks are made, and what limits their micro-batches."""
+    """Prompts of all ranks' optimizer steps, and what limits their micro-batches."""
 
     prompt_tokens: Ints
     """int64[G, 1], or int64[G, 2] where a completion is computed behind two prompts, in two rows."""
@@ -82,7 +82,7 @@ class Update:
         return not alone or tokens > self.max_tokens or (self.shares and keys > self.max_keys)
 
     def _longest_step(self) -> tuple[int, int]:
-        """Return the tokens and keys of a step with the longest prompts and completions as long as they may be."""
+        """Return the tokens and keys of a step of the longest prompts and completions."""
         longest = np.sort(self.prompt_tokens.max(axis=1))[-self.groups :]
         own = len(longest) * self.each * self.max_new_tokens
         keys = self.each * int(longest.sum()) + own
@@ -94,7 +94,7 @@ class Update:
         return MadeUpRow(lengths.argmin()[None], np.ones(1, np.int64), int(lengths.min()) + 1, int(lengths.min()) + 1)
 
     def _rows_of(self, order: Ints, skipped: int) -> Iterator[MadeUpRow]:
-        """Yield the rows of first completions of prompts in this order, without those that are skipped."""
+        """Yield rows of the first completions of prompts in this order, but for those skipped."""
         # A row has no more completions than tokens.
         place = np.arange(skipped, min(len(order) * self.each, skipped + self.max_tokens))
         prompts = order[place // self.each]
@@ -121,7 +121,7 @@ class Update:
                 yield MadeUpRow(prompts[: at + 1], 1 + np.clip(left, 0, beyond_one), int(tokens[at]), int(keys[at]))
 
     def _share(self, longest: Ints, begins: Ints) -> Any:
-        """Return the most tokens of a row of one rank beside what the others have left, for the first 1, 2, ... completions.
+        """Return the most tokens of a rank's row of the first 1, 2, ... completions.
 
         Ranks have about as many tokens, so that a row has no more than the others and a completion. Where keys decide how many
         rows there are, it may.

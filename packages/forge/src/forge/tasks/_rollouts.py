@@ -208,7 +208,7 @@ class RolloutSteps:
 
 
 class RehearsedRollouts:
-    """Rollouts of a run without data: completions of any lengths, with which a micro-batch takes the most memory."""
+    """Rollouts of a run without data, of lengths with which a micro-batch takes the most memory."""
 
     def __init__(self, run: Run, objective: forge_algos.Objective) -> None:
         self.objective = objective
@@ -274,7 +274,7 @@ class RehearsedRollouts:
         return self._run.train.batch(rows[: -(-len(rows) // self._run.plan.world_size)])
 
     def _looked_at(self) -> Iterator[list[int]]:
-        """Yield the prompts of the step that has most tokens, and of the one with the longest, the longest first."""
+        """Yield the prompts of the step with most tokens, and of that with the longest, longest first."""
         plan, items = self._run.plan, self._run.train
         steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
         lengths = [items.lengths[plan.samples(step)] for step in steps]
@@ -301,7 +301,7 @@ class RehearsedRollouts:
         )
 
     def _batch(self, rows: list[int], row: MadeUpRow) -> Any:
-        """Make up a rollout of these completions, all of which are trained, and lay it out as one micro-batch."""
+        """Make up a rollout of these completions, all of them trained, as one micro-batch."""
         used, groups = np.unique(row.prompts, return_inverse=True)
         prompts = self._run.train.batch([rows[at] for at in used])
         number = len(row.lengths)

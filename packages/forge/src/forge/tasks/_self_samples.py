@@ -125,7 +125,7 @@ class SelfSampleSteps:
 
 
 class RehearsedSelfSamples(RehearsedRollouts):
-    """Steps of a run without data: completions of any lengths, with which a micro-batch takes the most memory."""
+    """Steps of a run without data, of lengths with which a micro-batch takes the most memory."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._own = run, run.settings.objective
