@@ -27,6 +27,23 @@ def test_what_is_planned_has_its_name():
     assert lines[1] == "steps          1 of at most 2 blocks, 1 epoch"
 
 
+@pytest.mark.parametrize(
+    ("max_steps", "said"),
+    [
+        (1, "0.14 of an epoch"),
+        (6, "0.86 of an epoch"),
+        (7, "1 epoch"),
+        (8, "1.14 epochs"),
+        (14, "2 epochs"),
+        (9000, "1,285.71 epochs"),
+    ],
+)
+def test_a_part_of_an_epoch_is_said_as_such(max_steps, said):
+    """Of 14 samples, two a step: the steps over those of an epoch."""
+    made = plan([1] * 14, batch_size=2, max_tokens=10, epochs=None, max_steps=max_steps)
+    assert made.summary().splitlines()[1].endswith(f"of at most 2 samples, {said}")
+
+
 def test_steps_that_are_divided_otherwise():
     """Without ranks and micro-batches, all other lines are the same."""
     made = plan([6, 6, 6, 2], batch_size=3, max_tokens=10, world_size=2, loss_counts=[5, 5, 0, 0], epochs=2)
@@ -44,7 +61,7 @@ def test_several_ranks():
         "tokens         18, a step 18",
         "micro-batches  2 on each of 2 ranks, at most 2 a step; the fewest possible",
         "fill           45.0% of the 10 tokens that a micro-batch may have",
-        "waiting        25.0% of the time, for the slowest rank; no division saves more than 0.0%",
+        "waiting        25.0% of the time, for the slowest rank; another division takes at most 0.0% less time",
     ]
 
 
@@ -62,7 +79,7 @@ def test_shared_prefixes():
     lines = made.summary().splitlines()
     assert lines[2:4] == [
         "tokens         69, a step 69",
-        "shared tokens  take room once a micro-batch: 29 in all; 3 micro-batches without that",
+        "shared tokens  computed once a micro-batch: 29 tokens in place of 69; 3 micro-batches without that",
     ]
     assert lines[4].startswith("micro-batches  1 on 1 rank")
     for other in (made.summary(divided=False), made.alone().summary()):

@@ -77,7 +77,7 @@ def test_what_a_plan_for_a_store_assumes(tmp_path: Path, capsys: pytest.CaptureF
     made = forge_data.TokenStore.from_jsonl(rows, tmp_path / "store")
     assert _cli.main(["plan", str(made.path), "--max-tokens-per-gpu", "40"]) == 0
     said = capsys.readouterr().out
-    assert "shared tokens  take room once a micro-batch: 32 in all; 6 micro-batches without that" in said
+    assert "shared tokens  computed once a micro-batch: 32 tokens in place of 132; 6 micro-batches without that" in said
     assert said.splitlines()[-1].startswith("assumed        a model and settings with which samples can share")
     plan = forge_packing.plan([22] * 6, batch_size=6, max_tokens=40, prefixes=[0] * 6, prefix_tokens=[20])
     plan.save(tmp_path / "plan.npz")

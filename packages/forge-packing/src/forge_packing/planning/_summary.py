@@ -35,8 +35,8 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divid
             f"steps          without end, of at most {most_items}",
         ]
     else:
-        epochs = (order.num_steps - 1) // order.steps_per_epoch + 1
-        run = "1 epoch" if epochs == 1 else f"{epochs:,} epochs"
+        epochs = order.num_steps / order.steps_per_epoch
+        run = f"{epochs:.2g} of an epoch" if epochs < 1 else "1 epoch" if epochs == 1 else f"{round(epochs, 2):,.10g} epochs"
         lines = [
             f"{items:<15}{order.position(order.num_steps):,} ({samples:,} in the data), {shuffled}",
             f"steps          {order.num_steps:,} of at most {most_items}, {run}",
@@ -55,7 +55,7 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divid
         alone = attrs.evolve(steps, prefixes=None, repeated=None)
         without = sum(int(alone.stretch(first, stop).pass_starts[-1]) for first, stop in stretches)
         lines.append(
-            f"shared tokens  take room once a micro-batch: {found.filled.sum():,} in all; "
+            f"shared tokens  computed once a micro-batch: {found.filled.sum():,} tokens in place of {found.tokens.sum():,}; "
             f"{counted(without, 'micro-batches')} without that"
         )
     return "\n".join([*lines, *(_division(steps, found) if divided else ())])
@@ -88,7 +88,7 @@ def _division(steps: Steps, found: BlockFigures) -> list[str]:
     if steps.world_size > 1:
         total = found.makespan.sum()
         lines.append(
-            f"waiting        {1 - found.even.sum() / total:.1%} of the time, for the slowest rank; no division saves more than "
-            f"{1 - found.least.sum() / total:.1%}"
+            f"waiting        {1 - found.even.sum() / total:.1%} of the time, for the slowest rank; another division takes at most "
+            f"{1 - found.least.sum() / total:.1%} less time"
         )
     return lines

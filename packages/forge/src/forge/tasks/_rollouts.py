@@ -274,7 +274,7 @@ class RehearsedRollouts:
         return self._run.train.batch(rows[: -(-len(rows) // self._run.plan.world_size)])
 
     def _looked_at(self) -> Iterator[list[int]]:
-        """Yield the prompts of the step with most tokens, and of that with the longest, longest first."""
+        """Yield the prompts of the step with most tokens, and of that with the longest one."""
         plan, items = self._run.plan, self._run.train
         steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
         lengths = [items.lengths[plan.samples(step)] for step in steps]
