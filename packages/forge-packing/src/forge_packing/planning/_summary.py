@@ -88,7 +88,7 @@ def _division(steps: Steps, found: BlockFigures) -> list[str]:
     if steps.world_size > 1:
         total = found.makespan.sum()
         lines.append(
-            f"waiting        {1 - found.even.sum() / total:.1%} of the time, for the slowest rank; another division takes at most "
-            f"{1 - found.least.sum() / total:.1%} less time"
+            f"waiting        {1 - found.even.sum() / total:.1%} of the time, for the slowest rank; another division takes at "
+            f"most {1 - found.least.sum() / total:.1%} less time"
         )
     return lines
