@@ -79,7 +79,7 @@ def test_a_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("x" * 300, "File name too long"), ("a\0b", "null byte"), ("~no-such-user-here/model", "home directory")],
+    [("x" * 300, "File name too long"), ("a\0b", "null (byte|character)"), ("~no-such-user-here/model", "home directory")],
 )
 def test_a_path_that_cannot_be_looked_at(name, reason):
     """An error of the system about a path is reported, though it might have been a Hub name."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import pytest
 
 import forge
 from forge.cli import _app as _cli
+from forge.cli._train import verb_command
 from forge.run import _run
 from forge.settings._settings import dashed, flat_fields
 from forge.verbs._registry import VERBS, task_of
@@ -82,6 +85,17 @@ def test_a_list_setting_takes_words_and_repeats() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_names_first_what_most_runs_give(verb: str) -> None:
+    """A line before the hundred others: flags that the verb has, what it requires among them."""
+    about = inspect.getdoc(verb_command(task_of(verb)))
+    assert about is not None
+    (line,) = [line for line in about.splitlines() if line.startswith("Most runs give no more than ")]
+    named = {flag.removeprefix("--").replace("-", "_") for flag in re.findall(r"--[a-z-]+", line)}
+    assert {"model_path", "data_path", "ckpt_output_dir", "learning_rate"} <= named
+    assert named <= {field.name for _, field in flat_fields(task_of(verb).settings)}
+
+
 def test_help_loads_no_torch() -> None:
     """`forge sft --help` imports neither torch nor transformers."""
     code = (

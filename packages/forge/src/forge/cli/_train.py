@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -16,7 +16,7 @@ from forge._errors import RecipeError, SettingsError
 from forge.cli._flags import as_flags
 from forge.cli._options import converter_of, field_texts, with_signature
 from forge.settings._backends import FORGE
-from forge.settings._settings import flat_fields, groups, resolve, signature_of, with_own_settings
+from forge.settings._settings import dashed, flat_fields, groups, resolve, signature_of, with_own_settings
 
 if TYPE_CHECKING:
     from forge.tasks._task import Task
@@ -105,7 +105,8 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
         [*parameters, *_BESIDE],
         f"{task.about}\n\n"
         f"Prints the directory of the trained model. Example: forge {task.name} --model-path org/model --data-path train.jsonl "
-        "--ckpt-output-dir runs/first",
+        "--ckpt-output-dir runs/first\n\n"
+        f"Most runs give no more than {', '.join(_usual_flags(helps))}. Below are all, with their defaults.",
     )
     # The argument of forge.dry_run, in messages.
     command.flags["machine"] = "--for"
@@ -113,6 +114,18 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
     command.flags["format"] = "--data-format"
     named.update(command.flags)
     return command
+
+
+_USUAL = (
+    *("model_path", "data_path", "ckpt_output_dir", "adapter", "learning_rate", "num_epochs", "effective_batch_size"),
+    *("max_seq_len", "max_new_tokens", "reward", "teacher_path", "validation_split", "nproc_per_node"),
+)
+"""Settings that the help names first, of some hundred."""
+
+
+def _usual_flags(known: Collection[str]) -> list[str]:
+    """Return the flags of the usual settings that a verb has."""
+    return [f"--{dashed(name)}" for name in _USUAL if name in known]
 
 
 _BESIDE = (
