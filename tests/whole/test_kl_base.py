@@ -117,7 +117,7 @@ def test_stop_at_kl_ends_a_run(model_dir: Path, folder: Path, tmp_path: Path) ->
     [
         ({"validation_split": None, "kl_base": True}, "kl_base has no effect without held-out data"),
         ({"stop_at_kl": 0.1}, "stop_at_kl has no effect without kl_base"),
-        ({"stop_at_kl": 0.1, "kl_base": True}, "stop_at_kl has no effect without eval_every_steps"),
+        ({"stop_at_kl": 0.1, "kl_base": True}, "stop_at_kl has no effect without eval_every_steps or eval_at_epoch"),
         ({"stop_at_kl": -1.0, "kl_base": True}, "above 0"),
     ],
 )

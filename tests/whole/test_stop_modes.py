@@ -100,6 +100,18 @@ def test_a_schedule_that_needs_the_end_is_refused_without_one(given: dict[str, A
     assert result.steps == 5
 
 
+@pytest.mark.slow
+def test_held_out_rows_are_measured_at_each_epoch(given: dict[str, Any], tmp_path: Path) -> None:
+    """Before the first step and at the end of each epoch, once; a run that is stopped there goes on alike."""
+    given |= {"num_epochs": 3, "validation_split": 0.25, "eval_at_epoch": True, "eval_prompts": ["a b"]}
+    whole = forge.sft(**given | {"ckpt_output_dir": tmp_path / "whole"}).output_dir
+    assert [line["step"] for line in metrics(whole) if "eval_loss" in line] == [0, 3, 6, 9]
+    assert [json.loads(line)["step"] for line in (whole / "answers.jsonl").read_text().splitlines()] == [0, 3, 6, 9]
+    with pytest.raises(forge.PreemptedError):
+        forge.sft(**given, callbacks=[StopAfter(6)])
+    assert untimed(forge.sft(**given).output_dir) == untimed(whole)
+
+
 def test_a_share_of_warmup_is_one_of_all_steps(given: dict[str, Any], tmp_path: Path) -> None:
     """Its steps rise to the highest rate; without an end it is refused, and so is another length of a run that has begun."""
     given |= {"lr_scheduler": "constant", "warmup_ratio": 0.3, "learning_rate": 1e-2}

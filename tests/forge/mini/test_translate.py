@@ -61,6 +61,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
     "validation_split": ({}, 0.2, {"validation_split": 0.2}),
     "validation_data_path": ({}, "held.jsonl", {"eval_data_path": "held.jsonl"}),
     "validation_frequency": (HELD_OUT, 5, {"eval_every_steps": 5}),
+    "validate_at_epoch": (HELD_OUT, True, {"eval_at_epoch": True}),
     "min_samples_per_validation": (HELD_OUT, 20, {"eval_every_steps": 3}),
     "pretraining_config": ({}, PretrainingConfig(64), {"block_size": 64, "cross_documents": True}),
     "save_best_val_loss": (HELD_OUT, True, {"keep_best": True}),
@@ -71,7 +72,6 @@ ONLY: dict[str, tuple[Any, Any]] = {
     "osft_upcast_dtype": ("fp32", "bfloat16"),
     "save_final_checkpoint": (True, False),
     "train_dtype": ("float32", "bfloat16"),
-    "validate_at_epoch": (False, True),
     "trust_remote_code": (False, True),
     "val_loss_improvement_threshold": (0.0, 0.1),
 }

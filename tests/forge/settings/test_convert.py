@@ -142,6 +142,22 @@ def test_what_is_lost_is_listed() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "at_epoch"),
+    [
+        (TRL + "eval_strategy: epoch\n", True),
+        (AXOLOTL + "evals_per_epoch: 1\n", True),
+        (AXOLOTL + "evals_per_epoch: 4\n", None),
+        (AXOLOTL + "evals_per_epoch: true\n", None),
+    ],
+)
+def test_measuring_at_each_epoch_is_carried_over(text: str, at_epoch: bool | None) -> None:
+    """Once an epoch; more often is listed as lost."""
+    found = converted(text)
+    assert found.settings.get("eval_at_epoch") is at_epoch
+    assert ("evals_per_epoch" in about(found)) == (at_epoch is None)
+
+
 def test_columns_of_other_names_are_given_with_rename_columns() -> None:
     """Axolotl names columns in the type of a data set; the line about what is lost says how to name them here."""
     found = converted("base_model: m\ndatasets: [{path: a.csv, type: {field_instruction: question, field_output: answer}}]\n")

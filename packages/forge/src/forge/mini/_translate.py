@@ -37,6 +37,7 @@ NAMES = {
     "validation_split": "validation_split",
     "validation_data_path": "eval_data_path",
     "validation_frequency": "eval_every_steps",
+    "validate_at_epoch": "eval_at_epoch",
     "save_best_val_loss": "keep_best",
     "resume_from_full_state_checkpoint": "resume",
     "osft_unfreeze_rank_ratio": "unfreeze_rank_ratio",
@@ -66,7 +67,6 @@ _DTYPES = {
 }
 
 _ONLY = {
-    "validate_at_epoch": (False, "give validation_frequency, a number of steps; the end is always measured"),
     "trust_remote_code": (False, "no code of a model is run"),
     "val_loss_improvement_threshold": (0, "any lower held-out loss is the best one"),
     "save_final_checkpoint": (True, "the model is always exported at the end"),

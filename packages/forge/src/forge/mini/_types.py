@@ -142,7 +142,7 @@ class TrainingArgs:
     validation_frequency: int | None = None
     """Measure on the held-out rows every so many steps."""
     validate_at_epoch: bool = False
-    """Refused: give validation_frequency."""
+    """Measure at the end of each epoch too."""
     min_samples_per_validation: int | None = None
     """Measure with the step that reaches so many samples since the last time."""
     validate_at_final: bool = False

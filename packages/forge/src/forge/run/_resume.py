@@ -83,6 +83,7 @@ _FREE = DIVISION | frozenset(
         *("mlflow_run_name", "tensorboard_log_dir"),
         *(
             "eval_every_steps",
+            "eval_at_epoch",
             "keep_best",
             "metric_for_best",
             "early_stopping_patience",

@@ -380,12 +380,14 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 if last.skipped:
                     report.note(f"step {last.step} moved nothing: its loss or gradient was not finite", event="skipped")
                 final, every = last.step == num_steps, s.evaluation.eval_every_steps
-                if (final or (every and last.step % every == 0)) and (found_now := evaluate(last.step)) is not None:
+                epoch_ends = final or (last.step % updates == 0 and plan.epoch(last.step // updates) != plan.epoch(planned))
+                measures = final or (every and last.step % every == 0) or (s.evaluation.eval_at_epoch and epoch_ends)
+                if measures and (found_now := evaluate(last.step)) is not None:
                     at = keep_if_best(at, found_now)
                     if not final and (end := ended()) is not None:
                         final = True
                         report.note(f"stopping early: {end[1]}", event="stopped_early")
-                epoch_ends = final or (last.step % updates == 0 and plan.epoch(last.step // updates) != plan.epoch(planned))
+                epoch_ends = epoch_ends or final
                 every = s.checkpoints.save_samples
                 if not final and (
                     (every and seen // every != at.samples // every) or (s.checkpoints.checkpoint_at_epoch and epoch_ends)

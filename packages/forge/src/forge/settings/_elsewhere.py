@@ -58,6 +58,7 @@ RENAMED = {
         "ep_size": "expert_parallel_size expert_parallel_degree expert_model_parallel_size ep_degree",
         "cp_size": "context_parallel_size context_parallel_degree cp_degree sequence_parallel_degree",
         "eval_every_steps": "eval_steps validation_frequency",
+        "eval_at_epoch": "validate_at_epoch",
         "metric_for_best": "metric_for_best_model",
         "keep_best": "load_best_model_at_end save_best_val_loss",
         "early_stopping_patience": "early_stopping_steps",
@@ -181,8 +182,8 @@ TOLD = {
         _SHARDING: """fsdp fsdp_config fsdp_version fsdp_options deepspeed deepspeed_options distributed_backend
             accelerator_config""",
         "choose activation_checkpointing=false": "disable_gradient_checkpointing",
-        "eval_every_steps; before the first and after the last step is always measured": """eval_strategy evaluation_strategy
-            evals_per_epoch validate_at_epoch min_samples_per_validation""",
+        "eval_every_steps or eval_at_epoch; the beginning and the end are always measured": """eval_strategy evaluation_strategy
+            evals_per_epoch min_samples_per_validation""",
         _SAVING: "save_strategy save_steps saves_per_epoch save_only_model",
         "num_epochs (or inf), max_steps and max_tokens say how long": "training_mode",
         "a resumed run is continued, nothing is overwritten": "overwrite_output_dir",

@@ -81,8 +81,10 @@ class EvaluationSettings:
 
     eval_every_steps: int = attrs.field(default=0, validator=[_whole, attrs.validators.ge(0)])
     """Measure on the held-out data every so many steps; 0 measures before and after training only."""
+    eval_at_epoch: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    """Measure on the held-out data at the end of each epoch too."""
     keep_best: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
-    """Export the model to hf_format/best whenever a measurement (eval_every_steps, and the last) is the best so far."""
+    """Export the model to hf_format/best whenever a measurement (eval_every_steps, eval_at_epoch, the last) is the best."""
     metric_for_best: Metric | None = attrs.field(
         default=None, validator=cast("Any", attrs.validators.optional(attrs.validators.in_(get_args(Metric))))
     )
@@ -108,12 +110,14 @@ class EvaluationSettings:
     """End the run at the first measurement whose `kl_base` has reached this; the model is exported as at any other end."""
 
     def __attrs_post_init__(self) -> None:
-        if self.stop_at_kl is not None and not (self.kl_base and self.eval_every_steps):
-            lacks = "kl_base" if not self.kl_base else "eval_every_steps"
+        between = self.eval_every_steps or self.eval_at_epoch
+        if self.stop_at_kl is not None and not (self.kl_base and between):
+            lacks = "kl_base" if not self.kl_base else "eval_every_steps or eval_at_epoch"
             raise ValueError(f"stop_at_kl has no effect without {lacks}: set that too, or leave it out")
-        if self.early_stopping_patience and not self.eval_every_steps:
+        if self.early_stopping_patience and not between:
             raise ValueError(
-                "early_stopping_patience has no effect without measurements: set eval_every_steps, or leave it out"
+                "early_stopping_patience has no effect without measurements: set eval_every_steps or eval_at_epoch, or leave "
+                "it out"
             )
         if self.metric_for_best is not None and not (self.keep_best or self.early_stopping_patience):
             raise ValueError(
@@ -186,8 +190,8 @@ class RunSettings:
             )
         if self.data.eval_data_path or self.data.validation_split:
             return
-        asked = ("eval_every_steps",) if self.evaluation.eval_prompts else ()
-        for name in ("eval_every_steps", "keep_best", "early_stopping_patience", "kl_base"):
+        asked = ("eval_every_steps", "eval_at_epoch") if self.evaluation.eval_prompts else ()
+        for name in ("eval_every_steps", "eval_at_epoch", "keep_best", "early_stopping_patience", "kl_base"):
             if getattr(self.evaluation, name) and name not in asked:
                 raise SettingsError(
                     f"{name} has no effect without held-out data: set eval_data_path or validation_split, or leave it out."

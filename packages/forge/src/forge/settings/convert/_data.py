@@ -56,6 +56,14 @@ _FILE = re.compile(r"\.(jsonl?|parquet|csv|arrow)(\.\w+)?$")
 _NAMED = "a template of {library}'s by name; the tokenizer's own is taken, or give a file of the template"
 
 
+def _evaluations(draft: Draft) -> None:
+    """Read that held-out rows are measured once an epoch."""
+    for key, of_epochs in (("eval_strategy", "epoch"), ("evals_per_epoch", 1)):
+        if draft.left.get(key) == of_epochs and draft.left[key] is not True:
+            del draft.left[key]
+            draft.found["eval_at_epoch"] = True
+
+
 def data(draft: Draft) -> None:
     """Read the paths of data sets, and what becomes of long rows."""
     left, found, lost = draft.left, draft.found, draft.lost
@@ -93,6 +101,7 @@ def data(draft: Draft) -> None:
         if left.get("eval_strategy") not in (None, "no", False) and not _FILE.search(name):
             found["eval_data_path"] = ":".join([*on_hub, str(test)])
     draft.drop("eval_strategy", when=("no", False, *(["steps"] if left.get("eval_steps") else [])))
+    _evaluations(draft)
     share = left.get("val_set_size", left.get("val_size"))
     if isinstance(share, (int, float)) and not 0 < share < 1:
         left.pop("val_set_size", None)
