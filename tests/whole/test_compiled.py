@@ -145,6 +145,21 @@ def test_a_long_run_on_a_cpu_is_compiled(given: dict[str, Any], tmp_path: Path, 
     assert "compile: 'off'  # chosen: " in (tmp_path / "short" / "config.yaml").read_text()
 
 
+@pytest.mark.parametrize(("adapter", "asked", "auto"), [("dora", "blocks", "off"), ("none", "off", "blocks")])
+def test_what_was_given_stays_in_a_run_that_is_resumed_without(
+    adapter: str, asked: str, auto: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where `auto` would choose the other, by the adapter or the device."""
+    compiles = Choice(CompileCounterWithBackend("aot_eager"), "blocks: here")
+    by_itself = {"off": Choice(None, "off: asked for")} | ({"auto": Choice(None, "off: here")} if auto == "off" else {})
+    monkeypatch.setattr(CPUAccelerator, "compiling", lambda _, asked, **__: by_itself.get(asked, compiles))
+    settings = {**given, "adapter": adapter, "ckpt_output_dir": str(tmp_path), "keep_full_state": True}
+    sft({**settings, "compile": asked, "max_steps": 1})
+    sft({**settings, "max_steps": 2})
+    config = (tmp_path / "config.yaml").read_text()
+    assert f"compile: {asked}  # chosen: what the run had before" in config.replace("'", "")
+
+
 @pytest.mark.lane
 def test_two_ranks_compile_one_graph_each(given: dict[str, Any], tmp_path: Path) -> None:
     """Under fsdp2, whose hooks gather and free each block's weights around its graph."""

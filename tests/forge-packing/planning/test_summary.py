@@ -44,6 +44,13 @@ def test_a_part_of_an_epoch_is_said_as_such(max_steps, said):
     assert made.summary().splitlines()[1].endswith(f"of at most 2 samples, {said}")
 
 
+@pytest.mark.parametrize(("steps", "words"), [(1999, "0.99 of an epoch"), (2001, "1 epoch and 1 step"), (3999, "1.99 epochs")])
+def test_a_share_is_not_rounded_to_a_whole_epoch(steps, words):
+    """Of 2,000 steps an epoch: `1 of an epoch` and `1 epochs` were said."""
+    made = plan([10] * 4000, batch_size=2, max_tokens=64, epochs=None, max_steps=steps)
+    assert made.summary(divided=False).splitlines()[1].endswith(f"of at most 2 samples, {words}")
+
+
 def test_steps_that_are_divided_otherwise():
     """Without ranks and micro-batches, all other lines are the same."""
     made = plan([6, 6, 6, 2], batch_size=3, max_tokens=10, world_size=2, loss_counts=[5, 5, 0, 0], epochs=2)

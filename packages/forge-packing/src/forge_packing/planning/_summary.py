@@ -35,8 +35,7 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divid
             f"steps          without end, of at most {most_items}",
         ]
     else:
-        epochs = order.num_steps / order.steps_per_epoch
-        run = f"{epochs:.2g} of an epoch" if epochs < 1 else "1 epoch" if epochs == 1 else f"{round(epochs, 2):,.10g} epochs"
+        run = _epochs(order.num_steps, order.steps_per_epoch)
         lines = [
             f"{items:<15}{order.position(order.num_steps):,} ({samples:,} in the data), {shuffled}",
             f"steps          {order.num_steps:,} of at most {most_items}, {run}",
@@ -74,6 +73,23 @@ def _range(values: Int64Array) -> str:
     """Return the lowest and the highest number, `640 to 1,090`, or the one that all are."""
     low, high = int(values.min()), int(values.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _epochs(num_steps: int, steps_per_epoch: int) -> str:
+    """Say how many epochs a run has; only one of whole epochs is said to be.
+
+    >>> [_epochs(steps, 2000) for steps in (1340, 1999, 2000, 2001, 2020, 3999, 6000)]
+    ['0.67 of an epoch', '0.99 of an epoch', '1 epoch', '1 epoch and 1 step', '1.01 epochs', '1.99 epochs', '3 epochs']
+    """
+    epochs, rest = divmod(num_steps, steps_per_epoch)
+    whole, share = counted(epochs, "epochs"), rest / steps_per_epoch
+    if not rest:
+        return whole
+    if not epochs:
+        return f"{min(share, 0.99):.2g} of an epoch"
+    if share < 0.005:
+        return f"{whole} and {counted(rest, 'steps')}"
+    return f"{epochs + min(max(round(share, 2), 0.01), 0.99):,.10g} epochs"
 
 
 def _division(steps: Steps, found: BlockFigures) -> list[str]:

@@ -144,13 +144,16 @@ def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.
     return s
 
 
-def choose_compile(s: Any, machine: forge_accel.Accelerator, operations: float = 0.0) -> tuple[str, str] | None:
+def choose_compile(
+    s: Any, machine: forge_accel.Accelerator, operations: float = 0.0, *, before: tuple[str, str] | None = None
+) -> tuple[str, str] | None:
     """Choose what compile=auto is, with the reason; None where it was given.
 
     Args:
         s: the settings.
         machine: the accelerator of this process.
         operations: floating-point operations of all its steps, as far as they are known.
+        before: what the run had on this device before it was resumed, with the reason; it stays, given or chosen.
 
     Raises:
         SettingsError: compile=blocks, and ranks compute a block together.
@@ -166,6 +169,12 @@ def choose_compile(s: Any, machine: forge_accel.Accelerator, operations: float =
                 "compiler fails. Leave compile out, or divide the weights alone (strategy=fsdp2)."
             )
         return None
+    if before is not None and (before[0] == "off" or not shared):
+        try:
+            machine.compiling(before[0])
+        except forge_accel.AccelError as error:
+            return "off", str(error)
+        return before
     found = machine.compiling("auto", operations=operations)
     if found.value is not None and s.adapter.adapter not in COMPILED:
         return "off", f"measured to win without an adapter or with LoRA, not with adapter={s.adapter.adapter}"

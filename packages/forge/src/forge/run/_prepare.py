@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -233,17 +232,20 @@ def _with_compiling(
 ) -> Prepared:
     """Choose what compile=auto is in a run of this length, into settings and `chosen`.
 
-    A resumed run goes on as it began.
+    A run that is resumed on a device of the same kind goes on as it began, whether that was given or chosen.
     """
     s = found.settings
     if target is None or target.elsewhere:
         return found
-    before, why = former_choice(s, out.path if out.resuming else None, "compile") or (None, "")
-    operations = operations_of(task, s, found.plan, model_path) if before is None else math.inf if before == "blocks" else 0.0
-    compiling = choose_compile(s, machine, operations)
+    of = out.path if out.resuming else None
+    before, device = former_choice(s, of, "compile"), former_choice(s, of, "device")
+    if before is None or device is None or before[0] not in ("off", "blocks") or device[0] != s.device.device:
+        before = None  # another device computes other bits anyway
+    operations = operations_of(task, s, found.plan, model_path) if before is None else 0.0
+    compiling = choose_compile(s, machine, operations, before=before)
     if compiling is None or compiling[0] == s.device.compile:
         return found
-    chosen["compile"] = compiling if before is None else (compiling[0], why)
+    chosen["compile"] = compiling
     return found._replace(settings=with_chosen(s, chosen))
 
 

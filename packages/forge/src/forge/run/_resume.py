@@ -104,6 +104,9 @@ _SHORT_SECONDS = 1.0
 
 _LENGTH = ("num_epochs", "max_steps", "max_tokens")
 
+ADDED = {"warmup_ratio": 0.0}
+"""Setting that earlier versions did not know → what their runs had, with which their full states are resumed."""
+
 
 def same_request(path: Path, s: RunSettings) -> bool:
     """Return whether the run in `path` has the same settings, and the same left open."""
@@ -141,7 +144,7 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
         SettingsError: a setting changed that must stay.
 
     """
-    before, now = _meant(run_values(path), s), _meant(as_json(as_values(s)), s)
+    before, now = _meant({**ADDED, **run_values(path)}, s), _meant(as_json(as_values(s)), s)
     changed = {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
     # What others were chosen for comes first, and what follows from others last: its word lets the run go on.
     order = {"weights": -1, "osft_directions": 1}
@@ -355,7 +358,7 @@ def must_match(
     """
     # Full states are of one backend alone.
     free = {*_FREE, *_LENGTH, "backend"}
-    past = {name: value for name, value in as_values(s).items() if name not in free}
+    past = {name: value for name, value in as_values(s).items() if name not in free and (name, value) not in ADDED.items()}
     length = {"steps": plan.num_steps} if s.optimizer.needs_length else {}
     return {
         "data": train.store.fingerprint,
