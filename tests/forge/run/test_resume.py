@@ -1,0 +1,67 @@
+"""Full states of earlier versions, which lack the settings that were added since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from forge._errors import SettingsError
+from forge.run._resume import _FREE, _LENGTH, ADDED, as_json, compare_settings, must_match
+from forge.settings._recipe import as_values
+from forge.settings._settings import flat_fields, resolve
+from forge.verbs._registry import VERBS, task_of
+from forge.verbs._sft import SFTSettings
+
+FIRST = set(
+    """
+    adapter adapter_layers add_special_tokens add_tokens alpha_pattern beta beta1 beta2 block_size centering chat_template
+    chat_template_kwargs clip clip_high cross_documents data_format decay_steps demonstration_template desirable_weight
+    document_prefix double_quant dtype dual_clip effective_batch_size env env_timeout eps exclude_same_text f_divergence
+    feedforward_modules gamma gather_dtype init_lora_weights kl_estimator kl_weight label_smoothing labels lam learn_prompt
+    learning_rate lora_alpha lora_dropout lora_fa lora_r loraplus_lr_ratio loss loss_type loss_weights lr_scheduler margin
+    mask_truncated max_bad_rows max_grad_norm max_group_reward max_new_tokens max_prompt_len max_resamples max_sampler_gap
+    max_seq_len max_turns min_group_reward min_lr_ratio missing_eos_penalty modules_to_save moe_aux_loss momentum
+    neftune_alpha normalize num_cycles num_generations num_iterations num_virtual_tokens on_bad_pair on_bad_row
+    on_equal_rewards on_overflow on_reward_error optimizer osft_calibration_path osft_directions osft_form osft_rank
+    osft_rule osft_svd osft_train_rest overlong_buffer pooling power prefix_projection problem_type prompt_init_text
+    quant_type query_prefix rank_pattern reference rename_columns reward reward_timeout reward_weights sampler
+    sampler_timeout sampler_url scale_rewards seed skip_tokens target_modules teacher teacher_rate temperature tis_above
+    tis_cap top_k top_p train_on turn_end turns undesirable_weight unfreeze_rank_ratio updates_per_pass validation_split
+    value_clip value_weight warmup_steps weight_decay weights whiten z_loss
+    """.split()
+)
+"""Settings of all verbs that must stay in a resumed run, as they were on 2026-11-26: all full states have those of their verb."""
+
+
+def settings(**given: object) -> Any:
+    return resolve(SFTSettings, ("argument", {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o", **given}))
+
+
+def past(s: Any) -> dict[str, Any]:
+    items: Any = SimpleNamespace(store=SimpleNamespace(fingerprint="data"))
+    plan: Any = SimpleNamespace(order_fingerprint="order", num_steps=9)
+    return must_match(s, items, plan, {"run": "1"}, "")
+
+
+def test_a_state_of_before_matches() -> None:
+    """It has no entry for a setting that was added since and is as runs were before; another value is one of the state's."""
+    added = {field.name for verb in VERBS for _, field in flat_fields(task_of(verb).settings)} - FIRST
+    added -= _FREE | {*_LENGTH, "backend"}
+    assert added == set(ADDED), "a setting that is new needs an entry in ADDED, or no run of before resumes"
+    values = as_values(settings())
+    assert {name: values.get(name, ADDED[name]) for name in ADDED} == ADDED, "a default of before is the default"
+    assert not set(ADDED) & set(past(settings()))
+    assert past(settings(warmup_ratio=0.1))["warmup_ratio"] == 0.1
+
+
+def test_a_run_of_before_keeps_its_warm_up(tmp_path: Path) -> None:
+    """A setting that its config.yaml lacks had the value of before."""
+    before = {name: value for name, value in as_values(settings()).items() if name not in ADDED}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_json(before)))
+    assert compare_settings(tmp_path, settings()) == []
+    with pytest.raises(SettingsError, match="holds a run with warmup_ratio=0.0, and now warmup_ratio is 0.2"):
+        compare_settings(tmp_path, settings(warmup_ratio=0.2))
