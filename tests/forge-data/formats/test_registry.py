@@ -224,6 +224,25 @@ def test_a_system_prompt_beside(kind):
     assert not begun or convert(name, "f:1", row | begun | {"system": "Be kind."}, None)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "system", "content": [{"type": "text", "text": "Be kind."}]}, *TURNS]},
+        {"messages": [{"role": "developer", "content": "Be kind."}, *TURNS]},
+        {"messages": [{"role": "system", "content": "Be kind.\n"}, *TURNS]},
+        {"prompt": "Be kind. Hi", "completion": "Ho"},
+        {"messages": TURNS, "system": " "},
+        {"messages": TURNS, "system": True},
+    ],
+)
+def test_a_system_prompt_that_is_there_is_not_refused(row):
+    """In parts, as a developer's, with other white space, at the beginning of text, or where the field is no prompt."""
+    assert convert("messages" if "messages" in row else "prompt_completion", "f:1", {"system": "Be kind.", **row}, None)
+    if "system" not in row:
+        with pytest.raises(DataError, match="field system"):
+            convert("messages" if "messages" in row else "prompt_completion", "f:1", {"system": "Be brief.", **row}, None)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_margins(kind):
     """A margin is read of preferences, and refused beside anything else."""

@@ -47,6 +47,10 @@ def test_the_size_of_weights_counts_the_files_that_are_here(base, tmp_path, monk
     (cached / "refs" / "main").write_text("0" * 40)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     assert weight_bytes("some/model") == size
+    snapshot = cached / "snapshots" / ("0" * 40)
+    (snapshot / "consolidated.safetensors").write_bytes(b"the same again")
+    (snapshot / "gone.safetensors").symlink_to("../../blobs/gone")
+    assert weight_bytes("some/model") == size
     for file in files:
         file.unlink()
     assert weight_bytes(base) == 0

@@ -34,7 +34,7 @@ FIRST = set(
     value_clip value_weight warmup_steps weight_decay weights whiten z_loss
     """.split()
 )
-"""Settings of all verbs that must stay in a resumed run, as they were on 2026-11-26: all full states have those of their verb."""
+"""Settings of all verbs that must stay in a resumed run, as they were on 2026-11-26: full states have those of their verb."""
 
 
 def settings(**given: object) -> Any:

@@ -252,10 +252,30 @@ def _is_set(value: object) -> bool:
 
 
 def _has_system(fields: Fields) -> bool:
-    """Whether the messages of a row begin with what its field `system` says."""
-    lists = (fields.get(name) for name in ("messages", "prompt", "chosen"))
-    firsts = [each[0] for each in lists if isinstance(each, list) and each and isinstance(each[0], Mapping)]
-    return any(first.get("role") == "system" and first.get("content") == fields["system"] for first in firsts)
+    """Whether a row's messages, or its prompt of text, begin with what its field `system` says, or it says nothing."""
+    system = fields["system"]
+    if isinstance(system, (bool, int, float)):
+        return True  # a flag or a number of the row's
+    said = _text_of(system)
+    if said == "":
+        return True
+    for name in ("messages", "prompt", "chosen"):
+        value = fields.get(name)
+        if isinstance(value, str) and said is not None and value.lstrip().startswith(said):
+            return True
+        first = value[0] if isinstance(value, list) and value else None
+        if isinstance(first, Mapping) and first.get("role") in ("system", "developer"):
+            content = first.get("content")
+            if content == system or (said is not None and said == _text_of(content)):
+                return True
+    return False
+
+
+def _text_of(content: object) -> str | None:
+    """Return a content's text without white space around it, where it is text or one part of text."""
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], Mapping):
+        content = content[0].get("text") if content[0].get("type") == "text" else None
+    return content.strip() if isinstance(content, str) else None
 
 
 def _hint(fields: Fields, misspelt: Collection[str] = ()) -> str:

@@ -39,13 +39,17 @@ def base_dtype(model_path: str, *, task: Task = "causal") -> torch.dtype:
 def weight_bytes(model_path: str) -> int:
     """Return the bytes of a model's safetensors files; 0 where there are none here.
 
+    Mistral's `consolidated.safetensors` has the same weights again and is not read. A link of the hub's cache whose file was
+    removed counts nothing.
+
     Args:
         model_path: directory, or name on the hub, of whose files those in the hub's cache count.
 
     Raises:
         ModelError: the hub has no such model or does not answer.
     """
-    return sum(file.stat().st_size for file in _directory(model_path).glob("*.safetensors"))
+    files = _directory(model_path).glob("*.safetensors")
+    return sum(file.stat().st_size for file in files if file.is_file() and not file.name.startswith("consolidated"))
 
 
 def _config_dtype(directory: Path) -> torch.dtype:
