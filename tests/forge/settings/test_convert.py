@@ -142,6 +142,11 @@ def test_what_is_lost_is_listed() -> None:
     }
 
 
+def test_steps_between_measurements_that_nobody_makes_are_left_out() -> None:
+    """`eval_steps` is read by nothing there beside `eval_strategy: no`; here it would ask for held-out rows."""
+    assert "eval_every_steps" not in converted(TRL + "eval_strategy: 'no'\neval_steps: 10\n").settings
+
+
 @pytest.mark.parametrize(
     ("text", "at_epoch"),
     [
@@ -451,6 +456,9 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
         ),
         (AXOLOTL + "lr_scheduler: constant\nwarmup_steps: 5\n", "warmup_steps: 5: without effect there"),
         (TRL + "lr_scheduler_type: constant\nwarmup_ratio: 0.03\nmax_steps: 100\n", "warmup_ratio: 0.03: without effect there"),
+        (TRL + "warmup_steps: 9\nwarmup_ratio: 0.03\n", "warmup_ratio: 0.03: without effect there beside warmup_steps"),
+        (TRL + "warmup_ratio: 1.0\n", "warmup_ratio: 1.0: the whole run is warm-up"),
+        (TRL + "fsdp: full_shard\nfsdp_config: f.json\n", "fsdp_config: 'f.json': the file is not read"),
         (TRL + "shuffle_dataset: false\n", "shuffle_dataset: False: rows are drawn in random order"),
         (AXOLOTL + "rl: simpo\n", "cpo_alpha: left out, which is 1.0 there"),
         (

@@ -100,6 +100,8 @@ def data(draft: Draft) -> None:
         test = left.pop("dataset_test_split", None) or "test"
         if left.get("eval_strategy") not in (None, "no", False) and not _FILE.search(name):
             found["eval_data_path"] = ":".join([*on_hub, str(test)])
+    if left.get("eval_strategy") in ("no", False):
+        left.pop("eval_steps", None)  # read by nothing there
     draft.drop("eval_strategy", when=("no", False, *(["steps"] if left.get("eval_steps") else [])))
     _evaluations(draft)
     share = left.get("val_set_size", left.get("val_size"))

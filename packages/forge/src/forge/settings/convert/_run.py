@@ -107,6 +107,10 @@ def _warmup(draft: Draft) -> None:
             if left.get(key):
                 draft.lose(key, "without effect there: the schedule `constant` has no warm-up, constant_with_warmup has")
         return
+    if left.get("warmup_ratio") and left.get("warmup_steps"):
+        draft.lose("warmup_ratio", "without effect there beside warmup_steps")
+    if left.get("warmup_ratio") in (1, 1.0):
+        draft.lose("warmup_ratio", "the whole run is warm-up, and a share is below 1 here: give warmup_steps")
     key = "warmup_ratio" if left.get("warmup_ratio") else "warmup_steps"
     share, up = left.get(key), math.floor if draft.library == "Axolotl" else math.ceil
     if isinstance(share, float) and 0 < share < 1:
@@ -269,6 +273,8 @@ def strategy(draft: Draft) -> None:
             return
         lost.append(f"deepspeed: {deepspeed!r}: choose strategy=zero1, zero2 or zero3")
     if words or config:
+        if config and not isinstance(config, dict):
+            lost.append(f"fsdp_config: {config!r}: the file is not read: write its keys here, or give what it says as settings")
         section = {str(key): value for key, value in config.items()} if isinstance(config, dict) else {}
         asked = words if isinstance(words, list) else str(words).split()
         section |= {key: value for word, (key, value) in _FSDP_WORDS.items() if word in asked}
