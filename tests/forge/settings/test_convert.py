@@ -142,6 +142,15 @@ def test_what_is_lost_is_listed() -> None:
     }
 
 
+@pytest.mark.parametrize("text", [TRL, AXOLOTL, FACTORY.format(stage="sft")])
+def test_of_two_lengths_of_a_warm_up_the_steps_are_taken(text: str) -> None:
+    """As there; both would be a recipe that no run takes."""
+    found = converted(text + "warmup_steps: 9\nwarmup_ratio: 0.03\n")
+    assert found.settings["warmup_steps"] == 9
+    assert "warmup_ratio" not in found.settings
+    assert "warmup_ratio: 0.03: without effect there beside warmup_steps" in found.lost
+
+
 def test_steps_between_measurements_that_nobody_makes_are_left_out() -> None:
     """`eval_steps` is read by nothing there beside `eval_strategy: no`; here it would ask for held-out rows."""
     assert "eval_every_steps" not in converted(TRL + "eval_strategy: 'no'\neval_steps: 10\n").settings
@@ -456,7 +465,6 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
         ),
         (AXOLOTL + "lr_scheduler: constant\nwarmup_steps: 5\n", "warmup_steps: 5: without effect there"),
         (TRL + "lr_scheduler_type: constant\nwarmup_ratio: 0.03\nmax_steps: 100\n", "warmup_ratio: 0.03: without effect there"),
-        (TRL + "warmup_steps: 9\nwarmup_ratio: 0.03\n", "warmup_ratio: 0.03: without effect there beside warmup_steps"),
         (TRL + "warmup_ratio: 1.0\n", "warmup_ratio: 1.0: the whole run is warm-up"),
         (TRL + "fsdp: full_shard\nfsdp_config: f.json\n", "fsdp_config: 'f.json': the file is not read"),
         (TRL + "shuffle_dataset: false\n", "shuffle_dataset: False: rows are drawn in random order"),

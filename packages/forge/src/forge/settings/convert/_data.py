@@ -57,7 +57,10 @@ _NAMED = "a template of {library}'s by name; the tokenizer's own is taken, or gi
 
 
 def _evaluations(draft: Draft) -> None:
-    """Read that held-out rows are measured once an epoch."""
+    """Read when held-out rows are measured."""
+    if draft.left.get("eval_strategy") in ("no", False):
+        draft.left.pop("eval_steps", None)  # read by nothing there
+    draft.drop("eval_strategy", when=("no", False, *(["steps"] if draft.left.get("eval_steps") else [])))
     for key, of_epochs in (("eval_strategy", "epoch"), ("evals_per_epoch", 1)):
         if draft.left.get(key) == of_epochs and draft.left[key] is not True:
             del draft.left[key]
@@ -100,9 +103,6 @@ def data(draft: Draft) -> None:
         test = left.pop("dataset_test_split", None) or "test"
         if left.get("eval_strategy") not in (None, "no", False) and not _FILE.search(name):
             found["eval_data_path"] = ":".join([*on_hub, str(test)])
-    if left.get("eval_strategy") in ("no", False):
-        left.pop("eval_steps", None)  # read by nothing there
-    draft.drop("eval_strategy", when=("no", False, *(["steps"] if left.get("eval_steps") else [])))
     _evaluations(draft)
     share = left.get("val_set_size", left.get("val_size"))
     if isinstance(share, (int, float)) and not 0 < share < 1:
