@@ -143,3 +143,16 @@ def test_a_function_is_given_by_its_name() -> None:
             SettingsError, match=r'preprocess must be a string, not .* Give a function by its name, as "module:f'
         ):
             resolve(SFTSettings, ("argument", REQUIRED | {"preprocess": value}))
+
+
+@pytest.mark.parametrize("warmup", [{"warmup_steps": 5}, {"warmup_ratio": 0.5}])
+def test_a_warm_up_and_a_decay_fit_into_the_run(warmup: dict[str, float]) -> None:
+    """Before a model is loaded, of a run of so many steps."""
+    given = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o", "lr_scheduler": "warmup_stable_decay", **warmup}
+    s = resolve(SFTSettings, ("argument", {**given, "decay_steps": 5}))
+    for num_steps in (10, None if "warmup_steps" in warmup else 11):
+        s.check_warmup(num_steps)
+    with pytest.raises(SettingsError, match=r"decay_steps=5 after .*warmup_steps=5: more than the 9 steps of this run"):
+        s.check_warmup(9)
+    with pytest.raises(SettingsError, match="decay_steps=5 after"):
+        resolve(SFTSettings, ("argument", {**given, "decay_steps": 5, "max_steps": 9}))

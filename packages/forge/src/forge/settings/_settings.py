@@ -158,11 +158,20 @@ class RunSettings:
         return attrs.evolve(chosen, origins={**self.origins, name: f"chosen: {reason.removeprefix(f'{value}: ')}"})
 
     def check_warmup(self, num_steps: int | None) -> None:
-        """Raise SettingsError for a warm-up that is longer than the run."""
-        if num_steps is not None and self.optimizer.warmup_steps > num_steps:
+        """Raise SettingsError for a warm-up, or one with a decay, that is longer than the run."""
+        if num_steps is None:
+            return
+        if self.optimizer.warmup_steps > num_steps:
             raise SettingsError(
                 f"warmup_steps={self.optimizer.warmup_steps} is more than the {counted(num_steps, 'steps')} of this run: the "
                 "learning rate would never reach learning_rate. Lower warmup_steps, or train longer."
+            )
+        warmup, decay = self.optimizer.warmup(num_steps), self.optimizer.decay_steps
+        if decay is not None and warmup + decay > num_steps:
+            by = f"warmup_ratio={self.optimizer.warmup_ratio:g}, here " if self.optimizer.warmup_ratio else ""
+            raise SettingsError(
+                f"decay_steps={decay} after {by}warmup_steps={warmup}: more than the {counted(num_steps, 'steps')} of this "
+                "run: lower one of them, or train longer."
             )
 
     def check(self) -> None:
