@@ -132,6 +132,8 @@ def test_a_long_run_on_a_cpu_is_compiled(given: dict[str, Any], tmp_path: Path, 
     settings = {**given, "ckpt_output_dir": str(run)}
     why = "a step was measured to take 0.8 to 0.95 of the time, and the run is of about "
     assert f"compile=blocks: {why}" in str(forge.dry_run(forge.sft, **settings))
+    dora = forge.dry_run(forge.sft, **settings, **LORA | {"adapter": "dora"})
+    assert "compile=off: measured to win without an adapter or with LoRA, not with adapter=dora" in str(dora)
     for max_steps in (2, 4):
         sft({**settings, "max_steps": max_steps})
     assert f"compile: blocks  # chosen: {why}" in (run / "config.yaml").read_text()

@@ -243,7 +243,7 @@ def _with_compiling(
         before = None  # another device computes other bits anyway
     operations = operations_of(task, s, found.plan, model_path) if before is None else 0.0
     compiling = choose_compile(s, machine, operations, before=before)
-    if compiling is None or compiling[0] == s.device.compile:
+    if compiling is None or with_chosen(s, {"compile": compiling}).origins == s.origins:
         return found
     chosen["compile"] = compiling
     return found._replace(settings=with_chosen(s, chosen))
