@@ -76,7 +76,7 @@ def _range(values: Int64Array) -> str:
 
 
 def _epochs(num_steps: int, steps_per_epoch: int) -> str:
-    """Say how many epochs a run has; only one of whole epochs is said to be.
+    """Return the number of epochs in words; a part is never rounded to a whole one.
 
     >>> [_epochs(steps, 2000) for steps in (1340, 1999, 2000, 2001, 2020, 3999, 6000)]
     ['0.67 of an epoch', '0.99 of an epoch', '1 epoch', '1 epoch and 1 step', '1.01 epochs', '1.99 epochs', '3 epochs']
