@@ -252,7 +252,10 @@ def _is_set(value: object) -> bool:
 
 
 def _has_system(fields: Fields) -> bool:
-    """Whether a row's messages, or its prompt of text, begin with what its field `system` says, or it says nothing."""
+    """Tell whether a row begins with what its field `system` says.
+
+    Its messages may, or its prompt of text; a field that is empty, a flag or a number says nothing.
+    """
     system = fields["system"]
     if isinstance(system, (bool, int, float)):
         return True  # a flag or a number of the row's
@@ -272,7 +275,7 @@ def _has_system(fields: Fields) -> bool:
 
 
 def _text_of(content: object) -> str | None:
-    """Return a content's text without white space around it, where it is text or one part of text."""
+    """Return text, or that of one part of text, without white space around it."""
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], Mapping):
         content = content[0].get("text") if content[0].get("type") == "text" else None
     return content.strip() if isinstance(content, str) else None
