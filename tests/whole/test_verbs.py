@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,21 @@ def test_rewards_that_teach_nothing(
     capfd.readouterr()
     forge.grpo(**given | {"reward": ("forge_test_mute:same",)}, ckpt_output_dir=tmp_path / "same")
     assert capfd.readouterr().err.count("same reward, for every prompt; nothing but the KL is learned") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_importable")
+def test_cut_off_completions_are_said(model_dir: Path, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The step line has length and spread of the rollout and the share without an end; a warning, once, what to set."""
+    given = settings_of("grpo", model_dir, folder) | {"logging_steps": 1, "max_new_tokens": 2, "validation_split": 0}
+    forge.grpo(**given, ckpt_output_dir=tmp_path / "run")
+    shown = capfd.readouterr().err
+    rollout = next(line for line in metrics(tmp_path / "run") if "rollout_cut_off" in line)
+    share = rollout["rollout_cut_off"] / rollout["rollout_completions"]
+    assert share > 0.5
+    figures = f"reward_std {rollout['rollout_reward_std']:.3g}  length {rollout['rollout_length']:,.1f}  cut_off {share:.0%}"
+    assert re.search(rf"step 1/4  loss .*  {figures}  lr ", shown)
+    assert len(re.findall(r"completions were cut off at max_new_tokens=2, .* Raise max_new_tokens, ask", shown)) == 1
 
 
 @pytest.mark.slow
