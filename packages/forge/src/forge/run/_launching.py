@@ -136,6 +136,14 @@ def _log_dir(path: Path) -> Path:
     return path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{here}"
 
 
+def _again(path: Path) -> str:
+    """Say what the same command does with a run of which a rank died."""
+    latest = path / "full_state" / "latest"
+    if not latest.exists():
+        return "No state was saved: the same command begins anew."
+    return f"The same command goes on from {path / 'full_state' / latest.read_text(encoding='utf-8').strip()}."
+
+
 def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunResult:
     """Start the ranks of this node as processes, wait for them, and read the result."""
     path = Path(s.checkpoints.ckpt_output_dir)
@@ -166,6 +174,8 @@ def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunRe
         if refused or not (named or begun):
             shutil.rmtree(logs, ignore_errors=True)
             remove_empty([folder for folder in made if folder != logs])
+        if named:
+            error.args = (f"{error}\n{_again(path)}",)
         if isinstance(error, Exception) and (found := no_room(error, path, begun=begun)) is not None:
             raise found from error
         raise
