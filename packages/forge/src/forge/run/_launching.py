@@ -26,7 +26,7 @@ from forge._errors import ForgeError, PreemptedError
 from forge._result import RunResult, read_result
 from forge.locking._run_lock import unwritable
 from forge.run._rows import Rows, tokenize_rows
-from forge.saving._directories import make_directories, remove_empty
+from forge.saving._directories import make_directories, next_start, remove_empty
 from forge.saving._room import no_room
 from forge.settings._recipe import as_values
 from forge.settings._settings import resolve
@@ -84,8 +84,12 @@ def preempted(path: Path, why: str, failed: str | None = None, rescued: Path | N
         error.received = why
         return error
     if not latest.exists():
-        said = f"stopped by {why} before there was a state to resume from."
-        error = PreemptedError(said if failed is None else f"{said} Its state could not be saved ({failed}). {remedy}".rstrip())
+        said = f"stopped by {why} before there was a state to resume from"
+        error = PreemptedError(
+            f"{said}: {next_start(path)}"
+            if failed is None
+            else f"{said}. Its state could not be saved ({failed}). {remedy}".rstrip()
+        )
         # As a process that the signal ended.
         error.exit_status = 130 if why == _INTERRUPT else 143  # type: ignore[misc]
         error.received = why
@@ -136,14 +140,6 @@ def _log_dir(path: Path) -> Path:
     return path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{here}"
 
 
-def _again(path: Path) -> str:
-    """Say what the same command does with a run of which a rank died."""
-    latest = path / "full_state" / "latest"
-    if not latest.exists():
-        return "No state was saved: the same command begins anew."
-    return f"The same command goes on from {path / 'full_state' / latest.read_text(encoding='utf-8').strip()}."
-
-
 def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunResult:
     """Start the ranks of this node as processes, wait for them, and read the result."""
     path = Path(s.checkpoints.ckpt_output_dir)
@@ -175,7 +171,8 @@ def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunRe
             shutil.rmtree(logs, ignore_errors=True)
             remove_empty([folder for folder in made if folder != logs])
         if named:
-            error.args = (f"{error}\n{_again(path)}",)
+            again = next_start(path)
+            error.args = (f"{error}\n{again[0].upper()}{again[1:]}",)
         if isinstance(error, Exception) and (found := no_room(error, path, begun=begun)) is not None:
             raise found from error
         raise
