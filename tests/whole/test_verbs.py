@@ -13,6 +13,7 @@ import yaml
 
 import forge
 import forge_algos
+from forge import _progress
 from forge.verbs._registry import VERBS as TABLE
 
 from ..lanes import ci_keeps
@@ -148,13 +149,19 @@ def test_cut_off_completions_are_said(model_dir: Path, folder: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_dpo_begins_at_ln_2(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """Before the first step the held-out loss is ln 2, with a stored and with a live reference."""
+def test_dpo_begins_at_ln_2(
+    model_dir: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before the first step the held-out loss is ln 2, with a stored and with a live reference; how far scoring is is said."""
+    monkeypatch.setattr(_progress, "_PATIENCE_SECONDS", 0.0)
     for reference in ("stored", "live"):
         given = settings_of("dpo", model_dir, folder) | {"max_steps": 1, "reference": reference}
         result = forge.dpo(**given, ckpt_output_dir=tmp_path / reference)
         assert result.eval_before is not None
         assert result.eval_before["eval_loss"] == pytest.approx(0.6931472, abs=1e-4)
+        scored = re.findall(r"scoring pairs with the reference: (\d+) of (\d+)", capfd.readouterr().err)
+        assert bool(scored) is (reference == "stored")
+        assert all(done == number for done, number in scored[-1:])
 
 
 @pytest.mark.lane
