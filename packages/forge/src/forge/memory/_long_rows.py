@@ -60,8 +60,8 @@ def without_long_rows(planned: Planned) -> WithoutLongRows | None:
     plan = planned.task.batch_plan(s, fewer[0], planned.plan.world_size)
     left_out = lengths > limit
     cost = (
-        f"it leaves out {int(left_out.sum()):,} of {counted(len(lengths), 'rows')}: {longest_row(parts)}, and the longest that "
-        f"stays {int(lengths[~left_out].max()):,}"
+        f"it leaves out {int(left_out.sum()):,} of {counted(len(lengths), 'rows')}, the longest of them {longest_row(parts)}; "
+        f"the longest that stays has {int(lengths[~left_out].max()):,}"
     )
     changed = attrs.evolve(
         planned,
