@@ -26,7 +26,7 @@ from forge._errors import ForgeError, PreemptedError
 from forge._result import RunResult, read_result
 from forge.locking._run_lock import unwritable
 from forge.run._rows import Rows, tokenize_rows
-from forge.saving._directories import make_directories, remove_empty
+from forge.saving._directories import make_directories, next_start, remove_empty
 from forge.saving._room import no_room
 from forge.settings._recipe import as_values
 from forge.settings._settings import resolve
@@ -84,8 +84,12 @@ def preempted(path: Path, why: str, failed: str | None = None, rescued: Path | N
         error.received = why
         return error
     if not latest.exists():
-        said = f"stopped by {why} before there was a state to resume from."
-        error = PreemptedError(said if failed is None else f"{said} Its state could not be saved ({failed}). {remedy}".rstrip())
+        said = f"stopped by {why} before there was a state to resume from"
+        error = PreemptedError(
+            f"{said}: {next_start(path)}"
+            if failed is None
+            else f"{said}. Its state could not be saved ({failed}). {remedy}".rstrip()
+        )
         # As a process that the signal ended.
         error.exit_status = 130 if why == _INTERRUPT else 143  # type: ignore[misc]
         error.received = why
@@ -166,6 +170,9 @@ def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunRe
         if refused or not (named or begun):
             shutil.rmtree(logs, ignore_errors=True)
             remove_empty([folder for folder in made if folder != logs])
+        if named:
+            again = next_start(path)
+            error.args = (f"{error}\n{again[0].upper()}{again[1:]}",)
         if isinstance(error, Exception) and (found := no_room(error, path, begun=begun)) is not None:
             raise found from error
         raise
