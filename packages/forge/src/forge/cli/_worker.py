@@ -65,7 +65,7 @@ def main(module: str, verb: str, settings: str) -> None:
 
 
 def _kept_in_log(error: Exception, logs: Path) -> bool:
-    """Write the traceback of a rank that failed because a peer went to its log, and not to the terminal.
+    """Write the traceback of a rank that failed because a peer went to its log alone.
 
     The launcher names the rank that was first.
     """

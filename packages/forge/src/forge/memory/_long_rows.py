@@ -1,4 +1,4 @@
-"""Run with few rows much longer than all others → the `max_seq_len` that leaves them out, and the run without them."""
+"""Run with few rows much longer than the rest → a `max_seq_len`, and the run without them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WithoutLongRows(NamedTuple):
 
 
 def without_long_rows(planned: Planned) -> WithoutLongRows | None:
-    """Leave out few rows of a run that are much longer than the rest, or longer than the model's positions.
+    """Leave out few rows much longer than the rest, or than the model's positions.
 
     Returns:
         None where there are none, or where `max_seq_len` does not leave rows out.
@@ -75,7 +75,7 @@ def without_long_rows(planned: Planned) -> WithoutLongRows | None:
 
 
 def _limit(planned: Planned, descending: Any) -> int | None:
-    """Return the tokens beyond which few rows are, given all lengths: int64[N], the longest first."""
+    """Return the tokens beyond which few rows are, given int64[N], the longest first."""
     longest = int(descending[0])
     positions = forge_dist.max_positions(planned.model_path, task=planned.task.model_task(planned.settings))
     after = descending[1 : 1 + max(1, len(descending) // _FEW)]
@@ -86,7 +86,7 @@ def _limit(planned: Planned, descending: Any) -> int | None:
 
 
 def _up_to(planned: Planned, items: Items, limit: int) -> Items | None:
-    """Return the items of no more tokens, or None where there are none or an item is several samples."""
+    """Return the items of at most so many tokens; None for none, or items of several samples."""
     kept = np.flatnonzero(items.longest <= limit)
     if len(items) == len(items.store):
         samples = kept
