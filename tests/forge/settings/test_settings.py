@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 
 from forge import SettingsError
 from forge.settings._settings import flat_fields, resolve, signature_of
+from forge.verbs._online import GRPOSettings
 from forge.verbs._preferences import DPOSettings
 from forge.verbs._sft import SFTSettings
 
@@ -154,8 +155,12 @@ def test_a_function_is_given_by_its_name(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(SettingsError, match=f"preprocess must be a string, not {shown}. Give .* its name, {name}: config"):
             resolve(SFTSettings, ("argument", REQUIRED | {"preprocess": value}))
     monkeypatch.setattr(own_function, "__module__", "__main__")
-    with pytest.raises(SettingsError, match=r'"__main__:own_function" in a run of one process, or "module:own_function" from'):
+    with pytest.raises(
+        SettingsError, match=r'by its name, "module:own_function", from a file that processes which read rows can'
+    ):
         resolve(SFTSettings, ("argument", REQUIRED | {"preprocess": own_function}))
+    with pytest.raises(SettingsError, match=r'"__main__:own_function" in a run of one process, or "module:own_function" from'):
+        resolve(GRPOSettings, ("argument", REQUIRED | {"reward": own_function}))
 
 
 class Model:

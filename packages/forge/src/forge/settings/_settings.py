@@ -352,7 +352,7 @@ def converted(field: attrs.Attribute[Any], value: object, origin: str) -> object
     if any(hasattr(part, "save_pretrained") for part in parts):
         close = " Save it with save_pretrained, its tokenizer beside it, and give the directory."
     elif (function := next(filter(callable, parts), None)) is not None:
-        close = f" Give a function by its name, {_name_of(function)}: config.yaml holds it."
+        close = f" Give a function by its name, {_name_of(function, field.name)}: config.yaml holds it."
     raise SettingsError(f"{field.name} must be {wanted}, not {_shown(value)}{origin_note(origin)}.{close}")
 
 
@@ -369,11 +369,13 @@ def _shown(value: object) -> str:
     return f"an object of {type(value).__module__}.{type(value).__qualname__}"
 
 
-def _name_of(function: object) -> str:
+def _name_of(function: object, setting: str) -> str:
     """Say how a function is named in a setting."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<>")
     if not module or "<" in name:
         return '"module:function", from a file that can be imported'
+    if module == "__main__" and setting == "preprocess":
+        return f'"module:{name}", from a file that processes which read rows can import'
     if module == "__main__":
         return f'"__main__:{name}" in a run of one process, or "module:{name}" from a file that can be imported'
     return f'"{module}:{name}"'
