@@ -123,8 +123,8 @@ class CsvFile:
             return f"name the file {new}"
         # Without a blank behind its semicolons: the rest of a message is told from its remedy by one.
         program = (
-            "import csv,sys;"
-            f"csv.writer(sys.stdout).writerows(csv.reader(open(sys.argv[1],encoding='utf-8-sig',newline=''),delimiter='{mark}'))"
+            "import csv,sys;csv.writer(sys.stdout).writerows("
+            f"csv.reader(open(sys.argv[1],encoding='utf-8-sig',newline=''),delimiter='{mark}'))"
         )
         return f'make one of it that is: python3 -X utf8 -c "{program}" {old} > {new}'
 
