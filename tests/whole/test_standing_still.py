@@ -140,6 +140,7 @@ def test_a_second_interrupt_while_preparing_leaves_nothing(given: Any, waiting: 
     status, _, err = ended(process)
     assert status == 130, err
     assert "Traceback" not in err
+    assert err.rstrip().endswith("nothing was saved to go on from, and the same command begins anew."), err
     assert not workers(settings["ckpt_output_dir"])
     assert not [*settings["ckpt_output_dir"].glob("[!.l]*")], "nothing but what the next start takes over"
     go_on.touch()
