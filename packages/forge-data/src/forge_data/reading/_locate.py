@@ -127,7 +127,7 @@ def _check_suffix(file: DataFile) -> None:
 
 
 def _converted(file: DataFile, suffix: str) -> str:
-    """Say how a file of another program becomes rows, to end a message with; empty where that is not known."""
+    """Say how a file of another program becomes rows; empty where that is not known."""
     if suffix in _SHEETS:
         return '; save the sheet as CSV, "CSV UTF-8" in Excel, with a first line that names the columns'
     if suffix in _PLAIN_TEXT:

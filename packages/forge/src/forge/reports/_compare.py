@@ -109,7 +109,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _last(curves: Sequence[Curves]) -> list[tuple[str, list[str]]]:
-    """Return the last value of each figure in each run, as text, of a held-out one behind that before the first step."""
+    """Return each figure's last value in each run as text; a held-out one's first before it."""
     rows = list(dict.fromkeys(row["name"] for one in curves for row in table(one.figures)))
     return [(name, [_value(one.figures.get(name), name) for one in curves]) for name in rows]
 
@@ -124,7 +124,7 @@ def _value(curve: Curve | None, name: str) -> str:
 
 
 def _other_samples(names: Sequence[str], records: Sequence[Record], curves: Sequence[Curves]) -> str:
-    """Say which runs were measured on other held-out samples than the rest; empty where all are known to be the same."""
+    """Say which runs were measured on other held-out samples; empty where they are the same."""
     groups: dict[str, list[str]] = {}
     for name, record, one in zip(names, records, curves, strict=True):
         if record.held_out and any(figure.startswith("eval_") for figure in one.figures):

@@ -187,7 +187,7 @@ def _state(path: Path, events: list[dict[str, Any]], result: dict[str, Any], run
 
 
 def _held_out(path: Path, stores: Any) -> str:
-    """Return the fingerprint of the store of held-out rows, or of which samples of the training store are held out."""
+    """Return the fingerprint of the held-out rows' store, or of which samples are held out."""
     if isinstance(stores, dict) and "eval" in stores:
         return str(stores["eval"])
     split = _object(path / "data" / "train.held_out.json")
