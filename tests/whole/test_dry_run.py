@@ -293,6 +293,24 @@ def test_the_most_tokens_that_fit_are_offered(
         assert found.fits is fits
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, {"max_tokens_per_gpu": 4096}])
+def test_one_huge_row_is_named_with_the_limit_that_leaves_it_out(
+    more: dict[str, Any], given: dict[str, Any], tmp_path: Path
+) -> None:
+    """First of what is tried is max_seq_len, with file and row; its plan is that of a run with it."""
+    rows = [{"prompt": "what colour?", "completion": "red " * (800 if at == 2 else 1 + at % 5)} for at in range(12)]
+    given = {**given, **more, "data_path": str(write_rows(tmp_path / "huge.jsonl", rows)), "ckpt_output_dir": tmp_path / "run"}
+    lacks = forge.dry_run(forge.sft, **given, machine="0.501GB")
+    first = lacks.suggestions[0]
+    assert first["settings"].pop("max_tokens_per_gpu", None) == (1024 if more else None)
+    assert first["settings"] == {"max_seq_len": 64}
+    said = r"it leaves out 1 of 12 rows, the longest of them huge.jsonl:3 with \d+ tokens; the longest that stays has \d+"
+    assert re.fullmatch(said, first["cost"])
+    kept = {**given, "max_seq_len": 64, "max_tokens_per_gpu": 1024}
+    assert forge.dry_run(forge.sft, **kept, machine="80GB").peak_bytes == first["planned"] < lacks.peak_bytes
+
+
 @pytest.fixture
 def roomy(given: dict[str, Any]) -> dict[str, Any]:
     """A step of many micro-batches."""

@@ -202,6 +202,11 @@ def test_a_rank_is_killed_then_the_launcher_stopped(given: dict[str, Any], two: 
     status, _, err = ended(process)
     assert status == 1
     assert re.search(r"rank 1 on .* was killed by SIGKILL", err)
+    state = run / "full_state" / (run / "full_state" / "latest").read_text().strip()
+    assert err.rstrip().endswith(f"The same command goes on from {state}.")
+    assert "Traceback" not in err, "what the other rank makes of it is in its log"
+    (log,) = run.glob("logs/*/rank_0.log")
+    assert "Traceback" in log.read_text()
     stopped_by_a_signal(settings, lambda process: process.pid, **slowly)
     assert "resuming after step " in (run / "log.txt").read_text()
     goes_on(settings, two)

@@ -138,8 +138,10 @@ def test_a_second_interrupt_while_preparing_leaves_nothing(given: Any, waiting: 
         os.kill(process.pid, signal.SIGINT)
     until(lambda: process.poll() is not None, 60)
     status, _, err = ended(process)
-    assert status == 130, err
+    # The second may meet Python on its way out; a shell says 130 of both.
+    assert status in (130, -signal.SIGINT), err
     assert "Traceback" not in err
+    assert err.rstrip().endswith("nothing was saved to go on from, and the same command begins anew."), err
     assert not workers(settings["ckpt_output_dir"])
     assert not [*settings["ckpt_output_dir"].glob("[!.l]*")], "nothing but what the next start takes over"
     go_on.touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 
 import forge
 import forge_algos
+from forge import _progress
 from forge.verbs._registry import VERBS as TABLE
 
 from ..lanes import ci_keeps
@@ -132,13 +134,34 @@ def test_rewards_that_teach_nothing(
 
 
 @pytest.mark.slow
-def test_dpo_begins_at_ln_2(model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """Before the first step the held-out loss is ln 2, with a stored and with a live reference."""
+@pytest.mark.usefixtures("_importable")
+def test_cut_off_completions_are_said(model_dir: Path, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The step line has length and spread of the rollout and the share without an end; a warning, once, what to set."""
+    given = settings_of("grpo", model_dir, folder) | {"logging_steps": 1, "max_new_tokens": 2, "validation_split": 0}
+    forge.grpo(**given, ckpt_output_dir=tmp_path / "run")
+    shown = capfd.readouterr().err
+    rollout = next(line for line in metrics(tmp_path / "run") if "rollout_cut_off" in line)
+    share = rollout["rollout_cut_off"] / rollout["rollout_completions"]
+    assert share > 0.5
+    figures = f"reward_std {rollout['rollout_reward_std']:.3g}  length {rollout['rollout_length']:,.1f}  cut_off {share:.0%}"
+    assert re.search(rf"step 1/4  loss .*  {figures}  lr ", shown)
+    assert len(re.findall(r"completions were cut off at max_new_tokens=2, .* Raise max_new_tokens, ask", shown)) == 1
+
+
+@pytest.mark.slow
+def test_dpo_begins_at_ln_2(
+    model_dir: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before the first step the held-out loss is ln 2, with a stored and with a live reference; how far scoring is is said."""
+    monkeypatch.setattr(_progress, "_PATIENCE_SECONDS", 0.0)
     for reference in ("stored", "live"):
         given = settings_of("dpo", model_dir, folder) | {"max_steps": 1, "reference": reference}
         result = forge.dpo(**given, ckpt_output_dir=tmp_path / reference)
         assert result.eval_before is not None
         assert result.eval_before["eval_loss"] == pytest.approx(0.6931472, abs=1e-4)
+        scored = re.findall(r"scoring pairs with the reference: (\d+) of (\d+)", capfd.readouterr().err)
+        assert bool(scored) is (reference == "stored")
+        assert all(done == number for done, number in scored[-1:])
 
 
 @pytest.mark.lane

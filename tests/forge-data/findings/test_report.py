@@ -2,6 +2,7 @@
 
 import pickle
 
+import attrs
 import pytest
 
 from forge_data import StoreError
@@ -47,7 +48,17 @@ def test_counts_are_exact_where_findings_are_not_kept():
     assert [each.severity for each in report.findings] == sorted(each.severity for each in report.findings)
     assert "1,500 stops, 3,000 warnings in 2,000 rows" in str(report)
     assert "stop empty_turn (1,500): a row whose every answer is empty" in str(report)
-    assert "... and 1,495 more" in str(report)
+    assert "    the same: train.jsonl:2, train.jsonl:3, train.jsonl:4, train.jsonl:5, train.jsonl:6 and 994 more" in str(report)
+    assert "... and 500 more" in str(report)
+
+
+def test_a_text_is_written_once():
+    """Rows with the same fault share its text, by their places; five texts of a rule are written."""
+    other = [attrs.evolve(finding(row=10 + number), what=f"fault {number}") for number in range(5)]
+    lines = str(LintReport([finding(row=1), *other, finding(row=2)], rows=20)).splitlines()
+    assert lines[2] == f"  {finding(row=1)}"
+    assert lines[3] == "    the same: train.jsonl:2"
+    assert lines[-2:] == [f"  {other[3]}", "  ... and 1 more"]
 
 
 def test_a_report_made_of_findings_counts_them():

@@ -1,5 +1,8 @@
 """Which format a row has, errors for rows of none, and fields that must not be ignored."""
 
+import pickle
+import re
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from forge_data import BadPairError, DataError
 from forge_data._formats import BUILT_IN
 from forge_data.formats._registry import check_name, convert, detect
 from forge_data.formats._samples import Chat, Document, Preference, Text, Tokens, Unpaired
+from forge_data.reading._record import record
 
 USER, BOT, BAD = (
     {"role": "user", "content": "hi"},
@@ -263,3 +267,36 @@ def test_two_documents():
         convert("text", "f:1", {"text": "a", "document": "b"}, None)
     with pytest.raises(DataError, match="f:1: field text is int 3; it must be a string"):
         convert("text", "f:1", {"text": 3}, None)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"messages": None}, "f:1: field messages is null; give a value, or take the row out"),
+        ({"prompt": "a", "completion": None, "id": None}, "f:1: field completion is null; give"),
+        ({"instruction": None, "output": None, "input": "a"}, "f:1: fields instruction and output are null; give"),
+        ({"id": None, "body": "a"}, "f:1 has the fields 'body', which are no known format"),
+    ],
+)
+def test_a_field_that_is_null_is_named(row, expected):
+    """It was given, so the row is not told that it has not it; whether its format is detected or chosen."""
+    fields = pickle.loads(pickle.dumps(record(1, row, 0, "f:1").fields))
+    assert fields == {name: value for name, value in row.items() if value is not None}
+    with pytest.raises(DataError, match=expected):
+        detect("f:1", fields)
+    if row.keys() == {"messages"}:
+        with pytest.raises(DataError, match=expected):
+            convert("messages", "f:1", fields, None)
+
+
+@pytest.mark.parametrize(("number", "quoted"), [(5, '"5"'), (0.5, '"0.5"'), (True, '"true"')])
+def test_a_number_in_the_place_of_text_is_answered_with_what_makes_it_text(number, quoted):
+    """In quotes, or by `preprocess`; of a part of a field in quotes only."""
+    line = re.escape(
+        f"it must be a string: write it in quotes, {quoted}, or make it text with `preprocess`: "
+        "{**row, 'output': str(row['output'])}"
+    )
+    with pytest.raises(DataError, match=f"{line}$"):
+        convert("alpaca", "f:1", {"instruction": "a", "output": number}, None)
+    with pytest.raises(DataError, match=f"write it in quotes, {quoted}$"):
+        convert("messages", "f:1", {"messages": [{"role": "user", "content": number}]}, None)

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from forge_data._example import IGNORED, TokenizedExample
 from forge_data.findings._rules import Where
-from forge_data.linting._dataset import duplicates, outliers, overlap
+from forge_data.linting._dataset import duplicates, extreme_lengths, outliers, overlap
 from forge_data.linting._sample_table import TableBuilder
 from forge_data.store._duplicates import digest
 
@@ -100,11 +100,27 @@ def test_no_outliers_where_rows_are_alike(share):
     assert not list(outliers(table(units)))
 
 
+@pytest.mark.parametrize("pair", [False, True])
+def test_an_extreme_length_is_named(pair):
+    """One row of many times the tokens of all others is a warning, once, with both lengths; a shorter or a learned is none."""
+
+    def lengths_of(longest, learned=0.5):
+        sizes = [20, 60, longest, 41]
+        return table([[example(range(size), int(size * learned))] * (1 + pair) for size in sizes], pair=pair)
+
+    (finding,) = extreme_lengths(lengths_of(9000))
+    assert (finding.row, finding.severity) == (3, "warn")
+    assert finding.what.startswith("9,000 tokens, and all others have 60 or fewer")
+    assert not list(extreme_lengths(lengths_of(8000)))
+    assert not list(extreme_lengths(lengths_of(9000, learned=1)))
+    assert not list(extreme_lengths(table([[example(range(9000), 3)], [example(range(901), 3)]])))
+
+
 def test_few_samples_say_nothing():
     """A handful of samples has no usual share, and an empty table has neither repetitions nor outliers."""
     units = [[example(range(100), 50)]] * 5 + [[example(range(5000), 1)]]
     assert not list(outliers(table(units)))
-    for rule in (outliers, duplicates):
+    for rule in (outliers, duplicates, extreme_lengths):
         assert not list(rule(table([])))
     assert not list(overlap(table([]), table([])))
 

@@ -2,6 +2,10 @@
 
 import csv
 import io
+import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, strategies as st
@@ -69,3 +73,39 @@ def test_faults(tmp_path, text, expected):
     """A line that cannot be read is named, and none is filled or cut."""
     with pytest.raises(DataError, match=expected):
         rows(source(tmp_path, text))
+
+
+def carried_out(error, cwd):
+    """Run the command that a message gives, in the directory of the file."""
+    command = re.search(r"(python3 .*|iconv [^`]*)", str(error))[0].rstrip(")`")
+    subprocess.run(["bash", "-c", command.replace("python3", sys.executable)], cwd=cwd, check=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['a;b\n"1; 2, 3";"x ""y""\nz"\n', '\ufeff"a";"b"\r\n"1; 2, 3";"x ""y""\nz"\r\n', 'a|b\n1; 2, 3|"x ""y""\nz"\n'],
+)
+def test_another_delimiter_is_answered_with_a_command_that_works(tmp_path, text):
+    """Semicolons, as spreadsheets write them in much of Europe; the command keeps quotes, line ends and letters."""
+    with pytest.raises(DataError, match="cells must be delimited by ',', not by '") as raised:
+        rows(source(tmp_path, text.replace("x", "ü")))
+    carried_out(raised.value, tmp_path)
+    ((_, fields),) = rows(source(tmp_path, (tmp_path / "train-commas.csv").read_bytes()))
+    assert fields == {"a": "1; 2, 3", "b": 'ü "y"\nz'}
+
+
+def test_tabs_in_a_csv_file(tmp_path):
+    """The suffix says that cells are delimited by tabs."""
+    with pytest.raises(DataError, match=r"not by '\\t'; name the file train.tsv$"):
+        rows(source(tmp_path, "a\tb\n1\t2\n"))
+
+
+@pytest.mark.skipif(shutil.which("iconv") is None, reason="needs iconv")
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
+def test_another_encoding_is_answered_with_a_command_that_works(tmp_path, encoding):
+    """Windows' code page, and what Excel calls Unicode text."""
+    with pytest.raises(DataError, match="is not UTF-8: .*; save the file as UTF-8") as raised:
+        rows(source(tmp_path, "a,b\n1,„für“\n".encode(encoding)))
+    carried_out(raised.value, tmp_path)
+    ((_, fields),) = rows(source(tmp_path, (tmp_path / "train-utf8.csv").read_bytes()))
+    assert fields == {"a": "1", "b": "„für“"}

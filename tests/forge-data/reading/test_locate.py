@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import fsspec
@@ -81,6 +82,20 @@ def test_no_regular_file(tmp_path):
     ]:
         with pytest.raises(DataError, match=expected):
             located(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("rows.xlsx", 'save the sheet as CSV, "CSV UTF-8" in Excel'),
+        ("my rows.txt", "`jq -Rc '{text: .}' 'my rows.txt' > 'my rows.jsonl'`"),
+    ],
+)
+def test_suffix_of_another_program(tmp_path, name, remedy):
+    """Sheets and plain text are answered with what makes rows of them."""
+    (tmp_path / name).write_text(LINE)
+    with pytest.raises(DataError, match=f"has a suffix that is not known .*; .*{re.escape(remedy)}"):
+        located(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("name", ["rows.xlsx", "rows", "rows.gz", "rows.tar.gz"])

@@ -164,7 +164,7 @@ def test_what_is_no_row_is_named(chatml_tokenizer, small_chats, tmp_path):
             "is a DatasetDict of train; give one",
         ),
         (iter(["a.jsonl"]), r"data_path\[0\] is not an object but the string 'a.jsonl'"),
-        ([], "`data_path` names nothing"),
+        ([], "`data_path` is empty: no rows were given"),
         (7, "`data_path` holds int 7; it must be a path, .* or rows"),
     ]
     for rows, message in cases:
@@ -224,3 +224,19 @@ def test_paths_are_still_paths(chatml_tokenizer, small_chats, write_rows, tmp_pa
     assert isinstance(store, TokenStore)
     assert store.weights == [0.5, 0.5]
     assert forge_data.stats(store).sources[1].name == "b.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("package", "kind", "call"),
+    [
+        ("pandas.core.frame", "DataFrame", r'df.to_dict\("records"\), or datasets.Dataset.from_pandas'),
+        ("polars.dataframe.frame", "DataFrame", r"df.to_dicts\(\)"),
+        ("pyarrow.lib", "Table", r"table.to_pylist\(\)"),
+    ],
+)
+def test_a_table_of_another_library(package, kind, call, chatml_tokenizer, tmp_path):
+    """Is refused with what makes rows of it, alone or in a list; the library is not imported."""
+    table = type(kind, (Table,), {"__module__": package})()
+    for given in (table, [table]):
+        with pytest.raises(DataError, match=f"`data_path` is a {kind} of {package.split('.')[0]}, .*; give {call}"):
+            prepare(given, chatml_tokenizer, tmp_path / "store", progress=False)

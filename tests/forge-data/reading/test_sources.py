@@ -133,8 +133,8 @@ def test_a_file_twice_by_a_link(files):
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ([], "`data_path` names nothing"),
-        ({}, "`data_path` names nothing"),
+        ([], "`data_path` is empty: no rows were given"),
+        ({}, "`data_path` is empty: no rows were given"),
         ("", "`data_path` holds the string ''; it must be a path"),
         (7, "`data_path` holds int 7; it must be a path"),
         ([None], "`data_path` holds null; it must be a path"),

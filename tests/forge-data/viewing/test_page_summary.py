@@ -23,7 +23,7 @@ def test_lede_says_which(chatml_tokenizer):
     """The page names which samples it shows: all, the first ones, or chosen ones."""
     store = Store([chat(chatml_tokenizer, ("user", "Hi"))] * 3, chatml_tokenizer)
     assert lede(store, [0, 1, 2]).startswith("All 3 samples")
-    assert lede(store, [0, 1]).startswith("The first 2 of 3 samples")
+    assert lede(store, [0, 1]) == "The first 2 of 3 samples, token by token, as they are trained on; the range 0: shows all."
     assert lede(store, [2, 0]).startswith("2 chosen of 3 samples")
 
 

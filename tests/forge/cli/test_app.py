@@ -64,6 +64,28 @@ def test_exit_statuses(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "interrupted."),
+        (KeyboardInterrupt("all is lost."), "interrupted: all is lost."),
+        (_cli.Terminated("SIGTERM"), "terminated."),
+        (_cli.Terminated("SIGTERM: all is lost."), "terminated: all is lost."),
+    ],
+)
+def test_an_interruption_says_what_became_of_the_run(
+    error: BaseException, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, with what the run says of its end, where there was one."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(_run, "run", fail)
+    assert _cli.main(["sft", "--model-path", "m", "--data-path", "d", "--ckpt-output-dir", "o"]) in (130, 143)
+    assert capsys.readouterr().err == f"forge: {said}\n"
+
+
 def test_a_message_cannot_control_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The name of a file in a message may hold an escape sequence or a mark that reorders text; lines stay lines."""
 

@@ -276,6 +276,27 @@ def test_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert compare([runs[0], runs[0]], output=tmp_path / "same.html").startswith("no setting differs")
 
 
+def test_compare_tells_other_held_out_samples(tmp_path: Path) -> None:
+    """By the fingerprints of their stores or splits; each held-out figure stands behind that before the first step."""
+    runs = [make_run(tmp_path / name) for name in ("a", "b", "c", "d")]
+    split = {"store": "1", "samples": [3, 4]}
+    for run, stores, held_out in zip(runs, ("1", "1", "2", "3"), (split, split, {**split, "store": "2"}, None), strict=True):
+        (run / "run.json").write_text(json.dumps({"verb": "sft", "stores": {"train": stores}}))
+        (run / "data").mkdir()
+        if held_out:
+            (run / "data" / "train.held_out.json").write_text(json.dumps(held_out))
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 3, "eval_loss": 1.5, "eval_loss_tokens": 9}) + "\n")
+    same = compare(runs[:2], output=tmp_path / "same.html")
+    assert "not the same" not in same
+    assert ["eval_loss", "3", "→", "1.5", "3", "→", "1.5"] in [line.split() for line in same.splitlines()]
+    note = "Held-out samples are not the same (a, b; c): compare the eval_ figures of a run with its own"
+    assert note in compare(runs, output=tmp_path / "page.html")
+    assert note in " ".join(Elements((tmp_path / "page.html").read_text()).words.split())
+    (runs[0] / "run.json").write_text(json.dumps({"verb": "sft", "stores": {"train": "1", "eval": "7"}}))
+    assert "not the same (a; b): " in compare(runs[:2], output=tmp_path / "other.html")
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "log.txt", "config.yaml/x"])
 def test_a_file_of_a_run_is_answered_with_the_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`forge report RUN/config.yaml` says which directory is meant, and nothing of putting files back."""

@@ -15,6 +15,8 @@ from forge.memory._memory_plan import Phase
 from forge.run import _memory
 from forge.run._memory import FirstSteps, measured_line
 
+MIB = 2**20
+
 
 @pytest.mark.parametrize(("planned", "difference"), [(9_999_999, "+0.0%"), (10_200_000, "+2.0%"), (9_700_000, "-3.0%")])
 def test_a_difference_has_a_sign_that_it_has(planned: int, difference: str) -> None:
@@ -22,11 +24,38 @@ def test_a_difference_has_a_sign_that_it_has(planned: int, difference: str) -> N
     phase = Phase(name="first steps", planned=planned, parts={}, measured=10_000_000)
     assert measured_line(phase, range(2), of_process=False).startswith("memory: the tensors of the first 2 steps took 9.5 MiB")
     assert measured_line(phase, range(2), of_process=False).endswith(f"({difference})")
-    assert f"planned without compiled blocks ({difference})" in measured_line(phase, range(2), of_process=False, compiled=True)
+    assert f"planned for these rows without compiled blocks ({difference})" in measured_line(
+        phase, range(2), of_process=False, compiled=True
+    )
     assert "the tensors of step 2 took 9.5 MiB" in measured_line(phase, range(1, 2), of_process=True)
     assert measured_line(phase, range(1, 2), of_process=True).endswith(
         "; the process holds more, with Python and libraries: memory in metrics.jsonl"
     )
+
+
+@pytest.mark.parametrize(
+    ("planned", "parts", "said"),
+    [
+        (10 * MIB, {"activations": 10 * MIB}, "(+0.0%)"),
+        (14 * MIB, {"activations": 14 * MIB}, "; the plan's step, 14.0 MiB, is that of the run's largest micro-batch"),
+        (
+            12 * MIB,
+            {"activations": 10 * MIB, "compiled": 2 * MIB},
+            "; the plan's step, 12.0 MiB, has 2.0 MiB that libraries keep of compiled products",
+        ),
+        (
+            14 * MIB,
+            {"activations": 12 * MIB, "compiled": 2 * MIB},
+            "; the plan's step, 14.0 MiB, is that of the run's largest micro-batch and has 2.0 MiB that libraries keep of "
+            "compiled products",
+        ),
+    ],
+)
+def test_two_plans_of_a_step_are_told_apart(planned: int, parts: dict[str, int], said: str) -> None:
+    """Where the plan's step is another number than the measured steps were planned with, the line says why."""
+    phase = Phase(name="first steps", planned=10 * MIB, parts={}, measured=10 * MIB)
+    step = Phase(name="step", planned=planned, parts=parts)
+    assert measured_line(phase, range(1, 2), of_process=False, step=step).endswith(said)
 
 
 class Meter:

@@ -328,6 +328,27 @@ def test_events(tmp_path: Path, error: BaseException, event: str) -> None:
     assert ended["text"] in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("signal", [(), ("SIGTERM",)])
+def test_an_interruption_says_what_the_same_command_does(signal: tuple[str, ...], tmp_path: Path) -> None:
+    """In the log and in what is raised: it begins anew, or goes on from the last state."""
+    state = tmp_path / "state" / "full_state" / "step_8"
+    said = {
+        "none": "nothing was saved to go on from, and the same command begins anew.",
+        "state": f"the same command goes on from {state}.",
+    }
+    for name, text in said.items():
+        with pytest.raises(KeyboardInterrupt) as caught, RunDirectory(tmp_path / name) as out:
+            out.publish("")
+            out.began = True
+            if name == "state":
+                state.mkdir(parents=True)
+                (state.parent / "latest").write_text("step_8\n")
+            raise KeyboardInterrupt(*signal)
+        whole = ": ".join([*signal, text])
+        assert str(caught.value) == whole
+        assert f"interrupted: {whole}" in (tmp_path / name / "log.txt").read_text()
+
+
 def test_events_of_all_starts(tmp_path: Path) -> None:
     """A run that goes on appends to its events; a start that is refused adds none."""
     published(tmp_path)

@@ -11,6 +11,8 @@ from hypothesis import given, strategies as st
 
 from forge import SettingsError
 from forge.settings._settings import flat_fields, resolve, signature_of
+from forge.verbs._online import GRPOSettings
+from forge.verbs._preferences import DPOSettings
 from forge.verbs._sft import SFTSettings
 
 REQUIRED: dict[str, Any] = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}
@@ -136,13 +138,65 @@ def test_settings_are_frozen() -> None:
         s.plan.seed = 3  # type: ignore[misc]
 
 
-def test_a_function_is_given_by_its_name() -> None:
-    """A function itself, or a list of functions, is answered with the form of the name that a recipe can hold."""
-    for value in (len, [len], ["a:b", len]):
-        with pytest.raises(
-            SettingsError, match=r'preprocess must be a string, not .* Give a function by its name, as "module:f'
-        ):
+def own_function() -> None:
+    """Named by a test."""
+
+
+def test_a_function_is_given_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function itself, or a list of functions, is answered with its name, or with the form of one."""
+    anywhere = '"module:function", from a file that can be imported'
+    mine = f'"{own_function.__module__}:own_function"'
+    for value, shown, name in (
+        (len, "the function len", '"builtins:len"'),
+        (["a:b", len], r"\['a:b', the function len\]", '"builtins:len"'),
+        (own_function, "the function own_function", mine),
+        (lambda: 0, "the function .*<lambda>", anywhere),
+    ):
+        with pytest.raises(SettingsError, match=f"preprocess must be a string, not {shown}. Give .* its name, {name}: config"):
             resolve(SFTSettings, ("argument", REQUIRED | {"preprocess": value}))
+    monkeypatch.setattr(own_function, "__module__", "__main__")
+    with pytest.raises(
+        SettingsError, match=r'by its name, "module:own_function", from a file that processes which read rows can'
+    ):
+        resolve(SFTSettings, ("argument", REQUIRED | {"preprocess": own_function}))
+    with pytest.raises(SettingsError, match=r'"__main__:own_function" in a run of one process, or "module:own_function" from'):
+        resolve(GRPOSettings, ("argument", REQUIRED | {"reward": own_function}))
+
+
+class Model:
+    """A loaded model, as far as its settings see it."""
+
+    def save_pretrained(self, path: str) -> None:
+        """Save it."""
+
+    def __repr__(self) -> str:
+        return "Model(\n  layers\n)"
+
+
+def test_a_model_object_is_answered_in_one_line() -> None:
+    """By its type, with what makes a directory of it, and not as missing too."""
+    with pytest.raises(SettingsError) as raised:
+        resolve(SFTSettings, ("argument", REQUIRED | {"model_path": Model()}))
+    assert str(raised.value) == (
+        f"model_path must be a string, not an object of {Model.__module__}.Model. Save it with save_pretrained, its tokenizer "
+        "beside it, and give the directory."
+    )
+
+
+def test_no_rows() -> None:
+    """An empty list is said to hold no rows."""
+    for none in ([], ()):
+        with pytest.raises(SettingsError, match="data_path is empty: no rows were given, and no file"):
+            resolve(SFTSettings, ("argument", REQUIRED | {"data_path": none}))
+
+
+def test_a_choice_of_which_several_may_be_given() -> None:
+    """Is listed as such, with the one that is spelled most like it."""
+    with pytest.raises(
+        SettingsError, match=r"loss_type must be one or several of 'sigmoid', .*, 'sigmoid_norm', not 'sigmoi'"
+    ) as raised:
+        resolve(DPOSettings, ("argument", REQUIRED | {"loss_type": "sigmoi"}))
+    assert str(raised.value).endswith("Did you mean 'sigmoid'?")
 
 
 @pytest.mark.parametrize("warmup", [{"warmup_steps": 5}, {"warmup_ratio": 0.5}])

@@ -91,6 +91,28 @@ def test_no_tracker_holds_up_another_or_the_run(tmp_path: Path) -> None:
     assert steps == [1, 2, 3], "what it missed is sent when it is back, and nothing twice"
 
 
+def test_a_first_failure_is_said_while_the_run_goes_on(tmp_path: Path) -> None:
+    """Once, with its reason and what helps; not for what an earlier start failed with."""
+    (tmp_path / "trackers").mkdir()
+    (tmp_path / "trackers" / "toy_raising.json").write_text(json.dumps({"error": "of an earlier start"}))
+    said: list[str] = []
+    with Watchers(note=said.append, seconds=1) as watchers:
+        watchers.begin(tmp_path / "trackers", "an-id", TrackerSettings(trackers=("toy_raising",)), {}, None)
+        watchers.record(step(1))
+        assert len(said) == 1, "that it was started"
+        write(tmp_path, step(1), step(2))
+        until = time.monotonic() + 60
+        while len(said) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+            watchers.record(step(2))
+        watchers.record(step(3))
+        (warned,) = said[1:]
+        assert warned.startswith(
+            "WARNING: toy_raising has not got what the run recorded (ConnectionError: the network is away)"
+        )
+        assert f"`forge track {tmp_path}`" in warned
+
+
 @pytest.mark.parametrize(
     ("name", "said"), [("tensorbord", "Did you mean 'tensorboard'"), ("nothing", "known are kubeflow, mlflow")]
 )

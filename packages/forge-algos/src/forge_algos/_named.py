@@ -31,6 +31,8 @@ def load_named(name: str, *, setting: str, wanted: str) -> tuple[Any, str]:
     for part in path.split("."):
         if not hasattr(found, part):
             known = ", ".join(sorted(key for key in vars(found) if not key.startswith("_"))[:20])
-            raise RewardError(f"{setting} {name!r}: {module_name} has no {path}; it has {known}")
+            own = f". Commands and further ranks have a __main__ of their own: they find 'file:{path}', a name in a file"
+            note = own if module_name == "__main__" else ""
+            raise RewardError(f"{setting} {name!r}: {module_name} has no {path}; it has {known}{note}")
         found = getattr(found, part)
     return found, path

@@ -77,7 +77,9 @@ def _paths(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     paths = [value] if isinstance(value, str) else list(value) if isinstance(value, (tuple, Mapping)) else [None]
     if not all(isinstance(path, str) for path in paths):
         raise TypeError(f"{attribute.name} must be a path, a list of paths, or a mapping of paths to weights, got {value!r}")
-    if not paths or not all(paths):
+    if not paths:
+        raise ValueError(f"{attribute.name} is empty: no rows were given, and no file; give rows, a file, or several")
+    if not all(paths):
         raise ValueError(f"{attribute.name} must name a file at least, and no path may be empty, got {value!r}")
     for path, weight in value.items() if isinstance(value, Mapping) else ():
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):

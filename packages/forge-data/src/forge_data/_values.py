@@ -103,8 +103,20 @@ def string(place: str, field: str, value: object) -> str:
         DataError: it is something else, or cannot be encoded.
     """
     if not isinstance(value, str):
-        raise DataError(f"{place}: field {field} is {describe(value)}; it must be a string")
+        raise DataError(f"{place}: field {field} is {describe(value)}; it must be a string{_as_text(field, value)}")
     return checked_text(place, field, value)
+
+
+def _as_text(field: str, value: object) -> str:
+    """Say how a number becomes text, to end a message with; empty for any other value."""
+    if not isinstance(value, int | float):
+        return ""
+    quoted = f": write it in quotes, {json.dumps(json.dumps(value))}"
+    return (
+        f"{quoted}, or make it text with `preprocess`: {{**row, '{field}': str(row['{field}'])}}"
+        if field.isidentifier()
+        else quoted
+    )
 
 
 def checked_tree(place: str, field: str, value: Any) -> Any:

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         model_pooling as model_pooling,
         model_prompts as model_prompts,
     )
-    from forge_dist.ranks._failure_report import worker_report as worker_report
+    from forge_dist.ranks._failure_report import follows_from_peer as follows_from_peer, worker_report as worker_report
     from forge_dist.ranks._ranks import Ranks as Ranks, join as join
     from forge_dist.strategies._choose import make_strategy as make_strategy
     from forge_dist.strategies._parallel_dims import ParallelDims as ParallelDims
@@ -112,7 +112,7 @@ _PUBLIC = {
     "loading._positions": "max_positions position_table",
     "loading._request": "LoadRequest",
     "loading._task": "directory_task hidden_size model_pooling model_prompts",
-    "ranks._failure_report": "worker_report",
+    "ranks._failure_report": "follows_from_peer worker_report",
     "ranks._ranks": "Ranks join",
     "strategies._choose": "make_strategy",
     "strategies._parallel_dims": "ParallelDims",

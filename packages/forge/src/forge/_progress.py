@@ -50,6 +50,8 @@ class Reporter:
         self._done = 0
         self._began = 0.0
         self._warm = False
+        self.rollout_figures = ""
+        """Figures of the completions that steps train on now, shown behind a step's own."""
 
     def note(self, line: str, **event: object) -> None:
         """Print and log a line; `event="resumed"` and what else is given make it an event."""
@@ -176,7 +178,8 @@ class Reporter:
         """Show one finished step (a `forge_algos.StepOutput`)."""
         forge_dist.beat(out.step)
         named = [f"{name} {out.figures[name]:.3g}" for name in _SHOWN if name in out.figures]
-        figures = "  ".join([f"loss {out.loss:.4f}", *named])
+        rollout = [self.rollout_figures] if self.rollout_figures else []
+        figures = "  ".join([f"loss {out.loss:.4f}", *named, *rollout])
         speed = f"{tokens_per_second:,.0f} tokens/s"
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=out.step, description=self._fitting(f"{figures}  {speed}"))

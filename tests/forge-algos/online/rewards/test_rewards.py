@@ -5,6 +5,7 @@ Errors name function, row and what was returned.
 import asyncio
 import math
 import re
+import sys
 import time
 
 import attrs
@@ -205,3 +206,11 @@ def test_a_reward_model_scores_as_transformers_does():
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert model.training
     assert len(set(expected)) == 4
+
+
+def test_a_function_of_the_script(monkeypatch):
+    """`__main__:name` is found in the process of the script; elsewhere its message says why not."""
+    monkeypatch.setattr(sys.modules["__main__"], "close", close, raising=False)
+    assert load_reward("__main__:close") is close
+    with pytest.raises(RewardError, match=r"__main__ has no far; .* further ranks have a __main__ of their own: .* 'file:far'"):
+        load_reward("__main__:far")

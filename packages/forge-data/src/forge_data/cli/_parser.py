@@ -154,7 +154,10 @@ def _add_show(verbs: Any) -> None:
         "store", metavar="STORE", help="a token store, the directory of a run, or rows that are not prepared yet"
     )
     parser.add_argument(
-        "samples", nargs="*", metavar="SAMPLE", help="a number, a range such as 10:20, or a row such as train.jsonl:417"
+        "samples",
+        nargs="*",
+        metavar="SAMPLE",
+        help="a number, a range such as 10:20 (0: is all), or a row such as train.jsonl:417",
     )
     parser.add_argument("--finding", metavar="RULE", help="samples on whose rows the lint found this")
     parser.add_argument("--html", metavar="FILE", help="write one HTML page that needs no network, instead of text")

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from forge_data._errors import StoreError
+from forge_data._errors import StoreError, printable
 from forge_data._values import counted, parsed_json
 from forge_data.findings._finding import STOP, WARN, Finding
 from forge_data.findings._rules import RULES
@@ -66,9 +66,10 @@ class LintReport:
             stopping = self.stop_counts.get(rule, 0)
             count = stopping if severity == STOP else self.counts[rule] - stopping
             why = f": {RULES[rule].why}" if rule in RULES else ""
-            lines += [f"{severity} {rule} ({count:,}){why}", *(f"  {finding}" for finding in found[:_SHOWN_PER_RULE])]
-            if count > _SHOWN_PER_RULE:
-                lines.append(f"  ... and {count - _SHOWN_PER_RULE:,} more")
+            shown, told = _told_once(found)
+            lines += [f"{severity} {rule} ({count:,}){why}", *shown]
+            if count > told:
+                lines.append(f"  ... and {count - told:,} more")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -104,6 +105,30 @@ class LintReport:
             return cls(findings, counts, stops, int(fields["rows"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{where} is damaged ({type(error).__name__}: {error}); prepare the store again") from error
+
+
+def _told_once(findings: Iterable[Finding]) -> tuple[list[str], int]:
+    """Write the first findings of a rule, each text once with the places that have it.
+
+    Returns:
+        The lines, and of how many findings they are.
+    """
+    places: dict[tuple[str, str, str], list[str]] = {}
+    lines: dict[tuple[str, str, str], str] = {}
+    for finding in findings:
+        key = (finding.field, finding.what, finding.fix)
+        if key not in lines and len(lines) == _SHOWN_PER_RULE:
+            continue
+        lines.setdefault(key, f"  {finding}")
+        places.setdefault(key, []).append(finding.place)
+    written = []
+    for key, (_, *others) in places.items():
+        written.append(lines[key])
+        if others:
+            more = len(others) - _SHOWN_PER_RULE
+            also = ", ".join(map(printable, others[:_SHOWN_PER_RULE])) + (f" and {more:,} more" if more > 0 else "")
+            written.append(f"    the same: {also}")
+    return written, sum(map(len, places.values()))
 
 
 class Findings:

@@ -17,7 +17,7 @@ class Rule(NamedTuple):
     """What to do, unless the finding is more precise."""
 
 
-SET_RULES = ("duplicate_row", "label_fraction", "lost_to_length", "too_many_bad_rows", "train_eval_overlap")
+SET_RULES = ("duplicate_row", "extreme_length", "label_fraction", "lost_to_length", "too_many_bad_rows", "train_eval_overlap")
 """Rules that need more than one row."""
 
 RULES: dict[str, Rule] = {
@@ -157,6 +157,11 @@ RULES: dict[str, Rule] = {
         WARN,
         "far more or far less of the row is learned than of the others: often a mask, or a paste, gone wrong",
         "look at its tokens with show",
+    ),
+    "extreme_length": Rule(
+        WARN,
+        "far longer than all others: a micro-batch holds at least the longest sample, so one row decides the memory of a run",
+        "look at it; set max_seq_len to leave it out, or shorten or split the row",
     ),
     "lost_to_length": Rule(
         WARN, "what is longer than max_seq_len is not trained on", "raise max_seq_len, or shorten or split the rows"

@@ -122,6 +122,7 @@ def convert(format: str, place: str, fields: Fields, vocabulary: int | None) -> 
     """
     row = format_named(format)
     if not (row.matches(fields) or (row.accepts is not None and row.accepts(fields))):
+        _check_nulls(place, fields, [row])
         has = f"{place} has the fields {_named(fields)}, but the format {format} needs {row.needs}"
         wanted = _wanted(fields, [row])
         raise DataError(f"{has}{_renaming(fields, wanted, _misspelt(fields, wanted))}")
@@ -205,12 +206,27 @@ def _detected(place: str, fields: Fields, known: dict[str, Format]) -> str:
             f"{has}, which fit more than one format: {' and '.join(matching)}; say which is meant with `format`, such as "
             f"{matching[0]}, or keep the fields of one"
         )
+    _check_nulls(place, fields, candidates.values())
     listed = "; ".join(f"{name} ({row.needs})" for name, row in candidates.items())
     wanted = _wanted(fields, candidates.values())
     misspelt = _misspelt(fields, wanted)
     begun = f"did you mean {' and '.join(map(repr, misspelt.values()))}? Known" if misspelt else "known"
     remedy = _hint(fields, misspelt) or _renaming(fields, wanted, misspelt)
     raise DataError(f"{has}, which are no known format; {begun}: {listed}{remedy}")
+
+
+def _check_nulls(place: str, fields: Fields, candidates: Iterable[Format]) -> None:
+    """Refuse a row that would be of a format if fields that it has were not null.
+
+    Raises:
+        DataError: naming them.
+    """
+    nulls = getattr(fields, "nulls", frozenset())
+    for row in candidates if nulls else ():
+        null = [name for name in _WORD.findall(row.needs) if name in nulls]
+        if null and row.matches({**fields, **dict.fromkeys(null, "")}):
+            which = f"field {null[0]} is" if len(null) == 1 else f"fields {' and '.join(null)} are"
+            raise DataError(f"{place}: {which} null; give a value, or take the row out")
 
 
 def _named(fields: Iterable[str]) -> str:

@@ -19,6 +19,10 @@ _LEAST_SPREAD = 0.35
 # ... and its learned, or not learned, share is below a part of the usual one, among enough samples to know that.
 _PART = 20
 _LEAST_SAMPLES = 20
+# Few samples, two or one in so many, have an extreme length: so many times the tokens of all others, and no fewer than this.
+_ONE_IN = 50
+_TIMES = 10
+_LONG = 8192
 
 
 def duplicates(table: SampleTable) -> Iterator[Finding]:
@@ -71,3 +75,25 @@ def outliers(table: SampleTable) -> Iterator[Finding]:
             f"{'above' if share[sample] < usual else 'below'} {usual:.2%}"
         )
         yield found("label_fraction", table.where(int(sample)), "", what)
+
+
+def extreme_lengths(table: SampleTable) -> Iterator[Finding]:
+    """Find few samples that are many times as long as all others.
+
+    Documents, of which all is learned, may have any length: they are cut into blocks.
+    """
+    lengths = table.lengths
+    if len(lengths) < 2 or bool((table.loss_counts >= lengths - 1).all()):
+        return
+    order = np.argsort(-lengths, kind="stable")
+    after = lengths[order[1 : 1 + max(2, len(lengths) // _ONE_IN)]]
+    gaps = np.flatnonzero(after * _TIMES <= lengths[order[0]])
+    if not gaps.size or lengths[order[0]] < _LONG:
+        return
+    usual, places = int(after[gaps[0]]), set[str]()
+    for sample in order[: gaps[0] + 1].tolist():
+        where = table.where(sample)
+        if where.place not in places:
+            places.add(where.place)
+            what = f"{int(lengths[sample]):,} tokens, and all others have {usual:,} or fewer"
+            yield found("extreme_length", where, "", what)

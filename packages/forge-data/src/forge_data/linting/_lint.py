@@ -12,7 +12,7 @@ from forge_data._settings import MAX_BAD_ROWS
 from forge_data.findings._finding import Finding
 from forge_data.findings._report import Findings, LintReport
 from forge_data.findings._rules import SET_RULES, Where
-from forge_data.linting._dataset import duplicates, outliers, overlap
+from forge_data.linting._dataset import duplicates, extreme_lengths, outliers, overlap
 from forge_data.linting._lost import REASONS, lost_to_length
 from forge_data.linting._row import RowLint
 from forge_data.linting._sample_table import SampleTable
@@ -141,6 +141,7 @@ def store_findings(store: "TokenStore") -> Iterator[Finding]:
 def _of_table(table: SampleTable) -> Iterator[Finding]:
     yield from duplicates(table)
     yield from outliers(table)
+    yield from extreme_lengths(table)
 
 
 def _of_store(store: "TokenStore", tokenizer: Any, findings: Findings) -> SampleTable:

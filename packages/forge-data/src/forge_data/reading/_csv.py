@@ -4,6 +4,7 @@ Python's csv module reads it, and not `datasets`: pandas, which reads it there, 
 becomes 7 and the answer "None" becomes null, and fills lines that are too short.
 """
 
+import codecs
 import csv
 import io
 import sys
@@ -14,9 +15,12 @@ import attrs
 
 from forge_data._errors import DataError
 from forge_data._values import counted
-from forge_data.reading._file import DataFile
+from forge_data.reading._file import DataFile, beside, to_utf8
 from forge_data.reading._json import Values
 from forge_data.reading._record import Chunk
+
+_MARKS = ";\t|,"
+"""What delimits cells elsewhere."""
 
 
 @attrs.frozen
@@ -79,13 +83,19 @@ class CsvFile:
             except StopIteration:
                 return
             except csv.Error as error:
-                raise DataError(f"{self.name}:{reader.line_num} is not valid CSV: {error}") from error
+                other = self._mark_between_quotes() if reader.line_num == 1 else None
+                wrong = (
+                    f"cells must be delimited by {self.delimiter!r}, not by {other!r}; {self._delimited(other)}"
+                    if other
+                    else error
+                )
+                raise DataError(f"{self.name}:{reader.line_num} is not valid CSV: {wrong}") from error
             except UnicodeDecodeError as error:
-                raise DataError(f"{self._undecodable(error.reason)}; save the file as UTF-8") from error
+                raise DataError(self._undecodable(error.reason)) from error
             yield cells
 
     def _undecodable(self, reason: str) -> str:
-        """Name the first line that is not UTF-8.
+        """Name the first line that is not UTF-8, and say how the file becomes it.
 
         Text is decoded in blocks, before its lines are counted.
         """
@@ -94,19 +104,39 @@ class CsvFile:
                 try:
                     line.decode("utf-8")
                 except UnicodeDecodeError as error:
+                    wide = number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
                     where = f"byte 0x{line[error.start]:02x} at position {error.start + 1} of the line"
-                    return f"{self.name}:{number} is not UTF-8: {where} ({error.reason})"
-        return f"{self.name} is not UTF-8 ({reason})"
+                    remedy = to_utf8(self.name, utf_16=wide)
+                    return f"{self.name}:{number} is not UTF-8: {where} ({error.reason}); {remedy}"
+        return f"{self.name} is not UTF-8 ({reason}); {to_utf8(self.name)}"
+
+    def _mark_between_quotes(self) -> str | None:
+        """Return what delimits the quoted cells of the first line; None where that is not known."""
+        with self.file.opened() as opened:
+            line = opened.readline().decode("utf-8-sig", "replace")
+        return next((mark for mark in _MARKS if f'"{mark}' in line and mark != self.delimiter), None)
+
+    def _delimited(self, mark: str) -> str:
+        """Say how a file of another delimiter becomes one that is read."""
+        old, new = beside(self.name, ".tsv" if mark == "\t" else "-commas.csv")
+        if mark == "\t":
+            return f"name the file {new}"
+        # Without a blank behind its semicolons: the rest of a message is told from its remedy by one.
+        program = (
+            "import csv,sys;csv.writer(sys.stdout).writerows("
+            f"csv.reader(open(sys.argv[1],encoding='utf-8-sig',newline=''),delimiter='{mark}'))"
+        )
+        return f'make one of it that is: python3 -X utf8 -c "{program}" {old} > {new}'
 
     def _header(self, line: int, cells: list[str]) -> list[str]:
         names = [cell.strip() for cell in cells]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise DataError(f"{self.name}:{line} names the field {twice[0]!r} more than once; keep one of them")
-        other = next((mark for mark in ";\t|," if mark != self.delimiter and len(names) == 1 and mark in names[0]), None)
+        other = next((mark for mark in _MARKS if mark != self.delimiter and len(names) == 1 and mark in names[0]), None)
         if other:
             raise DataError(
                 f"{self.name}:{line} names one field, {names[0]!r}; cells must be delimited by {self.delimiter!r}, not by "
-                f"{other!r}"
+                f"{other!r}; {self._delimited(other)}"
             )
         return names

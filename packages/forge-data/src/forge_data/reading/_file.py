@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import importlib
 import json
+import shlex
 import sys
 import zlib
 from collections.abc import Iterator
@@ -102,6 +103,25 @@ class DataFile:
         if module is None:
             raise DataError(f"{self.path} needs a package to be decompressed: pip install 'forge-data[zst]'")
         return module.ZstdFile(file)
+
+
+def beside(name: str, ending: str) -> tuple[str, str]:
+    """Quote a file's name for a shell, and that of a new file beside it.
+
+    >>> beside("my rows.csv", "-utf8.csv"), beside("rows.csv.gz", ".tsv")
+    (("'my rows.csv'", "'my rows-utf8.csv'"), ('rows.csv', 'rows.tsv'))
+    """
+    path = PurePosixPath(name)
+    path = path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+    return shlex.quote(str(path)), shlex.quote(str(path.with_suffix("")) + ending)
+
+
+def to_utf8(name: str, *, utf_16: bool = False) -> str:
+    """Say how a file that is not UTF-8 becomes it, to end a message with."""
+    old, new = beside(name, f"-utf8{DataFile(name).suffixes[0]}")
+    if utf_16:
+        return f"save the file as UTF-8 (`iconv -f utf-16 -t utf-8 {old} > {new}`)"
+    return f"save the file as UTF-8 (where all of it is in the code page of Windows: `iconv -f cp1252 -t utf-8 {old} > {new}`)"
 
 
 def filesystem(url: str) -> tuple["AbstractFileSystem", str]:

@@ -9,7 +9,7 @@ import attrs
 
 from forge_data._errors import DataError
 from forge_data._values import ROW_DECODER
-from forge_data.reading._file import DataFile
+from forge_data.reading._file import DataFile, to_utf8
 from forge_data.reading._jsonl import JsonLines
 from forge_data.reading._record import Chunk, Record, Refused, place_of, record
 
@@ -195,7 +195,7 @@ class _Items:
         try:
             self._text += self._decoder.decode(block, final=self._ended)
         except UnicodeDecodeError as error:
-            raise DataError(f"{self._name} is not UTF-8 ({error.reason}); save the file as UTF-8") from error
+            raise DataError(f"{self._name} is not UTF-8 ({error.reason}); {to_utf8(self._name)}") from error
         return True
 
     def _end(self) -> None:

@@ -12,7 +12,7 @@ import attrs
 
 from forge_data._errors import DataError
 from forge_data._values import ROW_DECODER
-from forge_data.reading._file import DataFile
+from forge_data.reading._file import DataFile, to_utf8
 from forge_data.reading._record import Chunk, Record, Refused, record
 
 _BOM = b"\xef\xbb\xbf"
@@ -35,7 +35,7 @@ class JsonLines:
             for lines in _stretches(file, size):
                 count = lines.count(b"\n") + (not lines.endswith(b"\n"))
                 if row == 1 and lines.startswith(_WIDE_BOMS):
-                    raise DataError(f"{self.name}:1 begins with a UTF-16 byte order mark; save the file as UTF-8")
+                    raise DataError(f"{self.name}:1 begins with a UTF-16 byte order mark; {to_utf8(self.name, utf_16=True)}")
                 if not lines.isspace():
                     if self.file.plain:
                         yield FileLines(self.name, row, row + count - 1, self.file, offset, len(lines))
@@ -154,7 +154,7 @@ def _value(place: str, line: bytes) -> object:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{place} is not UTF-8: byte 0x{line[error.start]:02x} at position {error.start + 1} of the line "
-            f"({error.reason}); save the file as UTF-8"
+            f"({error.reason}); {to_utf8(place.rpartition(':')[0])}"
         ) from error
     except json.JSONDecodeError as error:
         raise DataError(f"{place} is not valid JSON: {error.msg} at column {error.colno}{_remedy(error.doc)}") from error

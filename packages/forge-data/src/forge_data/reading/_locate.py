@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from forge_data._errors import DataError
-from forge_data.reading._file import COMPRESSED, DataFile, filesystem
+from forge_data.reading._file import COMPRESSED, DataFile, beside, filesystem
 from forge_data.reading._huggingface import DatasetSplit, is_hub_name, is_saved, open_hub, open_saved
 
 ROWS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
@@ -31,6 +31,8 @@ _OTHER_SUFFIXES = {
     ".png",
     ".html",
 }
+_SHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")
+_PLAIN_TEXT = (".txt", ".text", ".md", ".rst")
 _IN_MEMORY = re.compile(r" of [\d,]+ rows, sha256 [0-9a-f]{16}$")
 """What a store and a run record in the place of a path where rows were given as objects."""
 _GLOB = re.compile(r"[*?\[]")
@@ -120,8 +122,21 @@ def _check_suffix(file: DataFile) -> None:
     if suffix not in ROWS + TABLES:
         raise DataError(
             f"{file.path} has a suffix that is not known ({suffix or compressed or 'none'}); known: "
-            f"{', '.join(ROWS + TABLES)}; of text files also with {' or '.join(COMPRESSED)}"
+            f"{', '.join(ROWS + TABLES)}, of text files also with {' or '.join(COMPRESSED)}{_converted(file, suffix)}"
         )
+
+
+def _converted(file: DataFile, suffix: str) -> str:
+    """Say how a file of another program becomes rows; empty where that is not known."""
+    if suffix in _SHEETS:
+        return '; save the sheet as CSV, "CSV UTF-8" in Excel, with a first line that names the columns'
+    if suffix in _PLAIN_TEXT:
+        old, new = beside(PurePosixPath(file.path).name, ".jsonl")
+        return (
+            f"; rows of text are objects with the field text: `jq -Rc '{{text: .}}' {old} > {new}` makes one of each line, "
+            "`jq -Rsc` one of the whole file"
+        )
+    return ""
 
 
 def _split(base: str, split: str) -> list[DataFile] | DatasetSplit:

@@ -21,6 +21,13 @@ from forge_data.reading._record import Chunk
 from forge_data.reading._table import without_nulls
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
+_TABLES = {
+    ("pandas", "DataFrame"): 'df.to_dict("records"), or datasets.Dataset.from_pandas(df), which reads missing cells as null',
+    ("polars", "DataFrame"): "df.to_dicts()",
+    ("polars", "LazyFrame"): "df.collect().to_dicts()",
+    ("pyarrow", "Table"): "table.to_pylist(), or datasets.Dataset(table)",
+}
+"""Tables of other libraries, which are not indexed by row: (package, class) → what makes rows of `df` or `table`."""
 
 
 @attrs.define(eq=False)
@@ -51,7 +58,7 @@ class InMemoryRows:
         """Make one of a value for `data_path`; None for paths.
 
         Raises:
-            DataError: a dictionary of data sets, of which one is meant.
+            DataError: a dictionary of data sets, of which one is meant; a table of another library.
         """
         if isinstance(value, cls):
             return value
@@ -68,6 +75,7 @@ class InMemoryRows:
             return cls(name, value, "datasets.Dataset", None if own else DatasetSplit(name, value, indexed=True))
         if datasets is not None and isinstance(value, datasets.IterableDataset):
             return cls(name, value, "datasets.IterableDataset", is_stream=True)
+        check_no_table(value, name)
         if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
             holds_rows = not isinstance(value, (list, tuple)) or (len(value) > 0 and isinstance(value[0], Mapping))
             return cls(name, value, type(value).__name__) if holds_rows else None
@@ -148,6 +156,18 @@ class InMemoryRows:
                 raise DataError(f"{self.name}[{row}] cannot be read: {type(error).__name__}: {error}") from error
             yield value
             row += 1
+
+
+def check_no_table(value: object, name: str = "data_path") -> None:
+    """Refuse a table of another library, by its name: none is imported.
+
+    Raises:
+        DataError: with the call that makes rows of it.
+    """
+    for kind in type(value).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if rows := _TABLES.get((package, kind.__name__)):
+            raise DataError(f"`{name}` is a {kind.__name__} of {package}, which is not read as rows; give {rows}")
 
 
 def _plain(value: Any) -> Any:

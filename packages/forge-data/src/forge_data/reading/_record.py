@@ -1,6 +1,6 @@
 """Types that pass from a file to the pipeline: records, and chunks of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from forge_data._errors import DataError
@@ -8,6 +8,14 @@ from forge_data._values import describe
 
 CHUNK_BYTES = 1 << 20
 """Approximate size of a chunk; where one ends depends on the file alone, never on the number of workers."""
+
+
+class WithoutNulls(dict[str, Any]):
+    """Fields of a row without those that are null, whose names it keeps for messages."""
+
+    def __init__(self, fields: Iterable[tuple[str, Any]] | Mapping[str, Any] = (), nulls: Iterable[str] = ()) -> None:
+        super().__init__(fields)
+        self.nulls = frozenset(nulls)
 
 
 class Record(NamedTuple):
@@ -81,4 +89,5 @@ def record(row: int, value: object, size: int, place: str) -> Record:
     """
     if not isinstance(value, dict):
         raise DataError(f'{place} is not an object but {describe(value)}; a row is an object, such as {{"messages": [...]}}')
-    return Record(row, {name: field for name, field in value.items() if field is not None}, size, place)
+    given = {name: field for name, field in value.items() if field is not None}
+    return Record(row, given if len(given) == len(value) else WithoutNulls(given, value.keys() - given.keys()), size, place)

@@ -20,7 +20,7 @@ from forge_data.reading._huggingface import DatasetSplit
 from forge_data.reading._json import open_json
 from forge_data.reading._jsonl import JsonLines
 from forge_data.reading._locate import located
-from forge_data.reading._memory import InMemoryRows
+from forge_data.reading._memory import InMemoryRows, check_no_table
 from forge_data.reading._parquet import ParquetFile
 from forge_data.reading._record import CHUNK_BYTES, Chunk, Record, Refused, place_of
 
@@ -207,13 +207,14 @@ def _entries(data_path: DataPath) -> list[tuple[str, float | None]]:
         given = list(data_path) if isinstance(data_path, (list, tuple)) else [data_path]
         weights = [None] * len(given)
     if not given:
-        raise DataError("`data_path` names nothing; give a file, a list of files, or a mapping of files to weights")
+        raise DataError("`data_path` is empty: no rows were given, and no file; give rows, a file, or several")
     return [(_entry(entry), weight) for entry, weight in zip(given, weights, strict=True)]
 
 
 def _entry(entry: object) -> str:
     path = os.fspath(entry) if isinstance(entry, os.PathLike) else entry
     if not isinstance(path, str) or not path:
+        check_no_table(path)
         raise DataError(
             f"`data_path` holds {describe(entry)}; it must be a path, a glob, a URL, 'org/name:split', or rows (dicts)"
         )

@@ -27,7 +27,7 @@ def lede(store: "TokenStore | PromptStore", shown: Sequence[int]) -> str:
     if len(shown) == len(store):
         return f"All {which}, {how}."
     if list(shown) == list(range(len(shown))):
-        return f"The first {len(shown):,} of {which}, {how}."
+        return f"The first {len(shown):,} of {which}, {how}; the range 0: shows all."
     return f"{len(shown):,} chosen of {which}, {how}."
 
 

@@ -117,12 +117,13 @@ def failure_report(error: BaseException, *, rank: int | None = None, host: str |
         "rank": int(os.environ.get("RANK", "0")) if rank is None else rank,
         "host": host or socket.gethostname(),
         "time": time.time(),
-        "consequence": _is_consequence(error),
+        "consequence": follows_from_peer(error),
         **({} if cause is None else {"cause": cause}),
     }
 
 
-def _is_consequence(error: BaseException) -> bool:
+def follows_from_peer(error: BaseException) -> bool:
+    """Return whether an error only says that another rank is gone."""
     if isinstance(error, WorkerError):
         # A worker raises this about another rank only, but for a stall of its own.
         return not isinstance(error, StallError)

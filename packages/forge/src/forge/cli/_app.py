@@ -30,6 +30,7 @@ _DEBUG = "FORGE_DEBUG"
 _ANSWER_SECONDS = 10.0
 """How long a further rank that torchrun started leaves the first one the word, which most likely fails for the same reason."""
 _COMPLETION = "--install-completion"
+_TERMINATED = "SIGTERM"
 _OUTPUT_CLOSED = 141
 """Exit status where nobody reads the output any more, as a shell has it of a program that SIGPIPE ended."""
 
@@ -39,7 +40,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def _terminate(*_: object) -> None:
-    raise Terminated("SIGTERM")
+    raise Terminated(_TERMINATED)
 
 
 def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence[str]], cyclopts.App] | None = None) -> int:
@@ -74,13 +75,13 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
         return _print_error(_unused(error.unused_tokens or (), error.command_chain or (), error.target), 2, debug=debug)
     except cyclopts.CycloptsError as error:
         return _print_error(str(error), 2, debug=debug)
-    except Terminated:
+    except Terminated as error:
         # Where torchrun ends the other ranks after the first one's error, that error is the message.
-        return _print_error("terminated.", 143, debug=debug) if _is_first() else 143
-    except KeyboardInterrupt:
+        return _print_error(_ended("terminated", error), 143, debug=debug) if _is_first() else 143
+    except KeyboardInterrupt as error:
         if sys.stderr.isatty():
             print(file=sys.stderr)  # the terminal has shown ^C on this line
-        return _print_error("interrupted.", 130, debug=debug)
+        return _print_error(_ended("interrupted", error), 130, debug=debug)
     except SystemExit as error:
         # rich ends the process with 1 where nobody reads what it prints (a page of help); it has dropped the rest itself.
         if not isinstance(error.__context__, BrokenPipeError):
@@ -143,6 +144,12 @@ def _in_one_line(message: str, words: Sequence[str]) -> str:
             if not part.isprintable():
                 message = message.replace(part, printable(part))
     return message
+
+
+def _ended(how: str, error: KeyboardInterrupt) -> str:
+    """Say how a command ended, and what became of the run, where there was one."""
+    became = str(error).removeprefix(_TERMINATED).removeprefix(": ")
+    return f"{how}: {became}" if became else f"{how}."
 
 
 def _print_error(message: str, status: int, *, debug: bool) -> int:

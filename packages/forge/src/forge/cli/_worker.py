@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from importlib import import_module
 from pathlib import Path
 
@@ -58,9 +59,24 @@ def main(module: str, verb: str, settings: str) -> None:
         # The error is reported; a launcher that ends this process meanwhile would interrupt what Python does at its exit.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         status = getattr(error, "exit_status", None)
-        if status is None:
+        if status is None and not _kept_in_log(error, Path(settings).parent):
             raise
         raise SystemExit(status or 1) from None
+
+
+def _kept_in_log(error: Exception, logs: Path) -> bool:
+    """Write the traceback of a rank that failed because a peer went to its log alone.
+
+    The launcher names the rank that was first.
+    """
+    if not forge_dist.follows_from_peer(error):
+        return False
+    try:
+        with (logs / f"rank_{os.environ['RANK']}.log").open("a", encoding="utf-8") as log:
+            log.writelines(traceback.format_exception(error))
+    except (OSError, KeyError):
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -15,6 +15,7 @@ import forge_dist
 import forge_packing
 from forge._progress import Reporter
 from forge.memory._largest import largest_micro_batch
+from forge.memory._long_rows import without_long_rows
 from forge.memory._memory_plan import Change, MemoryPlan
 from forge.memory._planned import Planned
 from forge.memory._plans import PLANNING, Plans, Search
@@ -58,12 +59,16 @@ def with_changes(made: MemoryPlan, planned: Planned, plans: Plans, report: Repor
         return made
     also = ", and completions in smaller batches" if isinstance(planned.train, Prompts) else ""
     tried: list[tuple[dict[str, object], str, MemoryPlan]] = []
+    with suppress(*_REFUSED):
+        if (fewer := without_long_rows(planned)) is not None:
+            report.doing(_trying(fewer.settings))
+            tried.append((fewer.settings, fewer.cost, plans.resized(fewer.planned)))
     report.doing("memory: it does not fit; trying a lower max_tokens_per_gpu")
     with suppress(*_REFUSED):
         tokens, plan = _fewer_tokens(made, planned, plans)
         tried.append(({"max_tokens_per_gpu": tokens}, f"the same steps in more, smaller micro-batches{also}", plan))
     for settings, cost, other in _changes(planned):
-        report.doing("memory: it does not fit; trying " + " ".join(f"{name}={value}" for name, value in settings.items()))
+        report.doing(_trying(settings))
         with suppress(*_REFUSED):
             tried.append((settings, cost, plans.of(other)))
     changes = tuple(
@@ -72,6 +77,10 @@ def with_changes(made: MemoryPlan, planned: Planned, plans: Plans, report: Repor
         if plan.most is not None and plan.most.planned < made.most.planned
     )
     return attrs.evolve(made, changes=changes)
+
+
+def _trying(settings: Mapping[str, object]) -> str:
+    return "memory: it does not fit; trying " + " ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def _changes(planned: Planned) -> Iterator[tuple[dict[str, object], str, Planned]]:

@@ -11,7 +11,7 @@ from forge._errors import SettingsError
 from forge._printable import printable
 from forge._templates import figure
 from forge.reports._charts import charts, table
-from forge.reports._curves import Curves
+from forge.reports._curves import Curve, Curves
 from forge.reports._page import PLOTS, page, reading, write_page
 from forge.reports._record import Record, active_seconds, read_record
 from forge.reports._report import read_curves
@@ -38,7 +38,8 @@ def compare(runs: Sequence[str | Path], *, output: str | Path = "compare.html") 
         output: Where to write the page; one that is there is replaced.
 
     Returns:
-        A table of the settings that differ and of the last figures; its last line is the path of the page.
+        A table of the settings that differ and of the last figures, whether held-out figures are of other samples, and, in its
+        last line, the path of the page.
 
     Raises:
         SettingsError: there are fewer than two runs or too many, one is no run directory, or the page cannot be written.
@@ -51,7 +52,7 @@ def compare(runs: Sequence[str | Path], *, output: str | Path = "compare.html") 
         records = [read_record(path) for path in paths]
         curves = [read_curves(record) for record in records]
         names = _names(paths)
-        differing, last = differences(records), _last(curves)
+        differing, last, others = differences(records), _last(curves), _other_samples(names, records, curves)
         verbs = {record.verb for record in records}
         drawn = charts(dict(zip(names, (one.figures for one in curves), strict=True)), verbs.pop() if len(verbs) == 1 else "")
         seconds = [
@@ -69,11 +70,13 @@ def compare(runs: Sequence[str | Path], *, output: str | Path = "compare.html") 
             seconds=seconds,
             differing=differing,
             last=last,
+            others=others,
         )
     file = write_page(Path(output).expanduser(), text, "output")
     settings = _columns(["setting", *names], [[one.name, *one.values] for one in differing])
     figures = _columns(["last figure", *names], [[name, *values] for name, values in last])
-    return "\n".join([*(settings if differing else ["no setting differs"]), "", *figures, "", str(file)])
+    notes = [others, ""] if others else []
+    return "\n".join([*(settings if differing else ["no setting differs"]), "", *figures, "", *notes, str(file)])
 
 
 def differences(records: Sequence[Record]) -> list[Difference]:
@@ -106,9 +109,32 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _last(curves: Sequence[Curves]) -> list[tuple[str, list[str]]]:
-    """Return the last value of each figure in each run, as text."""
+    """Return each figure's last value in each run as text; a held-out one's first before it."""
     rows = list(dict.fromkeys(row["name"] for one in curves for row in table(one.figures)))
-    return [(name, [figure(one.figures[name].last if name in one.figures else None, name) for one in curves]) for name in rows]
+    return [(name, [_value(one.figures.get(name), name) for one in curves]) for name in rows]
+
+
+def _value(curve: Curve | None, name: str) -> str:
+    if curve is None:
+        return figure(None, name)
+    first, last = figure(curve.first, name), figure(curve.last, name)
+    # A curve of so many points that some were joined does not say whether its first is that of step 0.
+    before = name.startswith("eval_") and curve.steps()[:1] == (0,)
+    return f"{first} → {last}" if before and first != last else last
+
+
+def _other_samples(names: Sequence[str], records: Sequence[Record], curves: Sequence[Curves]) -> str:
+    """Say which runs were measured on other held-out samples; empty where they are the same."""
+    groups: dict[str, list[str]] = {}
+    for name, record, one in zip(names, records, curves, strict=True):
+        if record.held_out and any(figure.startswith("eval_") for figure in one.figures):
+            groups.setdefault(record.held_out, []).append(printable(name))
+    if len(groups) < 2:
+        return ""
+    listed = "; ".join(", ".join(group) for group in groups.values())
+    return (
+        f"Held-out samples are not the same ({listed}): compare the eval_ figures of a run with its own, not with the others'."
+    )
 
 
 def _word(value: Any) -> str:

@@ -6,6 +6,7 @@ A run may be killed while it writes, and is read while it writes: what is missin
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -63,6 +64,8 @@ class Record:
     evals: dict[str, dict[str, Any]]
     """Of each file of evals/, task → figures."""
     osft: dict[str, Any]
+    held_out: str
+    """What the held-out samples are known by, equal for equal tokens; empty where there are none, or nothing tells."""
     state: str
     """`running`, `finished`, `preempted`, `interrupted`, `failed`, or `killed` where it ended without a word."""
 
@@ -101,19 +104,20 @@ def read_record(path: Path, *, running: bool | None = None) -> Record:
         raise SettingsError(f"{file}: is not what a run writes: it holds no settings. Put the run's own back.")
     origins = origins_in(text)
     events = [event for event in _lines(path / "events.jsonl") if isinstance(event.get("event"), str)]
-    result = _object(path / "result.json")
+    result, known = _object(path / "result.json"), _object(path / "run.json")
     return Record(
         path=path,
         settings={
             str(name): Setting(name=str(name), value=value, origin=origins.get(str(name), "")) for name, value in values.items()
         },
-        verb=str(_object(path / "run.json").get("verb", "")),
+        verb=str(known.get("verb", "")),
         events=events,
         result=result,
         answers=[line for line in _lines(path / "answers.jsonl") if isinstance(line.get("step"), int)],
         memory=_object(path / "memory.json"),
         evals={file.stem: found for file in sorted(path.glob("evals/*.json")) if (found := _scores(_object(file)))},
         osft=_object(path / "osft" / "plan.json"),
+        held_out=_held_out(path, known.get("stores")),
         state=_state(path, events, result, running),
     )
 
@@ -180,6 +184,14 @@ def _state(path: Path, events: list[dict[str, Any]], result: dict[str, Any], run
         return "finished"
     kinds = [event["event"] for event in events if event["event"] in _STARTS + _ENDINGS]
     return kinds[-1] if kinds and kinds[-1] in _ENDINGS else "killed"
+
+
+def _held_out(path: Path, stores: Any) -> str:
+    """Return the fingerprint of the held-out rows' store, or of which samples are held out."""
+    if isinstance(stores, dict) and "eval" in stores:
+        return str(stores["eval"])
+    split = _object(path / "data" / "train.held_out.json")
+    return hashlib.sha256(json.dumps(split, sort_keys=True).encode()).hexdigest() if split else ""
 
 
 def _object(file: Path) -> dict[str, Any]:

@@ -22,11 +22,11 @@ import attrs
 import forge_accel
 import forge_dist
 from forge._error_families import ERRORS
-from forge._errors import ForgeError, PreemptedError
+from forge._errors import ForgeError, PreemptedError, SettingsError
 from forge._result import RunResult, read_result
 from forge.locking._run_lock import unwritable
 from forge.run._rows import Rows, tokenize_rows
-from forge.saving._directories import make_directories, remove_empty
+from forge.saving._directories import make_directories, next_start, remove_empty
 from forge.saving._room import no_room
 from forge.settings._recipe import as_values
 from forge.settings._settings import resolve
@@ -84,8 +84,12 @@ def preempted(path: Path, why: str, failed: str | None = None, rescued: Path | N
         error.received = why
         return error
     if not latest.exists():
-        said = f"stopped by {why} before there was a state to resume from."
-        error = PreemptedError(said if failed is None else f"{said} Its state could not be saved ({failed}). {remedy}".rstrip())
+        said = f"stopped by {why} before there was a state to resume from"
+        error = PreemptedError(
+            f"{said}: {next_start(path)}"
+            if failed is None
+            else f"{said}. Its state could not be saved ({failed}). {remedy}".rstrip()
+        )
         # As a process that the signal ended.
         error.exit_status = 130 if why == _INTERRUPT else 143  # type: ignore[misc]
         error.received = why
@@ -136,8 +140,31 @@ def _log_dir(path: Path) -> Path:
     return path / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{here}"
 
 
+def _check_main(s: Any) -> None:
+    """Refuse functions of the calling script, which ranks in processes of their own have not.
+
+    Raises:
+        SettingsError: naming the setting, and the form that works.
+
+    """
+    for name, value in as_values(s).items():
+        for part in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(part, str) and part.startswith("__main__:"):
+                file = getattr(sys.modules["__main__"], "__file__", None)
+                function = part.partition(":")[2]
+                how = (
+                    f'name it {Path(file).stem + ":" + function!r}, and call forge under `if __name__ == "__main__":`'
+                    if file is not None
+                    else f"put it into a file that can be imported, and name it 'file:{function}'"
+                )
+                raise SettingsError(
+                    f"{name}={part}: each of several ranks is a process of its own, whose __main__ is not this one; {how}."
+                )
+
+
 def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunResult:
     """Start the ranks of this node as processes, wait for them, and read the result."""
+    _check_main(s)
     path = Path(s.checkpoints.ckpt_output_dir)
     logs = _log_dir(path)
     settings = logs / "settings.json"
@@ -166,6 +193,9 @@ def _launch(task: Task, s: Any, rows: Rows, where: forge_dist.Topology) -> RunRe
         if refused or not (named or begun):
             shutil.rmtree(logs, ignore_errors=True)
             remove_empty([folder for folder in made if folder != logs])
+        if named:
+            again = next_start(path)
+            error.args = (f"{error}\n{again[0].upper()}{again[1:]}",)
         if isinstance(error, Exception) and (found := no_room(error, path, begun=begun)) is not None:
             raise found from error
         raise

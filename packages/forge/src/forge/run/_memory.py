@@ -189,15 +189,17 @@ class FirstSteps:
         if self._meter is not None and self._at == self._measured[-1]:
             try:
                 with self._report.aside("comparing the memory that a step took with its plan"):
-                    phase = self._ended()
+                    phase, step = self._ended()
             except _AskedToStop:
                 self._abandon()
             else:
                 of_process = type(self._planned.machine).count() == 0
-                self._report.note(measured_line(phase, self._measured, of_process=of_process, compiled=self._compiled))
+                line = measured_line(phase, self._measured, of_process=of_process, compiled=self._compiled, step=step)
+                self._report.note(line)
         return spent
 
-    def _ended(self) -> Phase:
+    def _ended(self) -> tuple[Phase, Phase | None]:
+        """Return what the steps took, written beside the plan, and the plan's own step."""
         self._check()
         measured = self._meter.stop()
         self._meter = None
@@ -216,9 +218,10 @@ class FirstSteps:
         phase = attrs.evolve(phase, measured=measured)
         file = self._folder / FILE
         about = json.loads(file.read_text(encoding="utf-8"))
+        step = next((Phase(**each) for each in about["phases"] if each["name"] == "step"), None)
         about["phases"].append(attrs.asdict(phase))
         forge_dist.write_text_atomically(file, json.dumps(about, indent=1) + "\n")
-        return phase
+        return phase, step
 
     def _add_up(self) -> None:
         if self._meter is None:
@@ -245,7 +248,7 @@ class _AskedToStop(BaseException):
     """The run was asked to stop: ends what is computed of its memory, and is no error."""
 
 
-def measured_line(phase: Phase, steps: range, *, of_process: bool, compiled: bool = False) -> str:
+def measured_line(phase: Phase, steps: range, *, of_process: bool, compiled: bool = False, step: Phase | None = None) -> str:
     """Return in words what the tensors of the steps took, beside what was planned.
 
     Args:
@@ -253,6 +256,7 @@ def measured_line(phase: Phase, steps: range, *, of_process: bool, compiled: boo
         steps: which, counted from 0.
         of_process: whether the peak in metrics.jsonl is that of the whole process, as on a CPU.
         compiled: whether blocks were compiled, of which no plan is made.
+        step: of the plan, which is with the run's largest micro-batch.
 
     """
     assert phase.measured is not None
@@ -260,10 +264,21 @@ def measured_line(phase: Phase, steps: range, *, of_process: bool, compiled: boo
     if phase.planned:
         # Adding 0 makes 0 of -0.
         how = " without compiled blocks" if compiled else ""
-        against = f"{size(phase.planned)} planned{how} ({round(phase.planned / phase.measured - 1, 3) + 0.0:+.1%})"
+        against = (
+            f"{size(phase.planned)} planned for these rows{how} ({round(phase.planned / phase.measured - 1, 3) + 0.0:+.1%})"
+        )
+        against += "" if step is None else _beside_plan(phase.planned, step)
     process = "; the process holds more, with Python and libraries: memory in metrics.jsonl" if of_process else ""
     which = f"step {steps.start + 1}" if len(steps) == 1 else f"the first {len(steps)} steps"
     return f"memory: the tensors of {which} took {size(phase.measured)}; {against}{process}"
+
+
+def _beside_plan(planned: int, step: Phase) -> str:
+    """Say why the plan's step is another number than what steps were planned to take."""
+    kept = step.parts.get("compiled", 0)
+    reasons = ["is that of the run's largest micro-batch"] if size(step.planned - kept) != size(planned) else []
+    reasons += [f"has {size(kept)} that libraries keep of compiled products"] if kept else []
+    return f"; the plan's step, {size(step.planned)}, {' and '.join(reasons)}" if reasons else ""
 
 
 def held_bytes(models: Iterable[Any], optimizer: Any) -> int:

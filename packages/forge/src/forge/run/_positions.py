@@ -13,7 +13,7 @@ from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.tasks._task import Task
-from forge.tasks.items._items import VIRTUAL, Items
+from forge.tasks.items._items import VIRTUAL, Items, longest_row
 
 _SHORTER_TABLE = 4
 """Positions that a table may have less than the configuration says."""
@@ -45,7 +45,7 @@ def check_positions(task: Task, s: Any, path: str, parts: Sequence[Items], asked
         elif over := sum(int((items.longest + virtual > limit).sum()) for items in parts):
             report.note(
                 f"WARNING: {counted(over, 'samples')} with more tokens than the {limit:,} positions this model was made for "
-                f"(max_position_embeddings); max_seq_len={limit} would drop them."
+                f"(max_position_embeddings), the longest of them {longest_row(parts)}; max_seq_len={limit} would drop them."
             )
     for name, other in task.row_readers(s).items():
         if (

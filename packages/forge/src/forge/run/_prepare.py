@@ -35,11 +35,10 @@ from forge.saving._damage import has_result, refuse_damaged_run
 from forge.saving._emergency import check_emergency_dir
 from forge.saving._full_state import OPENED, ended_for_good, finished_error, refuse_closed_states
 from forge.saving._room import room_of
-from forge.settings._settings import row_tokens
 from forge.tasks._answers import read_prompts
 from forge.tasks._lint_check import warn_of_plain_text, warn_of_system_message
 from forge.tasks._task import Task
-from forge.tasks.items._items import Items, padding
+from forge.tasks.items._items import Items
 
 
 class Prepared(NamedTuple):
@@ -323,20 +322,7 @@ def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Pa
     held_out = None if held_out_store is None else task.items(s, held_out_store)
     s = choose_sizes(s, machine, [train] if held_out is None else [train, held_out])
     assert s.plan.max_tokens_per_gpu is not None
-    endless = forge_packing.plan(
-        train.lengths,
-        batch_size=s.plan.effective_batch_size,
-        max_tokens=row_tokens(s),
-        world_size=shards,
-        seed=s.plan.seed,
-        epochs=None,
-        loss_counts=train.loss_counts,
-        sources=train.sources,
-        weights=train.weights,
-        **padding(s, train),
-        **task.shared(s, train),
-    )
-    plan = endless.until(epochs=s.plan.epochs, max_steps=task.steps(s, endless))
+    plan = task.batch_plan(s, train, shards)
     s.check_warmup(task.num_steps(s, plan))
     return Prepared(s, train, held_out, plan)
 

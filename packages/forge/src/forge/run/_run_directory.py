@@ -27,7 +27,7 @@ from forge._printable import printable
 from forge.locking._run_lock import RunLock, is_record, unwritable
 from forge.reports._report import LiveReport
 from forge.saving._damage import has_result
-from forge.saving._directories import check_files, make_directories, remove_at_once, remove_empty
+from forge.saving._directories import check_files, make_directories, next_start, remove_at_once, remove_empty
 from forge.saving._exports import MARK, put_back, samples_of
 from forge.saving._hashes import FILE as HASHES, FOLDER as EXPORTS
 from forge.storage._restore import remove_half
@@ -109,6 +109,8 @@ class RunDirectory:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         name_for_good(error, self.path)
+        if isinstance(error, KeyboardInterrupt):
+            error.args = (": ".join([*map(str, error.args), next_start(self.path)]),)
         status = getattr(error, "exit_status", None)
         refused = not self.published or (not self.began and status == 2)
         if status == 2 and not self.began:
@@ -449,7 +451,9 @@ def _ending(error: BaseException) -> tuple[str, str]:
     status = getattr(error, "exit_status", None)
     if status == 75:
         return str(error), "preempted"
-    how = "interrupted" if isinstance(error, KeyboardInterrupt) or status == 143 else "failed"
+    if isinstance(error, KeyboardInterrupt):
+        return f"interrupted: {error}", "interrupted"
+    how = "interrupted" if status == 143 else "failed"
     return f"{how}: {type(error).__name__}: {error}", how
 
 

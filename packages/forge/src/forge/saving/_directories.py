@@ -19,6 +19,15 @@ _OF_OTHERS = ("logs", "trackers", "evals")
 """Folders of a run in which other programs write."""
 
 
+def next_start(path: Path) -> str:
+    """Say what the command of a run that ended early does when it is given again."""
+    latest = path / "full_state" / "latest"
+    try:
+        return f"the same command goes on from {latest.with_name(latest.read_text(encoding='utf-8').strip())}."
+    except OSError:
+        return "nothing was saved to go on from, and the same command begins anew."
+
+
 def make_directories(path: Path) -> list[Path]:
     """Make a directory with its parents, and return those that were missing.
 

@@ -283,6 +283,7 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
     origins = dict.fromkeys(fields, "default")
     unknown_names: dict[str, str] = {}
     broken: set[str] = set()
+    refused: set[str] = set()
     faults: list[str] = []
     for origin, layer in layers:
         for name, value in layer.items():
@@ -296,9 +297,11 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
             except SettingsError as error:
                 faults.append(str(error))
                 broken.add(group)
+                refused.add(name)
     if unknown_names:
         faults.insert(0, unknown(unknown_names, fields))
     missing = [name for name in required(settings_class) if values[fields[name][0]].get(name) is None]
+    missing = [name for name in missing if name not in refused]
     # A required setting under its name elsewhere is missing for that reason only.
     if missing and not unknown_names:
         several = f"{', '.join(missing)} are required: give them here or in a recipe."
@@ -370,12 +373,41 @@ def converted(field: attrs.Attribute[Any], value: object, origin: str) -> object
         raise SettingsError(f"{field.name}={value}{origin_note(origin)} is not available: {reason}. Leave {field.name} out.")
     wanted = " or ".join(_spelled(kind) for kind in kinds if kind is not types.NoneType)
     close = ""
-    if isinstance(value, str) and get_origin(field.type) is Literal:
-        match = difflib.get_close_matches(value, get_args(field.type), n=1, cutoff=0.5)
+    of_one = get_args(field.type)[0] if get_origin(field.type) is tuple else field.type
+    if isinstance(value, str) and get_origin(of_one) is Literal:
+        match = difflib.get_close_matches(value, get_args(of_one), n=1, cutoff=0.5)
         close = f" Did you mean {match[0]!r}?" if match else ""
-    if any(map(callable, value if isinstance(value, (list, tuple)) else (value,))):
-        close = ' Give a function by its name, as "module:function", from a file that can be imported: config.yaml holds it.'
-    raise SettingsError(f"{field.name} must be {wanted}, not {value!r}{origin_note(origin)}.{close}")
+    parts = value if isinstance(value, (list, tuple)) else (value,)
+    if any(hasattr(part, "save_pretrained") for part in parts):
+        close = " Save it with save_pretrained, its tokenizer beside it, and give the directory."
+    elif (function := next(filter(callable, parts), None)) is not None:
+        close = f" Give a function by its name, {_name_of(function, field.name)}: config.yaml holds it."
+    raise SettingsError(f"{field.name} must be {wanted}, not {_shown(value)}{origin_note(origin)}.{close}")
+
+
+def _shown(value: object) -> str:
+    """Return a value as an error message shows it, in one line: of an object its type."""
+    if value is None or isinstance(value, (str, int, float, PathLike)):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_shown(name)}: {_shown(part)}' for name, part in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_shown, value))}]"
+    if name := getattr(value, "__qualname__", ""):
+        return f"the {'class' if isinstance(value, type) else 'function'} {name}"
+    return f"an object of {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _name_of(function: object, setting: str) -> str:
+    """Say how a function is named in a setting."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<>")
+    if not module or "<" in name:
+        return '"module:function", from a file that can be imported'
+    if module == "__main__" and setting == "preprocess":
+        return f'"module:{name}", from a file that processes which read rows can import'
+    if module == "__main__":
+        return f'"__main__:{name}" in a run of one process, or "module:{name}" from a file that can be imported'
+    return f'"{module}:{name}"'
 
 
 def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:
@@ -427,7 +459,10 @@ def _spelled(kind: Any) -> str:
         choices = [repr(choice) for choice in get_args(kind)]
         return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
     if get_origin(kind) is tuple:
-        return f"a list of {_spelled(get_args(kind)[0]).removeprefix('a ')}s"
+        inner = get_args(kind)[0]
+        if get_origin(inner) is Literal:
+            return f"one or several of {', '.join(map(repr, get_args(inner)))}"
+        return f"a list of {_spelled(inner).removeprefix('a ')}s"
     if get_origin(kind) is Mapping:
         return f"a mapping from strings to {_spelled(get_args(kind)[1]).removeprefix('a ')}s"
     return {str: "a string", int: "a whole number", float: "a number", bool: "true or false", Any: "a value"}[kind]

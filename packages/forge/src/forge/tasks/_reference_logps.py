@@ -47,11 +47,14 @@ def store_references(run: Run, parts: dict[str, Items | None]) -> None:
         run.report.note(f"reference: scoring {len(rows):,} of {len(items):,} {items.noun}, once")
         shared = items.using(share_prompt=share, share_prefix=share, references=None)
         mine = [rows[part] for part in shard_of(run, shared, rows)]
-        found = np.zeros((len(items), 2))
+        found, done, number = np.zeros((len(items), 2)), 0, sum(map(len, mine))
+        show = run.report.progress(f"scoring {items.noun} with the reference")
         batches = (items.groups(indices, share_prompt=share, share_prefix=share) for indices in mine)
         scored = forge_algos.reference_logps(model, batches, device=run.device, autocast=run.autocast)
         for indices, logps in zip(mine, scored, strict=True):
             found[indices] = np.reshape(logps, (-1, 2))
+            done += len(indices)
+            show(done, number)
         # Every row was scored in one shard and is zero in the others: their sum is exact.
         total = np.array(run.strategy.sum(found.ravel().tolist())).reshape(found.shape)
         whole = np.full(found.shape, np.nan) if known is None else known.logps.astype(np.float64)

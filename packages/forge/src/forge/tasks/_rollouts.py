@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -104,7 +104,9 @@ class RolloutSteps:
         run = self._run
         file = run.root / "rollouts" / f"step_{planned * self._updates + 1}.jsonl"
         if begun:
-            return forge_algos.online.Rollout.read(file)
+            stored = forge_algos.online.Rollout.read(file)
+            run.report.rollout_figures = shown_figures(stored.figures())
+            return stored
         rows = [int(i) for i in run.plan.samples(planned)]
         made = self._make(run.train, rows, step_seed(run.settings.plan.seed, planned, 0))
         self._warn_of_nothing_learned(made, planned)
@@ -116,6 +118,8 @@ class RolloutSteps:
 
         run.ranks.first(write)
         figures = {name: value for name, value in made.figures().items() if value == value}  # noqa: PLR0124 - NaN is not equal
+        run.report.rollout_figures = shown_figures(figures)
+        self._warn_of_cut_off(figures, planned)
         run.metrics({"step": planned * self._updates, **{f"rollout_{name}": value for name, value in figures.items()}})
         self._warn_of_a_gap(figures.get("sampler_gap", 0.0), planned)
         return made
@@ -155,6 +159,20 @@ class RolloutSteps:
                 "is learned from this rollout. Where that goes on: a reward that tells them apart, more num_generations, or a "
                 "higher temperature",
             )
+
+    def _warn_of_cut_off(self, figures: Mapping[str, float], planned: int) -> None:
+        """Warn once of a rollout of which most completions have no end."""
+        cut_off, number = int(figures["cut_off"]), int(figures["completions"])
+        if 2 * cut_off <= number:
+            return
+        most = self._own.max_new_tokens
+        self._warn_once(
+            "cut_off",
+            f"WARNING: step {planned * self._updates + 1}: {cut_off:,} of {number:,} completions were cut off at "
+            f"max_new_tokens={most:,}, and are rewarded as they stand, without their end. Raise max_new_tokens, ask for "
+            "shorter answers in the prompts, or set missing_eos_penalty or mask_truncated. The step line shows their "
+            "share as cut_off",
+        )
 
     def _warn_once(self, about: str, line: str) -> None:
         """Print and log a line unless one about the same was before."""
@@ -205,6 +223,16 @@ class RolloutSteps:
             parallel=run.strategy,
             rank=run.strategy.data_parallel_rank,
         )
+
+
+def shown_figures(figures: Mapping[str, float]) -> str:
+    """Write what a step's line shows of its rollout, of all completions.
+
+    >>> shown_figures({"reward_std": 0.25, "length": 30.5, "cut_off": 6, "completions": 8})
+    'reward_std 0.25  length 30.5  cut_off 75%'
+    """
+    cut_off = f"  cut_off {figures['cut_off'] / figures['completions']:.0%}" if figures["cut_off"] else ""
+    return f"reward_std {figures['reward_std']:.3g}  length {figures['length']:,.1f}{cut_off}"
 
 
 class RehearsedRollouts:

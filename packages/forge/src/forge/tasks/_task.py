@@ -18,8 +18,8 @@ import forge_data
 import forge_dist
 import forge_packing
 from forge._counted import counted
-from forge.settings._settings import RunSettings
-from forge.tasks.items._items import Items
+from forge.settings._settings import RunSettings, row_tokens
+from forge.tasks.items._items import Items, padding
 
 if TYPE_CHECKING:
     from forge._progress import Reporter
@@ -224,6 +224,23 @@ class Task(ABC):
     def shared(self, s: Any, items: Any) -> dict[str, Any]:  # noqa: ARG002 - most share nothing
         """Return what the settings let items share, as arguments of `forge_packing.plan`."""
         return {}
+
+    def batch_plan(self, s: Any, items: Items, world_size: int) -> forge_packing.BatchPlan:
+        """Plan all steps of a run on its items."""
+        endless = forge_packing.plan(
+            items.lengths,
+            batch_size=s.plan.effective_batch_size,
+            max_tokens=row_tokens(s),
+            world_size=world_size,
+            seed=s.plan.seed,
+            epochs=None,
+            loss_counts=items.loss_counts,
+            sources=items.sources,
+            weights=items.weights,
+            **padding(s, items),
+            **self.shared(s, items),
+        )
+        return endless.until(epochs=s.plan.epochs, max_steps=self.steps(s, endless))
 
     def steps(self, s: Any, endless: forge_packing.BatchPlan) -> int | None:
         """Return the most steps of the batch plan, given one without end; None for no limit."""

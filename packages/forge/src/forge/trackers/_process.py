@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from forge._counted import counted
 from forge.trackers._record import Record
-from forge.trackers._state import read_sent
+from forge.trackers._state import read_sent, state_file
 from forge.trackers._tracker import TrackedRun
 
 _RESTART_SECONDS = 60.0
@@ -40,10 +40,13 @@ class TrackerProcess:
         self._run, self._settings, self._seconds = run, settings, seconds
         self._process: subprocess.Popen[str] | None = None
         self._began = 0.0
+        self._before = 0
+        """Time of change of the tracker's file when the process was started, in nanoseconds."""
+        self._said = False
 
     def start(self) -> None:
         """Start the process. Raises OSError where this machine starts none."""
-        self._began = time.monotonic()
+        self._began, self._before = time.monotonic(), self._changed()
         environ = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
         # What this process can import, that one can.
         environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
@@ -68,6 +71,14 @@ class TrackerProcess:
         with contextlib.suppress(BrokenPipeError):
             self._stdin.write(json.dumps({**about, "settings": dict(self._settings)}) + "\n")
             self._stdin.flush()
+
+    def first_failure(self) -> str | None:
+        """Return why an attempt of it failed, the first time that one did; else None."""
+        if self._said or self._changed() == self._before:
+            return None
+        error = read_sent(self._run.directory, self.name).error
+        self._said = error is not None
+        return error
 
     def restart_if_dead(self) -> None:
         """Start it again where it has died, once a minute at most."""
@@ -108,6 +119,12 @@ class TrackerProcess:
         if not left:
             return f"{self.name}: {counted(sent.lines, 'lines')} handed over, but it did not close ({reason})"
         return f"{self.name}: {counted(left, 'lines')} {'was' if left == 1 else 'were'} not sent ({reason})"
+
+    def _changed(self) -> int:
+        try:
+            return state_file(self._run.directory, self.name).stat().st_mtime_ns
+        except OSError:
+            return 0
 
     @property
     def _stdin(self) -> IO[str]:

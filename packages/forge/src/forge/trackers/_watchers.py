@@ -83,6 +83,11 @@ class Watchers:
         """Hand a line of metrics.jsonl to the callbacks; the trackers read the file."""
         for process in self._processes:
             process.restart_if_dead()
+            if (error := process.first_failure()) is not None:
+                self._note(
+                    f"WARNING: {process.name} has not got what the run recorded ({error}); it is tried again while the run "
+                    f"goes on, and `forge track {self._run}` sends what is missing afterwards"
+                )
         if not self._callbacks:
             return
         began = time.monotonic()

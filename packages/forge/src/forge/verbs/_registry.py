@@ -64,8 +64,8 @@ def verb(task: Task) -> Verb:
             interrupted = RunInterruptedError(str(stopped))
             interrupted.exit_status = stopped.exit_status
         except KeyboardInterrupt as early:
-            again = "interrupted; the same call goes on from the last saved state, or begins again where there is none."
-            interrupted = RunInterruptedError(str(early) or again)
+            again = "the same call goes on from the last saved state, or begins again where there is none."
+            interrupted = RunInterruptedError(f"interrupted; {str(early) or again}")
             interrupted.exit_status = 130
         # Raised here, where the frames of the run are not part of its traceback.
         raise interrupted
