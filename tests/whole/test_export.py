@@ -19,7 +19,8 @@ from forge._redact import last_part, redact
 from forge.cli._app import main
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from importlib.metadata import version
+from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
@@ -108,7 +109,7 @@ def test_the_card_says_what_the_run_was(lora: Path, model_dir: Path, tmp_path: P
     assert "24 rows read, 24 kept" in card
     assert "| lora_r | 4 | argument |" in card
     assert "weight_decay" not in card  # a default
-    assert f"torch {torch.__version__}" in card
+    assert f"torch {version('torch')}" in card
     for private in (model_dir, lora, tmp_path):
         assert str(private) not in card
         assert str(private.parent) not in card
