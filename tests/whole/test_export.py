@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,8 +20,7 @@ from forge._redact import last_part, redact
 from forge.cli._app import main
 
 if TYPE_CHECKING:
-    from importlib.metadata import version
-from pathlib import Path
+    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
