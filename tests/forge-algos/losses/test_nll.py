@@ -360,9 +360,3 @@ def test_of_equal_logits_the_first_is_the_likeliest(dtype):
     assert found.stats["correct"] == hits
     collapsed = nll(torch.zeros(64, 3, dtype=dtype), torch.randn(40, 3).to(dtype), targets)
     assert collapsed.stats["correct"] == (targets == 0).sum()
-
-
-def test_a_row_that_is_no_number_is_no_hit():
-    """Its argmax is the first NaN; the kernel counts none either."""
-    hidden = torch.full((3, 4), torch.nan)
-    assert nll(hidden, torch.ones(5, 4), torch.tensor([0, 1, 0])).stats["correct"] == 0

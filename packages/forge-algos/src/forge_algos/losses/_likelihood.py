@@ -70,7 +70,7 @@ def score_in_place(
         logits.scatter_add_(1, targets, weight * (smoothing - 1))
         if weights is not None:
             logits.mul_(weights[:, None])
-    for values, found in zip(into, (loss, nll, (likeliest == targets) & (own == 0)), strict=True):
+    for values, found in zip(into, (loss, nll, likeliest == targets), strict=True):
         values.copy_(found.squeeze(1))
         if weights is not None:
             values.mul_(weights)
