@@ -16,7 +16,7 @@ from forge.tasks._fullest_rows import MadeUpRow
 from forge.tasks._reference_model import why_not_off
 from forge.tasks._rollouts import RehearsedRollouts, sampler_of
 from forge.tasks._seeds import step_seed
-from forge.tasks._sharing import sharing
+from forge.tasks._sharing import Sharing, sharing
 from forge.tasks._task import Evaluation, Run
 from forge.tasks.items._items import Ints
 
@@ -97,16 +97,7 @@ class SelfSampleSteps:
 
     def _batches(self, samples: forge_algos.online.SelfSamples) -> list[Any]:
         run = self._run
-        return forge_algos.online.taught_batches(
-            samples,
-            max_tokens=row_tokens(run.settings),
-            max_keys=row_keys(run.settings),
-            skip_tokens=self._own.skip_tokens,
-            share_prompts=self._share.prompt,
-            collate=self._share.collate,
-            parallel=run.strategy,
-            rank=run.strategy.data_parallel_rank,
-        )
+        return _taught(run, self._share, samples, parallel=run.strategy, rank=run.strategy.data_parallel_rank)
 
     def _write(self, step: int, rows: list[int], samples: forge_algos.online.SelfSamples) -> None:
         """Write what was sampled for a step, in words."""
@@ -156,12 +147,18 @@ class RehearsedSelfSamples(RehearsedRollouts):
             completion_ids=tuple(np.zeros(length, np.int32) for length in row.lengths),
             finished=np.zeros(len(row.lengths), bool),
         )
-        (batch,) = forge_algos.online.taught_batches(
-            samples,
-            max_tokens=row_tokens(run.settings),
-            max_keys=row_keys(run.settings),
-            skip_tokens=self._own.skip_tokens,
-            share_prompts=self._share.prompt,
-            collate=self._share.collate,
-        )
+        (batch,) = _taught(run, self._share, samples)
         return batch
+
+
+def _taught(run: Run, share: Sharing, samples: forge_algos.online.SelfSamples, **of_rank: Any) -> list[Any]:
+    """Divide samples into micro-batches as the run's settings have it."""
+    return forge_algos.online.taught_batches(
+        samples,
+        max_tokens=row_tokens(run.settings),
+        max_keys=row_keys(run.settings),
+        skip_tokens=run.settings.objective.skip_tokens,
+        share_prompts=share.prompt,
+        collate=share.collate,
+        **of_rank,
+    )

@@ -2,7 +2,7 @@
 
 Only what changes the numbers that are learned: how a run saves, logs or fits into memory stays forge's. The defaults are those
 of TRL 1.16 with transformers 5.23 (tests/peers holds them to it), LLaMA-Factory 0.9.5 and Axolotl 0.19.0 (read from their
-sources into tests/forge/settings/defaults_elsewhere.py).
+sources into tests/forge/settings/library_defaults.json).
 """
 
 from __future__ import annotations
