@@ -38,7 +38,7 @@ CONFIGS = {
     "llama": lambda n: transformers.LlamaConfig(**_SHAPE, num_hidden_layers=n),
     "mixtral": lambda n: transformers.MixtralConfig(**_SHAPE, num_hidden_layers=n, num_local_experts=8),
     "opt": lambda n: transformers.OPTConfig(**_OLD, num_hidden_layers=n, word_embed_proj_dim=64, init_std=0.16, ffn_dim=128),
-    "falcon": lambda n: transformers.FalconConfig(**_OLD, num_hidden_layers=n, initializer_range=0.16),
+    "bloom": lambda n: transformers.BloomConfig(vocab_size=97, hidden_size=64, n_layer=n, n_head=4, initializer_range=0.16),
     "short convolutions": lambda n: transformers.Lfm2Config(
         **_SHAPE, layer_types=["conv", "conv", "conv", "full_attention"] * (n // 4), num_hidden_layers=n, conv_L_cache=3
     ),
@@ -250,11 +250,11 @@ def test_prompts_are_shared_beside_rounding(attention):
 @pytest.mark.usefixtures("by_layers")
 def test_documents_that_are_run_alone_share_forwards():
     """Lines of documents pass, padded or, where a layer sees the padding, equally long."""
-    model = deep("falcon", layers=4, attention="eager")
+    model = deep("bloom", layers=4, attention="eager")
     packed, why = keep_documents_apart(model, device=CPU)
     assert not packed
     assert HOW["padded"] in why
-    model = deep("falcon", layers=4, attention="eager")
+    model = deep("bloom", layers=4, attention="eager")
     model.transformer.h[2].register_forward_hook(
         lambda _module, args, output: (output[0] + args[0].mean(1, keepdim=True), *output[1:])
     )

@@ -211,7 +211,7 @@ def test_one_micro_batch_is_run_once():
 OTHERS = {
     "Bert": {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
     "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-    "Falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "Bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
 }
 
 

@@ -66,6 +66,54 @@ def test_an_answer_ends_before_its_stop_string() -> None:
         Sampling(stop=("",))
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")  # by plain PEFT 0.21, as of transformers 5.24
+@pytest.mark.parametrize("kind", ["prefix", "prompt"])
+def test_virtual_tokens_stand_before_what_is_answered(kind: str, model_dir: Path, tmp_path: Path) -> None:
+    """Token for token the likeliest by plain PEFT's forward over all that came before, without a cache."""
+    import peft
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    base = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in base.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.3)
+    base.save_pretrained(tmp_path / "base")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    made = {"prefix": peft.PrefixTuningConfig, "prompt": peft.PromptTuningConfig}[kind]
+    model = peft.get_peft_model(base, made(task_type="CAUSAL_LM", num_virtual_tokens=4)).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    asked = [{"role": "user", "content": "what colour has the fig?"}]
+    text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    begun = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+
+    def likeliest(from_model: torch.nn.Module) -> str:
+        ids = begun
+        with torch.no_grad():
+            for _ in range(6):
+                ids = torch.cat((ids, from_model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)), 1)
+        return tokenizer.decode(ids[0, begun.shape[1] :], skip_special_tokens=True).strip()
+
+    with model.disable_adapter():
+        without = likeliest(model)
+    # Drawn until they change the answer to a text of at least two different words.
+    expected = ""
+    for _ in range(50):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.normal_(std=2.0)
+        expected = likeliest(model)
+        if expected != without and len(set(expected.split())) > 1:
+            break
+    assert expected != without
+    model.save_pretrained(tmp_path / "adapter")
+    assert forge.generate(tmp_path / "adapter", "what colour has the fig?", max_new_tokens=6, temperature=0) == expected
+
+
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("what colour has the fig?\n/reset\n\nwhat colour has the fig?\n/quit\nno\n"))

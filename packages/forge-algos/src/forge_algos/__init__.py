@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         osft_moments as osft_moments,
         quantization_config as quantization_config,
     )
+    from forge_algos.adaptations.peft._cache_named import name_cache_for_peft as name_cache_for_peft
     from forge_algos.batches._copies import pin_batches as pin_batches
     from forge_algos.batches._groups import (
         PackedGroups as PackedGroups,
@@ -132,6 +133,7 @@ _PUBLIC = {
     "_modules": "first_dropout repeated_blocks",
     "_parallel": "ALONE Parallel",
     "adaptations": "Adaptation adapt eva_directions osft_importance osft_moments quantization_config",
+    "adaptations.peft._cache_named": "name_cache_for_peft",
     "batches._copies": "pin_batches",
     "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",
     "batches._packed": "PackedBatch",

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from forge_algos._cache_argument import has_cache
 from forge_algos._counted import counted
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import (
@@ -243,7 +244,7 @@ class _Alone:
             )
         if (boundaries := kwargs.get("cu_seq_lens_q")) is None:
             return None
-        if kwargs.get("use_cache") or kwargs.get("past_key_values") is not None or kwargs.get("attention_mask") is not None:
+        if kwargs.get("use_cache") or has_cache(kwargs) or kwargs.get("attention_mask") is not None:
             raise PackedBatchError("a row of documents that are run alone came with a KV cache or a mask: pass use_cache=False")
         self._starts = boundaries.tolist()
         return args, {name: value for name, value in kwargs.items() if name not in OF_ROWS}

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from forge_algos._cache_argument import cache_argument, has_cache
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, decoder, virtual_tokens
 from forge_algos.isolation._prompt_sharing import may_share_prompts
@@ -88,10 +89,10 @@ def _hook(module: nn.Module, whole: nn.Module) -> Callable[[nn.Module, tuple[Any
         default = use_cache is None
         if default:
             use_cache = getattr(getattr(module, "config", None), "use_cache", False)
-        if use_cache or given.get("past_key_values") is not None:
+        if use_cache or has_cache(given):
             raise PackedBatchError(
                 f"a packed row came with a KV cache (use_cache={'left at its default, ' if default else ''}{use_cache}): "
-                "its documents would see each other; pass use_cache=False and no past_key_values"
+                f"its documents would see each other; pass use_cache=False and no {cache_argument()}"
             )
 
     return refuse

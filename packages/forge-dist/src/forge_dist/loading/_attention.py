@@ -66,12 +66,14 @@ def _skip_search_for_documents() -> None:
     if prepare is None or hasattr(prepare, "__wrapped__"):
         return
     arguments = signature(prepare)
+    # Its name as of transformers 5.24, and before.
+    cache = "cache" if "cache" in arguments.parameters else "past_key_values"
 
     @wraps(prepare)
     def without_search(*args: Any, **kwargs: Any) -> Any:
         given = arguments.bind(*args, **kwargs).arguments
         ours = getattr(given.get("config"), "_attn_implementation", None) in _registered
-        if ours and given.get("attention_mask") is None and given.get("past_key_values") is None:
+        if ours and given.get("attention_mask") is None and given.get(cache) is None:
             given["position_ids"] = None
         return prepare(**given)
 

@@ -4,6 +4,7 @@ Without dropout and autocast.
 """
 
 import inspect
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -67,7 +68,9 @@ def score(
         return _hidden_states(model, samples, device, reloaded=reloaded)
     selects = "logits_to_keep" in inspect.signature(base_of(unwrapped(model)).forward).parameters
     nll, count, in_16_bits = 0.0, 0, False
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), warnings.catch_warnings():
+        # PEFT 0.21 gives virtual tokens under the name that transformers used before 5.24.
+        warnings.filterwarnings("ignore", message=".past_key_values. is deprecated", category=FutureWarning)
         for input_ids, labels in samples:
             input_ids_S, labels_S = _vector(input_ids, device), _vector(labels, device)
             positions = (labels_S[1:] != IGNORED).nonzero().squeeze(1)

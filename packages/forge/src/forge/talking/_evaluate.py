@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import forge_accel
+import forge_algos
 import forge_data
 import forge_dist
 from forge._errors import ForgeError, RunDirectoryError, SettingsError
@@ -224,6 +225,7 @@ def _score(
     machine = forge_accel.accelerator()
     device = machine.device.value
     model: Any = forge_dist.load_trained(model_path, dtype=machine.dtype("auto").value, device=device)
+    forge_algos.name_cache_for_peft(model)
     with _quiet_wrapper():
         measured = HFLM(pretrained=model, tokenizer=forge_data.load_tokenizer(model_path), device=str(device))
     with _failing(tasks), _without_git():

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import attrs
 
 import forge_accel
+import forge_algos
 import forge_data
 import forge_dist
 from forge._errors import SettingsError
@@ -93,6 +95,7 @@ class AnsweringModel:
             self._model: Any = forge_dist.load_trained(
                 directory, dtype=self._machine.dtype("auto").value, device=self._machine.device.value
             )
+        forge_algos.name_cache_for_peft(self._model)
         self._tokenizer: Any = forge_data.load_tokenizer(directory)
         self.about: str = f"{directory}: {_template(self._tokenizer.chat_template, model_path)}"
         """Which chat template and which thinking mode answers are asked with, in words."""
@@ -148,15 +151,18 @@ class AnsweringModel:
         stops = {"stop_strings": list(sampling.stop), "tokenizer": self._tokenizer} if sampling.stop else {}
         streamer = None if shown is None else {"streamer": _streamer(self._tokenizer, shown, sampling.stop)}
         pad = self._tokenizer.pad_token_id
-        tokens = self._model.generate(
-            input_ids=inputs["input_ids"].to(self._machine.device.value),
-            attention_mask=inputs["attention_mask"].to(self._machine.device.value),
-            max_new_tokens=sampling.max_new_tokens,
-            pad_token_id=pad if pad is not None else self._tokenizer.eos_token_id,
-            **drawn,
-            **stops,
-            **(streamer or {}),
-        )
+        with warnings.catch_warnings():
+            # PEFT counts the positions behind virtual tokens itself, as it should.
+            warnings.filterwarnings("ignore", message="Position ids are not supported")
+            tokens = self._model.generate(
+                input_ids=inputs["input_ids"].to(self._machine.device.value),
+                attention_mask=inputs["attention_mask"].to(self._machine.device.value),
+                max_new_tokens=sampling.max_new_tokens,
+                pad_token_id=pad if pad is not None else self._tokenizer.eos_token_id,
+                **drawn,
+                **stops,
+                **(streamer or {}),
+            )
         made = str(self._tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
         return made[: _end(made, sampling.stop)].strip()
 

@@ -18,6 +18,7 @@ from forge_algos._errors import AdapterError
 from forge_algos._modules import embeddings
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.peft._attach import PeftAdaptation, peft_config, task_type_of
+from forge_algos.adaptations.peft._cache_named import name_cache_for_peft
 from forge_algos.settings._adapter import AdapterSettings
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def _before_documents(model: nn.Module, settings: AdapterSettings, config: "Peft
     # PEFT's name for the base's embedding layer, or for its stand-in while PEFT attached; prefix tuning does without.
     if getattr(adapted, "word_embeddings", None) is not None:
         adapted.word_embeddings = embeddings(model)
+    name_cache_for_peft(adapted)
     return PeftAdaptation(adapted, _described(settings))
 
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from forge_algos._cache_argument import cache_argument
 from forge_algos._errors import RolloutError
 from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
 from forge_algos._parallel import ALONE, Parallel
@@ -177,14 +178,14 @@ class GenerateSampler:
                 ids, mask = self._padded(rows)
                 draw = DrawToken(warps, torch.zeros(len(batch), max_new_tokens).to(ids.device), ids.shape[1], checks=False)
                 begun = self._begun(rows, numbers, ids, mask, numbered=False)
-                cache = self._output(ids, mask, draw, max_new_tokens, whole=True, **begun).past_key_values
+                cache = _cache(self._output(ids, mask, draw, max_new_tokens, whole=True, **begun))
                 yield cache
                 before = max_new_tokens - 2
                 if before < 0 or virtual_tokens(self._model) or not _grow(cache, before):
                     continue
                 yield cache
                 ids, mask = (torch.cat([one, one.new_ones(len(batch), before + 1)], 1) for one in (ids, mask))
-                yield self._output(ids, mask, draw, 1, whole=True, past_key_values=cache).past_key_values
+                yield _cache(self._output(ids, mask, draw, 1, whole=True, **{cache_argument(): cache}))
 
     def _generate(
         self,
@@ -237,7 +238,7 @@ class GenerateSampler:
         if not self._tried:
             self._tried, self._shares = True, self._is_exact(numbered=numbered)
         cache = self._repeated(numbers, ids, mask) if self._shares else None
-        return {} if cache is None else {"past_key_values": cache}
+        return {} if cache is None else {cache_argument(): cache}
 
     def _repeated(self, numbers: Sequence[int], ids: torch.Tensor, mask: torch.Tensor) -> Any:
         """Return the cache of all tokens but the last, a row for each number.
@@ -245,7 +246,7 @@ class GenerateSampler:
         None where it is more than keys and values.
         """
         _, first, row = np.unique(numbers, return_index=True, return_inverse=True)
-        cache = self._output(ids[first, :-1], mask[first, :-1], None, 1, whole=True).past_key_values
+        cache = _cache(self._output(ids[first, :-1], mask[first, :-1], None, 1, whole=True))
         if not _of_keys_alone(cache):
             return None
         cache.batch_select_indices(torch.from_numpy(row).to(ids.device))
@@ -264,7 +265,7 @@ class GenerateSampler:
         ids, mask = self._padded([prompts[number] for number in numbers])
 
         def following(cache: Any) -> torch.Tensor:
-            begun = {} if cache is None else {"past_key_values": cache}
+            begun = {} if cache is None else {cache_argument(): cache}
             return self._output(ids, mask, None, 1, whole=True, output_logits=True, **begun).logits[0]
 
         try:
@@ -383,6 +384,11 @@ def _equal_each(compare: Compare, ours: torch.Tensor, theirs: torch.Tensor) -> b
     """Compare logits [N, V] within rounding, each step's by its own largest."""
     steps = zip(ours.split(1), theirs.split(1), strict=True)
     return all(compare.equal(lambda one=one: one, lambda other=other: other) for one, other in steps)
+
+
+def _cache(output: Any) -> Any:
+    """Return the keys and values that `generate` gives beside the ids."""
+    return getattr(output, cache_argument())
 
 
 def _of_keys_alone(cache: Any) -> bool:
