@@ -51,11 +51,25 @@ def test_the_pages_example(page: str, library: str) -> None:
     found = converted(theirs)
     wanted = yaml.safe_load(ours)
     wanted["learning_rate"] = float(wanted["learning_rate"])
-    if page == "llama-factory":
-        wanted["data_path"] = "my_data"  # the name of a data set is no path
     assert found.library == library
     assert found.verb == "sft"
     assert found.settings == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "lost"),
+    [
+        ("dataset: a", "data/dataset_info.json:a", 0),
+        ("dataset: a, b\ndataset_dir: sets/", ["sets/dataset_info.json:a", "sets/dataset_info.json:b"], 0),
+        ("dataset: org/name\ndataset_dir: ONLINE", "org/name:train", 0),
+        ("dataset: a\ndataset_dir: 'REMOTE:org/name'", "a", 1),
+    ],
+)
+def test_data_sets_that_llama_factory_describes(text: str, path: object, lost: int) -> None:
+    """A name of dataset_info.json is one of `data_path`, which reads its columns and tags; held-out rows as well."""
+    found = converted(f"stage: dpo\nmodel_name_or_path: m\n{text}\neval_{text}")
+    assert found.settings["data_path"] == found.settings["eval_data_path"] == path
+    assert len([line for line in found.lost if "dataset" in line]) == 2 * lost
 
 
 def test_trl() -> None:

@@ -127,8 +127,8 @@ class RowSettings:
     """Where rows come from, and which are held out for evaluation."""
 
     data_path: Paths = attrs.field(converter=_as_tuple, validator=_paths, metadata={"words": paths_of})
-    """Training rows: a file, glob, directory, URL or name:split (JSONL, JSON, CSV, Parquet, Arrow, also compressed); a list of
-    them; or a mapping of them to weights, in a shell a.jsonl=0.7 b.jsonl=0.3."""
+    """Training rows: a file, glob, directory, URL, name:split or dataset_info.json:name (JSONL, JSON, CSV, Parquet, Arrow, also
+    compressed); a list of them; or a mapping of them to weights, in a shell a.jsonl=0.7 b.jsonl=0.3."""
 
     eval_data_path: Paths | None = attrs.field(
         default=None, converter=_as_tuple, validator=validators.optional(_paths), metadata={"words": paths_of}

@@ -89,12 +89,7 @@ def data(draft: Draft) -> None:
         )
     elif formats - {"auto"}:
         found["data_format"] = formats.pop()
-    for key, setting in (("dataset", "data_path"), ("eval_dataset", "eval_data_path")):
-        if isinstance(left.get(key), str):
-            names = [name.strip() for name in left.pop(key).split(",")]
-            found[setting] = names[0] if len(names) == 1 else names
-            if draft.library == "LLaMA-Factory":
-                lost.append(f"{key}: {', '.join(names)}: names of dataset_info.json; give the files that they stand for")
+    _named(draft)
     if draft.library == "TRL" and left.get("dataset_name"):
         name, config = str(left.pop("dataset_name")), left.pop("dataset_config", None)
         split = left.pop("dataset_train_split", None) or "train"
@@ -114,6 +109,22 @@ def data(draft: Draft) -> None:
         if left.pop(key, None) is False:
             lost.append(f"{key}: False: rows are drawn in random order")
     _long_rows(draft)
+
+
+def _named(draft: Draft) -> None:
+    """Read names between commas: of LLaMA-Factory, data sets that `dataset_info.json` describes, or on the Hub."""
+    beside = draft.left.pop("dataset_dir", "data") if draft.library == "LLaMA-Factory" else None
+    for key, setting in (("dataset", "data_path"), ("eval_dataset", "eval_data_path")):
+        if not isinstance(draft.left.get(key), str):
+            continue
+        names = [name.strip() for name in draft.left.pop(key).split(",")]
+        if beside == "ONLINE":
+            names = [f"{name}:train" for name in names]
+        elif isinstance(beside, str) and not beside.startswith("REMOTE:"):
+            names = [f"{beside.rstrip('/')}/dataset_info.json:{name}" for name in names]
+        elif beside is not None:
+            draft.lost.append(f"{key}: {', '.join(names)}: the dataset_info.json of {beside!r} is not read; give the files")
+        draft.found[setting] = names[0] if len(names) == 1 else names
 
 
 def _long_rows(draft: Draft) -> None:
