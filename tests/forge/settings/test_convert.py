@@ -72,6 +72,18 @@ def test_data_sets_that_llama_factory_describes(text: str, path: object, lost: i
     assert len([line for line in found.lost if "dataset" in line]) == 2 * lost
 
 
+def test_templates_by_name() -> None:
+    """A template that the library writes over the tokenizer's own, in the same words here, is carried over."""
+    found = converted(AXOLOTL + "chat_template: chatml\nspecial_tokens: {eos_token: <|im_end|>}\ntokens: [<|im_start|>]\n")
+    assert found.settings["chat_template"] == "chatml"
+    assert not [line for line in found.lost if "chat_template" in line or "special_tokens" in line]
+    factory = "stage: sft\nmodel_name_or_path: m\ntemplate: "
+    assert converted(factory + "alpaca").settings["chat_template"] == "alpaca"
+    other = converted(factory + "llama3")
+    assert "chat_template" not in other.settings
+    assert any(line.startswith("template: 'llama3'") and "chat_template=llama3 is one" in line for line in other.lost)
+
+
 def test_trl() -> None:
     """A file for `trl sft --config`, with LoRA in 4 bits."""
     found = converted(
@@ -460,7 +472,11 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
         (TRL + "num_train_epochs: 3\nmax_steps: 5\n", "num_train_epochs: 3: max_steps alone ends a run there"),
         (TRL + "packing: true\n", "packing: True: rows are packed here too; but a batch counts packed rows"),
         (FACTORY.format(stage="sft") + "packing: true\n", "without neat_packing they see each other there"),
-        (AXOLOTL + "chat_template: chatml\n", "chat_template: 'chatml': a template of Axolotl's by name"),
+        (AXOLOTL + "chat_template: qwen_25\n", "chat_template: 'qwen_25': a template of Axolotl's by name"),
+        (
+            AXOLOTL + "chat_template: tokenizer_default_fallback_chatml\n",
+            "of a tokenizer that has none, chat_template=chatml is one",
+        ),
         (AXOLOTL + "chat_template_jinja: '{{ x }}'\n", "write it to a file"),
         (
             AXOLOTL + "datasets: [{path: a.jsonl, type: chat_template}, {path: b.jsonl, type: alpaca}]\n",

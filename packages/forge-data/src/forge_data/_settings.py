@@ -173,8 +173,8 @@ class ChatTemplateSettings:
     """With which chat template conversations are written."""
 
     chat_template: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
-    """Chat template in place of the tokenizer's: a file, or the name of one of several that the tokenizer has. It is stored
-    with the model, which is asked with it from then on."""
+    """Chat template in place of the tokenizer's: chatml, llama3, gemma, zephyr or alpaca, a file, or the name of one of several
+    that the tokenizer has. It is stored with the model, which is asked with it from then on."""
 
     chat_template_kwargs: Mapping[str, Any] | tuple[str, ...] | None = attrs.field(
         default=None, converter=_as_arguments, validator=validators.optional(_arguments)

@@ -1,4 +1,4 @@
-"""Row → the field in which it asks, where a prompt stands apart from what rates its answer, as LLaMA-Factory's do."""
+"""Row with a prompt apart from what rates its answer, as LLaMA-Factory's → where it asks."""
 
 from forge_data.formats._format import Fields
 

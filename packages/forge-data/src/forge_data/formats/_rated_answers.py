@@ -1,4 +1,4 @@
-"""LLaMA-Factory's row of a preference or of KTO → the conversations that are compared or rated."""
+"""LLaMA-Factory's row of a preference or of KTO → conversations compared or rated."""
 
 from forge_data._errors import DataError
 from forge_data._values import checked_text, describe, from_json
@@ -13,7 +13,7 @@ _BEFORE_ASSISTANT = ("user", "tool")
 
 
 def compared(place: str, fields: Fields, asked: str) -> tuple[Turns, list[Turns]]:
-    """Read the prompt of a row in its field `asked`, and the one turn of `chosen` and of `rejected`.
+    """Read the prompt in the field `asked`, and the one turn of `chosen` and of `rejected`.
 
     Raises:
         DataError: a prompt that ends with the assistant's turn, a side that is no turn of the assistant's, or a field that is
@@ -31,7 +31,7 @@ def compared(place: str, fields: Fields, asked: str) -> tuple[Turns, list[Turns]
 
 
 def rated_answer(place: str, fields: Fields, asked: str) -> Chat:
-    """Read a conversation in the field `asked`, of which the last turn is rated (`output`, in Alpaca's rows).
+    """Read a conversation whose last turn is rated (in Alpaca's rows, its `output`).
 
     Raises:
         DataError: the last turn is not the assistant's, or a field that is not what it should be.
@@ -90,7 +90,7 @@ def _prompt(place: str, fields: Fields, asked: str) -> Turns:
 
 
 def _side(place: str, name: str, value: object) -> Turns:
-    """Read the answer in a field: a turn of `from` and `value` or of `role` and `content`, or text."""
+    """Read the answer in a field: text, or a turn in ShareGPT's or OpenAI's fields."""
     if isinstance(value, str):
         return Turns([{"role": "assistant", "content": checked_text(place, name, value)}], None)
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Entry `dataset_info.json:NAME`, as LLaMA-Factory describes its data sets → the file, and its rows in known fields.
+"""Entry of LLaMA-Factory's `dataset_info.json` → its file, and its rows in known fields.
 
 The semantics are those of `llamafactory/data/parser.py` and `converter.py` (0.9.5): only the columns that an entry names are
 read, roles have the names of its tags, and instruction and input are joined by a new line.
@@ -115,7 +115,7 @@ def is_described(entry: str) -> bool:
 
 
 def description(entry: str) -> Description | None:
-    """Read what `PATH/dataset_info.json:NAME` describes; None for an entry that names no such file.
+    """Read what `PATH/dataset_info.json:NAME` describes; None for any other entry.
 
     Raises:
         DataError: the file cannot be read, has no data set of this name, or says of it what is not known; or its rows are on

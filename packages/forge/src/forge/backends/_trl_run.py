@@ -18,6 +18,7 @@ import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import RunResult, read_result
+from forge._turn_end import stop_at_turn_end
 from forge.backends._end import export_trained, write_finished
 from forge.backends._trl_arguments import CLASSES, arguments
 from forge.backends._trl_plan import Plan, check_rows, plan_steps
@@ -173,6 +174,7 @@ def _run(
 
     model = load(start.path)
     _check_routers(task, s, model, device)
+    stop_at_turn_end(model, tokenizer)
     pads = _pad_ids(model)
     adaptation = adapt_model(
         task,

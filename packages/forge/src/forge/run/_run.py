@@ -19,6 +19,7 @@ import forge_data
 import forge_dist
 from forge._progress import Reporter
 from forge._result import BEST, RunResult, read_result, write_result
+from forge._turn_end import stop_at_turn_end
 from forge._uncollected import uncollected
 from forge.memory._divided import keeps_casts
 from forge.memory._target import Target
@@ -137,6 +138,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
     with report.taking(f"loading {start.path}", f"loaded {start.path}, and checked how its samples are kept apart,"):
         s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest)
+    if (end := stop_at_turn_end(model, tokenizer)) is not None:
+        report.note(
+            f"chat_template: {end} ends a turn and was no EOS of the model; generation_config.json of an export names it"
+        )
     # Its files were hashed meanwhile: from here on the run goes on from what it began with, or is refused.
     with report.taking(f"hashing {start.path}", f"hashed {start.path}, which was not done when it was loaded,"):
         found["identity"] = ranks.first(lambda: identity.settle(out))
