@@ -58,7 +58,7 @@ def rehearse(task: Task, s: Any, rows: Rows) -> str:
     shards = where.world_size or 1
     machine = forge_accel.accelerator(s.device.device)
     with RunDirectory(s.checkpoints.ckpt_output_dir, resume=s.checkpoints.resume) as out:
-        report = Reporter(out.log, every=s.report.logging_steps)
+        report = Reporter(out.log, every=s.report.logging_steps, brief=s.report.quiet)
         found = prepare(task, s, rows, out, machine, ("ddp" if shards > 1 else "single", shards), report, target=None)
         if found["finished"]:
             return f"{out.path} holds this very run, finished: the same command would return its result and train nothing."
@@ -105,7 +105,7 @@ def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_
     """Open the run directory on the first rank, and run."""
     path = s.checkpoints.ckpt_output_dir
     with RunDirectory(path, resume=s.checkpoints.resume) if ranks.is_first else NoDirectory(path) as out:
-        report = Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first)
+        report = Reporter(out.log, every=s.report.logging_steps, brief=s.report.quiet, quiet=not ranks.is_first)
         watching = Watchers(callbacks if ranks.is_first else Callbacks(), report.note)
         with explained(s, out, ranks), watching as watchers:
             return watchers.end(_run(task, s, rows, out, report, ranks, watchers))

@@ -64,7 +64,7 @@ def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_
     path, resume = s.checkpoints.ckpt_output_dir, s.checkpoints.resume
     storage = Storage(s.storage.checkpoint_storage if ranks.is_first else None, resume)
     with RunDirectory(path, resume=resume, prepare=storage.prepare) if ranks.is_first else NoDirectory(path) as out:
-        report = Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first)
+        report = Reporter(out.log, every=s.report.logging_steps, brief=s.report.quiet, quiet=not ranks.is_first)
         watching = Watchers(callbacks if ranks.is_first else Callbacks(), report.note)
         with explained(s, out, ranks), storage, watching as watchers:
             return watchers.end(_run(task, s, rows, out, report, ranks, watchers, storage))
