@@ -15,8 +15,10 @@ def rated(fields: Fields) -> str | None:
     It is `conversations`, `messages` or `instruction`, beside `chosen` and `rejected` that are one turn or one text each, or
     beside `kto_tag`. Sides that are lists hold whole conversations, and a row with `prompt` asks there.
     """
+    if not any(name in fields for name in (KTO_TAG, *_SIDES)) or any(name in fields for name in _PROMPTS):
+        return None
     asked = next((name for name in _ASKED if name in fields), None)
-    if asked is None or any(name in fields for name in _PROMPTS):
+    if asked is None:
         return None
     if KTO_TAG in fields:
         return asked if asked != "instruction" or "output" in fields else None
@@ -24,4 +26,4 @@ def rated(fields: Fields) -> str | None:
     # One of them may be null, which is a fault of the row and not of its format.
     nulls = getattr(fields, "nulls", ())
     both = all(name in fields or name in nulls for name in _SIDES)
-    return asked if sides and both and not any(isinstance(side, list) for side in sides) else None
+    return asked if both and not any(isinstance(side, list) for side in sides) else None

@@ -30,7 +30,7 @@ def with_template(
 
     Args:
         tokenizer: the tokenizer.
-        chat_template: the name of one of the tokenizer's own templates or of `CHAT_TEMPLATES`, or a file.
+        chat_template: the name of one of the tokenizer's own templates or of `chat_templates`, or a file.
         arguments: values of arguments of the template, for rows that give none.
 
     Raises:

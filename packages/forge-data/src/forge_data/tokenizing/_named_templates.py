@@ -58,6 +58,15 @@ CHAT_TEMPLATES = {
 """Every name that `chat_template` may be for any tokenizer."""
 
 
+def chat_templates() -> dict[str, NamedTemplate]:
+    """List the names that `chat_template` may be for any tokenizer, each with what it is.
+
+    >>> list(chat_templates())
+    ['chatml', 'llama3', 'gemma', 'zephyr', 'alpaca']
+    """
+    return dict(CHAT_TEMPLATES)
+
+
 @cache
 def text_of(name: str) -> str:
     """Read the text of a named template."""

@@ -213,10 +213,10 @@ def _template(draft: Draft) -> None:
     if isinstance(name, str) and name in _SAME_TEXT.get(draft.library, ()) and "chat_template" in draft.known:
         draft.found["chat_template"] = left.pop(key)
         special = left.get("special_tokens")
-        if isinstance(special, Mapping) and special.get("eos_token") == forge_data.CHAT_TEMPLATES[name].end:
+        if isinstance(special, Mapping) and special.get("eos_token") == forge_data.chat_templates()[name].end:
             left["special_tokens"] = {each: token for each, token in special.items() if each != "eos_token"}
     elif isinstance(name, str) and "." not in name and "/" not in name:
-        named = next((each for each in forge_data.CHAT_TEMPLATES if name.split("_")[-1] == each), None)
+        named = next((each for each in forge_data.chat_templates() if name.split("_")[-1] == each), None)
         other = f"; of a tokenizer that has none, chat_template={named} is one" if named else ""
         draft.lose(key, _NAMED.format(library=draft.library, other=other))
     source = left.get("chat_template_jinja")
