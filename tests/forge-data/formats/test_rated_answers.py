@@ -186,6 +186,16 @@ def test_refused(row, error):
         convert(detect("f:1", row), "f:1", row, None)
 
 
+def test_cells_of_text():
+    """In a CSV file conversations and turns are JSON; an answer that is JSON of another kind is text."""
+    row = {"conversations": [HUMAN], "chosen": GOOD, "rejected": BAD}
+    assert convert("preference", "f:1", {name: json.dumps(value) for name, value in row.items()}, None) == convert(
+        "preference", "f:1", row, None
+    )
+    answer = convert("preference", "f:1", row | {"chosen": '{"a": 1}'}, None).chosen.messages[-1]
+    assert answer["content"] == '{"a": 1}'
+
+
 def test_pairs_that_prefer_nothing():
     """Equal and empty answers have their reasons, as in other preferences."""
     for chosen, rejected, reason in ((GOOD, GOOD, "same_answers"), (GOOD, GOOD | {"value": ""}, "empty_answer")):

@@ -91,6 +91,9 @@ def _prompt(place: str, fields: Fields, asked: str) -> Turns:
 
 def _side(place: str, name: str, value: object) -> Turns:
     """Read the answer in a field: text, or a turn in ShareGPT's or OpenAI's fields."""
+    read = from_json(value)
+    if isinstance(read, dict) and ("from" in read or "role" in read):
+        value = read  # of a CSV file, whose cells are text
     if isinstance(value, str):
         return Turns([{"role": "assistant", "content": checked_text(place, name, value)}], None)
     if not isinstance(value, dict):

@@ -84,8 +84,8 @@ class Description:
         given, openai = from_json(row.pop("messages", None)), self.formatting == "openai"
         name = "messages" if openai else "conversations"
         for side in ("chosen", "rejected"):
-            if isinstance(row.get(side), dict):
-                row[side] = self._turn(row[side])
+            if isinstance(answer := from_json(row.get(side)), dict) and self.tags["role_tag"] in answer:
+                row[side] = self._turn(answer)
         if not isinstance(given, list):
             return WithoutNulls(row | ({} if given is None else {name: given}), absent | ({name} if given is None else set()))
         turns = [self._turn(turn) if isinstance(turn, dict) else turn for turn in given]
