@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from forge.settings._elsewhere import COMMANDS, OWN, RENAMED, SWITCHES, TOLD, hint
 from forge.settings._settings import flat_fields, resolve
 from forge.verbs._registry import VERBS, task_of
-from forge_data.formats._registry import convert as format_convert
 
 from .repository import ROOT
 
@@ -95,36 +94,6 @@ def arguments(code: str, function: str) -> dict[str, object]:
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     (call,) = [node for node in calls if function in (getattr(node.func, "id", ""), getattr(node.func, "attr", ""))]
     return {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-
-
-SHAREGPT = {"conversations": [{"from": "human", "value": "Hi"}]}
-SAID = {"from": "gpt", "value": "Ho"}
-HI, HO, NO = ({"role": role, "content": text} for role, text in (("user", "Hi"), ("assistant", "Ho"), ("assistant", "No")))
-PAIR = {"prompt": [HI], "chosen": [HO], "rejected": [NO]}
-ANSWER = {"prompt": [HI], "completion": [HO], "label": True}
-
-
-@pytest.mark.parametrize(
-    ("row", "wanted"),
-    [
-        ({**SHAREGPT, "chosen": SAID, "rejected": {"from": "gpt", "value": "No"}}, PAIR),
-        ({"instruction": "Hi", "input": "", "chosen": "Ho", "rejected": "No"}, PAIR),
-        ({"messages": [HI, HO], "label": True}, ANSWER),
-        ({"instruction": "Hi", "output": "Ho", "kto_tag": True}, ANSWER),
-        ({"instruction": "Hi", "output": "Ho", "kto_tag": True, "system": "S"}, None),
-    ],
-)
-def test_rows_of_llama_factory(row: dict[str, object], wanted: dict[str, object] | None) -> None:
-    """The function on its page makes rows for forge dpo and forge kto of those in its documentation."""
-    (code,) = re.findall(r"```python\n(# rows.py.*?)```", PAGES["llama-factory"].read_text(), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(code, names)
-    made = names["row"](row)
-    if wanted is None:
-        assert made == {**ANSWER, "prompt": [{"role": "system", "content": "S"}, HI]}
-    else:
-        assert made == wanted
-    format_convert("preference" if "chosen" in made else "unpaired_preference", "f:1", made, None)
 
 
 @pytest.mark.slow

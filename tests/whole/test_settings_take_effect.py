@@ -166,6 +166,7 @@ ELSEWHERE = {
     "max_failed_saves": "tests/whole/test_full_disk.py",
     "emergency_dir": "tests/whole/test_full_disk.py",
     "resume": "tests/whole/test_resume.py",
+    "quiet": "tests/whole/test_quiet.py",
     "nproc_per_node": "tests/whole/test_launched.py",
     "nnodes": "tests/forge-dist/environment/test_topology.py",
     "node_rank": "tests/forge-dist/environment/test_topology.py",

@@ -51,11 +51,37 @@ def test_the_pages_example(page: str, library: str) -> None:
     found = converted(theirs)
     wanted = yaml.safe_load(ours)
     wanted["learning_rate"] = float(wanted["learning_rate"])
-    if page == "llama-factory":
-        wanted["data_path"] = "my_data"  # the name of a data set is no path
     assert found.library == library
     assert found.verb == "sft"
     assert found.settings == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "lost"),
+    [
+        ("dataset: a", "data/dataset_info.json:a", 0),
+        ("dataset: a, b\ndataset_dir: sets/", ["sets/dataset_info.json:a", "sets/dataset_info.json:b"], 0),
+        ("dataset: org/name\ndataset_dir: ONLINE", "org/name:train", 0),
+        ("dataset: a\ndataset_dir: 'REMOTE:org/name'", "a", 1),
+    ],
+)
+def test_data_sets_that_llama_factory_describes(text: str, path: object, lost: int) -> None:
+    """A name of dataset_info.json is one of `data_path`, which reads its columns and tags; held-out rows as well."""
+    found = converted(f"stage: dpo\nmodel_name_or_path: m\n{text}\neval_{text}")
+    assert found.settings["data_path"] == found.settings["eval_data_path"] == path
+    assert len([line for line in found.lost if "dataset" in line]) == 2 * lost
+
+
+def test_templates_by_name() -> None:
+    """A template that the library writes over the tokenizer's own, in the same words here, is carried over."""
+    found = converted(AXOLOTL + "chat_template: chatml\nspecial_tokens: {eos_token: <|im_end|>}\ntokens: [<|im_start|>]\n")
+    assert found.settings["chat_template"] == "chatml"
+    assert not [line for line in found.lost if "chat_template" in line or "special_tokens" in line]
+    factory = "stage: sft\nmodel_name_or_path: m\ntemplate: "
+    assert converted(factory + "alpaca").settings["chat_template"] == "alpaca"
+    other = converted(factory + "llama3")
+    assert "chat_template" not in other.settings
+    assert any(line.startswith("template: 'llama3'") and "chat_template=llama3 is one" in line for line in other.lost)
 
 
 def test_trl() -> None:
@@ -446,7 +472,11 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
         (TRL + "num_train_epochs: 3\nmax_steps: 5\n", "num_train_epochs: 3: max_steps alone ends a run there"),
         (TRL + "packing: true\n", "packing: True: rows are packed here too; but a batch counts packed rows"),
         (FACTORY.format(stage="sft") + "packing: true\n", "without neat_packing they see each other there"),
-        (AXOLOTL + "chat_template: chatml\n", "chat_template: 'chatml': a template of Axolotl's by name"),
+        (AXOLOTL + "chat_template: qwen_25\n", "chat_template: 'qwen_25': a template of Axolotl's by name"),
+        (
+            AXOLOTL + "chat_template: tokenizer_default_fallback_chatml\n",
+            "of a tokenizer that has none, chat_template=chatml is one",
+        ),
         (AXOLOTL + "chat_template_jinja: '{{ x }}'\n", "write it to a file"),
         (
             AXOLOTL + "datasets: [{path: a.jsonl, type: chat_template}, {path: b.jsonl, type: alpaca}]\n",

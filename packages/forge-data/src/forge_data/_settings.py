@@ -127,8 +127,8 @@ class RowSettings:
     """Where rows come from, and which are held out for evaluation."""
 
     data_path: Paths = attrs.field(converter=_as_tuple, validator=_paths, metadata={"words": paths_of})
-    """Training rows: a file, glob, directory, URL or name:split (JSONL, JSON, CSV, Parquet, Arrow, also compressed); a list of
-    them; or a mapping of them to weights, in a shell a.jsonl=0.7 b.jsonl=0.3."""
+    """Training rows: a file, glob, directory, URL, name:split or dataset_info.json:name (JSONL, JSON, CSV, Parquet, Arrow, also
+    compressed); a list of them; or a mapping of them to weights, in a shell a.jsonl=0.7 b.jsonl=0.3."""
 
     eval_data_path: Paths | None = attrs.field(
         default=None, converter=_as_tuple, validator=validators.optional(_paths), metadata={"words": paths_of}
@@ -173,8 +173,8 @@ class ChatTemplateSettings:
     """With which chat template conversations are written."""
 
     chat_template: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
-    """Chat template in place of the tokenizer's: a file, or the name of one of several that the tokenizer has. It is stored
-    with the model, which is asked with it from then on."""
+    """Chat template in place of the tokenizer's: chatml, llama3, gemma, zephyr or alpaca, a file, or the name of one of several
+    that the tokenizer has. It is stored with the model, which is asked with it from then on."""
 
     chat_template_kwargs: Mapping[str, Any] | tuple[str, ...] | None = attrs.field(
         default=None, converter=_as_arguments, validator=validators.optional(_arguments)

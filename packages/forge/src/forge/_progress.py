@@ -25,6 +25,10 @@ _SHORT_SECONDS = 2.0
 _WIDTH = 72
 _BESIDE_FIGURES = 41
 """Columns of a bar's line beside figures and number of the step: a short bar, both times, words and blanks."""
+_WARNINGS = ("WARNING", "lint: ")
+"""How lines begin that warn."""
+_OUTCOMES = ("finished", "resumed", "skipped", "stopped_early")
+"""Events that somebody who wants no progress hears of all the same."""
 _SHOWN = ("accuracy", "mrr", "margin", "reward", "kl")
 """Figures of a step that its line shows beside the loss."""
 
@@ -36,13 +40,15 @@ class Reporter:
         log: appends a line to the run's log file, and with `event=` to its events.
         every: steps between two plain lines.
         quiet: print nothing, on all ranks but the first.
+        brief: print warnings and how the run ends, and no progress; the log is whole.
 
     """
 
-    def __init__(self, log: Callable[..., None], *, every: int = 1, quiet: bool = False) -> None:
+    def __init__(self, log: Callable[..., None], *, every: int = 1, quiet: bool = False, brief: bool = False) -> None:
         self._log = log
         self._every = every
         self._quiet = quiet
+        self._brief = brief
         self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -56,7 +62,8 @@ class Reporter:
     def note(self, line: str, **event: object) -> None:
         """Print and log a line; `event="resumed"` and what else is given make it an event."""
         self._log(line, **event)
-        self._print(line)
+        if not self._brief or line.startswith(_WARNINGS) or event.get("event") in _OUTCOMES:
+            self._print(line)
 
     def finished(self, result: RunResult, items: str) -> None:
         """Note the end of a run: steps, samples or other items, time, and where its model is."""
@@ -80,7 +87,7 @@ class Reporter:
             forge_dist.beat()
             now = time.perf_counter()
             live = self._console.is_terminal
-            if self._quiet or (not live and now - said < _PATIENCE_SECONDS):
+            if self._quiet or self._brief or (not live and now - said < _PATIENCE_SECONDS):
                 return
             said = now
             left = f", {_clock((now - began) / done * (total - done))} left" if total and done else ""
@@ -101,7 +108,7 @@ class Reporter:
     def _show(self, what: str, *, line: bool = True) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=printable(what))
-        elif line:
+        elif line and not self._brief:
             self._print(f"{printable(what)} ...")
 
     @contextmanager
@@ -153,7 +160,7 @@ class Reporter:
     def __enter__(self) -> Self:
         self._began = time.perf_counter()
         forge_dist.beat(self._done)
-        if self._console.is_terminal and not self._quiet:
+        if self._console.is_terminal and not self._quiet and not self._brief:
             self._bar = Progress(
                 TextColumn("[bold]step"),
                 MofNCompleteColumn(table_column=Column(no_wrap=True)),
@@ -189,7 +196,7 @@ class Reporter:
             return
         line = f"step {out.step}{of}  {figures}  lr {out.learning_rate:.3g}  grad_norm {out.grad_norm:.3g}  {speed}{eta}"
         self._log(line)
-        if self._bar is None:
+        if self._bar is None and not self._brief:
             self._print(line)
 
     def _eta(self, step: int) -> str:

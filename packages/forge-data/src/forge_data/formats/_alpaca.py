@@ -18,12 +18,20 @@ def alpaca(place: str, fields: Fields) -> Chat:
     Raises:
         DataError: a field that is not a string, or a history that is not a list of pairs.
     """
-    instruction, details, output = (string(place, name, fields.get(name, "")) for name in ("instruction", "input", "output"))
-    question = "\n\n".join(part for part in (instruction, details) if part)
-    history = _history(place, fields.get("history"))
-    messages = [*history, {"role": "user", "content": question}, {"role": "assistant", "content": output}]
-    turns = with_system(place, fields, Turns(messages, None))
-    return chat(place, fields, turns, 0 if history else len(turns.messages) - 1)
+    turns = question(place, fields, between="\n\n")
+    answered = [*turns.messages, {"role": "assistant", "content": string(place, "output", fields["output"])}]
+    learned = 0 if from_json(fields.get("history")) else len(turns.messages)
+    return chat(place, fields, turns._replace(messages=answered), learned)
+
+
+def question(place: str, fields: Fields, *, between: str) -> Turns:
+    """Read system message, turns of `history` and the question; errors as `alpaca`.
+
+    `between` stands between instruction and input.
+    """
+    instruction, details = (string(place, name, fields.get(name, "")) for name in ("instruction", "input"))
+    asked = {"role": "user", "content": between.join(part for part in (instruction, details) if part)}
+    return with_system(place, fields, Turns([*_history(place, fields.get("history")), asked], None))
 
 
 def _history(place: str, value: object) -> list[Message]:
@@ -41,7 +49,8 @@ def _history(place: str, value: object) -> list[Message]:
     return messages
 
 
-def _field_of(fields: Fields, index: int, _part: str, _answer: str) -> str:
+def field_of(fields: Fields, index: int, _part: str, _answer: str) -> str:
+    """Name the field of a message; the answer is `output`."""
     if fields.get("system"):
         if index == 0:
             return "system"
@@ -51,11 +60,17 @@ def _field_of(fields: Fields, index: int, _part: str, _answer: str) -> str:
     return f"history[{index // 2}][{index % 2}]" if index < 2 * pairs else ("instruction", "output")[index - 2 * pairs]
 
 
+def _has_both(row: Fields) -> bool:
+    return "instruction" in row and "output" in row
+
+
 ALPACA = Format(
     needs="instruction, output",
-    matches=lambda row: "instruction" in row and "output" in row,
+    matches=lambda row: _has_both(row) and "kto_tag" not in row,
     convert=alpaca,
-    field_of=_field_of,
+    field_of=field_of,
     reads=TEMPLATE_FIELDS,
+    # Chosen by name, it ignores what rates the output.
+    accepts=_has_both,
 )
 """Stanford Alpaca's rows, with LLaMA-Factory's `system` and `history`."""

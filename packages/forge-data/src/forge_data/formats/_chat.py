@@ -6,6 +6,7 @@ from forge_data._errors import DataError
 from forge_data._values import NO_ARGUMENTS, checked_tree, describe, from_json
 from forge_data.formats._format import Fields, Format, message_field
 from forge_data.formats._messages import Turns, checked_messages
+from forge_data.formats._rated import rated
 from forge_data.formats._samples import Chat
 
 TEMPLATE_FIELDS = ("tools", "documents", "chat_template_kwargs", "unmask")
@@ -71,9 +72,11 @@ def _messages(place: str, fields: Fields) -> Chat:
 
 MESSAGES = Format(
     needs="messages",
-    matches=lambda row: "messages" in row,
+    matches=lambda row: "messages" in row and rated(row) is None,
     convert=_messages,
     field_of=lambda _row, index, part, _answer: message_field("messages", index, part),
     reads=TEMPLATE_FIELDS,
+    # Chosen by name, it ignores what rates the conversation.
+    accepts=lambda row: "messages" in row,
 )
 """OpenAI's `messages`, with the row's tools, documents, template arguments and `unmask`."""

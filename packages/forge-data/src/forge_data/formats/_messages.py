@@ -58,6 +58,16 @@ def checked_messages(place: str, field: str, value: object) -> Turns:
     messages = []
     for index, message in enumerate(value):
         messages.append(_checked_message(place, f"{field}[{index}]", message, index, given))
+    return _turns(messages, given)
+
+
+def checked_message(place: str, field: str, value: object) -> Turns:
+    """Check one message that stands in a field of its own; errors as `checked_messages`."""
+    given: dict[int, float] = {}
+    return _turns([_checked_message(place, field, value, 0, given)], given)
+
+
+def _turns(messages: list[Message], given: dict[int, float]) -> Turns:
     if not given:
         return Turns(messages, None)
     weights = tuple(given.get(index, 1.0) for index in range(len(messages)))

@@ -11,7 +11,9 @@ from forge_data.formats._chat import TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._margins import margin_of
 from forge_data.formats._messages import checked_messages
-from forge_data.formats._prompt_completion import answer, answer_field, check_not_empty, check_unweighted
+from forge_data.formats._prompt_completion import answer, answer_field, check_not_empty, check_unweighted, joined
+from forge_data.formats._rated import KTO_TAG, rated
+from forge_data.formats._rated_answers import compared
 from forge_data.formats._samples import Chat, Message, Preference, Text
 
 _SIDES = ("chosen", "rejected")
@@ -24,7 +26,7 @@ def preference(place: str, fields: Fields) -> Preference:
     Without a `prompt` (or one for each side, which must be equal) the prompt is what both sides begin with: messages as long as
     they are equal, text up to the last equal character (a space before which they differ belongs to the answers, as in TRL).
     Some data sets give the prompt as text beside whole conversations that contain it; there it must be the last message that
-    both share.
+    both share. LLaMA-Factory's give it in `conversations`, `messages` or `instruction`, and one turn or one text for each side.
 
     Raises:
         BadPairError: equal answers, an empty one, or two prompts; `reason` says which.
@@ -36,6 +38,10 @@ def preference(place: str, fields: Fields) -> Preference:
         if given is None or (isinstance(given, (str, list)) and not given):
             what = describe(given) if name in fields else "null or not there"
             raise BadPairError(f"{place}: field {name} is {what}; give the answer, or take the row out", reason=EMPTY_ANSWER)
+    if (asked := rated(fields)) is not None:
+        before, answers = compared(place, fields, asked)
+        chosen, rejected = (chat(place, fields, joined(before, side), len(before.messages)) for side in answers)
+        return _pair(place, fields, chosen, rejected, len(before.messages))
     values = {name: fields[name] for name in _SIDES}
     kinds = {type(value) for value in values.values()}
     if len(kinds) > 1 or not kinds <= {str, list}:
@@ -50,8 +56,13 @@ def preference(place: str, fields: Fields) -> Preference:
     else:
         sides = [answer(place, fields, name) for name in _SIDES]
     chosen, rejected = sides
+    return _pair(place, fields, chosen, rejected, len(prompt) if isinstance(prompt, list) else 0)
+
+
+def _pair(place: str, fields: Fields, chosen: Chat | Text, rejected: Chat | Text, before: int) -> Preference:
+    """Make a preference of two sides; `before` counts the prompt's own messages."""
     check_unweighted(place, chosen, rejected)
-    _check_pair(place, chosen, rejected, len(prompt) if isinstance(prompt, list) else 0)
+    _check_pair(place, chosen, rejected, before)
     return Preference(place, chosen, rejected, margin_of(place, fields.get("margin")))
 
 
@@ -151,7 +162,7 @@ def _check_pair(place: str, chosen: Chat | Text, rejected: Chat | Text, before: 
 
 PREFERENCE = Format(
     needs="chosen, rejected",
-    matches=lambda row: "chosen" in row and "rejected" in row,
+    matches=lambda row: ("chosen" in row and "rejected" in row) or (KTO_TAG not in row and rated(row) is not None),
     convert=preference,
     field_of=answer_field,
     reads=(*TEMPLATE_FIELDS, "margin"),

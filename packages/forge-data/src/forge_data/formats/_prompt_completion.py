@@ -6,7 +6,12 @@ from forge_data._values import checked_text, describe
 from forge_data.formats._chat import TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format, message_field
 from forge_data.formats._messages import REASONING, Turns, checked_messages
+from forge_data.formats._rated import KTO_TAG, rated
+from forge_data.formats._rated_answers import field_of, rated_answer
 from forge_data.formats._samples import Chat, Message, Text, Unpaired
+
+_IGNORING = {None: "prompt_completion", "conversations": "sharegpt", "messages": "messages", "instruction": "alpaca"}
+"""Field in which a row asks → the format that reads it without its label."""
 
 
 def prompt_completion(place: str, fields: Fields) -> Chat | Text:
@@ -21,21 +26,33 @@ def prompt_completion(place: str, fields: Fields) -> Chat | Text:
 def unpaired(place: str, fields: Fields) -> Unpaired:
     """Read a row with `prompt`, `completion` and `label`, true where the completion is wanted.
 
+    LLaMA-Factory calls the label `kto_tag`, and has prompt and completion in one conversation, or in Alpaca's fields.
+
     Raises:
         BadPairError: the completion is empty.
         DataError: as `prompt_completion`, or a label that is neither true nor false.
     """
-    label = fields["label"]
+    name, other = (KTO_TAG, "label") if KTO_TAG in fields else ("label", KTO_TAG)
+    label = fields[name]
+    asked = rated(fields)
+    if asked is None and fields.get(other, label) != label:
+        raise DataError(
+            f"{place}: field label is {describe(fields['label'])} and {KTO_TAG} {describe(label)}; keep one of them"
+        )
     values = {"true": True, "false": False, "1": True, "0": False}
     desirable = values.get(str(label).lower()) if isinstance(label, (bool, int, str)) else None
     if desirable is None:
         raise DataError(
-            f"{place}: field label is {describe(label)}; it must be true (wanted) or false (unwanted). "
-            "Where it means something else, choose prompt_completion as `format`, which ignores it"
+            f"{place}: field {name} is {describe(label)}; it must be true (wanted) or false (unwanted). "
+            f"Where it means something else, choose {_IGNORING[asked]} as `format`, which ignores it"
         )
-    completion = answer(place, fields, "completion")
+    if asked is None:
+        field, completion = "completion", answer(place, fields, "completion")
+    else:
+        completion = rated_answer(place, fields, asked)
+        field = field_of(fields, asked, len(completion.messages) - 1, "")
     check_unweighted(place, completion)
-    check_not_empty(place, "completion", completion)
+    check_not_empty(place, field, completion)
     return Unpaired(place, completion, desirable)
 
 
@@ -113,6 +130,8 @@ def joined(before: Turns, after: Turns) -> Turns:
 
 def answer_field(fields: Fields, index: int, part: str, answer: str) -> str:
     """Name the field of a part of a prompt or of an answer, both text or both messages."""
+    if (asked := rated(fields)) is not None:
+        return field_of(fields, asked, index, part, answer)
     prompt = next((name for name in ("prompt", f"prompt_{answer}", f"{answer}_prompt") if name in fields), None)
     if isinstance(fields.get(answer), str):
         return prompt if index == 0 and prompt is not None else answer
@@ -126,9 +145,13 @@ def _has_both(row: Fields) -> bool:
     return "prompt" in row and "completion" in row
 
 
+def _has_label(row: Fields) -> bool:
+    return "label" in row or KTO_TAG in row
+
+
 PROMPT_COMPLETION = Format(
     needs="prompt, completion",
-    matches=lambda row: _has_both(row) and "label" not in row,
+    matches=lambda row: _has_both(row) and not _has_label(row),
     convert=prompt_completion,
     field_of=answer_field,
     reads=TEMPLATE_FIELDS,
@@ -139,7 +162,7 @@ PROMPT_COMPLETION = Format(
 
 UNPAIRED_PREFERENCE = Format(
     needs="prompt, completion, label",
-    matches=lambda row: _has_both(row) and "label" in row,
+    matches=lambda row: (_has_both(row) and _has_label(row)) or (KTO_TAG in row and rated(row) is not None),
     convert=unpaired,
     field_of=answer_field,
     reads=TEMPLATE_FIELDS,

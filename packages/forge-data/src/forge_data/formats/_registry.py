@@ -21,6 +21,7 @@ from forge_data._formats import AUTO, BUILT_IN, GROUP, is_known, names, plug_ins
 from forge_data._values import describe, nearest
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._messages import LIKENESS
+from forge_data.formats._rated import rated
 from forge_data.formats._samples import Sample, Tokens
 from forge_data.formats._tokenised import check_vocabulary
 from forge_data.formats._unread import is_empty
@@ -129,7 +130,8 @@ def convert(format: str, place: str, fields: Fields, vocabulary: int | None) -> 
     for field, why in _refused(format).items():
         if field in fields and _is_set(fields[field]):
             raise DataError(f"{place}: field {field} is {describe(fields[field])}, and {why}; take it out of the rows")
-    if format in _NO_SYSTEM and _is_set(fields.get("system")) and not _has_system(fields):
+    reads_system = format not in _NO_SYSTEM or (format != "messages" and rated(fields) is not None)
+    if not reads_system and _is_set(fields.get("system")) and not _has_system(fields):
         raise DataError(
             f"{place}: field system is {describe(fields['system'])}, which would be passed over; make it the first message (in "
             "text, the beginning of the prompt) with `preprocess`, or take it out of the rows"

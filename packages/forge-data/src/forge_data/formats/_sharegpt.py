@@ -7,6 +7,7 @@ from forge_data._values import describe, from_json, nearest, string
 from forge_data.formats._chat import TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format, message_field
 from forge_data.formats._messages import LIKENESS, Turns, checked_messages
+from forge_data.formats._rated import rated
 from forge_data.formats._samples import Chat, Message
 from forge_data.formats._tool_calls import function_call
 from forge_data.formats._unread import unread
@@ -34,6 +35,11 @@ def sharegpt(place: str, fields: Fields) -> Chat:
     Raises:
         DataError: not a list, an unknown speaker, a value that is not text, a call that cannot be read.
     """
+    return chat(place, fields, conversation(place, fields))
+
+
+def conversation(place: str, fields: Fields) -> Turns:
+    """Read the turns of `conversations`, and `system` before them; errors as `sharegpt`."""
     value = from_json(fields["conversations"])
     if not isinstance(value, list) or not value:
         found = "an empty list" if value == [] else describe(value)
@@ -43,9 +49,9 @@ def sharegpt(place: str, fields: Fields) -> Chat:
     else:
         # `train` and `weight` mean here what they mean there, so the messages that come of it are checked by the same rules.
         turns = checked_messages(
-            place, "conversations", [_turn(place, f"conversations[{i}]", turn) for i, turn in enumerate(value)]
+            place, "conversations", [turn_message(place, f"conversations[{i}]", turn) for i, turn in enumerate(value)]
         )
-    return chat(place, fields, with_system(place, fields, turns))
+    return with_system(place, fields, turns)
 
 
 def with_system(place: str, fields: Fields, turns: Turns) -> Turns:
@@ -64,7 +70,12 @@ def with_system(place: str, fields: Fields, turns: Turns) -> Turns:
     return Turns(messages, trains, None if turns.weights is None else (1.0, *turns.weights))
 
 
-def _turn(place: str, field: str, turn: object) -> Message:
+def turn_message(place: str, field: str, turn: object) -> Message:
+    """Read one turn as a message, whose `train` and `weight` are not checked yet.
+
+    Raises:
+        DataError: no turn, an unknown speaker, a value that is not text, a call that cannot be read.
+    """
     if not isinstance(turn, dict) or not isinstance(turn.get("from"), str):
         raise DataError(f'{place}: field {field} is {describe(turn)}; it must be {{"from": ..., "value": ...}}')
     speaker = turn["from"]
@@ -95,7 +106,8 @@ def _calls(place: str, field: str, value: object) -> list[dict[str, Any]]:
     return [function_call(place, field, call) for call in calls]
 
 
-def _field_of(fields: Fields, index: int, part: str, _answer: str) -> str:
+def turn_field(fields: Fields, index: int, part: str, _answer: str) -> str:
+    """Name the field of a part of a turn, or of the system prompt before them."""
     # A `system` field of its own becomes the message before the first.
     index -= bool(fields.get("system"))
     if index < 0:
@@ -108,9 +120,11 @@ def _field_of(fields: Fields, index: int, part: str, _answer: str) -> str:
 
 SHAREGPT = Format(
     needs="conversations",
-    matches=lambda row: "conversations" in row,
+    matches=lambda row: "conversations" in row and rated(row) is None,
     convert=sharegpt,
-    field_of=_field_of,
+    field_of=turn_field,
     reads=TEMPLATE_FIELDS,
+    # Chosen by name, it ignores what rates the conversation.
+    accepts=lambda row: "conversations" in row,
 )
 """ShareGPT's `conversations`."""

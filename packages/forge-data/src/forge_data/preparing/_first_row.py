@@ -11,6 +11,7 @@ from forge_data.formats._prompts import question
 from forge_data.formats._registry import check_name, convert, detect
 from forge_data.formats._text_pairs import text_pair
 from forge_data.formats._texts import labelled as read_labelled
+from forge_data.reading._dataset_info import is_described
 from forge_data.reading._huggingface import is_saved
 from forge_data.reading._memory import InMemoryRows
 from forge_data.reading._row_changes import RowChanges
@@ -87,7 +88,7 @@ def _is_local(data_path: Any) -> bool:
             there = path.exists()
         except (OSError, ValueError):
             continue  # resolving it says why
-        if "://" in entry or (not there and ":" in entry) or (there and is_saved(path)):
+        if "://" in entry or (not there and ":" in entry and not is_described(entry)) or (there and is_saved(path)):
             return False
     return True
 

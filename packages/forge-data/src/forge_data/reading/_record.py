@@ -72,6 +72,27 @@ class Chunk(Protocol):
         ...
 
 
+class Reader(Protocol):
+    """Reader of one type of file."""
+
+    @property
+    def indexed(self) -> bool:
+        """Whether rows are named `file[index]` and not `file:row`."""
+        ...
+
+    def chunks(self, size: int) -> Iterator[Chunk]:
+        """Yield the file in chunks of about `size` bytes."""
+        ...
+
+    def count(self) -> int | None:
+        """Return the number of the last row, for progress; None if that needs a slow pass."""
+        ...
+
+    def digest(self) -> str | None:
+        """Hash the content: SHA-256 in hex; None where it is read only once."""
+        ...
+
+
 def place_of(name: str, row: int, *, indexed: bool) -> str:
     """Name the place of a row, for a message.
 

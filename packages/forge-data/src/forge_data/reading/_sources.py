@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -15,6 +15,7 @@ from forge_data._shard import Shard
 from forge_data._values import describe
 from forge_data.reading._arrow import ArrowFile
 from forge_data.reading._csv import CsvFile
+from forge_data.reading._dataset_info import DescribedRows, Description, description
 from forge_data.reading._file import DataFile
 from forge_data.reading._huggingface import DatasetSplit
 from forge_data.reading._json import open_json
@@ -22,33 +23,13 @@ from forge_data.reading._jsonl import JsonLines
 from forge_data.reading._locate import located
 from forge_data.reading._memory import InMemoryRows, check_no_table
 from forge_data.reading._parquet import ParquetFile
-from forge_data.reading._record import CHUNK_BYTES, Chunk, Record, Refused, place_of
+from forge_data.reading._record import CHUNK_BYTES, Chunk, Reader, Record, Refused, place_of
 
 DataPath = (
     str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, float] | Iterable[Mapping[str, Any]] | InMemoryRows
 )
-"""A path, glob, directory, URL or `org/name:split`; several of them; or several with weights. Or rows in memory."""
-
-
-class Reader(Protocol):
-    """Reader of one type of file."""
-
-    @property
-    def indexed(self) -> bool:
-        """Whether rows are named `file[index]` and not `file:row`."""
-        ...
-
-    def chunks(self, size: int) -> Iterator[Chunk]:
-        """Yield the file in chunks of about `size` bytes."""
-        ...
-
-    def count(self) -> int | None:
-        """Return the number of the last row, for progress; None if that needs a slow pass."""
-        ...
-
-    def digest(self) -> str | None:
-        """Hash the content: SHA-256 in hex; None where it is read only once."""
-        ...
+"""A path, glob, directory, URL, `org/name:split` or `dataset_info.json:name`; several of them; or several with weights. Or rows
+in memory."""
 
 
 @attrs.frozen
@@ -144,12 +125,13 @@ def resolve(data_path: DataPath, name: str = "data_path") -> list[Source]:
     if (rows := InMemoryRows.of(data_path, name)) is not None:
         return [Source(rows.name, rows.name, rows)]
     entries = _entries(data_path)
-    found: list[tuple[int, float | None, DataFile | DatasetSplit]] = []
+    found: list[tuple[int, float | None, Description | None, DataFile | DatasetSplit]] = []
     for group, (entry, weight) in enumerate(entries):
-        named = located(entry)
-        found += [(group, weight, each) for each in (named if isinstance(named, list) else [named])]
-    files = [each.path for _, _, each in found if isinstance(each, DataFile)]
-    splits = [entries[group][0] for group, _, each in found if isinstance(each, DatasetSplit)]
+        described = description(entry)
+        named = located(entry if described is None else described.path)
+        found += [(group, weight, described, each) for each in (named if isinstance(named, list) else [named])]
+    files = [each.path for *_, each in found if isinstance(each, DataFile)]
+    splits = [entries[group][0] for group, *_, each in found if isinstance(each, DatasetSplit)]
     # A link to a file is that file: with `**`, a link to a directory above leads to every file again.
     real = [path if "://" in path else os.path.realpath(path) for path in files]
     twice = [path for path, count in Counter(real + splits).items() if count > 1]
@@ -157,10 +139,10 @@ def resolve(data_path: DataPath, name: str = "data_path") -> list[Source]:
         raise DataError(f"{twice[0]} is named more than once in the data; to see its rows more often, give it a weight")
     names = iter(_names(files))
     return [
-        Source(each.name, entries[group][0], each, group, weight)
+        Source(each.name, entries[group][0], _described(each, described), group, weight)
         if isinstance(each, DatasetSplit)
-        else Source(name := next(names), each.path, _reader(name, each), group, weight)
-        for group, weight, each in found
+        else Source(name := next(names), each.path, _described(_reader(name, each), described), group, weight)
+        for group, weight, described, each in found
     ]
 
 
@@ -225,6 +207,10 @@ def _weight(entry: object, weight: object) -> float:
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight <= 0:
         raise DataError(f"the weight of {entry} is {describe(weight)}; it must be a number above 0, or the entry taken out")
     return float(weight)
+
+
+def _described(reader: Reader, described: Description | None) -> Reader:
+    return reader if described is None else DescribedRows(reader, described)
 
 
 def _reader(name: str, file: DataFile) -> Reader:

@@ -13,6 +13,7 @@ from forge_data._errors import DataError, TemplateError
 from forge_data._paths import expand_user
 from forge_data._values import nearest
 from forge_data.chat_template._traced_jinja import compile_template
+from forge_data.tokenizing._named_templates import CHAT_TEMPLATES, named_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,11 +30,12 @@ def with_template(
 
     Args:
         tokenizer: the tokenizer.
-        chat_template: a file, or the name of one of the tokenizer's own templates.
+        chat_template: the name of one of the tokenizer's own templates or of `chat_templates`, or a file.
         arguments: values of arguments of the template, for rows that give none.
 
     Raises:
-        TemplateError: no such template, one that is none, or one that reads no argument of that name.
+        TemplateError: no such template, one that is none, one whose tokens the tokenizer lacks, or one that reads no argument
+            of that name.
     """
     if chat_template is None and not arguments:
         return tokenizer
@@ -53,6 +55,8 @@ def _chosen(tokenizer: "PreTrainedTokenizerBase", chat_template: str | None) -> 
         return own
     if isinstance(own, dict) and chat_template in own:
         return own[chat_template]
+    if chat_template in CHAT_TEMPLATES:
+        return named_template(chat_template, tokenizer)
     path: Path = expand_user(chat_template, DataError)
     try:
         return path.read_text(encoding="utf-8")
@@ -60,7 +64,8 @@ def _chosen(tokenizer: "PreTrainedTokenizerBase", chat_template: str | None) -> 
         named = f"; the tokenizer's own are called {', '.join(own)}" if isinstance(own, dict) else ""
         raise TemplateError(
             f"`chat_template` is {chat_template!r}, which cannot be read as a file ({getattr(error, 'strerror', error)})"
-            f"{named}; give a file of a Jinja template, or the name of one of the tokenizer's"
+            f"{named}; give a file of a Jinja template, or one of the names {', '.join(CHAT_TEMPLATES)}"
+            f"{nearest(chat_template, CHAT_TEMPLATES, 0.6)}"
         ) from error
 
 

@@ -50,7 +50,7 @@ def run(task: Task, s: Any, rows: Rows, callbacks: Callbacks) -> RunResult:
     check_names(task, s, rows)
     s = s.resolved("packing", "off", "mlx-lm's rows are padded")
     with RunDirectory(s.checkpoints.ckpt_output_dir, resume=s.checkpoints.resume) as out:
-        report = Reporter(out.log, every=s.report.logging_steps)
+        report = Reporter(out.log, every=s.report.logging_steps, brief=s.report.quiet)
         with Watchers(callbacks, report.note) as watchers:
             return watchers.end(_run(task, s, rows, out, report, watchers))
 

@@ -116,7 +116,7 @@ class OwnLoopBackend(Backend):
         task, s, rows, callbacks = request = self._request(params)
         path = s.checkpoints.ckpt_output_dir
         with RunDirectory(path, resume=s.checkpoints.resume) as out:
-            report = Reporter(out.log, every=s.report.logging_steps)
+            report = Reporter(out.log, every=s.report.logging_steps, brief=s.report.quiet)
             with Watchers(callbacks, report.note) as watchers:
                 machine = forge_accel.accelerator(s.device.device)
                 report.note(self.says)
@@ -149,7 +149,7 @@ class OwnLoopBackend(Backend):
             raise SettingsError(f"--for is not available with backend={self.name}, whose memory is not planned: leave it out.")
         task, s, rows, _ = request = self._request(params)
         with RunDirectory(s.checkpoints.ckpt_output_dir, resume=s.checkpoints.resume) as out:
-            report = Reporter(out.log, every=s.report.logging_steps)
+            report = Reporter(out.log, every=s.report.logging_steps, brief=s.report.quiet)
             machine, shards = forge_accel.accelerator(s.device.device), self._shards(s)
             found = prepare(task, s, rows, out, machine, ("ddp" if shards > 1 else "single", shards), report, target=None)
             if found["finished"]:

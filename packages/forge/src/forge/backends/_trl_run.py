@@ -18,6 +18,7 @@ import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import RunResult, read_result
+from forge._turn_end import stop_at_turn_end
 from forge.backends._end import export_trained, write_finished
 from forge.backends._trl_arguments import CLASSES, arguments
 from forge.backends._trl_plan import Plan, check_rows, plan_steps
@@ -57,7 +58,7 @@ def rehearse(task: Task, s: Any, rows: Rows) -> str:
     shards = where.world_size or 1
     machine = forge_accel.accelerator(s.device.device)
     with RunDirectory(s.checkpoints.ckpt_output_dir, resume=s.checkpoints.resume) as out:
-        report = Reporter(out.log, every=s.report.logging_steps)
+        report = Reporter(out.log, every=s.report.logging_steps, brief=s.report.quiet)
         found = prepare(task, s, rows, out, machine, ("ddp" if shards > 1 else "single", shards), report, target=None)
         if found["finished"]:
             return f"{out.path} holds this very run, finished: the same command would return its result and train nothing."
@@ -104,7 +105,7 @@ def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_
     """Open the run directory on the first rank, and run."""
     path = s.checkpoints.ckpt_output_dir
     with RunDirectory(path, resume=s.checkpoints.resume) if ranks.is_first else NoDirectory(path) as out:
-        report = Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first)
+        report = Reporter(out.log, every=s.report.logging_steps, brief=s.report.quiet, quiet=not ranks.is_first)
         watching = Watchers(callbacks if ranks.is_first else Callbacks(), report.note)
         with explained(s, out, ranks), watching as watchers:
             return watchers.end(_run(task, s, rows, out, report, ranks, watchers))
@@ -173,6 +174,7 @@ def _run(
 
     model = load(start.path)
     _check_routers(task, s, model, device)
+    stop_at_turn_end(model, tokenizer)
     pads = _pad_ids(model)
     adaptation = adapt_model(
         task,

@@ -14,6 +14,7 @@ import forge_data
 import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
+from forge._turn_end import stop_at_turn_end
 from forge.exporting._model_card import model_card
 from forge.exporting._request import DType, ExportRequest, Format
 from forge.saving._sentence_transformers import copy_sentence_transformers
@@ -74,6 +75,8 @@ def export(
             )
         else:
             model = forge_dist.load_trained(str(request.folder), dtype=forge_accel.float32, device="cpu", task=request.task)
+    if tokenizer is not None:
+        stop_at_turn_end(model, tokenizer)
     _check_range(request, model)
     with forge_dist.atomic_directory(request.output) as folder:
         try:

@@ -17,7 +17,7 @@ from forge.reports._record import Record, active_seconds, read_record
 from forge.reports._report import read_curves
 
 _MOST = 24
-_PLACES = frozenset({"ckpt_output_dir", "rdzv_id", "resume", "logging_steps"})
+_PLACES = frozenset({"ckpt_output_dir", "rdzv_id", "resume", "logging_steps", "quiet"})
 """Settings in which two runs differ without being different."""
 _SHOWN = 40
 """Characters of a value on a terminal."""

@@ -11,6 +11,7 @@ import numpy as np
 
 import forge_accel
 import forge_algos
+import forge_data
 import forge_dist
 import forge_packing
 from forge._counted import counted
@@ -271,7 +272,7 @@ def absolute_paths(task: Task, s: Any) -> Any:
         s = s.with_value("checkpoints", "emergency_dir", os.path.abspath(os.path.expanduser(folder)))
     if (url := s.storage.checkpoint_storage) is not None and "://" not in url:
         s = s.with_value("storage", "checkpoint_storage", os.path.abspath(os.path.expanduser(url)))
-    if getattr(s.data, "chat_template", None) is not None:
+    if getattr(s.data, "chat_template", None) not in (None, *forge_data.chat_templates()):
         s = s.with_value("data", "chat_template", _absolute(s.data.chat_template))
     return s.with_value("checkpoints", "ckpt_output_dir", os.path.abspath(os.path.expanduser(s.checkpoints.ckpt_output_dir)))
 

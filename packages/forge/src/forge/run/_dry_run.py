@@ -71,7 +71,7 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
         aim = wanted or Target.here(machine, processes=where.local_world_size or 1)
         path = Path(s.checkpoints.ckpt_output_dir)
         with RunDirectory(path, resume=s.checkpoints.resume) as out:
-            report, began = Reporter(out.log, every=s.report.logging_steps, quiet=quiet), time.monotonic()
+            report, began = Reporter(out.log, every=s.report.logging_steps, brief=s.report.quiet, quiet=quiet), time.monotonic()
             if (line := Storage(s.storage.checkpoint_storage).check()) is not None:
                 report.note(line)
             found = prepare(

@@ -90,6 +90,7 @@ _FREE = DIVISION | frozenset(
             "kl_base",
             "stop_at_kl",
             "logging_steps",
+            "quiet",
             "lint",
             "on_nan",
         ),
@@ -116,7 +117,7 @@ def same_request(path: Path, s: RunSettings) -> bool:
         name for name, origin in s.origins.items() if origin == "default" or origin.startswith(("chosen", "environment"))
     }
     is_open.discard("osft_directions")
-    place = DIVISION | {"ckpt_output_dir"}
+    place = DIVISION | {"ckpt_output_dir", "quiet"}
     for values in (before, now):
         # A path and its URL are one place.
         if isinstance(url := values.get("checkpoint_storage"), str):

@@ -56,7 +56,7 @@ def tokenize_rows(task: Task, s: Any, rows: Rows, folder: Path) -> Any:
         if isinstance(each, Path):
             copy_linked(each, folder / name)
             continue
-        task.prepare(s, each, tokenizer, folder / name, Reporter(lambda _: None, every=1, quiet=False))
+        task.prepare(s, each, tokenizer, folder / name, Reporter(lambda _: None, every=1, brief=s.report.quiet))
     return describe_rows(s, rows)
 
 

@@ -19,6 +19,7 @@ import forge_data
 import forge_dist
 from forge._progress import Reporter
 from forge._result import BEST, RunResult, read_result, write_result
+from forge._turn_end import stop_at_turn_end
 from forge._uncollected import uncollected
 from forge.memory._divided import keeps_casts
 from forge.memory._target import Target
@@ -63,7 +64,7 @@ def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_
     path, resume = s.checkpoints.ckpt_output_dir, s.checkpoints.resume
     storage = Storage(s.storage.checkpoint_storage if ranks.is_first else None, resume)
     with RunDirectory(path, resume=resume, prepare=storage.prepare) if ranks.is_first else NoDirectory(path) as out:
-        report = Reporter(out.log, every=s.report.logging_steps, quiet=not ranks.is_first)
+        report = Reporter(out.log, every=s.report.logging_steps, brief=s.report.quiet, quiet=not ranks.is_first)
         watching = Watchers(callbacks if ranks.is_first else Callbacks(), report.note)
         with explained(s, out, ranks), storage, watching as watchers:
             return watchers.end(_run(task, s, rows, out, report, ranks, watchers, storage))
@@ -137,6 +138,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
     with report.taking(f"loading {start.path}", f"loaded {start.path}, and checked how its samples are kept apart,"):
         s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest)
+    if (end := stop_at_turn_end(model, tokenizer)) is not None:
+        report.note(
+            f"chat_template: {end} ends a turn and was no EOS of the model; generation_config.json of an export names it"
+        )
     # Its files were hashed meanwhile: from here on the run goes on from what it began with, or is refused.
     with report.taking(f"hashing {start.path}", f"hashed {start.path}, which was not done when it was loaded,"):
         found["identity"] = ranks.first(lambda: identity.settle(out))

@@ -170,7 +170,7 @@ TOLD = {
             truncation""",
         "choose packing: auto (the default), on, off": """sample_packing eval_sample_packing batch_flattening
             pad_to_sequence_len padding_free neat_packing packing_strategy pad_to_multiple_of""",
-        "the tokenizer's own template, or a file: chat_template": "template use_legacy_tmpl default_system",
+        "the tokenizer's own template, a name (chatml) or file: chat_template": "template use_legacy_tmpl default_system",
         "an argument of the template: chat_template_kwargs={'enable_thinking': false}": "enable_thinking",
         "choose attention: auto (the default), documents, flash3, flash4, sdpa, eager": """flash_attention sdp_attention
             xformers_attention

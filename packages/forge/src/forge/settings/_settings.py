@@ -67,6 +67,8 @@ class ReportSettings:
 
     logging_steps: int = attrs.field(default=1, validator=[_whole, attrs.validators.ge(1)])
     """Print a line to the log every so many steps (metrics.jsonl has every step)."""
+    quiet: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    """Print warnings and how the run ends alone, and no progress; log.txt in the run directory has every line all the same."""
 
 
 Metric = Literal[

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import forge_data
 from forge.settings._elsewhere import hint
 from forge.settings.convert._draft import ONLINE, Draft
 
@@ -53,7 +54,9 @@ _OF_AN_ENTRY = {
 _FILE = re.compile(r"\.(jsonl?|parquet|csv|arrow)(\.\w+)?$")
 
 
-_NAMED = "a template of {library}'s by name; the tokenizer's own is taken, or give a file of the template"
+_NAMED = "a template of {library}'s by name; the tokenizer's own is taken, or give a file of the template{other}"
+_SAME_TEXT = {"Axolotl": ("chatml", "llama3", "gemma"), "LLaMA-Factory": ("chatml", "alpaca")}
+"""Library → templates that it writes whatever the tokenizer has, in the words that they have here by the same name."""
 
 
 def _evaluations(draft: Draft) -> None:
@@ -89,12 +92,7 @@ def data(draft: Draft) -> None:
         )
     elif formats - {"auto"}:
         found["data_format"] = formats.pop()
-    for key, setting in (("dataset", "data_path"), ("eval_dataset", "eval_data_path")):
-        if isinstance(left.get(key), str):
-            names = [name.strip() for name in left.pop(key).split(",")]
-            found[setting] = names[0] if len(names) == 1 else names
-            if draft.library == "LLaMA-Factory":
-                lost.append(f"{key}: {', '.join(names)}: names of dataset_info.json; give the files that they stand for")
+    _named(draft)
     if draft.library == "TRL" and left.get("dataset_name"):
         name, config = str(left.pop("dataset_name")), left.pop("dataset_config", None)
         split = left.pop("dataset_train_split", None) or "train"
@@ -114,6 +112,22 @@ def data(draft: Draft) -> None:
         if left.pop(key, None) is False:
             lost.append(f"{key}: False: rows are drawn in random order")
     _long_rows(draft)
+
+
+def _named(draft: Draft) -> None:
+    """Read names between commas: of LLaMA-Factory, those of `dataset_info.json` or of the Hub."""
+    beside = draft.left.pop("dataset_dir", "data") if draft.library == "LLaMA-Factory" else None
+    for key, setting in (("dataset", "data_path"), ("eval_dataset", "eval_data_path")):
+        if not isinstance(draft.left.get(key), str):
+            continue
+        names = [name.strip() for name in draft.left.pop(key).split(",")]
+        if beside == "ONLINE":
+            names = [f"{name}:train" for name in names]
+        elif isinstance(beside, str) and not beside.startswith("REMOTE:"):
+            names = [f"{beside.rstrip('/')}/dataset_info.json:{name}" for name in names]
+        elif beside is not None:
+            draft.lost.append(f"{key}: {', '.join(names)}: the dataset_info.json of {beside!r} is not read; give the files")
+        draft.found[setting] = names[0] if len(names) == 1 else names
 
 
 def _long_rows(draft: Draft) -> None:
@@ -188,15 +202,23 @@ def _learned(draft: Draft) -> None:
 
 
 def _template(draft: Draft) -> None:
-    """Read the chat template: a file, since other libraries' names mean nothing here."""
+    """Read the chat template: a file, or a name that means the same here."""
     left = draft.left
     if left.get("enable_thinking") is False and left.get("chat_template_kwargs") is None:
         del left["enable_thinking"]
         draft.found["chat_template_kwargs"] = {"enable_thinking": False}
     draft.drop("chat_template", when=("tokenizer_default", "jinja"))
-    name = left.get("chat_template")
-    if isinstance(name, str) and "." not in name and "/" not in name:
-        draft.lose("chat_template", _NAMED.format(library=draft.library))
+    key = "template" if draft.library == "LLaMA-Factory" else "chat_template"
+    name = left.get(key)
+    if isinstance(name, str) and name in _SAME_TEXT.get(draft.library, ()) and "chat_template" in draft.known:
+        draft.found["chat_template"] = left.pop(key)
+        special = left.get("special_tokens")
+        if isinstance(special, Mapping) and special.get("eos_token") == forge_data.chat_templates()[name].end:
+            left["special_tokens"] = {each: token for each, token in special.items() if each != "eos_token"}
+    elif isinstance(name, str) and "." not in name and "/" not in name:
+        named = next((each for each in forge_data.chat_templates() if name.split("_")[-1] == each), None)
+        other = f"; of a tokenizer that has none, chat_template={named} is one" if named else ""
+        draft.lose(key, _NAMED.format(library=draft.library, other=other))
     source = left.get("chat_template_jinja")
     if isinstance(source, str) and "{" in source:
         del left["chat_template_jinja"]

@@ -1,0 +1,264 @@
+"""Entry of LLaMA-Factory's `dataset_info.json` → its file, and its rows in known fields.
+
+The semantics are those of `llamafactory/data/parser.py` and `converter.py` (0.9.5): only the columns that an entry names are
+read, roles have the names of its tags, and instruction and input are joined by a new line.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+
+from forge_data._errors import DataError
+from forge_data._values import describe, from_json, nearest, parsed_json
+from forge_data.reading._record import Chunk, Reader, Record, Refused, WithoutNulls
+
+FILE = "dataset_info.json"
+_HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url")
+_ELSEWHERE = ("script_url", "cloud_file_name")
+_IGNORED = ("file_sha1", "split", "subset", "folder")
+_ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
+_SHAREGPT = {"messages": "conversations"}
+_COLUMNS = (*_ALPACA, *_SHAREGPT, *"history system tools images videos audios chosen rejected kto_tag".split())
+_TAGS = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+"""Tag → its name where an entry gives none."""
+_ROLES = {"user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool", "system_tag": "system"}
+_FORMATTINGS = ("alpaca", "sharegpt", "openai")
+
+
+@attrs.frozen
+class Description:
+    """What an entry of `dataset_info.json` says of its rows. It pickles."""
+
+    path: str
+    """File or directory of the rows."""
+    formatting: str
+    ranking: bool
+    columns: Mapping[str, str | None]
+    """What the entry calls a column → its name in the rows; None where it is not read."""
+    tags: Mapping[str, str]
+
+    def digest(self) -> str:
+        """Hash what decides how rows are read: SHA-256 in hex."""
+        read = [self.formatting, self.ranking, dict(self.columns), dict(self.tags)]
+        return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
+
+    def described(self, fields: Mapping[str, Any]) -> WithoutNulls:
+        """Return a row in the fields of `alpaca`, `sharegpt`, `messages`, `text` or a preference.
+
+        What is not as the entry says stays as it is, for the format to refuse.
+        """
+        nulls = getattr(fields, "nulls", ())
+        named = {ours: column for ours, column in self.columns.items() if column is not None}
+        row = {ours: fields[column] for ours, column in named.items() if column in fields}
+        absent = {ours for ours, column in named.items() if column in nulls}
+        for side in () if self.ranking else ("chosen", "rejected"):
+            row.pop(side, None)
+            absent.discard(side)
+        return self._alpaca(row, absent) if self.formatting == "alpaca" else self._conversation(row, absent)
+
+    def _alpaca(self, row: dict[str, Any], absent: set[str]) -> WithoutNulls:
+        asked = [row.pop(name) for name in ("prompt", "query") if name in row]
+        question = "\n".join(part for part in asked if part) if all(isinstance(part, str) for part in asked) else asked[-1]
+        if self.columns.get("response") is None and not self.ranking:
+            return WithoutNulls({"text": question} if asked else {}, {"text"} if "prompt" in absent else ())
+        if asked:
+            row["instruction"] = question
+        answer = row.pop("response", None)
+        if answer is not None and not self.ranking:
+            row["output"] = answer
+        return WithoutNulls(row, {_ALPACA.get(name, name) for name in absent - {"query"}} - row.keys())
+
+    def _conversation(self, row: dict[str, Any], absent: set[str]) -> WithoutNulls:
+        given, openai = from_json(row.pop("messages", None)), self.formatting == "openai"
+        name = "messages" if openai else "conversations"
+        for side in ("chosen", "rejected"):
+            if isinstance(answer := from_json(row.get(side)), dict) and self.tags["role_tag"] in answer:
+                row[side] = self._turn(answer)
+        if not isinstance(given, list):
+            return WithoutNulls(row | ({} if given is None else {name: given}), absent | ({name} if given is None else set()))
+        turns = [self._turn(turn) if isinstance(turn, dict) else turn for turn in given]
+        first = turns[0] if turns and isinstance(turns[0], dict) else {}
+        if "system" in (first.get("role"), first.get("from")):
+            row.pop("system", None)  # the turn wins
+        elif openai and row.get("system"):
+            turns.insert(0, {"role": "system", "content": row.pop("system")})
+        return WithoutNulls({**row, name: turns}, absent)
+
+    def _turn(self, turn: dict[str, Any]) -> dict[str, Any]:
+        """Return a turn with the names of roles and fields that the format reads."""
+        rest = dict(turn)
+        role, content = (rest.pop(self.tags[tag], None) for tag in ("role_tag", "content_tag"))
+        tag = next((tag for tag, named in self.tags.items() if tag in (*_ROLES, "function_tag") and named == role), None)
+        if self.formatting == "sharegpt":
+            return {"from": _TAGS.get(tag or "", role), "value": content, **rest}
+        if tag == "function_tag" and not rest.get("tool_calls"):
+            calls = from_json(content)
+            return {"role": "assistant", "content": None, "tool_calls": calls if isinstance(calls, list) else [calls], **rest}
+        return {"role": _ROLES.get(tag or "", role), "content": content, **rest}
+
+
+def is_described(entry: str) -> bool:
+    """Tell whether an entry names a data set of `dataset_info.json`, or the file alone."""
+    return "://" not in entry and Path(entry if entry.endswith(FILE) else entry.rpartition(":")[0]).name == FILE
+
+
+def description(entry: str) -> Description | None:
+    """Read what `PATH/dataset_info.json:NAME` describes; None for any other entry.
+
+    Raises:
+        DataError: the file cannot be read, has no data set of this name, or says of it what is not known; or its rows are on
+            a hub.
+    """
+    if not is_described(entry):
+        return None
+    path, _, name = (entry, "", "") if entry.endswith(FILE) else entry.rpartition(":")
+    file = Path(path).expanduser().absolute()
+    try:
+        known = parsed_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {getattr(error, 'strerror', None) or error}") from error
+    if not isinstance(known, dict):
+        raise DataError(f"{path} is {describe(known)}; it must be an object: names of data sets, and what each is")
+    if name not in known:
+        listed = ", ".join(map(repr, known)) or "none"
+        which = f"has no data set {name!r}{nearest(name, known)}" if name else f"describes data sets; name one: {path}:NAME"
+        raise DataError(f"{path} {which}; it has {listed}")
+    return _read(f"{path}: {name}", known[name], file.parent)
+
+
+def _read(place: str, entry: Any, directory: Path) -> Description:
+    if not isinstance(entry, dict):
+        raise DataError(f"{place} is {describe(entry)}; it must be an object with file_name")
+    _check_names(
+        place, entry, ("file_name", "formatting", "ranking", "columns", "tags", "num_samples", *_IGNORED, *_HUBS, *_ELSEWHERE)
+    )
+    for key in (*_HUBS, *_ELSEWHERE):
+        if entry.get(key):
+            _refuse_elsewhere(place, key, entry)
+    if entry.get("num_samples") is not None:
+        raise DataError(
+            f"{place}: num_samples draws some of the rows, which is not done here; take it out, or shorten the file"
+        )
+    if entry.get("split", "train") != "train":
+        raise DataError(f"{place}: split is {describe(entry['split'])}, and a file has none; give the rows that are meant")
+    if not isinstance(entry.get("file_name"), str):
+        raise DataError(f"{place} has no file_name, beside which nothing says where its rows are; give one")
+    formatting, ranking = entry.get("formatting", "alpaca"), entry.get("ranking", False)
+    if formatting not in _FORMATTINGS:
+        raise DataError(
+            f"{place}: formatting is {describe(formatting)}; allowed: {', '.join(_FORMATTINGS)}"
+            f"{nearest(formatting, _FORMATTINGS)}"
+        )
+    if not isinstance(ranking, bool):
+        raise DataError(f"{place}: ranking is {describe(ranking)}; it must be true or false")
+    columns = _names(place, "columns", entry.get("columns"), _COLUMNS)
+    # An entry with columns reads those alone; the others are not there.
+    columns = {**_ALPACA, **_SHAREGPT} if columns is None else columns
+    if ranking and not (columns.get("chosen") and columns.get("rejected")):
+        raise DataError(f"{place}: ranking is true, and its columns lack chosen or rejected; name both")
+    wanted = "prompt" if formatting == "alpaca" else "messages"
+    if not columns.get(wanted):
+        raise DataError(f"{place}: its columns lack {wanted}, which {formatting} rows are read from; name it")
+    tags = _names(place, "tags", entry.get("tags"), tuple(_TAGS))
+    return Description(str(directory / entry["file_name"]), formatting, ranking, columns, {**_TAGS, **(tags or {})})
+
+
+def _names(place: str, field: str, given: Any, known: tuple[str, ...]) -> dict[str, Any] | None:
+    """Check a mapping of names to names; None where there is none."""
+    if given is None:
+        return None
+    if not isinstance(given, dict) or not all(name is None or isinstance(name, str) for name in given.values()):
+        raise DataError(f"{place}: {field} is {describe(given)}; it must be an object with a name for each of its fields")
+    _check_names(f"{place}: {field}", given, known)
+    return given
+
+
+def _check_names(place: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise DataError(f"{place} has {name!r}, which is not known{nearest(name, known)}; known: {', '.join(known)}")
+
+
+def _refuse_elsewhere(place: str, key: str, entry: Mapping[str, Any]) -> NoReturn:
+    """Say what to give instead of rows that are in no file beside the description."""
+    url = entry[key]
+    if key == "hf_hub_url":
+        path = ":".join(
+            [str(url), *([str(entry["subset"])] if entry.get("subset") else []), str(entry.get("split") or "train")]
+        )
+        more = ", and columns of other names with `rename_columns`" if entry.get("columns") else ""
+        raise DataError(f"{place} is a data set on the Hub; give it as {path!r} in the place of this{more}")
+    if key == "cloud_file_name":
+        raise DataError(f"{place} is a file elsewhere; give its URL, {str(url)!r}, in the place of this")
+    raise DataError(f"{place}: {key} is {describe(url)}, which is not read; write its rows to a file, and give file_name")
+
+
+@attrs.frozen
+class DescribedChunk:
+    """Rows of a chunk in the fields that a description gives them."""
+
+    chunk: Chunk
+    description: Description
+
+    @property
+    def size(self) -> int:
+        """Approximate bytes."""
+        return self.chunk.size
+
+    @property
+    def first_row(self) -> int:
+        """Number of its first row."""
+        return self.chunk.first_row
+
+    @property
+    def last_row(self) -> int:
+        """Number of its last row."""
+        return self.chunk.last_row
+
+    def part(self, first: int, last: int) -> "DescribedChunk":
+        """Return the rows with the numbers `first` to `last`."""
+        return attrs.evolve(self, chunk=self.chunk.part(first, last))
+
+    def records(self, refused: Refused | None = None) -> Iterator[Record]:
+        """Yield the rows; errors as of the chunk."""
+        for record in self.chunk.records(refused):
+            yield record._replace(fields=self.description.described(record.fields))
+
+
+@attrs.frozen
+class DescribedRows:
+    """Reader of a file whose rows are in the fields that a description gives them."""
+
+    reader: Reader
+    description: Description
+
+    @property
+    def indexed(self) -> bool:
+        """Whether rows are named `file[index]` and not `file:row`."""
+        return self.reader.indexed
+
+    def chunks(self, size: int) -> Iterator[DescribedChunk]:
+        """Yield the file in chunks of about `size` bytes."""
+        for chunk in self.reader.chunks(size):
+            yield DescribedChunk(chunk, self.description)
+
+    def count(self) -> int | None:
+        """Return the number of the last row, for progress; None if that needs a slow pass."""
+        return self.reader.count()
+
+    def digest(self) -> str | None:
+        """Hash content and description: SHA-256 in hex; None where the content is read only once."""
+        digest = self.reader.digest()
+        return None if digest is None else hashlib.sha256(f"{digest} {self.description.digest()}".encode()).hexdigest()

@@ -1,0 +1,157 @@
+"""A data set that LLaMA-Factory's dataset_info.json describes is read as the description says."""
+
+import json
+import pickle
+
+import pytest
+
+from forge_data import DataError, check_first_row, prepare
+from forge_data.formats._registry import convert, detect
+from forge_data.reading._sources import resolve
+
+from ..lint_rows import tokenizer
+
+
+def write(folder, entry, *rows, name="rows.jsonl"):
+    """Write rows and their description; return the entry of data_path that names them."""
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "dataset_info.json").write_text(json.dumps({"mine": {"file_name": name} | entry, "other": {"hf_hub_url": "a/b"}}))
+    return f"{folder}/dataset_info.json:mine"
+
+
+def read(folder, entry, *rows):
+    (source,) = resolve(write(folder, entry, *rows))
+    return [convert(detect(each.place, each.fields), each.place, each.fields, None) for each in source.records()]
+
+
+def test_alpaca(tmp_path):
+    """Instruction and input are joined by a new line; columns that the entry does not name are not read."""
+    row = {"instruction": "i", "input": "d", "output": "o", "system": "s", "images": ["x.png"]}
+    (made,) = read(tmp_path, {}, row)
+    assert [message["content"] for message in made.messages] == ["i\nd", "o"]
+    columns = {"prompt": "instruction", "response": "output", "system": "system"}
+    (made,) = read(tmp_path, {"columns": columns}, row)
+    assert [message["content"] for message in made.messages] == ["s", "i", "o"]
+    with pytest.raises(DataError, match="field images is a list of 1, and only text is trained"):
+        read(tmp_path, {"columns": columns | {"images": "images"}}, row)
+
+
+def test_text(tmp_path):
+    """A prompt without an answer is a document, as its pretraining reads it."""
+    (made,) = read(tmp_path, {"columns": {"prompt": "body"}}, {"body": "once", "title": "t"})
+    assert made.text == "once"
+
+
+def test_sharegpt(tmp_path):
+    """Roles and fields have the names of the tags; a system turn wins over the column of that name."""
+    entry = {
+        "formatting": "sharegpt",
+        "columns": {"messages": "talk", "system": "preamble"},
+        "tags": {"role_tag": "who", "content_tag": "what", "user_tag": "me", "assistant_tag": "it", "system_tag": "setting"},
+    }
+    talk = [{"who": "me", "what": "hi"}, {"who": "it", "what": "ho"}]
+    one, two = read(
+        tmp_path, entry, {"talk": talk, "preamble": "p"}, {"talk": [{"who": "setting", "what": "s"}, *talk], "preamble": "p"}
+    )
+    assert [(message["role"], message["content"]) for message in one.messages] == [
+        ("system", "p"),
+        ("user", "hi"),
+        ("assistant", "ho"),
+    ]
+    assert two.messages[0]["content"] == "s"
+    with pytest.raises(DataError, match=r"rows.jsonl:1: field conversations\[0\].from is the string 'you'; allowed"):
+        read(tmp_path, entry, {"talk": [{"who": "you", "what": "hi"}]})
+
+
+def test_openai(tmp_path):
+    """Messages keep their tool calls; a turn of the function's tag holds them as JSON."""
+    entry = {
+        "formatting": "openai",
+        "columns": {"messages": "messages", "system": "system", "tools": "tools"},
+        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+        | {"observation_tag": "tool", "function_tag": "function", "system_tag": "system"},
+    }
+    call = {"name": "f", "arguments": {"a": 1}}
+    made = read(
+        tmp_path,
+        entry,
+        *(
+            {"messages": [{"role": "user", "content": "u"}, turn, {"role": "tool", "content": "1"}], "system": "s"}
+            for turn in (
+                {"role": "function", "content": json.dumps([call])},
+                {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": call}]},
+            )
+        ),
+    )
+    for chat in made:
+        assert [message["role"] for message in chat.messages] == ["system", "user", "assistant", "tool"]
+        assert chat.messages[2]["tool_calls"][0]["function"] == call
+
+
+def test_nulls_are_named(tmp_path):
+    """A field that is null is no other fault."""
+    with pytest.raises(DataError, match="field output is null"):
+        read(tmp_path, {"columns": {"prompt": "q", "response": "a"}}, {"q": "x", "a": None})
+
+
+@pytest.mark.parametrize(
+    ("entry", "error"),
+    [
+        ({"hf_hub_url": "org/name", "subset": "en"}, "is a data set on the Hub; give it as 'org/name:en:train'"),
+        ({"ms_hub_url": "org/name"}, "ms_hub_url is the string 'org/name', which is not read"),
+        ({"cloud_file_name": "s3://x/y.json"}, "give its URL, 's3://x/y.json'"),
+        ({"num_samples": 5}, "num_samples draws some of the rows"),
+        ({"split": "test"}, "split is the string 'test', and a file has none"),
+        ({"formatting": "sharegtp"}, "did you mean 'sharegpt'"),
+        ({"columns": {"promt": "x"}}, "columns has 'promt', which is not known; did you mean 'prompt'"),
+        ({"columns": {"query": "x"}}, "its columns lack prompt"),
+        ({"formatting": "sharegpt", "columns": {"prompt": "x"}}, "its columns lack messages"),
+        ({"ranking": True}, "its columns lack chosen or rejected"),
+        ({"ranking": "yes"}, "it must be true or false"),
+        ({"tags": ["x"]}, "tags is a list of 1; it must be an object"),
+        ({"file_name": None}, "has no file_name"),
+        ({"file_name": "gone.jsonl"}, "no file at .*gone.jsonl"),
+    ],
+)
+def test_refused(tmp_path, entry, error):
+    """What an entry cannot mean is refused with what to give."""
+    with pytest.raises(DataError, match=error):
+        resolve(write(tmp_path, entry, {"instruction": "i", "output": "o"}))
+
+
+def test_names(tmp_path):
+    """A name that is not there is answered with the nearest, the file alone with its names."""
+    entry = write(tmp_path, {}, {"instruction": "i", "output": "o"})
+    with pytest.raises(DataError, match="has no data set 'mien'; did you mean 'mine'"):
+        resolve(entry.replace(":mine", ":mien"))
+    with pytest.raises(DataError, match="describes data sets; name one: .*; it has 'mine', 'other'"):
+        resolve(entry.removesuffix(":mine"))
+    (tmp_path / "dataset_info.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be read as JSON"):
+        resolve(entry)
+
+
+def test_a_store(tmp_path):
+    """A store is made of it, by any number of processes, and is another one where the description is another."""
+    rows = [{"q": f"say {at}", "a": f"number {at}"} for at in range(40)]
+    columns = {"columns": {"prompt": "q", "response": "a"}}
+    path = write(tmp_path, columns, *rows)
+    check_first_row(path)
+    stores = [prepare(path, tokenizer(), tmp_path / f"s{n}", num_proc=n, progress=False) for n in (1, 2)]
+    assert stores[0].fingerprint == stores[1].fingerprint
+    assert len(stores[0]) == 40
+    write(tmp_path, {"columns": {"prompt": "a", "response": "q"}}, *rows)
+    assert prepare(path, tokenizer(), tmp_path / "s3", num_proc=1, progress=False).fingerprint != stores[0].fingerprint
+    write(tmp_path, {"columns": {"prompt": "q", "response": "b"}}, *rows)
+    with pytest.raises(DataError, match=r"rows.jsonl:1 has the fields 'instruction'"):
+        check_first_row(path)
+
+
+def test_parts(tmp_path):
+    """Chunks pickle, and a part of one has its rows."""
+    (source,) = resolve(write(tmp_path, {}, *({"instruction": str(at), "output": "o"} for at in range(5))))
+    (chunk,) = source.chunks()
+    part = pickle.loads(pickle.dumps(chunk)).part(2, 3)
+    assert (part.first_row, part.last_row, source.count()) == (2, 3, 5)
+    assert [each.fields["instruction"] for each in part.records()] == ["1", "2"]
+    assert chunk.size > 0

@@ -1,0 +1,51 @@
+"""A base model without a chat template, trained with one by name: whoever loads it asks, and stops, as it was trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import forge
+import forge_data
+from forge.talking._model import AnsweringModel
+
+from .verbs import SHORT
+
+LLAMA3 = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+
+
+@pytest.fixture
+def base(model_dir: Path, tmp_path: Path) -> Path:
+    """The tiny model without a template, and whose tokenizer has a BOS."""
+    path = tmp_path / "base"
+    shutil.copytree(model_dir, path, ignore=shutil.ignore_patterns("chat_template*"))
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": "<|endoftext|>"}))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_asked_and_stopped_as_trained(adapter: str, base: Path, chats: Path, tmp_path: Path) -> None:
+    """The template is in the export, and the token that ends a turn ends an answer of transformers and of `forge chat`."""
+    from transformers import AutoTokenizer, GenerationConfig
+
+    given = {**SHORT, "model_path": base, "data_path": chats, "adapter": adapter, "chat_template": "llama3"}
+    with pytest.raises(forge_data.TemplateError, match="add_special_tokens="):
+        forge.sft(**given, ckpt_output_dir=tmp_path / "refused")
+    run = tmp_path / "run"
+    found = forge.sft(**given, add_special_tokens=LLAMA3, ckpt_output_dir=run)
+    assert found.model_dir is not None
+    tokenizer = AutoTokenizer.from_pretrained(found.model_dir)
+    end = tokenizer.convert_tokens_to_ids("<|eot_id|>")
+    said = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
+    assert said.endswith("hi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
+    assert "<|eot_id|> ends a turn and was no EOS" in (run / "log.txt").read_text()
+    assert "chat_template: llama3" in (run / "config.yaml").read_text()
+    places = [found.model_dir] if adapter == "none" else [forge.export(run, tmp_path / "merged", merge=True)]
+    for place in places:
+        assert GenerationConfig.from_pretrained(place).eos_token_id == [2, end]
+    assert AnsweringModel(run)._model.generation_config.eos_token_id == [2, end]

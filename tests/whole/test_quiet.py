@@ -1,0 +1,39 @@
+"""`quiet`: warnings and how a run ends on the terminal, and every line in the run's log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge
+
+from .conftest import conversations, write_rows
+from .verbs import SHORT
+
+
+@pytest.mark.slow
+def test_warnings_and_the_end(model_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A run prints its warnings and its last line; its log has what it has without `quiet`, and a resume may change it."""
+    rows = conversations(12)
+    rows[0]["messages"] += [{"role": "user", "content": "and?"}, {"role": "assistant", "content": ""}]  # the lint warns
+    given: dict[str, Any] = {**SHORT, "model_path": model_dir, "data_path": write_rows(tmp_path / "rows.jsonl", rows)}
+    logs, printed = {}, {}
+    for quiet in (False, True):
+        run = tmp_path / f"run-{quiet}"
+        forge.sft(**given, quiet=quiet, lint="off", ckpt_output_dir=run)
+        printed[quiet] = capfd.readouterr().err
+        logs[quiet] = (run / "log.txt").read_text()
+    assert "step 4/4" in printed[False]
+    said = printed[True].splitlines()
+    assert said[0].startswith("lint: ")
+    assert said[1].startswith("warn empty_turn")
+    assert said[-1].startswith("finished: 4 steps")
+    progress = ("device: ", "training on ", "step 4/4 ", "exported ", "steps ")
+    assert all(any(line.startswith(each) for line in printed[False].splitlines()) for each in progress)
+    assert not [line for line in said if line.startswith(progress)]
+    assert len(logs[True].splitlines()) == len(logs[False].splitlines())
+    assert all("step 4/4" in log for log in logs.values())
+    again = forge.sft(**given, lint="off", ckpt_output_dir=tmp_path / "run-True")  # the same run, whatever it printed
+    assert again.steps == 4
