@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,7 +87,10 @@ def learned(run: Path, result: dict[str, Any]) -> None:
         model: Any = AutoPeftModelForCausalLM.from_pretrained(exported)
     else:
         model = AutoModelForCausalLM.from_pretrained(exported)
-    assert model(torch.arange(5)[None]).logits.isfinite().all()
+    with warnings.catch_warnings():
+        # Plain PEFT 0.21, as of transformers 5.24.
+        warnings.filterwarnings("ignore", message=".past_key_values. is deprecated")
+        assert model(torch.arange(5)[None]).logits.isfinite().all()
 
 
 @pytest.mark.slow

@@ -35,12 +35,12 @@ LEAKING = sorted(tiny.OTHER_CONFIGS.keys() - PACKED)
 QWEN = "qwen3.5: a state, and an error of transformers"
 BY_LAYERS = {"lfm2: a convolution", QWEN}
 """Those packed, of which only the layers with a state or a convolution run documents apart."""
-MAMBA, FALCON = "mamba2: a state", "falcon: a mask made without positions"
+MAMBA, BLOOM = "mamba2: a state", "bloom: distances over the whole row"
 SETTINGS: dict[str, Any] = {**three_steps.SETTINGS, "validation_split": 0.2}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ci_keeps([FALCON, QWEN], LEAKING))
+@pytest.mark.parametrize("name", ci_keeps([BLOOM, QWEN], LEAKING))
 def test_losses_are_those_of_one_document_at_a_time(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
     """Losses and gradient norms of three steps are the reference's; the log and config.yaml say that documents ran alone."""
     run, model = tmp_path / "run", saved(name)
@@ -58,7 +58,7 @@ def test_losses_are_those_of_one_document_at_a_time(name: str, saved: Callable[[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ci_keeps([FALCON], sorted({*LEAKING} - BY_LAYERS)))
+@pytest.mark.parametrize("name", ci_keeps([BLOOM], sorted({*LEAKING} - BY_LAYERS)))
 def test_a_packed_row_is_refused_where_it_is_asked_for(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
     """packing=on says why it cannot be, and what can be; nothing is written."""
     run = tmp_path / "run"
@@ -77,7 +77,7 @@ def test_what_packing_will_be_is_known_before_data_are_read(
     saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small random model of the same configuration shows it: the log says so first, and packing=on reads no row."""
-    given = {"model_path": str(saved(FALCON)), "data_path": str(rows(tmp_path)), **SETTINGS}
+    given = {"model_path": str(saved(BLOOM)), "data_path": str(rows(tmp_path)), **SETTINGS}
     forge.sft(**given, ckpt_output_dir=str(tmp_path / "run"))
     log = (tmp_path / "run" / "log.txt").read_text()
     assert 0 < log.index("as a small random model of this configuration shows") < log.index("read 13 rows")
@@ -86,7 +86,7 @@ def test_what_packing_will_be_is_known_before_data_are_read(
         raise AssertionError("rows were read")
 
     monkeypatch.setattr(forge_data, "prepare", prepare)
-    with pytest.raises(forge_algos.PackedBatchError, match=r"packing=on: FalconForCausalLM"):
+    with pytest.raises(forge_algos.PackedBatchError, match=r"packing=on: BloomForCausalLM"):
         forge.sft(**given, ckpt_output_dir=str(tmp_path / "other"), packing="on")
 
 
@@ -127,7 +127,7 @@ def test_a_model_that_was_refused_is_freed(
 
     monkeypatch.setattr(forge_algos, "keep_documents_apart", watched)
     monkeypatch.setattr(forge_dist, "draft_model", drafted)
-    forge.sft(model_path=str(saved(FALCON)), data_path=str(rows(tmp_path)), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS)
+    forge.sft(model_path=str(saved(BLOOM)), data_path=str(rows(tmp_path)), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS)
     assert len(seen) >= 2
 
 
@@ -158,7 +158,7 @@ def test_every_verb_has_the_same_losses_packed_or_not(verb: str, model_dir: Path
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("teacher", "student"),
-    ci_keeps([(FALCON, "llama-untied")], [(FALCON, "llama-untied"), ("llama-untied", MAMBA)]),
+    ci_keeps([(BLOOM, "llama-untied")], [(BLOOM, "llama-untied"), ("llama-untied", MAMBA)]),
 )
 def test_a_teacher_of_another_family(teacher: str, student: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
     """A teacher that cannot be packed, or that has no attention of the student's kind, runs its rows as it can."""
@@ -178,7 +178,7 @@ def test_a_teacher_of_another_family(teacher: str, student: str, saved: Callable
 @pytest.mark.parametrize("adapter", ci_keeps(["lora"], ["lora", "osft"]))
 def test_adapters(adapter: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
     """Adapters are attached around documents that run alone, are exported and loaded back, and the run is resumed."""
-    given = {"model_path": str(saved(FALCON)), "data_path": str(rows(tmp_path)), "adapter": adapter, **SETTINGS}
+    given = {"model_path": str(saved(BLOOM)), "data_path": str(rows(tmp_path)), "adapter": adapter, **SETTINGS}
     given |= {"lora_r": 4} if adapter == "lora" else {"unfreeze_rank_ratio": 0.5}
     whole = forge.sft(ckpt_output_dir=str(tmp_path / "whole"), **given)
     forge.sft(
@@ -206,10 +206,10 @@ CUTS = [("fsdp2", 2), ("fsdp2", 4), ("ddp", 2)]
     ("strategy", "world_size", "name"),
     # Mamba 2 reads the weight of its convolution without calling it, which ZeRO-3 does not gather then.
     ci_keeps(
-        [("fsdp2", 2, FALCON)],
+        [("fsdp2", 2, BLOOM)],
         [
             *((strategy, ranks, name) for name in (MAMBA, QWEN) for strategy, ranks in CUTS),
-            *((strategy, 2, FALCON) for strategy in ("fsdp2", "zero3")),
+            *((strategy, 2, BLOOM) for strategy in ("fsdp2", "zero3")),
         ],
     ),
 )

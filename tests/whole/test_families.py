@@ -35,7 +35,6 @@ PACKED = {
 }
 ALONE = {
     "bloom": "ALiBi over the whole row",
-    "falcon": "a mask made without positions",
     "mamba2": "a state",
     "prophetnet": "a decoder with two streams",
     "roberta": "positions behind the padding token's",

@@ -157,7 +157,7 @@ SHARING = {
     "gpt-oss: sinks, and a mask made without positions",
     "opt: positions from the mask",
 }
-REFUSED = {"llama4: chunked attention", "falcon: a mask made without positions"}
+REFUSED = {"llama4: chunked attention", "bloom: distances over the whole row"}
 """Models that forge_dist does not load with document attention, as its own tests assert."""
 
 

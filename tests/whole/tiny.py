@@ -13,7 +13,6 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
-    FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
@@ -80,7 +79,6 @@ OTHER_CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "bloom: distances over the whole row": lambda: BloomConfig(
         vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.1
     ),
-    "falcon: a mask made without positions": lambda: FalconConfig(**_OLD_SHAPE, initializer_range=0.1),
     "lfm2: a convolution": lambda: Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"]),
     "mamba2: a state": lambda: Mamba2Config(
         vocab_size=VOCABULARY,

@@ -17,7 +17,9 @@ from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.server import build_server
 
 list_only("/runs/first/export")
-client = TestClient(build_server(ModelManager(device="cpu"), *[None] * 6))
+manager = ModelManager(device="cpu")
+manager.force_model = "/runs/first/export"  # as given at the start, which would load it
+client = TestClient(build_server(manager, *[None] * 6))
 json.dump(client.get("/v1/models").json(), sys.stdout)
 """
 

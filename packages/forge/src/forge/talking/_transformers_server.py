@@ -10,12 +10,14 @@ from typing import Any
 def list_only(model: str) -> None:
     """Let `GET /v1/models` of this process list `model`.
 
-    Transformers lists what lies in the Hub's cache instead: it fails where there is no cache, does not list a directory, and
-    lists models that it answers no request with, since it was given one.
+    transformers 5.24 does so itself. Before, it lists what lies in the Hub's cache: it fails where there is no cache, does not
+    list a directory, and lists models that it answers no request with, since it was given one.
     """
     from transformers.cli.serving.model_manager import ModelManager
 
     manager: Any = ModelManager
+    if not hasattr(manager, "get_gen_models"):
+        return
     entry = {"id": model, "object": "model", "created": 0, "owned_by": ""}
 
     def get_gen_models(*_: object) -> list[dict[str, Any]]:
