@@ -12,6 +12,7 @@ from forge_algos.adaptations.osft._moments import osft_moments
 from forge_algos.adaptations.peft._eva import eva_directions
 from forge_algos.adaptations.peft._quantization import quantization_config
 from forge_algos.settings._adapter_table import ADAPTERS, AdapterKind
+from forge_algos.settings._stored_adapter import StoredAdapter, stored_adapter
 
 __all__ = [
     "ADAPTERS",
@@ -20,6 +21,7 @@ __all__ = [
     "Context",
     "Moved",
     "Portrait",
+    "StoredAdapter",
     "adapt",
     "eva_directions",
     "osft_importance",
@@ -28,5 +30,6 @@ __all__ = [
     "osft_moved",
     "osft_portrait",
     "quantization_config",
+    "stored_adapter",
     "switched_off",
 ]

@@ -21,6 +21,7 @@ from forge._counted import counted
 from forge._dry_run import DryRun
 from forge._errors import RunDirectoryError, SettingsError
 from forge.run._choices import absolute_paths
+from forge.run._starting_model import with_adapter
 from forge.tasks._task import Task
 
 _SEEN_SECONDS = 30.0
@@ -47,7 +48,7 @@ def preflight(task: Task, s: Any, rehearse: Callable[[], DryRun], *, for_others:
         Exception: what the run would raise before its first step, or what differs between the nodes.
 
     """
-    s = absolute_paths(task, s)
+    s = with_adapter(absolute_paths(task, s))
     devices = forge_accel.device_count(s.device.device)
     where = forge_dist.topology(s.launch, devices=devices)
     if where.role == "worker":

@@ -29,7 +29,7 @@ from forge.run._positions import check_positions
 from forge.run._resume import ORDER, Identity, compare_order, compare_settings, former_choice, former_tokens, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
-from forge.run._starting_model import starting_model
+from forge.run._starting_model import check_adapter_base, starting_model
 from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores
 from forge.saving._damage import has_result, refuse_damaged_run
 from forge.saving._emergency import check_emergency_dir
@@ -108,6 +108,7 @@ def prepare(
     identity = identity or Identity()
     models = {"model": s.model.model_path, **task.other_models(s), **({"base_model": start.path} if start.new_ids else {})}
     identity.begin(task.name, models, read=out.resuming or not dry)
+    check_adapter_base(s, start, identity.known["model"])
     with _replacing_stepless(out, identity, report):
         if out.resuming:
             identity.resume(out.path, wait=not out.has_steps)

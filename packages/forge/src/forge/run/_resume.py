@@ -58,7 +58,7 @@ DIVISION = frozenset(
 _FREE = DIVISION | frozenset(
     {
         # Paths: the content is compared by fingerprint.
-        *("model_path", "reference_path", "teacher_path", "reward_model_path"),
+        *("model_path", "adapter_path", "reference_path", "teacher_path", "reward_model_path"),
         *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir", "osft_cache"),
         # What is saved, measured, shown and refused.
         *("save_samples", "save_dtype", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
@@ -104,7 +104,7 @@ _SHORT_SECONDS = 1.0
 
 _LENGTH = ("num_epochs", "max_steps", "max_tokens")
 
-ADDED = {"warmup_ratio": 0.0}
+ADDED = {"warmup_ratio": 0.0, "adapter_path": None}
 """Setting that earlier versions did not know → what their runs had, with which their full states are resumed."""
 
 
@@ -147,9 +147,10 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
     before, now = _meant({**ADDED, **run_values(path)}, s), _meant(as_json(as_values(s)), s)
     changed = {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
     # What others were chosen for comes first, and what follows from others last: its word lets the run go on.
-    order = {"weights": -1, "osft_directions": 1}
+    order = {"adapter_path": -2, "weights": -1, "osft_directions": 1}
     for name, (was, is_now) in sorted(changed.items(), key=lambda item: order.get(item[0], 0)):
-        if name in _FREE or (open_left and is_now in (None, "auto")):
+        other_kind = name == "adapter_path" and None in (was, is_now)
+        if not other_kind and (name in _FREE or (open_left and is_now in (None, "auto"))):
             continue
         if name in _LENGTH:
             if not s.optimizer.needs_length:

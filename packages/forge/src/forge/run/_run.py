@@ -22,7 +22,7 @@ from forge._result import BEST, RunResult, read_result, write_result
 from forge._uncollected import uncollected
 from forge.memory._divided import keeps_casts
 from forge.memory._target import Target
-from forge.run._adaptation import adapt_model, check_projections
+from forge.run._adaptation import adapt_model, check_projections, frozen_with_adapter
 from forge.run._choices import absolute_paths, choose_machine, cost_alone, report_routers, warn_of_higher_loss, warn_of_rounding
 from forge.run._early_checks import check_names
 from forge.run._explained import explained, out_of_memory
@@ -35,7 +35,7 @@ from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._resume import Identity, must_match
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
-from forge.run._starting_model import Start
+from forge.run._starting_model import Start, check_adapter_base, with_adapter, with_kept_adapter
 from forge.run._stop_signal import StopSignal
 from forge.run._stores import refuse_damaged, verify_on_node
 from forge.saving._best import remove_outdated_best, write_best
@@ -52,7 +52,7 @@ from forge.trackers._watchers import Watchers
 
 def run(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | None = None) -> RunResult:
     """Run a verb with composed settings, and rows in memory, on the ranks that they ask for."""
-    s = absolute_paths(task, s)
+    s = with_adapter(absolute_paths(task, s))
     check_names(task, s, rows or {})
     callbacks = callbacks or Callbacks()
     return on_ranks(task, s, rows or {}, callbacks, partial(_on_rank, task, rows or {}, callbacks))
@@ -140,6 +140,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     # Its files were hashed meanwhile: from here on the run goes on from what it began with, or is refused.
     with report.taking(f"hashing {start.path}", f"hashed {start.path}, which was not done when it was loaded,"):
         found["identity"] = ranks.first(lambda: identity.settle(out))
+        ranks.first(lambda: check_adapter_base(s, start, found["identity"]["model"]))
     report.note(f"attention: {attention}")
     if gathering := gathered(strategy):
         report.note(f"gather_dtype: {gathering}")
@@ -169,8 +170,13 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     rounds = export_dtype not in (None, forge_accel.float32, trained_dtype(s))
     as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
 
-    def frozen(path: str) -> Any:
-        found = load_frozen(start.path if path == s.model.model_path else path, s, machine, dtype, strategy, longest, report)
+    def frozen(path: str | None) -> Any:
+        if path is None:
+            found = load_frozen(start.path, s, machine, dtype, strategy, longest, report, initial=True)
+            found = frozen_with_adapter(with_kept_adapter(s, start), found, strategy)
+        else:
+            given = start.path if path == s.model.model_path else path
+            found = load_frozen(given, s, machine, dtype, strategy, longest, report)
         this.others.add(found)
         return found
 

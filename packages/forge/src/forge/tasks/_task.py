@@ -75,8 +75,8 @@ class Run:
     autocast: Callable[[], AbstractContextManager[Any]]
     root: Path
     """Directory of the run's files: the hidden one until the run is published."""
-    load_frozen: Callable[[str], Any]
-    """Model path → a second, frozen model on the same ranks."""
+    load_frozen: Callable[[str | None], Any]
+    """Model path → a second, frozen model on the same ranks; None → the model as the run began, with its `adapter_path`."""
     report: Reporter
     metrics: Callable[[Mapping[str, object]], None]
     """Appends a line to metrics.jsonl."""
