@@ -16,6 +16,8 @@ import forge
 import forge_algos
 import forge_data
 
+from ..lanes import ci_keeps
+from ..ranks import run_on_ranks
 from .starts import metrics
 from .test_adaptations import needs_bitsandbytes
 from .verbs import run_verb, settings_of
@@ -185,3 +187,28 @@ def test_a_dry_run_says_what_it_took(model_dir: Path, folder: Path, adapter: Pat
     found = str(forge.dry_run(forge.sft, **given))
     assert "lora_r=4: that of adapter_path" in found
     assert not (tmp_path / "run").exists()
+
+
+RANKS = [
+    ("sft", {"strategy": "ddp", "kl_base": True}),
+    ("sft", {"strategy": "fsdp2", "kl_base": True}),
+    ("sft", {"strategy": "zero3", "kl_base": True}),
+    ("dpo", {"strategy": "fsdp2", "reference": "live"}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("verb", "more"), ci_keeps(RANKS[1:2], RANKS))
+def test_on_two_ranks(
+    verb: str, more: dict[str, Any], model_dir: Path, folder: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """The losses are those of one process, and so is what the frozen copy of the beginning says."""
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    settings = going_on(verb, model_dir, folder, adapter, both, **more)
+    run_verb(verb, {**settings, "strategy": "single", "ckpt_output_dir": str(alone)})
+    run_on_ranks(run_verb, 2, verb, settings, joined=False)
+    names = ("loss", "eval_loss", "eval_kl_base", "eval_margin")
+    one, other = ([{name: line[name] for name in names if name in line} for line in metrics(run)] for run in (alone, both))
+    assert len(one) == len(other)
+    for here, there in zip(one, other, strict=True):
+        assert here == pytest.approx(there, rel=1e-5, abs=1e-7)
