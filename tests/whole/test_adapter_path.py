@@ -35,7 +35,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def adapter(model_dir: Path, folder: Path) -> Path:
     """Adapter of rank 4 that a run of SFT exported."""
-    given = {**settings_of("sft", model_dir, folder), **LORA, "lora_r": 4, "lora_alpha": 12.0, "target_modules": ("q_proj", "up_proj")}
+    given = {
+        **settings_of("sft", model_dir, folder),
+        **LORA,
+        "lora_r": 4,
+        "lora_alpha": 12.0,
+        "target_modules": ("q_proj", "up_proj"),
+    }
     return Path(run_verb("sft", {**given, "ckpt_output_dir": str(folder / "first")})["model_dir"])
 
 
@@ -96,9 +102,7 @@ def test_two_runs_are_joined_without_a_seam(model_dir: Path, folder: Path, adapt
 
 
 @pytest.mark.parametrize("reference", ["stored", "live", "adapter_off"])
-def test_what_the_reference_of_dpo_is(
-    reference: str, model_dir: Path, folder: Path, adapter: Path, tmp_path: Path
-) -> None:
+def test_what_the_reference_of_dpo_is(reference: str, model_dir: Path, folder: Path, adapter: Path, tmp_path: Path) -> None:
     """The model as it began, with the adapter (stored, live: no reward yet), or the base without it (adapter_off)."""
     run_verb("dpo", going_on("dpo", model_dir, folder, adapter, tmp_path, reference=reference, max_steps=1))
     margin = held_out(tmp_path, "eval_margin")[0]
@@ -137,7 +141,9 @@ def test_other_kinds(kind: str, model_dir: Path, folder: Path, tmp_path: Path) -
     """Each goes on where it ended, which is what kl_base measures from."""
     given = {**settings_of("sft", model_dir, folder), **LORA, "adapter": kind, "lora_r": 4}
     first = run_verb("sft", {**given, "ckpt_output_dir": str(tmp_path / "first")})
-    run_verb("sft", going_on("sft", model_dir, folder, Path(first["model_dir"]), tmp_path / "second", adapter=kind, kl_base=True))
+    run_verb(
+        "sft", going_on("sft", model_dir, folder, Path(first["model_dir"]), tmp_path / "second", adapter=kind, kl_base=True)
+    )
     assert abs(held_out(tmp_path / "second", "eval_kl_base")[0]) < 1e-6
     assert held_out(tmp_path / "second")[0] == pytest.approx(held_out(tmp_path / "first")[-1], rel=1e-5)
 
@@ -199,9 +205,7 @@ RANKS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("verb", "more"), ci_keeps(RANKS[1:2], RANKS))
-def test_on_two_ranks(
-    verb: str, more: dict[str, Any], model_dir: Path, folder: Path, adapter: Path, tmp_path: Path
-) -> None:
+def test_on_two_ranks(verb: str, more: dict[str, Any], model_dir: Path, folder: Path, adapter: Path, tmp_path: Path) -> None:
     """The losses are those of one process, and so is what the frozen copy of the beginning says."""
     alone, both = tmp_path / "alone", tmp_path / "both"
     settings = going_on(verb, model_dir, folder, adapter, both, **more)

@@ -70,6 +70,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "lr_scheduler": ({}, "cosine", "constant"),
     "adapter": ({}, "none", "lora"),
     "lora_r": (LORA, 4, 2),
+    "adapter_path": ({"adapter": "lora"}, "ADAPTER", "OTHER ADAPTER"),
     "lora_alpha": (LORA, 8.0, 32.0),
     "lora_dropout": (LORA, 0.0, 0.5),
     "init_lora_weights": (LORA, "default", "pissa"),
@@ -244,8 +245,16 @@ def places(
         "A BAD ROW": str(bad),
         "HELD OUT": str(write_rows(other / "held_out.jsonl", conversations(40)[32:])),
         "CACHE": str(other / "cache"),
+        "ADAPTER": str(write_adapter(other, "adapter", model_dir, chats)),
+        "OTHER ADAPTER": str(write_adapter(other, "other_adapter", model_dir, rows)),
         "OTHER HELD OUT": str(write_rows(other / "other_held_out.jsonl", conversations(40)[24:32])),
     }
+
+
+def write_adapter(folder: Path, name: str, model_dir: Path, rows: Path) -> Path:
+    """An adapter that a run of one step exported."""
+    given = {"model_path": model_dir, "data_path": rows, "ckpt_output_dir": folder / name, "max_steps": 1, "lora_r": 2}
+    return forge.sft(adapter="lora", learning_rate=1e-2, **given).model_dir
 
 
 def traces(run: Path) -> str:

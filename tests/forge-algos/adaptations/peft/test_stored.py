@@ -50,7 +50,9 @@ def logits(model):
 
 
 def going_on(folder, model=None, **more):
-    return adapt(tiny() if model is None else model, AdapterSettings(**{"adapter": "lora", "adapter_path": str(folder), **more}))
+    return adapt(
+        tiny() if model is None else model, AdapterSettings(**{"adapter": "lora", "adapter_path": str(folder), **more})
+    )
 
 
 @ignore_peft

@@ -199,8 +199,8 @@ class AdapterSettings:
                 self._refuse_unread(field.name, "adapter", readers)
         if self.adapter_path is not None and self.init_lora_weights != "default":
             raise ValueError(
-                f"init_lora_weights={self.init_lora_weights!r} has no effect with adapter_path, whose values the adapter begins "
-                "with; leave one out"
+                f"init_lora_weights={self.init_lora_weights!r} has no effect with adapter_path, which holds the first values; "
+                "leave one out"
             )
         if self.lora_fa and self.init_lora_weights in (*SUBTRACTED, "mica"):
             raise ValueError(

@@ -63,22 +63,21 @@ def stored_adapter(directory: str | Path, adapter: str) -> StoredAdapter:
         )
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
+        kind = config["peft_type"]
     except FileNotFoundError:
         raise AdapterError(f"adapter_path {folder}: is no adapter: it has no {CONFIG}") from None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        if isinstance(error, KeyError) and "r" == error.args[0]:
-            raise AdapterError(
-                f"adapter_path {folder}: holds an adapter of the kind {config['peft_type']}, and a run goes on from LoRA alone"
-            ) from None
         raise AdapterError(f"adapter_path {folder}: its {CONFIG} is not what PEFT writes ({error!r})") from error
     if kind != "LORA":
         raise AdapterError(f"adapter_path {folder}: holds an adapter of the kind {kind}, and a run goes on from LoRA alone")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or not isinstance(alpha, int | float):
         raise AdapterError(f"adapter_path {folder}: its {CONFIG} is not what PEFT writes (r={rank!r}, lora_alpha={alpha!r})")
     if not (folder / WEIGHTS).is_file():
         other = sorted(file.name for file in folder.glob("adapter_model*"))
-        beside = f", only {other[0]}: pickled files run code, and are not read. Save it with PEFT as safetensors" if other else ""
+        beside = (
+            f", only {other[0]}: pickled files run code, and are not read. Save it with PEFT as safetensors" if other else ""
+        )
         raise AdapterError(f"adapter_path {folder}: has no {WEIGHTS}{beside}")
     _check_kind(folder, config, adapter)
     return StoredAdapter(folder=folder, config=config)
@@ -96,12 +95,12 @@ def _check_kind(folder: Path, config: Mapping[str, Any], adapter: str) -> None:
     init = config.get("init_lora_weights", True)
     if init not in _BASE_STAYS:
         raise AdapterError(
-            f"adapter_path {folder}: belongs beside a base that init_lora_weights={init} changed as it began, and not beside the "
-            "model itself: write it with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...) first"
+            f"adapter_path {folder}: belongs beside a base that init_lora_weights={init} changed as it began, and not "
+            "beside the model itself: write it with PEFT's save_pretrained(path_initial_model_for_weight_conversion=...) first"
         )
     others = [name for name, value in config.items() if name not in _READ and value and value != "none"]
     if others:
         raise AdapterError(
-            f"adapter_path {folder}: {others[0]}={config[others[0]]!r} in its {CONFIG} is an option of PEFT that is not trained "
-            "here"
+            f"adapter_path {folder}: {others[0]}={config[others[0]]!r} in its {CONFIG} is an option of PEFT that is not "
+            "trained here"
         )

@@ -46,7 +46,9 @@ _RECORDS = (f"{EXPORTS}/{HASHES}", f"{EXPORTS}/{MARK}")
 _FILES = frozenset(
     {"config.yaml", "result.json", "run.json", "memory.json", "answers.jsonl", "report.html", _PLAN, *_RECORDS, *_GROWING}
 )
-_FOLDERS = frozenset({"adapter", "base_model", "data", "plan", "osft", "full_state", "hf_format", "rollouts", "samples", "trackers"})
+_FOLDERS = frozenset(
+    {"adapter", "base_model", "data", "plan", "osft", "full_state", "hf_format", "rollouts", "samples", "trackers"}
+)
 _WRITTEN = ("data", "plan", "osft", "hf_format", "rollouts", "samples")
 """Folders with files that are written under a hidden name first."""
 _LOGS = "logs"

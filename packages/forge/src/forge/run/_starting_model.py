@@ -110,8 +110,8 @@ def _check_trained(s: Any) -> None:
     kind = s.adapter.adapter
     if s.adapter.adapter_path is not None:
         raise SettingsError(
-            f"add_tokens with adapter_path {s.adapter.adapter_path}: the adapter has no rows for new tokens. Add them in the run "
-            "that begins the adapter, and give that run's base_model as model_path here."
+            f"add_tokens with adapter_path {s.adapter.adapter_path}: the adapter has no rows for new tokens. Add them in the "
+            "run that begins the adapter, and give that run's base_model as model_path here."
         )
     lora = "take adapter=lora, which trains them beside its matrices"
     remedy = {
@@ -234,9 +234,9 @@ def check_adapter_base(s: Any, start: Start, identity: str) -> None:
     """
     if start.adapter is None or (recorded := _recorded(Path(start.adapter))) is None:
         return
-    if all(value is not None and _DIGEST.fullmatch(value) for value in (recorded.identity, identity)):
-        if recorded.identity != identity:
-            raise SettingsError(
-                f"adapter_path {s.adapter.adapter_path}: was trained beside another base than model_path {s.model.model_path} "
-                f"({recorded.path}, {str(recorded.identity)[:12]} then, {identity[:12]} now). Give that base as model_path."
-            )
+    digests = [value for value in (recorded.identity, identity) if value is not None and _DIGEST.fullmatch(value)]
+    if len(set(digests)) == 2:
+        raise SettingsError(
+            f"adapter_path {s.adapter.adapter_path}: was trained beside another base than model_path {s.model.model_path} "
+            f"({recorded.path}, {digests[0][:12]} then, {digests[1][:12]} now). Give that base as model_path."
+        )

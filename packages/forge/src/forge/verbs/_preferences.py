@@ -203,8 +203,8 @@ class ReferencedSteps(OfflineSteps):
             return
         if run.settings.adapter.adapter_path is not None and run.settings.objective.reference == "adapter_off":
             run.report.note(
-                "reference: adapter_off is the base without any adapter, and not the model as this run began, with the adapter of "
-                "adapter_path: that is reference=stored or live"
+                "reference: adapter_off is the base without any adapter, and not the model as this run began, with the "
+                "adapter of adapter_path: that is reference=stored or live"
             )
             return
         # The first step's rows: only items that the run uses have reference log-probabilities.

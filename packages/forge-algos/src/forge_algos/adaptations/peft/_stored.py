@@ -127,8 +127,7 @@ def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tup
     from peft import get_peft_model_state_dict
 
     expected = {
-        name: tuple(tensor.shape)
-        for name, tensor in get_peft_model_state_dict(model, save_embedding_layers=False).items()
+        name: tuple(tensor.shape) for name, tensor in get_peft_model_state_dict(model, save_embedding_layers=False).items()
     }
     given = _as_now(model, shapes)
     if _is_outline(model):
@@ -139,9 +138,7 @@ def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tup
     where = f"adapter_path {stored.folder}: is not an adapter of this {kind}"
     remedy = f"Give the model that it was trained beside{f' ({stored.base})' if stored.base else ''} as model_path"
     if unexpected := [name for name in given if name not in expected]:
-        raise AdapterError(
-            f"{where}: it holds {unexpected[0]}{_more(unexpected)}, for which the model has no place. {remedy}"
-        )
+        raise AdapterError(f"{where}: it holds {unexpected[0]}{_more(unexpected)}, for which the model has no place. {remedy}")
     if missing := [name for name in expected if name not in given]:
         raise AdapterError(f"{where}: it lacks {missing[0]}{_more(missing)}. {remedy}")
     # Of trained rows beside a divided model only names are known.
