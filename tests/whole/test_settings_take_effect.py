@@ -115,7 +115,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "decay_steps": ({"lr_scheduler": "warmup_stable_decay"}, 1, 2),
     "power": ({"lr_scheduler": "polynomial"}, 1.0, 2.0),
     "num_cycles": ({"lr_scheduler": "cosine_with_restarts"}, 1, 2),
-    "eval_every_steps": (HELD_OUT, 0, 1),
+    "eval_every_steps": (HELD_OUT, 0, 0.5),
     "eval_at_epoch": ({**HELD_OUT, "max_steps": None, "num_epochs": 2, "effective_batch_size": 12}, False, True),
     "keep_best": (HELD_OUT, False, True),
     "metric_for_best": ({**HELD_OUT, "keep_best": True, "eval_every_steps": 1, "learning_rate": 1e-4}, "loss", "accuracy"),

@@ -12,7 +12,7 @@ from forge_algos.adaptations.osft._moments import osft_moments
 from forge_algos.adaptations.peft._eva import eva_directions
 from forge_algos.adaptations.peft._quantization import quantization_config
 from forge_algos.settings._adapter_table import ADAPTERS, AdapterKind
-from forge_algos.settings._stored_adapter import StoredAdapter, stored_adapter
+from forge_algos.adaptations.peft._directory import StoredAdapter, stored_adapter
 
 __all__ = [
     "ADAPTERS",

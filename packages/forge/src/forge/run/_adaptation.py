@@ -110,7 +110,7 @@ def adapt_model(
 
 
 def frozen_with_adapter(s: Any, model: Any, strategy: forge_dist.Strategy) -> Any:
-    """Return a frozen copy of the base as the run began: with the adapter of `adapter_path`; collective."""
+    """Return a frozen copy of the base with the adapter of `adapter_path`; collective."""
     if s.adapter.adapter_path is None:
         return model
     strategy.settle(model)

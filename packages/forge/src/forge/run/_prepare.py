@@ -177,7 +177,10 @@ def prepare(
 
 
 def _begin_reading(identity: Identity, task: Task, s: Any, start: Start, *, read: bool) -> None:
-    """Begin to read the models of a run; small ones are known at once, and that the adapter's base is one of them."""
+    """Begin to read the models of a run.
+
+    Small ones are known at once, and with them whether one is the base of `adapter_path`.
+    """
     models = {"model": s.model.model_path, **task.other_models(s), **({"base_model": start.path} if start.new_ids else {})}
     identity.begin(task.name, models, read=read)
     check_adapter_base(s, start, identity.known["model"])

@@ -385,7 +385,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 report.step(last, tokens_per_second)
                 if last.skipped:
                     report.note(f"step {last.step} moved nothing: its loss or gradient was not finite", event="skipped")
-                final, every = last.step == num_steps, s.evaluation.eval_every_steps
+                final, every = last.step == num_steps, s.evaluation.steps_between(num_steps)
                 epoch_ends = final or (last.step % updates == 0 and plan.epoch(last.step // updates) != plan.epoch(planned))
                 measures = final or (every and last.step % every == 0) or (s.evaluation.eval_at_epoch and epoch_ends)
                 if measures and (found_now := evaluate(last.step)) is not None:

@@ -1,4 +1,4 @@
-"""Model path, new tokens and adapter path → the model and the adapter that a run starts from, checked."""
+"""Model path, new tokens, adapter path → the model and adapter of a run's start, checked."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _where(s: Any) -> Path:
 
 
 def _keep_adapter(s: Any, out: RunDirectory, report: Reporter) -> str | None:
-    """Copy the adapter of `adapter_path` into the run; return the copy, None without adapter_path.
+    """Copy the adapter of `adapter_path` into the run, and return the copy; None without one.
 
     Raises:
         SettingsError: the run that is resumed began with another one.
@@ -224,7 +224,7 @@ def _recorded(folder: Path) -> forge_dist.AdapterBase | None:
 
 
 def check_adapter_base(s: Any, start: Start, identity: str) -> None:
-    """Raise SettingsError where the adapter was trained beside other weights than those of the model.
+    """Raise SettingsError where the adapter was trained beside other weights.
 
     Args:
         s: the settings.

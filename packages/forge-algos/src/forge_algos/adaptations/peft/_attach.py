@@ -227,7 +227,7 @@ def task_type_of(model: nn.Module) -> str:
 
 
 def attached_by(model: nn.Module, config: "PeftConfig") -> "PeftModel":
-    """Return PEFT's wrapper around the model, as `config` says. Raises AdapterError with PEFT's refusal."""
+    """Return PEFT's wrapper around the model, or raise AdapterError with its refusal."""
     from peft import get_peft_model
 
     target: Any = model

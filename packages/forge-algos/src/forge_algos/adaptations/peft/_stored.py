@@ -28,7 +28,7 @@ from forge_algos.adaptations.peft._input_casts import follow_autocast
 from forge_algos.adaptations.peft._lora_init import Lora
 from forge_algos.adaptations.peft._lora_patterns import alphas_of, ranks_of
 from forge_algos.settings._adapter import AdapterSettings
-from forge_algos.settings._stored_adapter import CONFIG, WEIGHTS, StoredAdapter, stored_adapter
+from forge_algos.adaptations.peft._directory import CONFIG, WEIGHTS, StoredAdapter, stored_adapter
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -151,7 +151,7 @@ def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tup
 
 
 def _as_now(model: "PeftModel", shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the tensors under the names that PEFT gives them: older ones of the model's are renamed."""
+    """Return shapes by the names that PEFT reads the tensors under; older ones are renamed."""
     try:
         from peft.utils.transformers_weight_conversion import convert_peft_adapter_state_dict_for_transformers
     except ImportError:
@@ -198,7 +198,7 @@ def _digest(stored: StoredAdapter) -> str:
 
 @attrs.frozen(kw_only=True)
 class _Wanted:
-    """What settings that were given would have attached, to be compared with what the directory has."""
+    """What settings that were given would attach, to be compared with the directory's."""
 
     settings: AdapterSettings
     targets: frozenset[str] | None

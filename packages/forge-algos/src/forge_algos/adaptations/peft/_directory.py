@@ -1,4 +1,4 @@
-"""An adapter directory → what it decides of `AdapterSettings`, read from its configuration without torch or peft."""
+"""An adapter directory → what it decides of `AdapterSettings`, without torch or peft."""
 
 import json
 from collections.abc import Mapping
