@@ -9,10 +9,10 @@ from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.osft._importance import osft_importance
 from forge_algos.adaptations.osft._inspect import Moved, Portrait, osft_input_directions, osft_moved, osft_portrait
 from forge_algos.adaptations.osft._moments import osft_moments
+from forge_algos.adaptations.peft._directory import StoredAdapter, stored_adapter
 from forge_algos.adaptations.peft._eva import eva_directions
 from forge_algos.adaptations.peft._quantization import quantization_config
 from forge_algos.settings._adapter_table import ADAPTERS, AdapterKind
-from forge_algos.adaptations.peft._directory import StoredAdapter, stored_adapter
 
 __all__ = [
     "ADAPTERS",

@@ -61,7 +61,8 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
         s = s.resolved("dtype", "bfloat16", f"what {wanted.name} computes fastest")
     s = choose_machine(s, machine, choose_dtype(s, machine))
     ranks = _ranks(where, wanted)
-    with ranks.at_exit:  # what a strategy sets in this process ends with the rehearsal
+    # What a strategy sets in this process ends with the rehearsal, which is that of one rank.
+    with ranks.at_exit, machine.with_threads(where.threads):
         strategy = forge_dist.make_strategy(
             s.strategy,
             ranks,

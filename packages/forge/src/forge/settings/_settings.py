@@ -88,8 +88,8 @@ class EvaluationSettings:
     """Settings of the evaluation on held-out data, and of what follows from it."""
 
     eval_every_steps: int | float = attrs.field(default=0, validator=_steps_or_share)
-    """Measure on the held-out data every so many steps, or below 1 after each such share of the run (0.1: ten times, the last at
-    the end); 0 measures before and after training only."""
+    """Measure on the held-out data every so many steps, or below 1 after each such share of the run (0.1: ten times);
+    0 measures before and after training only."""
     eval_at_epoch: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     """Measure on the held-out data at the end of each epoch too."""
     keep_best: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
@@ -218,8 +218,8 @@ class RunSettings:
             )
         if self.plan.num_epochs == "inf" and not limited and 0 < self.evaluation.eval_every_steps < 1:
             raise SettingsError(
-                f"num_epochs=inf has no end, and eval_every_steps={self.evaluation.eval_every_steps:g} is a share of all steps: "
-                "give a number of steps, or max_steps or max_tokens."
+                f"num_epochs=inf has no end, and eval_every_steps={self.evaluation.eval_every_steps:g} is a share of all "
+                "steps: give a number of steps, or max_steps or max_tokens."
             )
         if self.data.eval_data_path or self.data.validation_split:
             return

@@ -22,13 +22,13 @@ from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.base._targets import is_linear, resolve_targets
 from forge_algos.adaptations.peft import _trained_rows as trained_rows
 from forge_algos.adaptations.peft._attach import PeftAdaptation, attached_by, check_tops, described, task_type_of
+from forge_algos.adaptations.peft._directory import CONFIG, WEIGHTS, StoredAdapter, stored_adapter
 from forge_algos.adaptations.peft._dora import dora_attached
 from forge_algos.adaptations.peft._experts import keep_order
 from forge_algos.adaptations.peft._input_casts import follow_autocast
 from forge_algos.adaptations.peft._lora_init import Lora
 from forge_algos.adaptations.peft._lora_patterns import alphas_of, ranks_of
 from forge_algos.settings._adapter import AdapterSettings
-from forge_algos.adaptations.peft._directory import CONFIG, WEIGHTS, StoredAdapter, stored_adapter
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -232,7 +232,9 @@ def _stored(draft: Draft, kind: object) -> None:
     if isinstance(left[key], list) and len(left[key]) == 1:
         left[key] = left[key][0]
     if kind == "none" or anew or not isinstance(left[key], str) or "," in left[key]:
-        draft.lose(key, "it is merged there before training: forge export --merge does so, and gives the model_path of this run")
+        draft.lose(
+            key, "it is merged there before training: forge export --merge does so, and gives the model_path of this run"
+        )
         return
     draft.found["adapter_path"] = left.pop(key)
     for name in _SHAPE:
