@@ -203,6 +203,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         writes=adaptation.writes,
         identity=found["identity"],
         optimizer=optimizer,
+        adapter=adaptation.identity if s.adapter.adapter_path is not None else "",
     )
     task.score_reference(this)
 

@@ -84,6 +84,8 @@ class Run:
     """Digests of the models and the id of this run, as in run.json."""
     optimizer: Any = None
     """Of the trained model's weights."""
+    adapter: str = ""
+    """Digest of the adapter that the run goes on from; empty where it begins one."""
     write_model: Callable[[Path], Any] = attrs.field(default=None, kw_only=True)
     """Writes the model as it is now, as an export has it, to a directory that is not there yet; collective."""
     writes: str = "model"
