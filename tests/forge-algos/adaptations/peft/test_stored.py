@@ -11,6 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from forge_algos import AdapterError, AdapterSettings, adapt
 from forge_algos.adaptations import stored_adapter
 
+from ...experts import mixture
+
 IDS = torch.arange(3, 12)[None]
 KINDS = {
     "lora": {},
@@ -69,6 +71,22 @@ def test_it_is_pefts_own_model_of_the_directory(kind, tmp_path):
     one, other = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("first", "second"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "llama4_text"])
+def test_expert_matrices_go_on(family, tmp_path):
+    """The low-rank factors of each expert, beside those of linear layers."""
+    first = adapt(mixture(family), AdapterSettings(adapter="lora", lora_r=3)).model
+    with torch.no_grad():
+        for name, parameter in first.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.1 * torch.randn_like(parameter))
+    first.save_pretrained(tmp_path)
+    found = going_on(tmp_path, mixture(family), target_modules=["all-linear"])
+    assert torch.equal(logits(found.model), logits(first))
+    assert {n for n, p in found.model.named_parameters() if p.requires_grad} == {
+        n for n, p in first.named_parameters() if p.requires_grad
+    }
 
 
 @ignore_peft

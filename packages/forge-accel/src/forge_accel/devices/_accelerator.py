@@ -188,7 +188,7 @@ class Accelerator(ABC):
         raise refuse_quantization(quant_type, self.name)
 
     def with_threads(self, number: int | None) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Enclose what is estimated for a process of so many threads; None leaves this process's own.
+        """Enclose what is estimated for a process of so many threads; None: of this one's.
 
         A CPU's estimates depend on them.
         """

@@ -69,7 +69,10 @@ class Topology:
 
     @property
     def threads(self) -> int | None:
-        """Threads of each process that a launcher starts, its share of the cores; None: as many as this process has."""
+        """Threads of each process that a launcher starts: its share of the cores.
+
+        None: as many as this process has.
+        """
         if self.role != "launcher" or "OMP_NUM_THREADS" in os.environ:
             return None
         return max(1, self.cores // self.nproc_per_node)

@@ -119,9 +119,9 @@ class EvaluationSettings:
     """End the run at the first measurement whose `kl_base` has reached this; the model is exported as at any other end."""
 
     def steps_between(self, num_steps: int | None) -> int:
-        """Return after how many steps of a run of `num_steps` is measured each time; 0 where not at steps.
+        """Return the steps from one measurement to the next in a run of `num_steps`; 0 for none.
 
-        Of a share as transformers has it: rounded up.
+        A share of them is rounded up, as in transformers.
         """
         if isinstance(self.eval_every_steps, int) or num_steps is None:
             return int(self.eval_every_steps)
