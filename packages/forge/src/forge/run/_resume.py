@@ -58,7 +58,7 @@ DIVISION = frozenset(
 _FREE = DIVISION | frozenset(
     {
         # Paths: the content is compared by fingerprint.
-        *("model_path", "adapter_path", "reference_path", "teacher_path", "reward_model_path"),
+        *("model_path", "reference_path", "teacher_path", "reward_model_path"),
         *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir", "osft_cache"),
         # What is saved, measured, shown and refused.
         *("save_samples", "save_dtype", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
@@ -149,8 +149,10 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
     # What others were chosen for comes first, and what follows from others last: its word lets the run go on.
     order = {"adapter_path": -2, "weights": -1, "osft_directions": 1}
     for name, (was, is_now) in sorted(changed.items(), key=lambda item: order.get(item[0], 0)):
-        other_kind = name == "adapter_path" and None in (was, is_now)
-        if not other_kind and (name in _FREE or (open_left and is_now in (None, "auto"))):
+        if name == "adapter_path":
+            if None not in (was, is_now):
+                continue  # a path, whose content is compared with the run's copy
+        elif name in _FREE or (open_left and is_now in (None, "auto")):
             continue
         if name in _LENGTH:
             if not s.optimizer.needs_length:
@@ -357,8 +359,8 @@ def must_match(
 
     That is the run, the data, their order, the model, the adaptation, and the settings that must stay.
     """
-    # Full states are of one backend alone.
-    free = {*_FREE, *_LENGTH, "backend"}
+    # Full states are of one backend alone, and know an adapter's content as their adaptation.
+    free = {*_FREE, *_LENGTH, "backend", "adapter_path"}
     past = {name: value for name, value in as_values(s).items() if name not in free and (name, value) not in ADDED.items()}
     length = {"steps": plan.num_steps} if s.optimizer.needs_length else {}
     return {

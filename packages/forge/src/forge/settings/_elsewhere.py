@@ -297,7 +297,9 @@ def hint(name: str, known: Collection[str]) -> str | None:
     if ALSO.get(name) in known:
         return f"here it is `{ALSO[name]}`"
     if here is not None:
-        return f"here it is `{here}`" + ("" if here in known else f", a setting of forge {OWN.get(here, 'sft and all others that train')}")
+        return f"here it is `{here}`" + (
+            "" if here in known else f", a setting of forge {OWN.get(here, 'sft and all others that train')}"
+        )
     if name in SWITCHES:
         return f"here it is {SWITCHES[name]}"
     if name in TOLD:
