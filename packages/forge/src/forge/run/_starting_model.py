@@ -79,6 +79,8 @@ def starting_model(task: Task, s: Any, out: RunDirectory, report: Reporter, *, w
     _check_trained(s)
     ids = tuple(sorted(new.values()))
     folder = out.place(BASE)
+    if folder.exists() and not out.has_steps:
+        remove_at_once(folder)  # a run without a step, which other tokens may replace
     if not folder.exists():
         forge_dist.write_with_token_rows(path, folder, ids, tokenizer=tokenizer, task=task.model_task(s))
     size = forge_dist.check_model(str(folder), task=task.model_task(s))
