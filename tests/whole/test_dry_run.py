@@ -60,6 +60,22 @@ def test_a_dry_run_says_what_would_happen(given: dict[str, Any], tmp_path: Path,
 
 
 @pytest.mark.slow
+def test_a_dry_run_computes_as_one_of_its_ranks(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hours of a run of two processes are those of half of the cores; the threads of this process stay."""
+    import torch
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("forge_dist.environment._topology._cores", lambda: 6)
+    monkeypatch.setattr("forge_accel.devices._cpu.missing_compiler", lambda: "")
+    monkeypatch.setattr("forge.run._prepare.operations_of", lambda *_: 1e18)
+    before = torch.get_num_threads()
+    for processes, hours in (2, "925.9 hours by 3 threads"), (3, "1,388.9 hours by 2 threads"):
+        found = forge.dry_run(forge.sft, **given, nproc_per_node=processes, device="cpu", ckpt_output_dir=str(tmp_path / "run"))
+        assert hours in str(found)
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.slow
 def test_what_comes_before_the_first_row_is_said(
     given: dict[str, Any], chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -164,6 +164,24 @@ def test_a_resumed_run_has_the_same_tokens(untied: Path, rows: Path, tmp_path: P
     assert losses(tmp_path / "twice") == losses(tmp_path / "once")
 
 
+def test_other_tokens_replace_those_of_a_run_without_a_step(model_dir: Path, rows: Path, tmp_path: Path) -> None:
+    """It starts from a model of its own: the former's, which lies there, has no row for them."""
+    from transformers import AutoTokenizer
+
+    run = tmp_path / "run"
+    given = {"model_path": model_dir, "data_path": rows, "ckpt_output_dir": run, "max_steps": 1}
+    forge.sft(**given, add_tokens=("very red",))
+    for name in ("full_state", "hf_format"):
+        shutil.rmtree(run / name, ignore_errors=True)
+    (run / "result.json").unlink()
+    (run / "metrics.jsonl").write_text("")
+    found = forge.sft(**given, add_tokens=("<date>",))
+    vocabulary = AutoTokenizer.from_pretrained(found.model_dir).get_vocab()
+    assert "<date>" in vocabulary
+    assert "very red" not in vocabulary
+    assert (run / "base_model").is_dir()
+
+
 def test_tokens_that_are_there_keep_their_rows(model_dir: Path, rows: Path, tmp_path: Path) -> None:
     """A token that the tokenizer has is noted, and starts no model of its own."""
     given: dict[str, Any] = {**SHORT, "model_path": model_dir, "data_path": rows, "max_steps": 1}

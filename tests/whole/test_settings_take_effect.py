@@ -70,6 +70,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "lr_scheduler": ({}, "cosine", "constant"),
     "adapter": ({}, "none", "lora"),
     "lora_r": (LORA, 4, 2),
+    "adapter_path": ({"adapter": "lora"}, "ADAPTER", "OTHER ADAPTER"),
     "lora_alpha": (LORA, 8.0, 32.0),
     "lora_dropout": (LORA, 0.0, 0.5),
     "init_lora_weights": (LORA, "default", "pissa"),
@@ -114,7 +115,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "decay_steps": ({"lr_scheduler": "warmup_stable_decay"}, 1, 2),
     "power": ({"lr_scheduler": "polynomial"}, 1.0, 2.0),
     "num_cycles": ({"lr_scheduler": "cosine_with_restarts"}, 1, 2),
-    "eval_every_steps": (HELD_OUT, 0, 1),
+    "eval_every_steps": (HELD_OUT, 0, 0.5),
     "eval_at_epoch": ({**HELD_OUT, "max_steps": None, "num_epochs": 2, "effective_batch_size": 12}, False, True),
     "keep_best": (HELD_OUT, False, True),
     "metric_for_best": ({**HELD_OUT, "keep_best": True, "eval_every_steps": 1, "learning_rate": 1e-4}, "loss", "accuracy"),
@@ -245,8 +246,16 @@ def places(
         "A BAD ROW": str(bad),
         "HELD OUT": str(write_rows(other / "held_out.jsonl", conversations(40)[32:])),
         "CACHE": str(other / "cache"),
+        "ADAPTER": str(write_adapter(other, "adapter", model_dir, chats)),
+        "OTHER ADAPTER": str(write_adapter(other, "other_adapter", model_dir, rows)),
         "OTHER HELD OUT": str(write_rows(other / "other_held_out.jsonl", conversations(40)[24:32])),
     }
+
+
+def write_adapter(folder: Path, name: str, model_dir: Path, rows: Path) -> Path:
+    """An adapter that a run of one step exported."""
+    given = {"model_path": model_dir, "data_path": rows, "ckpt_output_dir": folder / name, "max_steps": 1, "lora_r": 2}
+    return forge.sft(adapter="lora", learning_rate=1e-2, **given).model_dir
 
 
 def traces(run: Path) -> str:

@@ -12,6 +12,11 @@ from forge.mini._command import main as mini
     ("words", "wanted"),
     [
         (["sft", "--lr", "1e-4"], "forge: unknown option --lr: here it is --learning-rate.\n"),
+        (
+            ["export", "runs/first", "--output-dir", "x"],
+            "forge: unknown option --output-dir: here it is `ckpt_output_dir`, a setting of forge sft and all others that "
+            "train.\n",
+        ),
         (["sft", "--learning_rat=3"], "forge: unknown option --learning-rat: did you mean --learning-rate?\n"),
         (
             ["sft", "--seed", "3", "--load_in_4bit", "--osft", "--blurb", "4"],

@@ -58,6 +58,19 @@ def test_a_state_of_before_matches() -> None:
     assert past(settings(warmup_ratio=0.1))["warmup_ratio"] == 0.1
 
 
+def test_an_adapter_to_go_on_from_is_known_by_its_content(tmp_path: Path) -> None:
+    """Its path may change between starts; a run without one cannot go on with one, nor one with it without."""
+    given = [settings(adapter="lora", **({} if path is None else {"adapter_path": path})) for path in (None, "a", "b")]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_json(as_values(given[1]))))
+    assert compare_settings(tmp_path, given[2]) == ["adapter_path: a → b"]
+    assert past(given[1]) == past(given[2])
+    with pytest.raises(SettingsError, match="holds a run with adapter_path=a, and now adapter_path is null"):
+        compare_settings(tmp_path, given[0], open_left=True)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_json(as_values(given[0]))))
+    with pytest.raises(SettingsError, match="holds a run with no adapter_path, and now adapter_path is a"):
+        compare_settings(tmp_path, given[1], open_left=True)
+
+
 def test_a_run_of_before_keeps_its_warm_up(tmp_path: Path) -> None:
     """A setting that its config.yaml lacks had the value of before."""
     before = {name: value for name, value in as_values(settings()).items() if name not in ADDED}

@@ -56,6 +56,24 @@ def test_publish_moves_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_a_run_made_stays_where_it_replaces_one_without_steps(tmp_path: Path) -> None:
+    """At its final place already, as the adapter that it goes on from; what is the former run's alone goes."""
+    for name in ("adapter", "osft"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "config.yaml").write_text("model_path: m\n")
+    for name in ("metrics.jsonl", "log.txt", "events.jsonl"):
+        (tmp_path / name).touch()
+    with RunDirectory(tmp_path) as out:
+        assert out.resuming
+        assert not out.has_steps
+        out.place("adapter")
+        out.replace()
+        out.publish("seed: 1\n")
+        out.began = True
+    assert (tmp_path / "adapter").is_dir()
+    assert not (tmp_path / "osft").exists()
+
+
 def test_the_lock_dies_with_its_owner(tmp_path: Path) -> None:
     """A run killed with SIGKILL while preparing leaves a directory that the next run takes over."""
     code = (

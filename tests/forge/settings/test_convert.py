@@ -187,7 +187,6 @@ def test_steps_between_measurements_that_nobody_makes_are_left_out() -> None:
     [
         (TRL + "eval_strategy: epoch\n", True),
         (AXOLOTL + "evals_per_epoch: 1\n", True),
-        (AXOLOTL + "evals_per_epoch: 4\n", None),
         (AXOLOTL + "evals_per_epoch: true\n", None),
     ],
 )
@@ -196,6 +195,55 @@ def test_measuring_at_each_epoch_is_carried_over(text: str, at_epoch: bool | Non
     found = converted(text)
     assert found.settings.get("eval_at_epoch") is at_epoch
     assert ("evals_per_epoch" in about(found)) == (at_epoch is None)
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        (AXOLOTL + "num_epochs: 3\nevals_per_epoch: 4\n", 1 / 12),
+        (AXOLOTL + "evals_per_epoch: 4\nmax_steps: 10\n", 1 / 4),
+        (TRL + "eval_strategy: steps\neval_steps: 0.1\n", 0.1),
+        (TRL + "eval_steps: 10\n", 10),
+    ],
+)
+def test_measuring_in_parts_of_an_epoch_is_a_share_of_the_run(text: str, share: float) -> None:
+    """As the libraries have it: they divide one by epochs and measurements, and transformers takes what is below 1 so."""
+    found = converted(text)
+    assert found.settings["eval_every_steps"] == pytest.approx(share)
+    assert not {"evals_per_epoch", "eval_steps", "eval_strategy"} & about(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "lost"),
+    [
+        (
+            "base_model: m\nadapter: lora\nlora_model_dir: a\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n",
+            {"adapter": "lora", "adapter_path": "a"},
+            {"lora_r", "lora_alpha"},
+        ),
+        (
+            "model_name_or_path: m\nstage: dpo\nfinetuning_type: lora\nadapter_name_or_path: a\nlora_target: all\n",
+            {"adapter": "lora", "adapter_path": "a"},
+            set(),
+        ),
+        (
+            "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\nadapter_name_or_path: a,b\n",
+            {"adapter": "lora", "adapter_path": None},
+            {"adapter_name_or_path"},
+        ),
+        (
+            "model_name_or_path: m\nstage: sft\nfinetuning_type: full\nadapter_name_or_path: a\n",
+            {"adapter": None, "adapter_path": None},
+            {"adapter_name_or_path"},
+        ),
+    ],
+)
+def test_an_adapter_to_go_on_from(text: str, settings: dict[str, Any], lost: set[str]) -> None:
+    """Its rank, scale and layers are its own there too; several, and one beside which all is trained, are merged there."""
+    found = converted(text)
+    assert {name: found.settings.get(name) for name in settings} == settings
+    assert not settings["adapter_path"] or not {"lora_r", "lora_alpha", "target_modules"} & found.settings.keys()
+    assert lost <= about(found)
 
 
 def test_columns_of_other_names_are_given_with_rename_columns() -> None:

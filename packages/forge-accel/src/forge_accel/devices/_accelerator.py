@@ -187,6 +187,13 @@ class Accelerator(ABC):
         check_quant_type(quant_type)
         raise refuse_quantization(quant_type, self.name)
 
+    def with_threads(self, number: int | None) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Enclose what is estimated for a process of so many threads; None: of this one's.
+
+        A CPU's estimates depend on them.
+        """
+        return nullcontext()
+
     def compiling(self, requested: str = "auto", *, operations: float = 0.0) -> Choice[str | None]:  # noqa: ARG002
         """Choose the backend of `torch.compile` for a model's repeated blocks.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -193,6 +194,16 @@ class CPUAccelerator(Accelerator):
             f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits on the CPU and unpacks them for each "
             "product: less memory, and no less time",
         )
+
+    @contextmanager
+    def with_threads(self, number: int | None) -> Iterator[None]:
+        """Compute with so many threads in the block; None leaves this process's own."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(number or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def compiling(self, requested: str = "auto", *, operations: float = 0.0) -> Choice[str | None]:
         """Choose the backend of `torch.compile`; by default runs above half an hour compile blocks.

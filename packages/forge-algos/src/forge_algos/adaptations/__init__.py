@@ -9,6 +9,7 @@ from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.osft._importance import osft_importance
 from forge_algos.adaptations.osft._inspect import Moved, Portrait, osft_input_directions, osft_moved, osft_portrait
 from forge_algos.adaptations.osft._moments import osft_moments
+from forge_algos.adaptations.peft._directory import StoredAdapter, stored_adapter
 from forge_algos.adaptations.peft._eva import eva_directions
 from forge_algos.adaptations.peft._quantization import quantization_config
 from forge_algos.settings._adapter_table import ADAPTERS, AdapterKind
@@ -20,6 +21,7 @@ __all__ = [
     "Context",
     "Moved",
     "Portrait",
+    "StoredAdapter",
     "adapt",
     "eva_directions",
     "osft_importance",
@@ -28,5 +30,6 @@ __all__ = [
     "osft_moved",
     "osft_portrait",
     "quantization_config",
+    "stored_adapter",
     "switched_off",
 ]

@@ -12,6 +12,9 @@ from forge_algos.adaptations.peft._quantization import check_quantized
 from forge_algos.settings._adapter import AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS
 
+_STORED = "forge_algos.adaptations.peft._stored:attach_stored"
+"""Attaches what `adapter_path` holds, whichever of its kinds that is."""
+
 
 def adapt(
     model: nn.Module,
@@ -28,6 +31,8 @@ def adapt(
     new_tokens: Sequence[int] = (),
 ) -> Adaptation:
     """Prepare `model` for training, by the row of `ADAPTERS` that `settings.adapter` names.
+
+    With `settings.adapter_path` the adapter of that directory goes on, with its values.
 
     Layers are changed in place, and parameters that may not move need no gradient. New weights are drawn from torch's random
     state: seed it first for reproducible ones. Call it before an optimizer is made and before a strategy wraps the model.
@@ -56,7 +61,7 @@ def adapt(
     if hasattr(model, "peft_config"):
         raise AdapterError("the model carries a PEFT adapter already; merge it (merge_and_unload) or start from its base")
     check_quantized(model, settings.adapter)
-    attach = ADAPTERS[settings.adapter].attach
+    attach = ADAPTERS[settings.adapter].attach if settings.adapter_path is None else _STORED
     if isinstance(attach, str):
         module, _, name = attach.partition(":")
         attach = getattr(import_module(module), name)

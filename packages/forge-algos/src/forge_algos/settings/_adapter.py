@@ -103,6 +103,9 @@ class AdapterSettings:
     scaled for high ranks (rslora, 2312.03732); a factor for each channel (ia3, 2205.05638); virtual tokens before each layer
     (prefix, 2101.00190) or before the first (prompt, 2104.08691), or gated beside the attention (adapter_prompt,
     2303.16199); or the directions of each matrix with small singular values (osft, 2504.07097)."""
+    adapter_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
+    """Directory of a LoRA adapter to go on from, as forge, PEFT, TRL, Axolotl and LLaMA-Factory write it.
+    Its rank, scale and targets are those of the run, and it is exported beside the same base."""
     target_modules: tuple[str, ...] | None = attrs.field(**_names)
     """Which linear layers and experts: names or last parts of names, patterns with * and ?,
     or kinds (attention, mlp, experts, router, all-linear). By default all but the head; for ia3 those that PEFT has for the
@@ -194,6 +197,11 @@ class AdapterSettings:
             readers = [adapter for adapter, kind in ADAPTERS.items() if field.name in kind.fields]
             if readers:
                 self._refuse_unread(field.name, "adapter", readers)
+        if self.adapter_path is not None and self.init_lora_weights != "default":
+            raise ValueError(
+                f"init_lora_weights={self.init_lora_weights!r} has no effect with adapter_path, which holds the first values; "
+                "leave one out"
+            )
         if self.lora_fa and self.init_lora_weights in (*SUBTRACTED, "mica"):
             raise ValueError(
                 f"init_lora_weights={self.init_lora_weights!r} with lora_fa=True: the one trains A, the other keeps it; "

@@ -47,7 +47,7 @@ class AdapterKind:
 
 
 _TARGETS = ("target_modules", "modules_to_save")
-_OF_DORA = (*_TARGETS, "init_lora_weights", "rank_pattern", "alpha_pattern")
+_OF_DORA = (*_TARGETS, "adapter_path", "init_lora_weights", "rank_pattern", "alpha_pattern")
 _OF_LORA = (*_OF_DORA, "lora_fa")
 _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 _OSFT = (

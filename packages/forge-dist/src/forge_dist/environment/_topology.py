@@ -67,6 +67,16 @@ class Topology:
     origins: Mapping[str, str] = attrs.field(factory=dict)
     """Setting → its origin: "argument", an environment variable, or "default"."""
 
+    @property
+    def threads(self) -> int | None:
+        """Threads of each process that a launcher starts: its share of the cores.
+
+        None: as many as this process has.
+        """
+        if self.role != "launcher" or "OMP_NUM_THREADS" in os.environ:
+            return None
+        return max(1, self.cores // self.nproc_per_node)
+
 
 def topology(
     settings: LaunchSettings, *, environ: Mapping[str, str] | None = None, devices: int = 0, cores: int | None = None

@@ -199,9 +199,9 @@ def _was_preempted(cause: Failure, signals: Sequence[int]) -> bool:
 def _worker_environment(topology: Topology, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that the workers get beside this process's own."""
     given = dict(environ)
-    if "OMP_NUM_THREADS" not in os.environ:
+    if topology.threads is not None:
         # As many threads as cores in each of several processes would only fight for them.
-        given.setdefault("OMP_NUM_THREADS", str(max(1, topology.cores // topology.nproc_per_node)))
+        given.setdefault("OMP_NUM_THREADS", str(topology.threads))
     if topology.world_size is not None:
         given[EXPECTED_WORLD_SIZE] = str(topology.world_size)
     return given

@@ -160,6 +160,7 @@ class Strategy(abc.ABC):
         attention: str | None = "sdpa",
         attention_function: AttentionFunction | None = None,
         task: Task = "causal",
+        quantization: "QuantizationConfigMixin | None" = None,
     ) -> "PreTrainedModel":
         """Load a reference, teacher or reward model beside the trained one.
 
@@ -170,7 +171,12 @@ class Strategy(abc.ABC):
         `torch.no_grad`.
         """
         request = LoadRequest(
-            model_path=model_path, dtype=dtype, attention=attention, attention_function=attention_function, task=task
+            model_path=model_path,
+            dtype=dtype,
+            attention=attention,
+            attention_function=attention_function,
+            task=task,
+            quantization=quantization,
         )
         return self._cut(request, self.read_frozen)
 

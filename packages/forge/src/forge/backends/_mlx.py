@@ -26,6 +26,7 @@ REFUSED: dict[str, str] = {
     ),
     **dict.fromkeys(("rank_pattern", "alpha_pattern"), "one rank and one scale are handed over"),
     **dict.fromkeys(("attention", "device"), "MLX computes on its own device, in its own way"),
+    "adapter_path": "mlx-lm begins a LoRA of its own",
     "activation_checkpointing": "mlx-lm's is for whole models",
     "moe_aux_loss": "mlx-lm adds none",
     **dict.fromkeys(("nproc_per_node", "nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"), _ONE),

@@ -32,10 +32,25 @@ def whole_number_or_word(_kind: object, tokens: Sequence[cyclopts.Token]) -> int
     return int(word) if word.isdecimal() else word
 
 
-def converter_of(kinds: set[Any]) -> Callable[..., int | str] | None:
+def number(_kind: object, tokens: Sequence[cyclopts.Token]) -> float:
+    """Convert a number, a whole one to an int."""
+    word = tokens[0].value
+    try:
+        return int(word)
+    except ValueError:
+        pass
+    try:
+        return float(word)
+    except ValueError:
+        raise ValueError(f"a number is wanted, not {word!r}") from None
+
+
+def converter_of(kinds: set[Any]) -> Callable[..., float | str] | None:
     """Return the converter of an option of these types; None for the one of cyclopts."""
     if int not in kinds:
         return None
+    if float in kinds:
+        return number
     if str in kinds:
         return whole_number_or_word
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]

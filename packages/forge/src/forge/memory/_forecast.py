@@ -292,10 +292,15 @@ class Rehearsed(NamedTuple):
             BaseDivergence(run)  # A second copy of the model is held beside it, where there is one.
             return body(source, getattr(source, "run", run).train, getattr(source, "run", run).held_out)
 
-    def _other(self, path: str) -> Any:
-        """Return a further model without numbers."""
-        outline = _outline(self.planned, path, frozen=True)
-        found = self.rehearsal.placed(self.rehearsal.model(outline, None, packed=self.planned.packed))
+    def _other(self, path: str | None) -> Any:
+        """Return a further model without numbers; None is the model as the run begins."""
+        planned = self.planned
+        outline = _outline(planned, path or planned.model_path, frozen=True, initial=path is None)
+        found = self.rehearsal.model(outline, None, packed=planned.packed)
+        if path is None and planned.settings.adapter.adapter_path is not None:
+            with self.rehearsal.adapting():
+                found = forge_algos.adapt(found, planned.settings.adapter).model
+        found = self.rehearsal.placed(found)
         self.others.append(found.requires_grad_(requires_grad=False))
         return found
 
@@ -387,7 +392,7 @@ def one_rank() -> forge_dist.Ranks:
     return forge_dist.Ranks(forge_dist.topology(forge_dist.LaunchSettings(), environ={}))
 
 
-def _outline(planned: Planned, path: str, *, frozen: bool = False) -> Any:
+def _outline(planned: Planned, path: str, *, frozen: bool = False, initial: bool = False) -> Any:
     return forge_dist.outline_model(
         forge_dist.LoadRequest(
             model_path=path,
@@ -395,7 +400,7 @@ def _outline(planned: Planned, path: str, *, frozen: bool = False) -> Any:
             attention=planned.attention.name,
             attention_function=planned.attention.function,
             task=planned.task.model_task(planned.settings),
-            **({} if frozen else planned.loading),
+            **({} if frozen and not initial else planned.loading),
         )
     )
 

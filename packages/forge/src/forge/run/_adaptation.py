@@ -18,7 +18,7 @@ import forge_dist
 from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
-from forge.run._starting_model import Start, untrained
+from forge.run._starting_model import Start, untrained, with_kept_adapter
 from forge.settings._settings import row_tokens
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
@@ -47,7 +47,7 @@ def adapt_model(
 
     `identity` has the digests of the run's models, by which what was measured of them is known again.
     """
-    ranks = strategy.ranks
+    ranks, s = strategy.ranks, with_kept_adapter(s, start)
     if s.adapter.adapter != "osft":
         directions = None
         if s.adapter.init_lora_weights == "eva":
@@ -107,6 +107,15 @@ def adapt_model(
     if start.new_ids and (layer := untrained(adaptation.model)):
         report.note(f"WARNING: the new tokens' rows of the {layer} stay the mean of the others: it does not train")
     return adaptation
+
+
+def frozen_with_adapter(s: Any, model: Any, strategy: forge_dist.Strategy) -> Any:
+    """Return a frozen copy of the base with the adapter of `adapter_path`; collective."""
+    if s.adapter.adapter_path is None:
+        return model
+    strategy.settle(model)
+    adapted = forge_algos.adapt(model, s.adapter).model
+    return adapted.requires_grad_(requires_grad=False).eval()
 
 
 def _could_measure(s: Any, plan: Mapping[str, Any]) -> bool:

@@ -255,6 +255,8 @@ def absolute_paths(task: Task, s: Any) -> Any:
     Hub names and URLs stay. A run directory in the place of a model stands for its last export.
     """
     s = s.with_value("model", "model_path", _absolute(last_export(s.model.model_path)))
+    if (path := s.adapter.adapter_path) is not None:
+        s = s.with_value("adapter", "adapter_path", os.path.abspath(os.path.expanduser(last_export(path))))
     for name in ("osft_cache", "osft_calibration_path"):
         if (path := getattr(s.adapter, name)) is not None:
             s = s.with_value("adapter", name, os.path.abspath(os.path.expanduser(path)))

@@ -24,6 +24,7 @@ from forge.run._precision import choose_dtype
 from forge.run._prepare import open_prepared, prepare, with_chosen
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import RunDirectory
+from forge.run._starting_model import with_adapter
 from forge.saving._room import exports_kept
 from forge.settings._recipe import as_values
 from forge.storage._storage import Storage
@@ -53,14 +54,15 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
     if where.role == "worker" and where.rank:
         return DryRun()  # torchrun started several: one answer is enough, and one directory is looked at
     wanted = None if target is None else Target.parse(target)
-    s = absolute_paths(task, s)
+    s = with_adapter(absolute_paths(task, s))
     check_names(task, s, rows or {}, weights=wanted is None)
     machine = forge_accel.accelerator(s.device.device)
     if wanted is not None and s.device.dtype == "auto":
         s = s.resolved("dtype", "bfloat16", f"what {wanted.name} computes fastest")
     s = choose_machine(s, machine, choose_dtype(s, machine))
     ranks = _ranks(where, wanted)
-    with ranks.at_exit:  # what a strategy sets in this process ends with the rehearsal
+    # What a strategy sets in this process ends with the rehearsal, which is that of one rank.
+    with ranks.at_exit, machine.with_threads(where.threads):
         strategy = forge_dist.make_strategy(
             s.strategy,
             ranks,

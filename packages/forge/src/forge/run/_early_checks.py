@@ -16,7 +16,7 @@ from forge._errors import SettingsError
 from forge.memory._forecast import without_measurements
 from forge.run._loading import Tried, quantized
 from forge.run._rows import SETTINGS, Rows
-from forge.run._starting_model import Start
+from forge.run._starting_model import Start, with_kept_adapter
 from forge.settings._recipe import as_values
 from forge.tasks._answers import read_prompts, tokenized
 from forge.tasks._base_kl import check_base_kl
@@ -182,7 +182,8 @@ def _check_adapter(
     try:
         with rehearsal.adapting():
             outline = forge_dist.outline_model(request)
-            forge_algos.adapt(outline, without_measurements(s.adapter), tokenizer_path=start.path, new_tokens=start.new_ids)
+            adapter = without_measurements(with_kept_adapter(s, start).adapter)
+            forge_algos.adapt(outline, adapter, tokenizer_path=start.path, new_tokens=start.new_ids)
     except (forge_algos.RehearsalError, forge_dist.ModelError):
         return  # the loaded model answers
 

@@ -311,8 +311,14 @@ def load_frozen(
     strategy: forge_dist.Strategy,
     longest: int,
     report: Reporter,
+    *,
+    initial: bool = False,
 ) -> Any:
-    """Load a frozen model for the same ranks, with the attention of the first where it fits."""
+    """Load a frozen model for the same ranks, with the attention of the first where it fits.
+
+    With `initial` it is the base of the run itself, in 4 bits where that is.
+    """
+    loading = quantized(s, machine, dtype.value) if initial else {}
     refusals: list[Exception] = []
     same = machine.attention(s.device.attention, dtype.value)
     ways = [_Way(same, "on")] if s.packing.packing == "on" else []
@@ -321,7 +327,11 @@ def load_frozen(
         try:
             with report.taking(f"loading {path}", f"loaded {path}"):
                 model = strategy.load_frozen(
-                    path, dtype=dtype.value, attention=way.attention.value.name, attention_function=way.attention.value.function
+                    path,
+                    dtype=dtype.value,
+                    attention=way.attention.value.name,
+                    attention_function=way.attention.value.function,
+                    **loading,
                 )
             forge_algos.score_rows_at_once(model, machine.head_rows)
             with strategy.computing(model):

@@ -21,7 +21,7 @@ from forge.memory._memory_plan import MEASURED, MemoryPlan, Phase, size
 from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.run._loading import Tried, quantized, try_ways
-from forge.run._starting_model import Start
+from forge.run._starting_model import Start, with_kept_adapter
 from forge.tasks._task import Task
 from forge.tasks.items._prompts import Prompts
 
@@ -64,7 +64,7 @@ def planned_of(
     dtype = machine.dtype(s.device.dtype).value
     return Planned(
         task=task,
-        settings=prepared.settings,
+        settings=with_kept_adapter(prepared.settings, start),
         machine=machine,
         dtype=dtype,
         strategy=strategy[0],

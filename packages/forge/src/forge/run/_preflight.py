@@ -21,6 +21,7 @@ from forge._counted import counted
 from forge._dry_run import DryRun
 from forge._errors import RunDirectoryError, SettingsError
 from forge.run._choices import absolute_paths
+from forge.run._starting_model import ADAPTER, with_adapter
 from forge.tasks._task import Task
 
 _SEEN_SECONDS = 30.0
@@ -47,7 +48,7 @@ def preflight(task: Task, s: Any, rehearse: Callable[[], DryRun], *, for_others:
         Exception: what the run would raise before its first step, or what differs between the nodes.
 
     """
-    s = absolute_paths(task, s)
+    s = with_adapter(absolute_paths(task, s))
     devices = forge_accel.device_count(s.device.device)
     where = forge_dist.topology(s.launch, devices=devices)
     if where.role == "worker":
@@ -129,7 +130,10 @@ def _seen(mark: Path) -> bool:
 def _facts(s: Any, host: str, devices: int, processes: int, *, seen: bool) -> dict[str, Any]:
     """Return what must be alike on all nodes, and what this one lacks."""
     parts = [part for part in (s.data.data_path, s.data.eval_data_path) if part is not None]
-    paths = [s.model.model_path, *(path for part in parts for path in ([part] if isinstance(part, str) else part))]
+    # A run that is resumed has a copy of its adapter.
+    own = (Path(s.checkpoints.ckpt_output_dir) / ADAPTER).is_dir()
+    beside = [s.adapter.adapter_path] if s.adapter.adapter_path is not None and not own else []
+    paths = [s.model.model_path, *beside, *(path for part in parts for path in ([part] if isinstance(part, str) else part))]
     return {
         "host": host,
         "seen": seen,

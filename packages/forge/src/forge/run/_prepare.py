@@ -29,7 +29,7 @@ from forge.run._positions import check_positions
 from forge.run._resume import ORDER, Identity, compare_order, compare_settings, former_choice, former_tokens, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
-from forge.run._starting_model import starting_model
+from forge.run._starting_model import Start, check_adapter_base, starting_model
 from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores
 from forge.saving._damage import has_result, refuse_damaged_run
 from forge.saving._emergency import check_emergency_dir
@@ -106,8 +106,7 @@ def prepare(
         start, tokenizer = starting_model(task, s, out, report, weights=not (dry and target is not None and target.elsewhere))
     own = identity is None
     identity = identity or Identity()
-    models = {"model": s.model.model_path, **task.other_models(s), **({"base_model": start.path} if start.new_ids else {})}
-    identity.begin(task.name, models, read=out.resuming or not dry)
+    _begin_reading(identity, task, s, start, read=out.resuming or not dry)
     with _replacing_stepless(out, identity, report):
         if out.resuming:
             identity.resume(out.path, wait=not out.has_steps)
@@ -175,6 +174,16 @@ def prepare(
         "lacks": [] if memory is None or memory.fits is not False else [f"{memory.lack}.", *memory.remedies()],
         "disk": _check_room(task, found, start.path, memory, out.path, report, target, identity.known["run"]),
     }
+
+
+def _begin_reading(identity: Identity, task: Task, s: Any, start: Start, *, read: bool) -> None:
+    """Begin to read the models of a run.
+
+    Small ones are known at once, and with them whether one is the base of `adapter_path`.
+    """
+    models = {"model": s.model.model_path, **task.other_models(s), **({"base_model": start.path} if start.new_ids else {})}
+    identity.begin(task.name, models, read=read)
+    check_adapter_base(s, start, identity.known["model"])
 
 
 def _record(task: Task, found: Prepared, root: Path, paths: Mapping[str, str], identity: Identity) -> None:

@@ -105,7 +105,7 @@ _SHORT_SECONDS = 1.0
 
 _LENGTH = ("num_epochs", "max_steps", "max_tokens")
 
-ADDED = {"warmup_ratio": 0.0}
+ADDED = {"warmup_ratio": 0.0, "adapter_path": None}
 """Setting that earlier versions did not know → what their runs had, with which their full states are resumed."""
 
 
@@ -148,9 +148,12 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
     before, now = _meant({**ADDED, **run_values(path)}, s), _meant(as_json(as_values(s)), s)
     changed = {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
     # What others were chosen for comes first, and what follows from others last: its word lets the run go on.
-    order = {"weights": -1, "osft_directions": 1}
+    order = {"adapter_path": -2, "weights": -1, "osft_directions": 1}
     for name, (was, is_now) in sorted(changed.items(), key=lambda item: order.get(item[0], 0)):
-        if name in _FREE or (open_left and is_now in (None, "auto")):
+        if name == "adapter_path":
+            if None not in (was, is_now):
+                continue  # a path, whose content is compared with the run's copy
+        elif name in _FREE or (open_left and is_now in (None, "auto")):
             continue
         if name in _LENGTH:
             if not s.optimizer.needs_length:
@@ -357,8 +360,8 @@ def must_match(
 
     That is the run, the data, their order, the model, the adaptation, and the settings that must stay.
     """
-    # Full states are of one backend alone.
-    free = {*_FREE, *_LENGTH, "backend"}
+    # Full states are of one backend alone, and know an adapter's content as their adaptation.
+    free = {*_FREE, *_LENGTH, "backend", "adapter_path"}
     past = {name: value for name, value in as_values(s).items() if name not in free and (name, value) not in ADDED.items()}
     length = {"steps": plan.num_steps} if s.optimizer.needs_length else {}
     return {

@@ -23,7 +23,7 @@ from forge._turn_end import stop_at_turn_end
 from forge._uncollected import uncollected
 from forge.memory._divided import keeps_casts
 from forge.memory._target import Target
-from forge.run._adaptation import adapt_model, check_projections
+from forge.run._adaptation import adapt_model, check_projections, frozen_with_adapter
 from forge.run._choices import absolute_paths, choose_machine, cost_alone, report_routers, warn_of_higher_loss, warn_of_rounding
 from forge.run._early_checks import check_names
 from forge.run._explained import explained, out_of_memory
@@ -36,7 +36,7 @@ from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._resume import Identity, must_match
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
-from forge.run._starting_model import Start
+from forge.run._starting_model import Start, check_adapter_base, with_adapter, with_kept_adapter
 from forge.run._stop_signal import StopSignal
 from forge.run._stores import refuse_damaged, verify_on_node
 from forge.saving._best import remove_outdated_best, write_best
@@ -53,7 +53,7 @@ from forge.trackers._watchers import Watchers
 
 def run(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | None = None) -> RunResult:
     """Run a verb with composed settings, and rows in memory, on the ranks that they ask for."""
-    s = absolute_paths(task, s)
+    s = with_adapter(absolute_paths(task, s))
     check_names(task, s, rows or {})
     callbacks = callbacks or Callbacks()
     return on_ranks(task, s, rows or {}, callbacks, partial(_on_rank, task, rows or {}, callbacks))
@@ -145,6 +145,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     # Its files were hashed meanwhile: from here on the run goes on from what it began with, or is refused.
     with report.taking(f"hashing {start.path}", f"hashed {start.path}, which was not done when it was loaded,"):
         found["identity"] = ranks.first(lambda: identity.settle(out))
+        ranks.first(lambda: check_adapter_base(s, start, found["identity"]["model"]))
     report.note(f"attention: {attention}")
     if gathering := gathered(strategy):
         report.note(f"gather_dtype: {gathering}")
@@ -174,8 +175,13 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     rounds = export_dtype not in (None, forge_accel.float32, trained_dtype(s))
     as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
 
-    def frozen(path: str) -> Any:
-        found = load_frozen(start.path if path == s.model.model_path else path, s, machine, dtype, strategy, longest, report)
+    def frozen(path: str | None) -> Any:
+        if path is None:
+            found = load_frozen(start.path, s, machine, dtype, strategy, longest, report, initial=True)
+            found = frozen_with_adapter(with_kept_adapter(s, start), found, strategy)
+        else:
+            given = start.path if path == s.model.model_path else path
+            found = load_frozen(given, s, machine, dtype, strategy, longest, report)
         this.others.add(found)
         return found
 
@@ -202,6 +208,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         writes=adaptation.writes,
         identity=found["identity"],
         optimizer=optimizer,
+        adapter=adaptation.identity if s.adapter.adapter_path is not None else "",
     )
     task.score_reference(this)
 
@@ -384,7 +391,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 report.step(last, tokens_per_second)
                 if last.skipped:
                     report.note(f"step {last.step} moved nothing: its loss or gradient was not finite", event="skipped")
-                final, every = last.step == num_steps, s.evaluation.eval_every_steps
+                final, every = last.step == num_steps, s.evaluation.steps_between(num_steps)
                 epoch_ends = final or (last.step % updates == 0 and plan.epoch(last.step // updates) != plan.epoch(planned))
                 measures = final or (every and last.step % every == 0) or (s.evaluation.eval_at_epoch and epoch_ends)
                 if measures and (found_now := evaluate(last.step)) is not None:

@@ -35,7 +35,7 @@ from forge.storage._restore import remove_half
 _STAGING = ".forge-preparing"
 _GROWING = ("log.txt", "metrics.jsonl", "events.jsonl")
 """Files that are appended to while the run goes on."""
-_PREPARED = frozenset({"base_model", "data", "plan", "osft", "run.json", "memory.json", *_GROWING})
+_PREPARED = frozenset({"adapter", "base_model", "data", "plan", "osft", "run.json", "memory.json", *_GROWING})
 _REPLACED = (
     *("full_state", "hf_format", "rollouts", "samples", "trackers", "answers.jsonl", "report.html"),
     *("config.yaml", *sorted(_PREPARED)),
@@ -46,7 +46,9 @@ _RECORDS = (f"{EXPORTS}/{HASHES}", f"{EXPORTS}/{MARK}")
 _FILES = frozenset(
     {"config.yaml", "result.json", "run.json", "memory.json", "answers.jsonl", "report.html", _PLAN, *_RECORDS, *_GROWING}
 )
-_FOLDERS = frozenset({"base_model", "data", "plan", "osft", "full_state", "hf_format", "rollouts", "samples", "trackers"})
+_FOLDERS = frozenset(
+    {"adapter", "base_model", "data", "plan", "osft", "full_state", "hf_format", "rollouts", "samples", "trackers"}
+)
 _WRITTEN = ("data", "plan", "osft", "hf_format", "rollouts", "samples")
 """Folders with files that are written under a hidden name first."""
 _LOGS = "logs"
@@ -81,6 +83,7 @@ class RunDirectory:
         self._replaces = False
         self._made: list[Path] = []
         self._entries: list[Path] = []
+        self._placed: set[str] = set()
         self._fetched: list[Path] = []
         self._lock = RunLock(self.path, name="ckpt_output_dir")
         self._guard = contextlib.ExitStack()
@@ -166,6 +169,7 @@ class RunDirectory:
         A failure removes it like all that was made, unless the run that is resumed had it.
         """
         path = self.path / name
+        self._placed.add(name)
         if not path.exists():
             self._entries.append(path)
         return path
@@ -191,6 +195,8 @@ class RunDirectory:
 
     def _remove_replaced(self) -> None:
         for name in _REPLACED:
+            if name in self._placed:
+                continue  # it is the new run's by now
             entry = self.path / name
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)

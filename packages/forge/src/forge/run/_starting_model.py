@@ -1,21 +1,34 @@
-"""Model path and new tokens → the model directory that a run starts from, checked."""
+"""Model path, new tokens, adapter path → the model and adapter of a run's start, checked."""
 
 from __future__ import annotations
 
+import filecmp
+import os
+import re
+import shutil
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import forge_algos
 import forge_data
 import forge_dist
 from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.run._run_directory import RunDirectory
+from forge.saving._directories import remove_at_once
+from forge.settings._origin import origin_note
 from forge.tasks._task import Task
 
 BASE = "base_model"
 """Folder of a run with new tokens: the model as it starts, with rows for them, and its tokenizer."""
+ADAPTER = "adapter"
+"""Folder of a run with adapter_path: the adapter as it starts, so that a resume needs no other directory."""
 
 _SHOWN = 8
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_BASE_FILE = "forge_base.json"
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class Start(NamedTuple):
@@ -25,6 +38,8 @@ class Start(NamedTuple):
     """Directory or hub name: `model_path`, or the run's own `base_model`."""
     new_ids: tuple[int, ...] = ()
     """Ids of the new tokens, ascending."""
+    adapter: str | None = None
+    """The run's own copy of the adapter that it goes on from."""
 
 
 def starting_model(task: Task, s: Any, out: RunDirectory, report: Reporter, *, weights: bool = True) -> tuple[Start, Any]:
@@ -60,10 +75,12 @@ def starting_model(task: Task, s: Any, out: RunDirectory, report: Reporter, *, w
         if token not in new:
             report.note(f"add_tokens: {token!r} is a token already, with id {added.ids[token]}, and keeps its row")
     if not new:
-        return Start(path), tokenizer
+        return Start(path, adapter=_keep_adapter(s, out, report)), tokenizer
     _check_trained(s)
     ids = tuple(sorted(new.values()))
     folder = out.place(BASE)
+    if folder.exists() and not out.has_steps:
+        remove_at_once(folder)  # a run without a step, which other tokens may replace
     if not folder.exists():
         forge_dist.write_with_token_rows(path, folder, ids, tokenizer=tokenizer, task=task.model_task(s))
     size = forge_dist.check_model(str(folder), task=task.model_task(s))
@@ -93,6 +110,11 @@ def _check_rows(path: str, rows: int, tokenizer: Any, new: dict[str, int]) -> No
 def _check_trained(s: Any) -> None:
     """Raise SettingsError for an adapter beside which new tokens' rows would not be trained."""
     kind = s.adapter.adapter
+    if s.adapter.adapter_path is not None:
+        raise SettingsError(
+            f"add_tokens with adapter_path {s.adapter.adapter_path}: the adapter has no rows for new tokens. Add them in the "
+            "run that begins the adapter, and give that run's base_model as model_path here."
+        )
     lora = "take adapter=lora, which trains them beside its matrices"
     remedy = {
         "osft": "osft_train_rest=[embeddings, head] trains them, and all other rows",
@@ -114,3 +136,109 @@ def untrained(model: Any) -> str | None:
         if layer is not None and not any(p.requires_grad for p in layer.parameters()):
             return name
     return None
+
+
+def with_adapter(s: Any) -> Any:
+    """Return settings with the rank and the scale of the adapter in `adapter_path`.
+
+    Of a run that is resumed its own copy is read where that directory is gone.
+
+    Raises:
+        forge_algos.AdapterError: the directory holds no adapter that the run can go on from.
+        SettingsError: another rank or scale was given.
+
+    """
+    if s.adapter.adapter_path is None:
+        return s
+    stored = forge_algos.adaptations.stored_adapter(_where(s), s.adapter.adapter)
+    for name, value in stored.shape.items():
+        origin = s.origins[name]
+        if origin != "default" and not origin.startswith("chosen") and getattr(s.adapter, name) != value:
+            raise SettingsError(
+                f"{name}={getattr(s.adapter, name):g}{origin_note(origin)}: the adapter in adapter_path {stored.folder} has "
+                f"{name}={value:g}. Leave {name} out."
+            )
+        s = s.resolved(name, value, "that of adapter_path")
+    return s
+
+
+def with_kept_adapter(s: Any, start: Start) -> Any:
+    """Return settings whose `adapter_path` is the run's own copy."""
+    return s if start.adapter is None else s.with_value("adapter", "adapter_path", start.adapter)
+
+
+def _where(s: Any) -> Path:
+    given, own = Path(s.adapter.adapter_path), Path(s.checkpoints.ckpt_output_dir) / ADAPTER
+    return own if not given.is_dir() and own.is_dir() else given
+
+
+def _keep_adapter(s: Any, out: RunDirectory, report: Reporter) -> str | None:
+    """Copy the adapter of `adapter_path` into the run, and return the copy; None without one.
+
+    Raises:
+        SettingsError: the run that is resumed began with another one.
+
+    """
+    if s.adapter.adapter_path is None:
+        return None
+    given, own = _where(s), out.place(ADAPTER)
+    files = [name for name in (*_ADAPTER_FILES, _BASE_FILE) if (given / name).is_file()]
+    if own.exists() and given != own:
+        if any(not filecmp.cmp(given / name, own / name, shallow=False) for name in _ADAPTER_FILES):
+            if out.has_steps:
+                raise SettingsError(
+                    f"ckpt_output_dir {out.path}: the adapter in adapter_path {given} is not the one that its run began with. "
+                    "Put it back, or give another ckpt_output_dir."
+                )
+            remove_at_once(own)
+    elif not own.exists() and out.resuming and out.has_steps:
+        raise SettingsError(
+            f"ckpt_output_dir {out.path}: holds a run that did not begin with adapter_path. Leave it out, or give another "
+            "ckpt_output_dir."
+        )
+    if not own.exists():
+        with forge_dist.atomic_directory(own) as folder:
+            for name in files:
+                shutil.copyfile(given / name, folder / name)
+    _tell_base(s, given, report)
+    return str(own)
+
+
+def _tell_base(s: Any, folder: Path, report: Reporter) -> None:
+    """Log where the adapter's own record does not show that `model_path` is its base."""
+    stored, model = forge_algos.adaptations.stored_adapter(folder, s.adapter.adapter), s.model.model_path
+    named, recorded = stored.base, _recorded(folder)
+    if recorded is not None and recorded.quantization is not None and s.adapter.adapter != "qlora":
+        report.note(f"adapter_path: it was trained beside a base in 4 bits, and adapter={s.adapter.adapter} has a whole one")
+    if recorded is not None and recorded.identity is not None and not recorded.identity.startswith("hub:"):
+        return  # `check_adapter_base` compares the weights
+    same = named is None or os.path.realpath(named) == os.path.realpath(model) or Path(named).name == Path(model).name
+    if not same:
+        report.note(
+            f"WARNING: adapter_path {folder} names {named} as its base, and model_path is {model}: nothing shows whether both "
+            "have the same weights"
+        )
+
+
+def _recorded(folder: Path) -> forge_dist.AdapterBase | None:
+    """Return what forge recorded of the adapter's base; None where another trainer wrote it."""
+    return forge_dist.adapter_base(folder) if (folder / _BASE_FILE).is_file() else None
+
+
+def check_adapter_base(s: Any, start: Start, identity: str) -> None:
+    """Raise SettingsError where the adapter was trained beside other weights.
+
+    Args:
+        s: the settings.
+        start: the model and the copy of the adapter.
+        identity: of the model; of hub names, and before its files were read, it says nothing.
+
+    """
+    if start.adapter is None or (recorded := _recorded(Path(start.adapter))) is None:
+        return
+    digests = [value for value in (recorded.identity, identity) if value is not None and _DIGEST.fullmatch(value)]
+    if len(set(digests)) == 2:
+        raise SettingsError(
+            f"adapter_path {s.adapter.adapter_path}: was trained beside another base than model_path {s.model.model_path} "
+            f"({recorded.path}, {digests[0][:12]} then, {digests[1][:12]} now). Give that base as model_path."
+        )

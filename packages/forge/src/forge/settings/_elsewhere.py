@@ -45,6 +45,7 @@ RENAMED = {
         "neftune_alpha": "neftune_noise_alpha",
         "lora_r": "r lora_rank",
         "init_lora_weights": "peft_init_lora_weights",
+        "adapter_path": "adapter_name_or_path lora_model_dir",
         "loraplus_lr_ratio": "lora_plus_lr_ratio",
         "target_modules": "lora_target lora_target_modules target_patterns osft_target_patterns",
         "modules_to_save": "lora_modules_to_save additional_target",
@@ -183,7 +184,8 @@ TOLD = {
             accelerator_config""",
         "choose activation_checkpointing=false": "disable_gradient_checkpointing",
         "eval_every_steps or eval_at_epoch; the beginning and the end are always measured": """eval_strategy evaluation_strategy
-            evals_per_epoch min_samples_per_validation""",
+            min_samples_per_validation""",
+        "eval_every_steps below 1 is a share of the run: of 3 epochs 1/12 measures four times in each": "evals_per_epoch",
         _SAVING: "save_strategy save_steps saves_per_epoch save_only_model",
         "num_epochs (or inf), max_steps and max_tokens say how long": "training_mode",
         "a resumed run is continued, nothing is overwritten": "overwrite_output_dir",
@@ -205,7 +207,6 @@ TOLD = {
         "shorten the file, or set max_steps": "max_samples max_train_samples",
         "weights are given beside the paths: data_path={'a.jsonl': 0.7, 'b.jsonl': 0.3}": "mix_strategy interleave_probs",
         "an argument of the verbs in Python: a list of objects that watch the run": "callbacks",
-        "merge it first: forge export RUN --merge": "adapter_name_or_path lora_model_dir",
         "files are read in constant memory": "streaming buffer_size",
         "rows are packed without padding, in random order, so that sorting by length would save nothing": "group_by_length",
         "effective_batch_size counts prompts of a rollout, updates_per_pass the steps made of one": "steps_per_generation",
@@ -296,7 +297,9 @@ def hint(name: str, known: Collection[str]) -> str | None:
     if ALSO.get(name) in known:
         return f"here it is `{ALSO[name]}`"
     if here is not None:
-        return f"here it is `{here}`" + ("" if here in known else f", a setting of forge {OWN[here]}")
+        return f"here it is `{here}`" + (
+            "" if here in known else f", a setting of forge {OWN.get(here, 'sft and all others that train')}"
+        )
     if name in SWITCHES:
         return f"here it is {SWITCHES[name]}"
     if name in TOLD:

@@ -51,6 +51,14 @@ def _whole(_: object, field: attrs.Attribute[int], value: object) -> None:
         raise TypeError(f"{field.name} must be a whole number, not {value!r}")
 
 
+def _steps_or_share(_: object, field: attrs.Attribute[float], value: object) -> None:
+    """Raise unless the value is a whole number of steps, or a share below 1 of all of them."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{field.name} must be a whole number, or a share below 1, not {value!r}")
+    if not (0 <= value < 1 or (isinstance(value, int) and value >= 1)):
+        raise ValueError(f"{field.name} must be 0, a whole number of steps, or a share of the run below 1, not {value!r}")
+
+
 def row_tokens(s: Any) -> int:
     """Return the most tokens of a packed row, which the ranks of `cp_size` share."""
     return s.plan.max_tokens_per_gpu * s.strategy.cp_size
@@ -81,8 +89,9 @@ Metric = Literal[
 class EvaluationSettings:
     """Settings of the evaluation on held-out data, and of what follows from it."""
 
-    eval_every_steps: int = attrs.field(default=0, validator=[_whole, attrs.validators.ge(0)])
-    """Measure on the held-out data every so many steps; 0 measures before and after training only."""
+    eval_every_steps: int | float = attrs.field(default=0, validator=_steps_or_share)
+    """Measure on the held-out data every so many steps, or below 1 after each such share of the run (0.1: ten times);
+    0 measures before and after training only."""
     eval_at_epoch: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     """Measure on the held-out data at the end of each epoch too."""
     keep_best: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
@@ -110,6 +119,16 @@ class EvaluationSettings:
     second, frozen copy of the model is loaded."""
     stop_at_kl: float | None = attrs.field(default=None, validator=attrs.validators.optional(cast("Any", _above_zero)))
     """End the run at the first measurement whose `kl_base` has reached this; the model is exported as at any other end."""
+
+    def steps_between(self, num_steps: int | None) -> int:
+        """Return the steps from one measurement to the next in a run of `num_steps`; 0 for none.
+
+        A share of them is rounded up, as in transformers.
+        """
+        if isinstance(self.eval_every_steps, int) or num_steps is None:
+            return int(self.eval_every_steps)
+        # 0.1 of 30 steps is 3, though the product is a little more.
+        return max(1, math.ceil(self.eval_every_steps * num_steps - 1e-9)) if self.eval_every_steps else 0
 
     def __attrs_post_init__(self) -> None:
         between = self.eval_every_steps or self.eval_at_epoch
@@ -198,6 +217,11 @@ class RunSettings:
             raise SettingsError(
                 f"num_epochs=inf has no end, which lr_scheduler={self.optimizer.lr_scheduler} needs to know: set lr_scheduler="
                 f"{known}, or give max_steps or max_tokens."
+            )
+        if self.plan.num_epochs == "inf" and not limited and 0 < self.evaluation.eval_every_steps < 1:
+            raise SettingsError(
+                f"num_epochs=inf has no end, and eval_every_steps={self.evaluation.eval_every_steps:g} is a share of all "
+                "steps: give a number of steps, or max_steps or max_tokens."
             )
         if self.data.eval_data_path or self.data.validation_split:
             return

@@ -24,7 +24,7 @@ class BaseDivergence:
         self._base: Any = None
         if run.settings.evaluation.kl_base:
             off = why_not_off(run.settings) is None
-            self._base = "adapter_off" if off else run.load_frozen(run.settings.model.model_path)
+            self._base = "adapter_off" if off else run.load_frozen(None)
 
     def added(self, found: Evaluation, source: StepSource, model: Any) -> Evaluation:
         """Return a measurement of a model with `kl_base` among its figures; every rank calls this."""

@@ -125,4 +125,5 @@ def _file(root: Path, name: str) -> Path:
 def _key(run: Run, items: Items) -> dict[str, str]:
     """Return what the stored numbers depend on: the tokens, the weights and the dtype."""
     model: Any = run.identity.get("reference_path", run.identity["model"])
-    return {"store": items.store.fingerprint, "model": model, "dtype": json.dumps(run.settings.device.dtype)}
+    adapter = {"adapter": run.adapter} if run.adapter and "reference_path" not in run.identity else {}
+    return {"store": items.store.fingerprint, "model": model, **adapter, "dtype": json.dumps(run.settings.device.dtype)}

@@ -18,6 +18,8 @@ def why_not_off(s: Any) -> str | None:
         return "adapter=none trains the model itself"
     if a.adapter in ("prefix", "prompt"):
         return f"adapter={a.adapter} begins as another model than the one without it"
+    if a.adapter_path is not None:
+        return "adapter_path begins as another model than the one without it"
     if a.adapter != "osft":
         return None
     if a.osft_rule == "paper":
@@ -28,8 +30,11 @@ def why_not_off(s: Any) -> str | None:
 
 
 def check_reference(s: Any) -> None:
-    """Raise SettingsError where reference=adapter_off is not the initial model."""
-    if s.objective.reference == "adapter_off" and (why := why_not_off(s)):
+    """Raise SettingsError where reference=adapter_off is not the initial model.
+
+    With adapter_path it may be asked for: there it is the base, from which the adapter began in an earlier run.
+    """
+    if s.objective.reference == "adapter_off" and s.adapter.adapter_path is None and (why := why_not_off(s)):
         raise SettingsError(
             f"reference=adapter_off is the model without its adapter, and {why}: set another adapter, or reference=stored or "
             "reference=live."
@@ -59,4 +64,4 @@ def require_same_tokens(s: Any, name: str, path: str) -> None:
 def live_reference(run: Run) -> Any:
     """Load the second model of reference=live; None with another reference."""
     own = run.settings.objective
-    return run.load_frozen(own.reference_path or run.settings.model.model_path) if own.reference == "live" else None
+    return run.load_frozen(own.reference_path) if own.reference == "live" else None

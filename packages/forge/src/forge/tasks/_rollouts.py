@@ -43,7 +43,7 @@ class RolloutSteps:
         self._reference: Any = None
         if self._own.kl_weight:
             off = why_not_off(run.settings) is None
-            self._reference = "adapter_off" if off else run.load_frozen(run.settings.model.model_path)
+            self._reference = "adapter_off" if off else run.load_frozen(None)
         # A reference of its own may be loaded in another dtype, and found to be another one.
         self._share = sharing(run, *([] if isinstance(self._reference, str | None) else [self._reference]))
         self._share.note(run, "a group" if self._share.prompt else "a completion", "prompts")
@@ -243,7 +243,7 @@ class RehearsedRollouts:
         self._run, self._own = run, run.settings.objective
         self._share = sharing(run)
         if self._own.kl_weight and why_not_off(run.settings) is not None:
-            run.load_frozen(run.settings.model.model_path)
+            run.load_frozen(None)
 
     def worst(self) -> list[list[Any]]:
         """Return the micro-batches of steps one of which takes the most memory.

@@ -48,7 +48,7 @@ class SelfSampleSteps:
             return lambda _: nullcontext()
         if why_not_off(run.settings) is None:
             return forge_algos.adaptations.switched_off
-        return run.load_frozen(run.settings.model.model_path)
+        return run.load_frozen(None)
 
     def check_start(self) -> None:
         """Check nothing: the first completions are sampled from the initial model itself."""
@@ -124,7 +124,7 @@ class RehearsedSelfSamples(RehearsedRollouts):
         teacher: Any = lambda _: nullcontext()  # noqa: E731 - the same weights: other ones would be as large
         if self._own.teacher != "current" and why_not_off(run.settings) is not None:
             # The copy of the initial model, or the averages of all weights.
-            copy = run.load_frozen(run.settings.model.model_path)
+            copy = run.load_frozen(None)
             teacher = copy if self._own.teacher == "initial" else teacher
         self.objective = forge_algos.SelfDistill(settings=self._own, teacher=teacher)
 

@@ -75,8 +75,8 @@ class Run:
     autocast: Callable[[], AbstractContextManager[Any]]
     root: Path
     """Directory of the run's files: the hidden one until the run is published."""
-    load_frozen: Callable[[str], Any]
-    """Model path → a second, frozen model on the same ranks."""
+    load_frozen: Callable[[str | None], Any]
+    """Model path → a second, frozen model on the same ranks; None → the model as the run began, with its `adapter_path`."""
     report: Reporter
     metrics: Callable[[Mapping[str, object]], None]
     """Appends a line to metrics.jsonl."""
@@ -84,6 +84,8 @@ class Run:
     """Digests of the models and the id of this run, as in run.json."""
     optimizer: Any = None
     """Of the trained model's weights."""
+    adapter: str = ""
+    """Digest of the adapter that the run goes on from; empty where it begins one."""
     write_model: Callable[[Path], Any] = attrs.field(default=None, kw_only=True)
     """Writes the model as it is now, as an export has it, to a directory that is not there yet; collective."""
     writes: str = "model"

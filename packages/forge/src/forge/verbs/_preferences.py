@@ -201,6 +201,12 @@ class ReferencedSteps(OfflineSteps):
         run = self.run
         if run.settings.objective.reference_path is not None:
             return
+        if run.settings.adapter.adapter_path is not None and run.settings.objective.reference == "adapter_off":
+            run.report.note(
+                "reference: adapter_off is the base without any adapter, and not the model as this run began, with the "
+                "adapter of adapter_path: that is reference=stored or live"
+            )
+            return
         # The first step's rows: only items that the run uses have reference log-probabilities.
         rows = run.plan.micro_batches(0, run.strategy.data_parallel_rank)
         objective: Any = self.objective

@@ -49,8 +49,10 @@ class PeftAdaptation(Adaptation):
         *notes: str,
         attach: "Callable[[PreTrainedModel, str, str], PeftModel] | None" = None,
         halves: Halves | None = None,
+        identity: str = "",
     ) -> None:
         super().__init__(model)
+        self._identity = identity
         self._notes = notes
         self._attach = attach
         self._halves = halves
@@ -59,6 +61,11 @@ class PeftAdaptation(Adaptation):
     def attach(self) -> "Callable[[PreTrainedModel, str, str], PeftModel] | None":
         """Function that reads an export with trained rows or copied modules onto a divided base."""
         return self._attach
+
+    @property
+    def identity(self) -> str:
+        """Digest of the directory that the adapter was read from; empty where it began here."""
+        return self._identity
 
     def describe(self) -> list[str]:
         """Return lines for the log: which layers PEFT put where, and how many parameters train."""
@@ -172,26 +179,26 @@ def attach_to_targets(
     Raises:
         AdapterError: an adapter on a target would be lost, PEFT refuses the model, or adapts something else than asked.
     """
-    _check_tops(model, targets)
+    check_tops(model, targets)
     if any(field.name == "fan_in_fan_out" for field in dataclasses.fields(config_class(settings))):
         transposed = [isinstance(model.get_submodule(name), Conv1D) for name in targets]
         arguments["fan_in_fan_out"] = bool(transposed) and all(transposed)
     beside = trained_rows.arguments_of(model, settings, targets, new_tokens)
     of_lora = {} if lora is None else lora.arguments
     config = peft_config(settings, task_type_of(model), **arguments, **beside, **of_lora)
-    described = [*_described(model, settings, targets, stacks or {}), *trained_rows.describe(model, beside)]
+    lines = [*described(model, settings, targets, stacks or {}), *trained_rows.describe(model, beside)]
     with (
         dora_attached(model, targets) if getattr(config, "use_dora", False) else nullcontext(),
         trained_rows.readable(model, beside),
     ):
-        attached: Any = _attached(model, config)
+        attached: Any = attached_by(model, config)
     _check_attached(attached, {*parameters, *(name for name in targets if f"{name}.weight" not in parameters)})
     check_read_back(attached)
     keep_order(attached, parameters)
     trained_rows.prepare(attached)
     halves = None if lora is None else lora.initialise(attached)
     follow_autocast(attached)
-    return PeftAdaptation(attached, *described, *notes, attach=trained_rows.read_onto if beside else None, halves=halves)
+    return PeftAdaptation(attached, *lines, *notes, attach=trained_rows.read_onto if beside else None, halves=halves)
 
 
 def peft_config(settings: AdapterSettings, task_type: str, **arguments: Any) -> "PeftConfig":
@@ -219,7 +226,8 @@ def task_type_of(model: nn.Module) -> str:
     return "FEATURE_EXTRACTION" if headless(model) else "CAUSAL_LM"
 
 
-def _attached(model: nn.Module, config: "PeftConfig") -> "PeftModel":
+def attached_by(model: nn.Module, config: "PeftConfig") -> "PeftModel":
+    """Return PEFT's wrapper around the model, or raise AdapterError with its refusal."""
     from peft import get_peft_model
 
     target: Any = model
@@ -254,7 +262,7 @@ def _check_attached(model: Any, planned: set[str]) -> None:
         )
 
 
-def _check_tops(model: nn.Module, targets: Sequence[str]) -> None:
+def check_tops(model: nn.Module, targets: Sequence[str]) -> None:
     """Refuse targets on which an adapter would be lost: `score`, which PEFT skips; a tied head."""
     top, table = head(model), embeddings(model)
     tied = top is not None and table is not None and top.weight is table.weight
@@ -269,7 +277,7 @@ def _check_tops(model: nn.Module, targets: Sequence[str]) -> None:
             )
 
 
-def _described(model: nn.Module, settings: AdapterSettings, targets: Sequence[str], stacks: Mapping[str, Stack]) -> list[str]:
+def described(model: nn.Module, settings: AdapterSettings, targets: Sequence[str], stacks: Mapping[str, Stack]) -> list[str]:
     """Return lines for the log: the adapter, its rank and its targets by kind of layer."""
     rank = f" of rank {settings.lora_r}" if "lora_r" in ADAPTERS[settings.adapter].fields else ""
     counts = [counted(len(targets), "linear layers")] if targets or not stacks else []

@@ -39,7 +39,7 @@ def arguments_of(model: nn.Module, settings: AdapterSettings, targets: Sequence[
     Raises:
         AdapterError: a name matches nothing, or a module that holds targets or is trained already; PEFT would not keep a tie.
     """
-    whole = _resolve(model, settings.modules_to_save or (), targets)
+    whole = resolve(model, settings.modules_to_save or (), targets)
     ends = {name: module for name, module in model.named_modules() if module in (embeddings(model), head(model))}
     tied = _tied(model)
     found: Arguments = {}
@@ -168,7 +168,7 @@ def _with_rows(layer: Any, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _resolve(model: nn.Module, names: Sequence[str], targets: Sequence[str]) -> list[str]:
+def resolve(model: nn.Module, names: Sequence[str], targets: Sequence[str]) -> list[str]:
     """Return the full names of the modules that `modules_to_save` selects."""
     known = [name for name, module in model.named_modules() if name and any(True for _ in module.parameters())]
     found: dict[str, None] = {}

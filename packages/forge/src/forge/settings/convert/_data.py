@@ -68,6 +68,11 @@ def _evaluations(draft: Draft) -> None:
         if draft.left.get(key) == of_epochs and draft.left[key] is not True:
             del draft.left[key]
             draft.found["eval_at_epoch"] = True
+    often, epochs = draft.left.get("evals_per_epoch"), draft.left.get("num_epochs") or 1
+    if isinstance(often, int) and not isinstance(often, bool) and often > 1 and isinstance(epochs, int | float) and epochs > 0:
+        # As there: a share of the run, of whatever number of steps.
+        draft.found["eval_every_steps"] = 1 / (draft.left.pop("evals_per_epoch") * epochs)
+        draft.comments["eval_every_steps"] = f"{often} times an epoch, as a share of the run"
 
 
 def data(draft: Draft) -> None:

@@ -77,7 +77,8 @@ def _unread(draft: Draft, name: str) -> bool:
     """Whether a setting would have no effect beside the others."""
     found = draft.found
     return (
-        (name == "num_epochs" and "max_steps" in found)
+        (name in ("lora_r", "lora_alpha", "target_modules") and "adapter_path" in found)
+        or (name == "num_epochs" and "max_steps" in found)
         or (name == "beta2" and found.get("optimizer") == "adafactor")
         or (name == "lr_scheduler" and found.get("optimizer") == "schedule_free")
         or (name == "on_overflow" and "max_seq_len" not in found)

@@ -216,6 +216,30 @@ def adapter(draft: Draft) -> None:
         kind = "none"
     if kind != "none":
         draft.found["adapter"] = kind
+    _stored(draft, kind)
+
+
+_SHAPE = ("lora_r lora_rank lora_alpha lora_target lora_target_modules lora_modules_to_save additional_target").split()
+
+
+def _stored(draft: Draft, kind: object) -> None:
+    """Read the adapter to go on from, whose rank, scale and layers are its own."""
+    left = draft.left
+    key = next((name for name in ("adapter_name_or_path", "lora_model_dir") if left.get(name)), None)
+    anew = left.pop("create_new_adapter", False) is True
+    if key is None:
+        return
+    if isinstance(left[key], list) and len(left[key]) == 1:
+        left[key] = left[key][0]
+    if kind == "none" or anew or not isinstance(left[key], str) or "," in left[key]:
+        draft.lose(
+            key, "it is merged there before training: forge export --merge does so, and gives the model_path of this run"
+        )
+        return
+    draft.found["adapter_path"] = left.pop(key)
+    for name in _SHAPE:
+        if left.get(name):
+            draft.lose(name, "without effect there: the adapter of adapter_path has its own")
 
 
 WITHOUT_DROPOUT = {
