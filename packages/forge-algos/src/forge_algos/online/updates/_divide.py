@@ -94,7 +94,7 @@ def divide_shards(
         # A group that continues in a new row repeats its prompt there.
         sizes[-1] += whole if len(rows[-1]) == 1 else cost
         seen += whole
-    if not rows or not share_prompts or not any(each.any for each in beginnings):
+    if not rows or not share_prompts or not beginnings:
         return _distribute([completions[row] for row in rows], sizes, data_parallel_size)
     step = Step(completions, groups, tokens_B[completions], beginnings, max_tokens, max_keys, data_parallel_size)
     return divide_alike(step, [np.array(row) for row in rows], partial(_distribute, data_parallel_size=data_parallel_size))

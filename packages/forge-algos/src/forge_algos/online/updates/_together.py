@@ -70,7 +70,7 @@ def _divisions(step: Step) -> Iterator[list[Indices]]:
     if step.data_parallel_size == 1 and within and step.row_tokens(whole).max() <= step.max_tokens:
         yield [whole]
         return
-    for each in step.beginnings:
+    for each in step.beginnings if any(each.any for each in step.beginnings) else ():
         place = np.empty_like(each.order)
         place[each.order] = np.arange(len(place))
         sequence = np.argsort(place[step.groups], kind="stable")
