@@ -55,9 +55,7 @@ def test_never_more_micro_batches_and_never_more_tokens(step, ranks):
     prompts of one kind share nothing, the division is the same.
     """
     prompts, owner, own, kept, longest, limits = step
-    divide = partial(
-        divide_shards, kept, owner, longest[owner], own, **limits, data_parallel_size=ranks, share_prompts=True
-    )
+    divide = partial(divide_shards, kept, owner, longest[owner], own, **limits, data_parallel_size=ranks, share_prompts=True)
     plain = divide()
     alike = [Beginnings(kind, LEAST) for kind in prompts]
     dealt = divide(beginnings=alike)

@@ -94,10 +94,11 @@ def divide_shards(
         # A group that continues in a new row repeats its prompt there.
         sizes[-1] += whole if len(rows[-1]) == 1 else cost
         seen += whole
+    dealt = _distribute([np.array(row) for row in rows], sizes, data_parallel_size)
     if not rows or not share_prompts or not beginnings:
-        return _distribute([completions[row] for row in rows], sizes, data_parallel_size)
+        return [[completions[row] for row in mine] for mine in dealt]
     step = Step(completions, groups, tokens_B[completions], beginnings, max_tokens, max_keys, data_parallel_size)
-    return divide_alike(step, [np.array(row) for row in rows], partial(_distribute, data_parallel_size=data_parallel_size))
+    return divide_alike(step, dealt, partial(_distribute, data_parallel_size=data_parallel_size))
 
 
 def _distribute(rows: Sequence[Indices], sizes: Sequence[int], data_parallel_size: int) -> list[list[Indices]]:

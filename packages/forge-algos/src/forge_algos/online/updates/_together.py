@@ -12,7 +12,7 @@ Distribute = Callable[[Sequence[Indices], Sequence[int]], list[list[Indices]]]
 
 
 class Step(NamedTuple):
-    """Completions of a step, and what limits the rows they are put into."""
+    """Completions of a step, and what limits the rows that they are put into."""
 
     completions: Indices
     """int64[b], in the order of their groups."""
@@ -39,25 +39,25 @@ class Step(NamedTuple):
         return np.stack([each.tokens[self.groups] for each in self.beginnings])
 
 
-def divide_alike(step: Step, plain: Sequence[Indices], distribute: Distribute) -> list[list[Indices]]:
+def divide_alike(step: Step, plain: list[list[Indices]], distribute: Distribute) -> list[list[Indices]]:
     """Divide a step as `plain` does, or in rows of completions whose prompts begin alike.
 
     Of divisions that compute no more tokens than `plain`, in no more micro-batches, that is taken which has the fewest
-    micro-batches, and of those the one with which the ranks are done first. `plain` are rows in any order, int64[m] places in
-    the step each.
+    micro-batches, and of those the one with which the ranks are done first. Divisions are int64[m] places in the step:
+    [data shard][micro-batch].
     """
 
-    def judged(rows: Sequence[Indices]) -> tuple[tuple[int, int], int, list[list[Indices]]]:
-        sizes = [int(step.row_tokens(row).sum()) for row in rows]
-        dealt = distribute(rows, sizes)
-        size_of = {int(row[0]): size for row, size in zip(rows, sizes, strict=True)}
-        passes = [max(size_of[int(row[0])] for row in one if len(row)) for one in zip(*dealt, strict=True)]
-        return (len(passes), sum(passes)), sum(sizes), dealt
+    def judged(dealt: list[list[Indices]]) -> tuple[tuple[int, int], int]:
+        """Return its micro-batches and the tokens that ranks wait for, and the tokens of all rows."""
+        sizes = np.array([[int(step.row_tokens(row).sum()) for row in mine] for mine in dealt])
+        return (sizes.shape[1], int(sizes.max(axis=0).sum())), int(sizes.sum())
 
-    best, most, chosen = judged(plain)
+    chosen = plain
+    best, most = judged(plain)
     fewest = best[0]
     for rows in _divisions(step):
-        found, tokens, dealt = judged(rows)
+        dealt = distribute(rows, [int(step.row_tokens(row).sum()) for row in rows])
+        found, tokens = judged(dealt)
         if found[0] <= fewest and tokens <= most and found < best:
             best, chosen = found, dealt
     return [[step.completions[row] for row in mine] for mine in chosen]
