@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,34 @@ def test_no_division_has_a_larger_micro_batch_than_the_plan(
         keys = (prompt + own)[row].sum() if shares else tokens
         assert tokens <= most
         assert with_keys(tokens, keys) <= most_of_both
+
+
+@given(
+    st.lists(st.integers(1, 60) | st.sampled_from([40, 90, 170]), min_size=1, max_size=20),
+    st.integers(1, 3),
+    st.sampled_from([1, 1, 2, 4]),
+    st.sampled_from([1, 5, 20]),
+    st.integers(0, 200),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_no_division_of_mixed_prompts_has_more_tokens_than_the_plan(
+    prompts: list[int], ranks: int, each: int, new: int, spare: int, shares: bool, draw: random.Random
+) -> None:
+    """Short completions fill a row only where the lengths of their prompts add up to it; any may."""
+    draw.shuffle(prompts)
+    tokens, owner = np.array(prompts), np.repeat(np.arange(len(prompts)), each)
+    own = np.array([draw.choice([1, new, draw.randint(1, new)]) for _ in owner])
+    most = int(tokens.max()) + new + spare
+    limits = {"max_tokens": most, "max_keys": forge_packing.most_keys(most)}
+    shards = divide_shards(
+        np.arange(len(owner)), owner, tokens[owner], own, **limits, data_parallel_size=ranks, share_prompts=shares
+    )
+    update = {"groups": len(prompts), "each": each, "max_new_tokens": new, "shares": shares, "ranks": ranks, **limits}
+    planned = max(row.tokens for row in Update(prompt_tokens=tokens[:, None], **update).fullest())
+    for row in (row for shard in shards for row in shard):
+        held = tokens[np.unique(owner[row])] if shares else tokens[owner[row]]
+        assert int(held.sum() + own[row].sum()) <= planned
 
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.sampled_from([1, 1, 2, 5]), st.integers(1, 20), st.integers(0, 150))
