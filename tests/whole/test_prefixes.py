@@ -344,7 +344,7 @@ def test_completions_behind_one_system_prompt_are_put_together(
     neighbours = run("neighbours")
     print(verb, planned, neighbours, alone)
     assert planned < (0.9 if verb == "sdft" else 0.8) * neighbours
-    assert neighbours < alone
+    assert neighbours <= alone
     for name in ("neighbours", "alone"):
         for figure in ("loss", "grad_norm"):
             assert figures(runs["planned"], figure) == pytest.approx(figures(runs[name], figure), rel=1e-5, abs=1e-6), name
