@@ -1,4 +1,7 @@
-"""Sizes, each between two bounds → those that fill a limit best, by sums of all subsets as the bits of one integer."""
+"""Sizes, each between two bounds → those that fill a limit best.
+
+The sums of all subsets are the bits of one integer.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from collections.abc import Sequence
 
 
 def closest_sum(bounds: Sequence[tuple[int, int]], limit: int) -> list[int]:
-    """Choose sizes, each from its low to its high bound, so that no choice has a larger sum that is at most `limit`.
+    """Choose the sizes whose sum comes closest to `limit` from below.
 
-    Returns the numbers of those chosen, ascending. It takes `len(bounds) * limit` bits of memory.
+    Each may be any number from its low to its high bound. Returns the numbers of those chosen, ascending. It takes `len(bounds) * limit` bits of memory.
 
     >>> closest_sum([(7, 9), (3, 3), (5, 5)], 11)
     [0, 1]

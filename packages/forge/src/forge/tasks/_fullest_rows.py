@@ -81,7 +81,7 @@ class Update:
         return list(found.values())
 
     def _orders(self) -> Iterator[Ints]:
-        """Yield orders in which completions may follow each other in a row, each as the index of its prompt."""
+        """Yield orders in which completions may follow each other in a row, as their prompts."""
         order = np.argsort(-self.prompt_tokens.max(axis=1), kind="stable")
         orders: list[Ints] = []
         for first in _spread(len(order), _BEGINNINGS):
@@ -106,9 +106,9 @@ class Update:
             yield from self._filling(each.order, alone, once=int((longest - alone).max()))
 
     def _filling(self, order: Ints, tokens: Ints, once: int = 0) -> Iterator[Ints]:
-        """Yield completions of prompts whose tokens fill a row best: all of each prompt, or one of each before the others.
+        """Yield completions of the prompts whose tokens fill a row best.
 
-        `tokens` int64[G] are those that prompts take, beside what they take `once`.
+        They are all of each prompt, or one of each before the others.         `tokens` int64[G] are those that prompts take, beside what they take `once`.
         """
         most = self.max_tokens
         if self.ranks > 1 and not self._keys_decide(self.ranks * self.max_keys):
@@ -146,7 +146,7 @@ class Update:
         return self.shares and self._longest_step()[1] > most_keys
 
     def _alike_step(self) -> int:
-        """Return the tokens of such a step in one row, where what prompts begin with alike stands once."""
+        """Return the tokens of such a step in one row, with what prompts begin with once."""
         tokens, _ = self._longest_step()
         if not self.beginnings:
             return tokens

@@ -349,7 +349,10 @@ class RehearsedRollouts:
 
 
 def made_up(lengths: Ints, prompts: list[Any]) -> tuple[Any, ...]:
-    """Make up completions: neighbours differ from their first token on, also behind equal prompts."""
+    """Make up completions of these lengths.
+
+    Neighbours differ from their first token on, so that they share no more than their prompts.
+    """
     tokens = 1 + max(int(np.max(ids)) for ids in prompts)
     return tuple(np.full(length, number % tokens, np.int32) for number, length in enumerate(lengths.tolist()))
 

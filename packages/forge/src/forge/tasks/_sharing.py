@@ -43,7 +43,7 @@ class Sharing(NamedTuple):
         return {"share_prompts": self.prompt, "collate": collate, "least_prefix": forge_packing.LEAST_PREFIX}
 
     def beginnings(self, *prompts: Any) -> list[forge_algos.online.Beginnings]:
-        """Return what prompts, of each kind, begin with alike, where rows have that once; [] where they do not."""
+        """Return what prompts of each kind begin with alike; [] where rows have that repeated."""
         return [forge_algos.online.Beginnings(each, forge_packing.LEAST_PREFIX) for each in prompts if self.prefix]
 
 

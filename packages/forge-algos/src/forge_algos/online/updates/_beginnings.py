@@ -44,7 +44,10 @@ class Beginnings:
         return bool(self._common.any())
 
     def added(self, prompts: Sequence[int] | Indices) -> Indices:
-        """Count the tokens that each of different prompts adds to a row that has those before it: int64[len(prompts)]."""
+        """Count the tokens that each prompt adds to a row of those before it: int64[len(prompts)].
+
+        No prompt comes twice.
+        """
         seen: list[int] = []
         found = self.tokens[np.asarray(prompts, np.int64)]
         for at, place in enumerate(self._place[np.asarray(prompts, np.int64)].tolist()):

@@ -1,4 +1,4 @@
-"""Division of a step whose prompts begin alike: neighbours in a row are those that have most in common."""
+"""Division of a step: completions whose prompts have most in common are put together."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -29,7 +29,10 @@ class Step(NamedTuple):
     data_parallel_size: int
 
     def row_tokens(self, places: Indices) -> Indices:
-        """Count the tokens of the rows of completions, which are given by their places in the step: int64[1] or int64[2]."""
+        """Count the tokens of the row of completions behind each kind of prompts: int64[K].
+
+        They are given by their places in the step.
+        """
         prompts = np.unique(self.groups[places])
         own = int(self.tokens[places].sum())
         return np.array([own + int(each.added(prompts).sum()) for each in self.beginnings], np.int64)
@@ -64,7 +67,7 @@ def divide_alike(step: Step, plain: list[list[Indices]], distribute: Distribute)
 
 
 def _divisions(step: Step) -> Iterator[list[Indices]]:
-    """Yield rows, each of neighbours in an order in which prompts that begin alike are neighbours."""
+    """Yield rows of neighbours, in an order in which prompts that begin alike are some."""
     whole = np.arange(len(step.groups))
     within = step.max_keys is None or (step.prompt_tokens().max(axis=0) + step.tokens).sum() <= step.max_keys
     if step.data_parallel_size == 1 and within and step.row_tokens(whole).max() <= step.max_tokens:
@@ -78,7 +81,7 @@ def _divisions(step: Step) -> Iterator[list[Indices]]:
 
 
 def _even_rows(step: Step, sequence: Indices) -> list[Indices]:
-    """Cut a sequence into as few rows as have room for it, a multiple of the ranks, and as even ones as there are."""
+    """Cut a sequence into few rows, a multiple of the ranks, which are as even as can be."""
     groups, own = step.groups[sequence], step.tokens[sequence]
     alone, added = step.prompt_tokens().max(axis=0)[sequence] + own, own.copy()
     begins = np.flatnonzero(groups[1:] != groups[:-1]) + 1

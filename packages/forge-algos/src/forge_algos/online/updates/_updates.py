@@ -139,7 +139,7 @@ def update_indices(
 
 
 def beginnings_of(*prompts: Sequence[Any], least_prefix: int | None, collate: Collate | None) -> list[Beginnings]:
-    """Return what prompts begin with alike, where `collate` has that in a row once; of each kind of prompts.
+    """Return what prompts of each kind begin with alike, where `collate` has that once.
 
     Raises:
         RolloutError: a `least_prefix` without `collate`, or one below 1.
