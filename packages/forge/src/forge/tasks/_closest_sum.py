@@ -11,7 +11,8 @@ from collections.abc import Sequence
 def closest_sum(bounds: Sequence[tuple[int, int]], limit: int) -> list[int]:
     """Choose the sizes whose sum comes closest to `limit` from below.
 
-    Each may be any number from its low to its high bound. Returns the numbers of those chosen, ascending. It takes `len(bounds) * limit` bits of memory.
+    Each may be any number from its low to its high bound. Returns the numbers of those chosen, ascending. It takes
+    `len(bounds) * limit` bits of memory.
 
     >>> closest_sum([(7, 9), (3, 3), (5, 5)], 11)
     [0, 1]

@@ -108,7 +108,8 @@ class Update:
     def _filling(self, order: Ints, tokens: Ints, once: int = 0) -> Iterator[Ints]:
         """Yield completions of the prompts whose tokens fill a row best.
 
-        They are all of each prompt, or one of each before the others.         `tokens` int64[G] are those that prompts take, beside what they take `once`.
+        They are all of each prompt, or one of each before the others. `tokens` int64[G] are those that prompts take,
+        beside what they take `once`.
         """
         most = self.max_tokens
         if self.ranks > 1 and not self._keys_decide(self.ranks * self.max_keys):
