@@ -16,7 +16,7 @@ def closest_sum(bounds: Sequence[tuple[int, int]], limit: int) -> list[int]:
 
     >>> closest_sum([(7, 9), (3, 3), (5, 5)], 11)
     [0, 1]
-    >>> closest_sum([(7, 9), (3, 3), (5, 5)], 8)
+    >>> closest_sum([(9, 9), (3, 3), (5, 5)], 8)
     [1, 2]
     """
     within = (1 << (limit + 1)) - 1
