@@ -247,6 +247,7 @@ def test_without_trl_the_comparison_does_not_start():
             "data_store.py",
             "packing_order.py",
             "packing_plan.py",
+            "online_rows.py",
         ],
     ),
 )

@@ -58,14 +58,14 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     ci_keeps(
         [
             ("lfm2: a convolution", r"model.layers.0.conv \(Lfm2ShortConv\) carries a state from token to token"),
-            ("bloom: distances over the whole row", "does not take attention=documents"),
+            ("bloom: distances over the whole row", "does not keep packed documents apart"),
             ("llama4: chunked attention", "its layers attend in chunks"),
         ],
         [
             ("mamba2: a state", "Mamba2ForCausalLM"),
             ("lfm2: a convolution", r"model.layers.0.conv \(Lfm2ShortConv\) carries a state from token to token"),
             ("qwen3.5: a state, and an error of transformers", r"linear_attn \(Qwen3_5GatedDeltaNet\) carries a state"),
-            ("bloom: distances over the whole row", "does not take attention=documents"),
+            ("bloom: distances over the whole row", "does not keep packed documents apart"),
             ("llama4: chunked attention", "its layers attend in chunks"),
         ],
     ),

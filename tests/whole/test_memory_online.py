@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import forge_accel
 import forge_packing
 from forge.run import _memory
 from forge.tasks._fullest_rows import Update, with_keys
-from forge_algos.online import Completion, GenerateSampler
+from forge_algos.online import Beginnings, Completion, GenerateSampler
 from forge_algos.online.updates._divide import divide_shards
 
 from .conftest import write_rows
@@ -29,6 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
     "rloo": {"num_generations": 2, "adapter": "lora"},
 }
+_OWN = st.lists(st.integers(1, 50), min_size=1, max_size=15)
+"""What a prompt has of its own, behind a system prompt."""
 
 
 @pytest.mark.lane
@@ -109,6 +112,72 @@ def test_no_division_has_a_larger_micro_batch_than_the_plan(
         keys = (prompt + own)[row].sum() if shares else tokens
         assert tokens <= most
         assert with_keys(tokens, keys) <= most_of_both
+
+
+@given(
+    st.lists(st.integers(1, 60) | st.sampled_from([40, 90, 170]), min_size=1, max_size=20),
+    st.integers(1, 3),
+    st.sampled_from([1, 1, 2, 4]),
+    st.sampled_from([1, 5, 20]),
+    st.integers(0, 200),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_no_division_of_mixed_prompts_has_more_tokens_than_the_plan(
+    prompts: list[int], ranks: int, each: int, new: int, spare: int, shares: bool, draw: random.Random
+) -> None:
+    """Short completions fill a row only where the lengths of their prompts add up to it; any may."""
+    draw.shuffle(prompts)
+    tokens, owner = np.array(prompts), np.repeat(np.arange(len(prompts)), each)
+    own = np.array([draw.choice([1, new, draw.randint(1, new)]) for _ in owner])
+    most = int(tokens.max()) + new + spare
+    limits = {"max_tokens": most, "max_keys": forge_packing.most_keys(most)}
+    shards = divide_shards(
+        np.arange(len(owner)), owner, tokens[owner], own, **limits, data_parallel_size=ranks, share_prompts=shares
+    )
+    update = {"groups": len(prompts), "each": each, "max_new_tokens": new, "shares": shares, "ranks": ranks, **limits}
+    planned = max(row.tokens for row in Update(prompt_tokens=tokens[:, None], **update).fullest())
+    for row in (row for shard in shards for row in shard):
+        held = tokens[np.unique(owner[row])] if shares else tokens[owner[row]]
+        assert int(held.sum() + own[row].sum()) <= planned
+
+
+@given(st.data(), st.integers(1, 3), st.integers(1, 4), st.sampled_from([1, 1, 2, 5]), st.integers(1, 20), st.integers(0, 150))
+def test_no_division_of_prompts_that_begin_alike_has_a_larger_micro_batch(
+    data: st.DataObject, systems: int, ranks: int, each: int, new: int, spare: int
+) -> None:
+    """Behind system prompts, of one kind or of student and teacher: any completions of at most `new` tokens, some left out."""
+    groups, kinds = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 2))
+    prompts = [
+        [[90 + data.draw(st.integers(1, systems))] * 20 * kind + data.draw(_OWN) for _ in range(groups)]
+        for kind in range(1, kinds + 1)
+    ]
+    prompt_tokens = np.array([list(map(len, kind)) for kind in prompts]).T
+    longest, owner = prompt_tokens.max(axis=1), np.repeat(np.arange(groups), each)
+    number = groups * each
+    own = np.array(data.draw(st.lists(st.sampled_from([1, new]) | st.integers(1, new), min_size=number, max_size=number)))
+    kept = np.flatnonzero(data.draw(st.lists(st.sampled_from([True, True, False]), min_size=number, max_size=number)))
+    most = int(longest.max()) + new + spare
+    limits = {"max_tokens": most, "max_keys": forge_packing.most_keys(most)}
+    alike = [Beginnings(kind, forge_packing.LEAST_PREFIX) for kind in prompts]
+    shards = divide_shards(
+        kept, owner, longest[owner], own, **limits, data_parallel_size=ranks, share_prompts=True, beginnings=alike
+    )
+    update = {"groups": groups, "each": each, "max_new_tokens": new, "shares": True, "ranks": ranks, "beginnings": alike}
+    found = Update(prompt_tokens=prompt_tokens, **update, **limits).fullest()
+    for row in found:  # the plan has the division itself lay it out
+        (rows,) = divide_shards(
+            np.arange(len(row.lengths)), row.prompts, longest[row.prompts], row.lengths, **limits, data_parallel_size=1,
+            share_prompts=True, beginnings=alike,
+        )  # fmt: skip
+        assert len(rows) == 1
+    planned = max(row.tokens for row in found), max(with_keys(row.tokens, row.keys) for row in found)
+    for row in (row for shard in shards for row in shard):
+        used = np.unique(owner[row])
+        tokens = sum(int(each.added(used).sum()) + int(own[row].sum()) for each in alike)
+        keys = sum(int((kind[owner[row]] + own[row]).sum()) for kind in prompt_tokens.T)
+        assert tokens <= planned[0]
+        assert with_keys(tokens, keys) <= planned[1]
 
 
 @pytest.mark.slow

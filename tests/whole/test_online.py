@@ -154,15 +154,17 @@ def test_shared_prompts_give_the_same(directory, name):
     """
     objective, settings = METHODS[name]
     across = partial(forge_packing.collate_groups, share_prompt=True, share_prefix=True)
-    found, computed = [], []
-    for attention, share, most, made_by, keys in (
-        ("sdpa", False, 60, None, None),
-        ("documents", False, 500, None, None),
-        ("documents", True, 500, None, None),
-        ("documents", True, 36, None, None),
-        ("documents", True, 500, across, None),
-        ("documents", True, 70, across, None),
-        ("documents", True, 500, None, 70),
+    found, sizes = [], []
+    for attention, share, most, made_by, keys, least in (
+        ("sdpa", False, 60, None, None, None),
+        ("documents", False, 500, None, None, None),
+        ("documents", True, 500, None, None, None),
+        ("documents", True, 36, None, None, None),
+        ("documents", True, 500, across, None, None),
+        ("documents", True, 70, across, None, None),
+        ("documents", True, 500, None, 70, None),
+        ("documents", True, 70, across, None, forge_packing.LEAST_PREFIX),
+        ("documents", True, 70, across, 130, forge_packing.LEAST_PREFIX),
     ):
         model, frozen = load(directory, attention), load(directory, attention)
         with torch.no_grad():
@@ -187,15 +189,18 @@ def test_shared_prompts_give_the_same(directory, name):
             seed=3,
             reference=frozen,
             share_prompts=share,
+            least_prefix=least,
             collate=made_by,
         )
-        (update,) = online.rollout_batches(made, max_tokens=most, max_keys=keys, share_prompts=share, collate=made_by)
+        (update,) = online.rollout_batches(
+            made, max_tokens=most, max_keys=keys, share_prompts=share, least_prefix=least, collate=made_by
+        )
+        sizes.append([len(batch.groups.input_ids) for batch in update])
         if share:
             assert any(batch.groups.kv_rows is not None for batch in update)
         if keys:
             assert len(update) > 1
             assert max(len(batch.groups.input_ids if (of := batch.groups.kv_rows) is None else of) for batch in update) <= keys
-        computed.append(sum(len(batch.groups.input_ids) for batch in update))
         optimizer = Still(model.parameters(), lr=1.0)
         constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
         (output,) = forge_algos.train(
@@ -207,7 +212,11 @@ def test_shared_prompts_give_the_same(directory, name):
     assert len({output.tokens for _, output, _ in found}) > 1
     # What prompts have in common is a token of each; it is computed once in a row that has them all.
     assert found[4][1].tokens == found[2][1].tokens
-    assert computed[4] == computed[2] - 2 * len(SYSTEM)
+    assert sum(sizes[4]) == sum(sizes[2]) - 2 * len(SYSTEM)
+    # Rows that are planned for it hold more completions.
+    assert max(sizes[7]) <= 70
+    assert (len(sizes[7]), sum(sizes[7])) < (len(sizes[5]), sum(sizes[5]))
+    assert len(sizes[8]) > len(sizes[7])
     for made, output, other in found[1:]:
         assert made.completion_texts == first.completion_texts
         np.testing.assert_allclose(made.old_logps, first.old_logps, rtol=0, atol=1e-5)

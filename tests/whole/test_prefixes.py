@@ -15,6 +15,7 @@ import forge_algos
 import forge_data
 import forge_packing
 from forge.memory._largest import largest_batch, largest_micro_batch
+from forge.tasks._sharing import Sharing
 from forge.tasks.items._samples import Samples
 from forge.verbs._sft import _in_common
 
@@ -22,9 +23,9 @@ from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from . import tiny
 from .conftest import write_rows
-from .starts import metrics
+from .starts import metrics, untimed, weights
 from .three_steps import SETTINGS, figures, oracle
-from .verbs import KINDS, rows_of, run_verb, settings_of
+from .verbs import KINDS, rows_of, run_verb, run_verb_killed, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -309,6 +310,65 @@ def test_sampled_completions(verb: str, model_dir: Path, tmp_path: Path) -> None
     for name in ("loss", "grad_norm"):
         assert figures(runs[0], name) == pytest.approx(figures(runs[1], name), rel=1e-5, abs=1e-7)
     assert figures(runs[0], "samples") == figures(runs[1], "samples")
+
+
+def of_two_systems(verb: str, model_dir: Path, folder: Path) -> dict[str, Any]:
+    """Settings of steps on prompts of which every other one has another system message."""
+    rows = rows_of(KINDS[verb], 16)
+    for at, row in enumerate(rows):
+        system = ["you know all fruit, " * 8, "the sun and the rain " * 8][at % 2]
+        row["messages" if verb == "sdft" else "prompt"].insert(0, {"role": "system", "content": system})
+    given = settings_of(verb, model_dir, folder) | {"data_path": str(write_rows(folder / "rows.jsonl", rows))}
+    given |= {"max_steps": 4, "effective_batch_size": 8, "validation_split": 0, "max_tokens_per_gpu": 400}
+    given.pop("eval_every_steps", None)
+    return {**given, "full_state_every_steps": 3, **({"kl_base": False} if verb == "sdft" else {})}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ci_keeps(["ppo"], ["grpo", "rloo", "ppo", "sdft"]))
+def test_completions_behind_one_system_prompt_are_put_together(
+    verb: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer tokens are computed than in rows of neighbours, and losses are the same."""
+    given, runs = of_two_systems(verb, model_dir, tmp_path), {}
+
+    def run(name: str, **more: Any) -> int:
+        runs[name] = tmp_path / name
+        return computed_tokens(lambda: run_verb(verb, {**given, **more, "ckpt_output_dir": str(runs[name])}, str(tmp_path)))
+
+    planned, alone = run("planned"), run("alone", attention="sdpa")
+    of_rows = Sharing.of_rows.fget
+    assert of_rows is not None
+    monkeypatch.setattr(Sharing, "of_rows", property(lambda self: {**of_rows(self), "least_prefix": None}))
+    monkeypatch.setattr(Sharing, "beginnings", lambda *_: [])
+    neighbours = run("neighbours")
+    print(verb, planned, neighbours, alone)
+    assert planned < (0.9 if verb == "sdft" else 0.8) * neighbours
+    assert neighbours <= alone
+    for name in ("neighbours", "alone"):
+        for figure in ("loss", "grad_norm"):
+            assert figures(runs["planned"], figure) == pytest.approx(figures(runs[name], figure), rel=1e-5, abs=1e-6), name
+        assert figures(runs["planned"], "samples") == figures(runs[name], "samples")
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["grpo", "rloo", "ppo", "sdft"])
+def test_completions_that_are_put_together_are_the_same_anywhere(verb: str, model_dir: Path, tmp_path: Path) -> None:
+    """On two ranks with the same losses; killed after a step and resumed to the same bits."""
+    given = of_two_systems(verb, model_dir, tmp_path)
+    whole, divided, killed = ({**given, "ckpt_output_dir": str(tmp_path / name)} for name in ("whole", "divided", "killed"))
+    run_on_ranks(run_verb, 1, verb, whole, str(tmp_path), joined=False)
+    run_on_ranks(run_verb, 2, verb, {**divided, "strategy": "ddp"}, str(tmp_path), joined=False)
+    for figure, near in (("loss", 1e-5), ("grad_norm", 1e-4), ("samples", 0)):
+        one, other = (figures(tmp_path / name, figure) for name in ("whole", "divided"))
+        assert one == pytest.approx(other, rel=near, abs=1e-6)
+    with pytest.raises(RuntimeError, match="status -9"):
+        run_on_ranks(run_verb_killed, 1, verb, killed, str(tmp_path), 3, joined=False)
+    run_on_ranks(run_verb, 1, verb, killed, str(tmp_path), joined=False)
+    assert "resuming after step 3" in log(tmp_path / "killed")
+    assert untimed(tmp_path / "killed") == untimed(tmp_path / "whole")
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -50,6 +50,27 @@ def test_too_deep():
         question("f:1", {"prompt": "a", "x": json.loads("[" * 900 + "]" * 900)})
 
 
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("prompt", [[USER], "hi", [{"role": "system", "content": "Be long."}, USER]])
+@pytest.mark.parametrize("system", ["Be brief.", {"role": "system"}, np.array(["a"])])
+def test_a_system_prompt_that_is_not_asked_with(prompt, system):
+    """A field of its own would go to rewards alone; it is refused, and renamed where that is meant."""
+    with pytest.raises(DataError, match=r"f:1: field system is .*, which the model would not be asked with; .*system=note"):
+        question("f:1", {"prompt": prompt, "system": system})
+    with pytest.raises(DataError, match="which the model would not be asked with"):
+        question("f:1", {"messages": json.dumps([USER]), "system": system})
+
+
+@pytest.mark.parametrize("prompt", [[SYSTEM, USER], [{**SYSTEM, "role": "developer"}, USER], "Be brief. Hi!"])
+def test_a_system_prompt_that_is_asked_with(prompt):
+    """Where the prompt begins with it, it is a further field; so is one that says nothing, a flag or a number."""
+    for system in ("Be brief.", " Be brief.\n", "", None, True, 3, float("nan")):
+        assert json.loads(question("f:1", {"prompt": prompt, "system": system}).record)["columns"].keys() == {"system"}
+    assert question("f:1", {"messages": json.dumps([SYSTEM, USER]), "system": "Be brief."})
+
+
 def test_messages():
     """A conversation that ends before an answer is kept with its template fields; parts become text."""
     for fields in ({"messages": [USER]}, {"prompt": [USER]}, {"messages": json.dumps([USER])}, {"messages": [USER, BOT, TOOL]}):

@@ -65,3 +65,14 @@ def test_a_step_that_fits_one_row_has_no_other() -> None:
     assert (row.tokens, row.keys) == (12 + 80, 4 * 12 + 80)
     assert not update.several(row)
     assert update_of([(5,), (7,)], max_tokens=91).several(row)
+
+
+def test_short_completions_fill_a_row_behind_the_prompts_that_add_up_to_it() -> None:
+    """43 and 41 with a token each, neither the longest nor the shortest. Behind two prompts both rows count."""
+    limits = {"each": 1, "max_new_tokens": 1, "max_tokens": 86, "max_keys": 8 * 86}
+    found = update_of([(43,), (42,), (41,), (40,)], **limits).fullest()
+    assert max(row.tokens for row in found) == 86
+    taught = update_of([(4, 43), (9, 42), (41, 40), (42, 44), (40, 41)], **limits).fullest()
+    assert max(row.tokens for row in taught) == (41 + 40 + 2) + (40 + 41 + 2)
+    repeated = update_of([(10,), (9,)], each=4, max_new_tokens=1, max_tokens=31, shares=False).fullest()
+    assert max(row.tokens for row in repeated) == 31

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forge_packing.collating._blocks import Blocks as Blocks, split_documents as split_documents
     from forge_packing.collating._collate import PackedBatch as PackedBatch, collate as collate
     from forge_packing.collating._groups import (
+        LEAST_PREFIX as LEAST_PREFIX,
         PackedGroups as PackedGroups,
         collate_groups as collate_groups,
         collate_shared as collate_shared,
@@ -43,7 +44,7 @@ _PUBLIC = {
     "_settings": "PlanSettings",
     "collating._blocks": "Blocks split_documents",
     "collating._collate": "PackedBatch collate",
-    "collating._groups": "PackedGroups collate_groups collate_shared collate_turns",
+    "collating._groups": "LEAST_PREFIX PackedGroups collate_groups collate_shared collate_turns",
     "dividing._cost": "Cost",
     "dividing._divide": "divide",
     "dividing._divide_shared": "most_keys",

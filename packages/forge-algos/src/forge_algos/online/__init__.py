@@ -17,9 +17,11 @@ from forge_algos.online.rollout._rollout import Rollout
 from forge_algos.online.sampling._generate import GenerateSampler
 from forge_algos.online.sampling._remote import RemoteSampler
 from forge_algos.online.sampling._sampler import Completion, Sampler
+from forge_algos.online.updates._beginnings import Beginnings
 from forge_algos.online.updates._updates import rollout_batches
 
 __all__ = [
+    "Beginnings",
     "Completion",
     "Environment",
     "Episodes",

@@ -23,7 +23,7 @@ from forge_algos.online.rollout._rollout import Rollout, equal_groups
 from forge_algos.online.sampling._draw import attempt_seed
 from forge_algos.online.sampling._sampler import Completion, Sampler
 from forge_algos.online.updates._collate import Collate
-from forge_algos.online.updates._updates import packed, token_places, update_indices
+from forge_algos.online.updates._updates import beginnings_of, packed, token_places, update_indices
 from forge_algos.settings._online import GroupSettings, OnlineSettings
 from forge_algos.settings._policy_kinds import POLICY_KINDS
 
@@ -46,6 +46,7 @@ def make_rollout(
     rank: int | None = None,
     reference: Reference | None = None,
     share_prompts: bool = False,
+    least_prefix: int | None = None,
     collate: Collate | None = None,
     source: Callable[[int], str] = "row {}".format,
     episodes: Episodes | None = None,
@@ -57,8 +58,8 @@ def make_rollout(
     are the policy's own, whatever `top_p` and `top_k` took away while sampling. `source` names a row in messages. With
     `episodes` a completion is an episode: turns of the model, and an environment's observations between them, which are read
     and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a figure of the
-    rollout, and above the settings' limits it weighs the advantages, or is an error. `max_keys` and `collate` are as
-    `rollout_batches` takes them, and must be the same there.
+    rollout, and above the settings' limits it weighs the advantages, or is an error. `max_keys`, `least_prefix` and
+    `collate` are as `rollout_batches` takes them, and must be the same there.
     """
     check_arguments(prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None)
     device = next(model.parameters()).device if device is None else device
@@ -136,6 +137,7 @@ def make_rollout(
     # With the KL in the reward, masked completions are measured too: they are part of the baseline of the others.
     weighed = masked & (settings.credit == "leave_one_out" and settings.kl_weight > 0)
     nothing = np.zeros_like(masked)
+    alike = beginnings_of(prompt_ids, least_prefix=least_prefix, collate=collate)
     steps = [
         update.parts
         for which, beside, updates in ((trained, masked, settings.updates_per_pass), (weighed, nothing, 1))
@@ -153,13 +155,23 @@ def make_rollout(
             max_keys=max_keys,
             data_parallel_size=parallel.data_parallel_size,
             share_prompts=share_prompts,
+            beginnings=alike,
         )
     ]
     parts = [indices for step in steps for indices in step[shard]]
     measured = measure(
         model,
         [
-            packed(indices, groups, prompt_ids, completion_ids, learned, share_prompts=share_prompts, collate=collate)
+            packed(
+                indices,
+                groups,
+                prompt_ids,
+                completion_ids,
+                learned,
+                share_prompts=share_prompts,
+                collate=collate,
+                max_tokens=max_tokens,
+            )
             for indices in parts
         ],
         temperature=settings.temperature,

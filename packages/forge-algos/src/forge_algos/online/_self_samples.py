@@ -13,7 +13,7 @@ from forge_algos.batches._taught import TaughtBatch
 from forge_algos.online._prompts import check_completions
 from forge_algos.online.sampling._sampler import Sampler
 from forge_algos.online.updates._collate import Collate
-from forge_algos.online.updates._updates import packed, token_places, update_indices
+from forge_algos.online.updates._updates import beginnings_of, packed, token_places, update_indices
 from forge_algos.settings._self_distill import SDFTSettings
 
 Ids = NDArray[np.int32]
@@ -93,6 +93,7 @@ def taught_batches(
     max_keys: int | None = None,
     skip_tokens: int = 0,
     share_prompts: bool = False,
+    least_prefix: int | None = None,
     collate: Collate | None = None,
     parallel: Parallel = ALONE,
     rank: int | None = None,
@@ -105,6 +106,7 @@ def taught_batches(
         max_keys: keys that the completions of either row attend to together, at most; as `rollout_batches` takes it.
         skip_tokens: first tokens of each completion that are not learned from.
         share_prompts: whether a prompt with several completions stands once in a row.
+        least_prefix: as `rollout_batches` takes it.
         collate: as `rollout_batches` takes it.
         parallel: the ranks.
         rank: number of this rank's data shard; `parallel`'s own by default.
@@ -128,13 +130,22 @@ def taught_batches(
         max_keys=max_keys,
         data_parallel_size=parallel.data_parallel_size,
         share_prompts=share_prompts,
+        beginnings=beginnings_of(samples.prompt_ids, samples.teacher_ids, least_prefix=least_prefix, collate=collate),
     )
     starts = np.append(0, lengths.cumsum())
     inside = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
     found = []
     for indices in step.parts[parallel.data_parallel_rank if rank is None else rank]:
         rows = (
-            packed(indices, samples.groups, prompts, samples.completion_ids, share_prompts=share_prompts, collate=collate)
+            packed(
+                indices,
+                samples.groups,
+                prompts,
+                samples.completion_ids,
+                share_prompts=share_prompts,
+                collate=collate,
+                max_tokens=max_tokens,
+            )
             for prompts in (samples.prompt_ids, samples.teacher_ids)
         )
         own, teacher = rows

@@ -11,6 +11,7 @@ from forge_data._values import describe, from_json, string
 from forge_data.formats._chat import TEMPLATE_FIELDS, chat
 from forge_data.formats._messages import checked_messages
 from forge_data.formats._samples import Chat
+from forge_data.formats._system import leaves_out_system
 
 _BEFORE_ASSISTANT = ("user", "tool")
 """Roles after which the assistant's turn comes."""
@@ -47,7 +48,8 @@ def question(place: str, fields: Mapping[str, Any]) -> Question:
     """Read a row with `prompt`, as text or messages, or `messages` that end before an answer.
 
     Raises:
-        DataError: neither or both of them, a conversation that ends with the assistant, or a further field that is not JSON.
+        DataError: neither or both of them, a conversation that ends with the assistant, a further field that is not JSON, or
+            a field `system` that the prompt does not begin with.
     """
     names = [name for name in ("prompt", "messages") if name in fields]
     if len(names) != 1:
@@ -60,6 +62,12 @@ def question(place: str, fields: Mapping[str, Any]) -> Question:
     (name,) = names
     columns = {field: value for field, value in fields.items() if field != name}
     value = from_json(fields[name]) if name == "messages" else fields[name]
+    if leaves_out_system({**fields, name: value}):
+        raise DataError(
+            f"{place}: field system is {describe(fields['system'])}, which the model would not be asked with; make it the "
+            "first message (in text, the beginning of the prompt) with `preprocess`, or, if only rewards are to read it, "
+            "give it another name with `rename_columns`, such as system=note"
+        )
     if name == "prompt" and not isinstance(value, list):
         text = string(place, name, value)
         refuse_template_fields(place, fields)

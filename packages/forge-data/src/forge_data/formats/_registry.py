@@ -23,6 +23,7 @@ from forge_data.formats._format import Fields, Format
 from forge_data.formats._messages import LIKENESS
 from forge_data.formats._rated import rated
 from forge_data.formats._samples import Sample, Tokens
+from forge_data.formats._system import leaves_out_system
 from forge_data.formats._tokenised import check_vocabulary
 from forge_data.formats._unread import is_empty
 from forge_data.formats._weights import weighted
@@ -131,7 +132,7 @@ def convert(format: str, place: str, fields: Fields, vocabulary: int | None) -> 
         if field in fields and _is_set(fields[field]):
             raise DataError(f"{place}: field {field} is {describe(fields[field])}, and {why}; take it out of the rows")
     reads_system = format not in _NO_SYSTEM or (format != "messages" and rated(fields) is not None)
-    if not reads_system and _is_set(fields.get("system")) and not _has_system(fields):
+    if not reads_system and leaves_out_system(fields):
         raise DataError(
             f"{place}: field system is {describe(fields['system'])}, which would be passed over; make it the first message (in "
             "text, the beginning of the prompt) with `preprocess`, or take it out of the rows"
@@ -267,36 +268,6 @@ def _renaming(fields: Fields, wanted: set[str], misspelt: dict[str, str]) -> str
 
 def _is_set(value: object) -> bool:
     return len(value) > 0 if isinstance(value, np.ndarray) else bool(value) and not is_empty(value)
-
-
-def _has_system(fields: Fields) -> bool:
-    """Tell whether a row begins with what its field `system` says.
-
-    Its messages may, or its prompt of text; a field that is empty, a flag or a number says nothing.
-    """
-    system = fields["system"]
-    if isinstance(system, (bool, int, float)):
-        return True  # a flag or a number of the row's
-    said = _text_of(system)
-    if said == "":
-        return True
-    for name in ("messages", "prompt", "chosen"):
-        value = fields.get(name)
-        if isinstance(value, str) and said is not None and value.lstrip().startswith(said):
-            return True
-        first = value[0] if isinstance(value, list) and value else None
-        if isinstance(first, Mapping) and first.get("role") in ("system", "developer"):
-            content = first.get("content")
-            if content == system or (said is not None and said == _text_of(content)):
-                return True
-    return False
-
-
-def _text_of(content: object) -> str | None:
-    """Return text, or that of one part of text, without white space around it."""
-    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], Mapping):
-        content = content[0].get("text") if content[0].get("type") == "text" else None
-    return content.strip() if isinstance(content, str) else None
 
 
 def _hint(fields: Fields, misspelt: Collection[str] = ()) -> str:

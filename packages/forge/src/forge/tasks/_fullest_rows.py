@@ -6,18 +6,24 @@ a row of few tokens and many gathered keys, which take memory too (`with_keys`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import attrs
 import numpy as np
 
+import forge_algos
+from forge.tasks._closest_sum import closest_sum
 from forge.tasks.items._items import Ints
 
 _KEYS_OF_A_TOKEN = 8
 """Keys and values that are gathered for further samples, with as much memory as one token that is computed has at least."""
 _BEGINNINGS = 8
 """Prompts with which a row is begun, spread over those of a step."""
+_FILLING = 512
+"""Prompts, or completions with prompts of their own, of which those are looked for that fill a row."""
+_BEGINNINGS_ALIKE = 32
+"""The same, of rows of prompts that begin alike."""
 
 
 def with_keys(tokens: int, keys: int) -> int:
@@ -33,7 +39,7 @@ class MadeUpRow(NamedTuple):
     lengths: Ints
     """int64[b]: tokens of each."""
     tokens: int
-    """Tokens that are computed, with those of prompts, where different prompts share nothing."""
+    """Tokens that are computed, with those of prompts."""
     keys: int
     """Keys that completions attend to."""
 
@@ -57,27 +63,71 @@ class Update:
     """Whether a prompt stands in a row once."""
     ranks: int = 1
     """Data shards that divide a step."""
+    beginnings: Sequence[forge_algos.online.Beginnings] = ()
+    """What prompts of each column begin with alike, where that stands in a row once too."""
 
     def fullest(self) -> list[MadeUpRow]:
         """Return rows that a division may have, with the most tokens or with the most of both.
 
         A row begins with the first or the last completion of a prompt. Prompts that are shorter follow, the longest first, or
-        all others, the shortest first. Of each such order there are two rows at most; the one with the most tokens has as few
-        prompts as that takes.
+        all others, the shortest first; where prompts share what they begin with, also those that begin most alike; and those
+        whose lengths add up to what a row may have. Of each such order there are two rows at most; the one with the most tokens
+        has as few prompts as that takes.
         """
         found: dict[tuple[int, int], MadeUpRow] = {}
-        order = np.argsort(-self.prompt_tokens.max(axis=1), kind="stable")
-        for first in np.unique(np.linspace(0, len(order) - 1, _BEGINNINGS).astype(np.int64)).tolist():
-            rest = np.delete(order, first)
-            for prompts in (order[first:], np.append(order[first], rest[::-1])):
-                for skipped in sorted({0, self.each - 1}):
-                    for row in self._rows_of(prompts[: self.groups], skipped):
-                        found.setdefault((row.tokens, row.keys), row)
+        for completions in self._orders():
+            for row in self._rows_of(completions[: self.max_tokens]):  # a row has no more completions than tokens
+                found.setdefault((row.tokens, row.keys), row)
         return list(found.values())
+
+    def _orders(self) -> Iterator[Ints]:
+        """Yield orders in which completions may follow each other in a row, as their prompts."""
+        order = np.argsort(-self.prompt_tokens.max(axis=1), kind="stable")
+        orders: list[Ints] = []
+        for first in _spread(len(order), _BEGINNINGS):
+            rest = np.delete(order, first)
+            orders += [order[first:], np.append(order[first], rest[::-1])]
+        # Two rows are both fuller behind prompts of about the same length.
+        nearest = np.argsort(np.ptp(self.prompt_tokens, axis=1), kind="stable")
+        orders.append(nearest)
+        for each in self.beginnings:
+            orders += [np.roll(each.order, -first) for first in _spread(len(order), _BEGINNINGS_ALIKE)]
+        for prompts in orders:
+            completions = np.repeat(prompts[: self.groups], self.each)
+            yield from (completions[skipped:] for skipped in sorted({0, self.each - 1}))
+        longest = self.prompt_tokens.max(axis=1)
+        for part in (1, 2, 4) if self.prompt_tokens.shape[1] > 1 else (1,):
+            yield from self._filling(order[np.isin(order, nearest[: -(-len(order) // part)])], longest)
+        for each in self.beginnings:
+            # What a prompt has of its own beside the one that is most like it.
+            alone = np.empty_like(longest)
+            both = [np.minimum(one.added(each.order), one.added(each.order[::-1])[::-1]) for one in self.beginnings]
+            alone[each.order] = np.max(both, axis=0)
+            yield from self._filling(each.order, alone, once=int((longest - alone).max()))
+
+    def _filling(self, order: Ints, tokens: Ints, once: int = 0) -> Iterator[Ints]:
+        """Yield completions of the prompts whose tokens fill a row best.
+
+        They are all of each prompt, or one of each before the others. `tokens` int64[G] are those that prompts take,
+        beside what they take `once`.
+        """
+        most = self.max_tokens
+        if self.ranks > 1 and not self._keys_decide(self.ranks * self.max_keys):
+            most = min(most, -(-self._longest_step()[0] // self.ranks) + self._longest_alone())
+        prompts, times = order, self.each
+        if not self.shares:
+            prompts, times = np.repeat(order, np.minimum(times, most // tokens[order])), 1
+        prompts = prompts[_spread(len(prompts), _FILLING)]
+        for least in sorted({1, times}):
+            bounds = [(own + least, own + times * self.max_new_tokens) for own in tokens[prompts].tolist()]
+            chosen = prompts[closest_sum(bounds, most - once)]
+            chosen = chosen[np.isin(chosen, list(dict.fromkeys(chosen.tolist()))[: self.groups])]
+            if len(chosen):
+                yield np.repeat(chosen, times) if least > 1 else np.append(chosen, np.repeat(chosen, times - 1))
 
     def several(self, row: MadeUpRow) -> bool:
         """Return whether a step with such a row may have another one too."""
-        tokens, keys = self._longest_step()
+        tokens, keys = self._alike_step(), self._longest_step()[1]
         alone = len(row.lengths) == self.each * min(self.groups, len(self.prompt_tokens))
         return not alone or tokens > self.max_tokens or (self.shares and keys > self.max_keys)
 
@@ -88,28 +138,52 @@ class Update:
         keys = self.each * int(longest.sum()) + own
         return int(longest.sum()) + own if self.shares else keys, keys
 
+    def _longest_alone(self) -> int:
+        """Return the tokens of the longest prompt with a completion."""
+        return int(self.prompt_tokens.max()) + self.max_new_tokens
+
+    def _keys_decide(self, most_keys: int) -> bool:
+        """Return whether keys may decide how many rows a step has."""
+        return self.shares and self._longest_step()[1] > most_keys
+
+    def _alike_step(self) -> int:
+        """Return the tokens of such a step in one row, with what prompts begin with once."""
+        tokens, _ = self._longest_step()
+        if not self.beginnings:
+            return tokens
+        own = min(self.groups, len(self.prompt_tokens)) * self.each * self.max_new_tokens
+        orders = [each.order for each in self.beginnings]
+        prompts = [int(np.max([each.added(order) for each in self.beginnings], axis=0).sum()) for order in orders]
+        return min(tokens, own + max(prompts))
+
     def shortest(self) -> MadeUpRow:
         """Return the row of one token behind the shortest prompt."""
         lengths = self.prompt_tokens.max(axis=1)
         return MadeUpRow(lengths.argmin()[None], np.ones(1, np.int64), int(lengths.min()) + 1, int(lengths.min()) + 1)
 
-    def _rows_of(self, order: Ints, skipped: int) -> Iterator[MadeUpRow]:
-        """Yield rows of the first completions of prompts in this order, but for those skipped."""
-        # A row has no more completions than tokens.
-        place = np.arange(skipped, min(len(order) * self.each, skipped + self.max_tokens))
-        prompts = order[place // self.each]
-        begins = (place % self.each == 0) | (place == skipped) if self.shares else np.ones(len(place), bool)
+    def _rows_of(self, prompts: Ints) -> Iterator[MadeUpRow]:
+        """Yield rows of the first completions in this order."""
+        begins = np.ones(len(prompts), bool)
+        if self.shares:
+            begins[:] = False
+            begins[np.unique(prompts, return_index=True)[1]] = True
         longest, held = self.prompt_tokens[prompts].max(axis=1), self.prompt_tokens[prompts].sum(axis=1)
+        number, times = np.arange(1, len(prompts) + 1), self.prompt_tokens.shape[1]
         # Of a row with the completions up to each: what prompts take of it, and the tokens that completions may have.
-        room = self.max_tokens - np.cumsum(longest * begins)
+        apart = taken = np.cumsum(longest * begins)
+        computed = np.cumsum(held * begins)
+        if self.beginnings:
+            adds = np.zeros((times, len(prompts)), np.int64)
+            adds[:, begins] = [each.added(prompts[begins]) for each in self.beginnings]
+            taken, computed = adds.cumsum(axis=1).max(axis=0), adds.sum(axis=0).cumsum()
+        room = self.max_tokens - taken
         if self.shares:
             # A row of one completion may have more keys.
-            room = np.minimum(room, np.where(place == skipped, room, self.max_keys - np.cumsum(longest)))
-        room = np.minimum(room, self._share(longest, begins) - np.cumsum(longest * begins))
-        number, times = np.arange(1, len(place) + 1), self.prompt_tokens.shape[1]
+            room = np.minimum(room, np.where(number == 1, room, self.max_keys - np.cumsum(longest)))
+        room = np.minimum(room, self._share(apart, taken, number))
         own = np.minimum(number * self.max_new_tokens, room)
         fits = own >= number
-        tokens = np.where(fits, np.cumsum(held * begins) + times * own, 0)
+        tokens = np.where(fits, computed + times * own, 0)
         keys = np.cumsum(held) + times * own
         keys = keys if self.shares else tokens
         beyond_one = self.max_new_tokens - 1
@@ -118,17 +192,29 @@ class Update:
             if fits[at]:
                 # One token each, and what is left to the first: some kernels take memory by the longest sample.
                 left = own[at] - number[at] - beyond_one * np.arange(number[at])
-                yield MadeUpRow(prompts[: at + 1], 1 + np.clip(left, 0, beyond_one), int(tokens[at]), int(keys[at]))
+                lengths, by_prompt = 1 + np.clip(left, 0, beyond_one), np.argsort(prompts[: at + 1], kind="stable")
+                yield MadeUpRow(prompts[by_prompt], lengths[by_prompt], int(tokens[at]), int(keys[at]))
 
-    def _share(self, longest: Ints, begins: Ints) -> Any:
-        """Return the most tokens of a rank's row of the first 1, 2, ... completions.
+    def _share(self, apart: Ints, taken: Ints, number: Ints) -> Ints:
+        """Return the most tokens of the completions in a rank's row of the first 1, 2, ... of them.
 
         Ranks have about as many tokens, so that a row has no more than the others and a completion. Where keys decide how many
-        rows there are, it may.
+        rows there are, it may. A step is divided as if prompts took what they take `apart`, or as they are `taken` once.
         """
-        tokens, keys = self._longest_step()
-        if self.ranks == 1 or (self.shares and keys > self.ranks * self.max_keys):
-            return self.max_tokens
-        left = tokens - np.cumsum(longest * begins + self.max_new_tokens)
-        alone = int(self.prompt_tokens.max()) + self.max_new_tokens
-        return -(-(np.maximum(left, 0) + self.ranks * alone) // (self.ranks - 1))
+        tokens, alone = self._longest_step()[0], self._longest_alone()
+        ways = [(apart, tokens, self.ranks * self.max_keys)]
+        if self.beginnings:
+            ways.append((taken, self._alike_step(), self.max_keys))
+        most = np.zeros_like(taken)
+        for held, whole, most_keys in ways:
+            row = np.full_like(held, self.max_tokens)
+            if self.ranks > 1 and not self._keys_decide(most_keys):
+                left = whole - held - number * self.max_new_tokens
+                row = -(-(np.maximum(left, 0) + self.ranks * alone) // (self.ranks - 1))
+            most = np.maximum(most, row - held)
+        return most
+
+
+def _spread(number: int, most: int) -> list[int]:
+    """Return at most so many of the numbers below one, spread over them."""
+    return np.unique(np.linspace(0, number - 1, most).astype(np.int64)).tolist()

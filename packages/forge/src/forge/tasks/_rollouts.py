@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -24,8 +24,6 @@ from forge.tasks.items._items import Ints
 
 LOOKED_AT = 4096
 """Steps of a batch plan among which the largest is looked for: bins are filled alike in all of them."""
-_LAID_OUT = 8
-"""Made-up micro-batches that are put together, at most, to find the largest where different prompts begin alike."""
 _HELD_OUT = -1
 """Step index in the seed of held-out completions: every evaluation of the same weights samples the same ones."""
 _SHOWN = ("reward", "kl", "length", "cut_off", "unscored")
@@ -92,8 +90,7 @@ class RolloutSteps:
             whole,
             max_tokens=row_tokens(self._run.settings),
             max_keys=row_keys(self._run.settings),
-            share_prompts=self._share.prompt,
-            collate=self._share.collate,
+            **self._share.of_rows,
             parallel=self._run.strategy,
             rank=self._run.strategy.data_parallel_rank,
         )
@@ -203,8 +200,7 @@ class RolloutSteps:
             parallel=run.strategy,
             rank=run.strategy.data_parallel_rank,
             reference=self._reference,
-            share_prompts=self._share.prompt,
-            collate=self._share.collate,
+            **self._share.of_rows,
             source=prompts.source,
             episodes=self._episodes,
         )
@@ -218,8 +214,7 @@ class RolloutSteps:
             max_keys=row_keys(run.settings),
             updates=self._own.updates_per_pass,
             passes=self._own.num_iterations,
-            share_prompts=self._share.prompt,
-            collate=self._share.collate,
+            **self._share.of_rows,
             parallel=run.strategy,
             rank=run.strategy.data_parallel_rank,
         )
@@ -252,7 +247,8 @@ class RehearsedRollouts:
         another.
         """
         found = [(rows, row) for rows in self._looked_at() for row in self._update(rows).fullest()]
-        chosen = {id(row): (rows, row) for rows, row in (self._most(found, _tokens), self._most(found, with_keys))}
+        most = (max(found, key=lambda each, size=size: size(each[1].tokens, each[1].keys)) for size in (_tokens, with_keys))
+        chosen = {id(row): (rows, row) for rows, row in most}
         steps = []
         for rows, row in chosen.values():
             # A short one where its step may have another, beside whose gradients it runs.
@@ -260,19 +256,6 @@ class RehearsedRollouts:
             before = [self._batch(rows, update.shortest())] if update.several(row) else []
             steps.append([*before, self._batch(rows, row)])
         return steps
-
-    def _most(self, found: list[tuple[list[int], MadeUpRow]], size: Callable[[int, int], Any]) -> tuple[list[int], MadeUpRow]:
-        """Return the micro-batch of the largest size, of its tokens and keys, as it is laid out."""
-        found = sorted(found, key=lambda each: size(each[1].tokens, each[1].keys), reverse=True)
-        if not self._share.prefix:
-            return found[0]
-        sizes = []
-        for rows, row in found[:_LAID_OUT]:
-            # What different prompts begin with alike makes a row shorter, never longer.
-            if sizes and size(row.tokens, row.keys) <= max(sizes):
-                break
-            sizes.append(size(*_sizes(self._batch(rows, row))))
-        return found[sizes.index(max(sizes))]
 
     def largest(self) -> int:
         """Return the tokens of the largest micro-batch."""
@@ -310,15 +293,16 @@ class RehearsedRollouts:
         for step in chosen:
             yield sorted(map(int, plan.samples(step)), key=lambda row: -int(items.lengths[row]))
 
-    def _prompt_tokens(self, rows: list[int]) -> Ints:
-        """Return int64[G, 1], the tokens of prompts."""
-        return np.array([[len(prompt.input_ids)] for prompt in self._run.train.batch(rows)], np.int64)
+    def _prompt_ids(self, rows: list[int]) -> list[list[Any]]:
+        """Return the token ids of prompts, of each kind that a completion is computed behind."""
+        return [[prompt.input_ids for prompt in self._run.train.batch(rows)]]
 
     def _update(self, rows: list[int]) -> Update:
         """Return these prompts as those of the optimizer steps that a rollout is divided into."""
         settings, own = self._run.settings, self._own
+        prompts = self._prompt_ids(rows)
         return Update(
-            prompt_tokens=self._prompt_tokens(rows),
+            prompt_tokens=np.array([list(map(len, kind)) for kind in prompts], np.int64).T,
             groups=-(-len(rows) // getattr(own, "updates_per_pass", 1)),
             each=own.num_generations,
             max_new_tokens=own.max_new_tokens,
@@ -326,6 +310,7 @@ class RehearsedRollouts:
             max_keys=row_keys(settings),
             shares=self._share.prompt,
             ranks=self._run.plan.world_size,
+            beginnings=self._share.beginnings(*prompts),
         )
 
     def _batch(self, rows: list[int], row: MadeUpRow) -> Any:
@@ -341,7 +326,7 @@ class RehearsedRollouts:
             prompt_ids=tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts),
             prompt_texts=("",) * len(prompts),
             groups=groups,
-            completion_ids=tuple(np.zeros(length, np.int32) for length in row.lengths),
+            completion_ids=made_up(row.lengths, [prompt.input_ids for prompt in prompts]),
             completion_texts=("",) * number,
             finished=np.zeros(number, bool),
             scores={},
@@ -358,21 +343,22 @@ class RehearsedRollouts:
             rollout,
             max_tokens=row_tokens(self._run.settings),
             max_keys=row_keys(self._run.settings),
-            share_prompts=self._share.prompt,
-            collate=self._share.collate,
+            **self._share.of_rows,
         )
         return batch
 
 
+def made_up(lengths: Ints, prompts: list[Any]) -> tuple[Any, ...]:
+    """Make up completions of these lengths.
+
+    Neighbours differ from their first token on, so that they share no more than their prompts.
+    """
+    tokens = 1 + max(int(np.max(ids)) for ids in prompts)
+    return tuple(np.full(length, number % tokens, np.int32) for number, length in enumerate(lengths.tolist()))
+
+
 def _tokens(tokens: int, keys: int) -> tuple[int, int]:
     return tokens, keys
-
-
-def _sizes(batch: Any) -> tuple[int, int]:
-    """Return the tokens that are computed, and the keys that completions attend to."""
-    rows = [batch.groups, *([batch.teacher] if hasattr(batch, "teacher") else [])]
-    keys = [row.input_ids if getattr(row, "kv_rows", None) is None else row.kv_rows for row in rows]
-    return sum(len(row.input_ids) for row in rows), sum(map(len, keys))
 
 
 def sampler_of(run: Run) -> forge_algos.online.GenerateSampler:

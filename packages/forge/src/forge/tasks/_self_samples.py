@@ -14,11 +14,10 @@ import forge_dist
 from forge.settings._settings import row_keys, row_tokens
 from forge.tasks._fullest_rows import MadeUpRow
 from forge.tasks._reference_model import why_not_off
-from forge.tasks._rollouts import RehearsedRollouts, sampler_of
+from forge.tasks._rollouts import RehearsedRollouts, made_up, sampler_of
 from forge.tasks._seeds import step_seed
 from forge.tasks._sharing import Sharing, sharing
 from forge.tasks._task import Evaluation, Run
-from forge.tasks.items._items import Ints
 
 _HELD_OUT = -1
 """Step index in the seed of held-out completions: every evaluation of the same weights samples the same ones."""
@@ -128,23 +127,22 @@ class RehearsedSelfSamples(RehearsedRollouts):
             teacher = copy if self._own.teacher == "initial" else teacher
         self.objective = forge_algos.SelfDistill(settings=self._own, teacher=teacher)
 
-    def _prompt_tokens(self, rows: list[int]) -> Ints:
-        """Return int64[G, 2], the tokens of prompts as student and teacher are asked."""
+    def _prompt_ids(self, rows: list[int]) -> list[list[Any]]:
+        """Return the token ids of prompts, as student and teacher are asked."""
         items: Any = self._run.train
-        own = super()._prompt_tokens(rows)
-        return np.concatenate([own, [[len(ids)] for ids in items.teacher_ids(rows)]], axis=1)
+        return [*super()._prompt_ids(rows), items.teacher_ids(rows)]
 
     def _batch(self, rows: list[int], row: MadeUpRow) -> Any:
         """Make up samples of these completions, and lay them out as one micro-batch."""
         run = self._run
-        items: Any = run.train
         used, groups = np.unique(row.prompts, return_inverse=True)
         chosen = [rows[at] for at in used]
+        own, teacher = self._prompt_ids(chosen)
         samples = forge_algos.online.SelfSamples(
-            prompt_ids=tuple(prompt.input_ids for prompt in items.batch(chosen)),
-            teacher_ids=tuple(items.teacher_ids(chosen)),
+            prompt_ids=tuple(own),
+            teacher_ids=tuple(teacher),
             groups=groups,
-            completion_ids=tuple(np.zeros(length, np.int32) for length in row.lengths),
+            completion_ids=made_up(row.lengths, own),
             finished=np.zeros(len(row.lengths), bool),
         )
         (batch,) = _taught(run, self._share, samples)
@@ -158,7 +156,6 @@ def _taught(run: Run, share: Sharing, samples: forge_algos.online.SelfSamples, *
         max_tokens=row_tokens(run.settings),
         max_keys=row_keys(run.settings),
         skip_tokens=run.settings.objective.skip_tokens,
-        share_prompts=share.prompt,
-        collate=share.collate,
+        **share.of_rows,
         **of_rank,
     )

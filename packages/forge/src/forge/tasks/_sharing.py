@@ -35,9 +35,16 @@ class Sharing(NamedTuple):
         run.report.note(f"prompts: computed once {one}{across}: {self.why}")
 
     @property
-    def collate(self) -> Any:
-        """Function that makes a row of groups, as `forge_algos.online` takes it; None for its own."""
-        return partial(forge_packing.collate_groups, share_prompt=True, share_prefix=True) if self.prefix else None
+    def of_rows(self) -> dict[str, Any]:
+        """How rows of groups are made, as arguments of `forge_algos.online`'s functions."""
+        if not self.prefix:
+            return {"share_prompts": self.prompt}
+        collate = partial(forge_packing.collate_groups, share_prompt=True, share_prefix=True)
+        return {"share_prompts": self.prompt, "collate": collate, "least_prefix": forge_packing.LEAST_PREFIX}
+
+    def beginnings(self, *prompts: Any) -> list[forge_algos.online.Beginnings]:
+        """Return what prompts of each kind begin with alike; [] where rows have that repeated."""
+        return [forge_algos.online.Beginnings(each, forge_packing.LEAST_PREFIX) for each in prompts if self.prefix]
 
 
 def may_share(s: Any) -> bool:

@@ -5,13 +5,14 @@ shards and the most tokens and keys of a row only divide it.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from forge_algos._errors import RolloutError
+from forge_algos.online.updates._beginnings import Beginnings, Indices
+from forge_algos.online.updates._together import Step, divide_alike
 
-Indices = NDArray[np.int64]
 _ORDER = 2
 """Number that keeps the random stream of an order apart from those of completions (`_draw`)."""
 
@@ -37,6 +38,7 @@ def divide_shards(
     max_keys: int | None = None,
     data_parallel_size: int,
     share_prompts: bool,
+    beginnings: Sequence[Beginnings] = (),
 ) -> list[list[Indices]]:
     """Divide a step's completions: [data shard][micro-batch] → indices.
 
@@ -52,6 +54,9 @@ def divide_shards(
             own. One completion alone may have more. None is any number; without `share_prompts` they are the tokens.
         data_parallel_size: number of data shards.
         share_prompts: whether a group's prompt stands once in a micro-batch.
+        beginnings: with `share_prompts`, what the groups' prompts begin with alike, where that stands once in a micro-batch
+            too: completions of such prompts are then put together where that makes micro-batches fewer or shorter. Two where
+            completions are computed behind two prompts, in a row of each; `prompt_tokens_B` are those of the longer one.
 
     Raises:
         RolloutError: a prompt and its completion alone are more than `max_tokens`.
@@ -89,7 +94,11 @@ def divide_shards(
         # A group that continues in a new row repeats its prompt there.
         sizes[-1] += whole if len(rows[-1]) == 1 else cost
         seen += whole
-    return _distribute([completions[row] for row in rows], sizes, data_parallel_size)
+    dealt = _distribute([np.array(row) for row in rows], sizes, data_parallel_size)
+    if not rows or not share_prompts or not beginnings:
+        return [[completions[row] for row in mine] for mine in dealt]
+    step = Step(completions, groups, tokens_B[completions], beginnings, max_tokens, max_keys, data_parallel_size)
+    return divide_alike(step, dealt, partial(_distribute, data_parallel_size=data_parallel_size))
 
 
 def _distribute(rows: Sequence[Indices], sizes: Sequence[int], data_parallel_size: int) -> list[list[Indices]]:

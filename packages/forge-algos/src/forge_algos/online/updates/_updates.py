@@ -1,6 +1,7 @@
 """Batches of a rollout's updates, on each data shard."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from forge_algos.batches._groups import PackedGroups
 from forge_algos.batches._online import OnlineBatch
 from forge_algos.batches._packed import IGNORE
 from forge_algos.online.rollout._rollout import Rollout
+from forge_algos.online.updates._beginnings import Beginnings
 from forge_algos.online.updates._collate import Collate, collate as with_known_prompts, examples
 from forge_algos.online.updates._divide import Indices, divide_shards, divide_steps
 
@@ -32,6 +34,7 @@ def rollout_batches(
     updates: int = 1,
     passes: int = 1,
     share_prompts: bool = False,
+    least_prefix: int | None = None,
     collate: Collate | None = None,
     parallel: Parallel = ALONE,
     rank: int | None = None,
@@ -50,6 +53,8 @@ def rollout_batches(
         updates: optimizer steps in a pass (`updates_per_pass`); a group's completions stay in one.
         passes: how often the whole rollout is trained on (`num_iterations`).
         share_prompts: whether a group's prompt stands once in a micro-batch, for a model that can read it (`shares_prompts`).
+        least_prefix: tokens from which on `collate` puts what different prompts begin with alike into a row once
+            (`forge_packing.LEAST_PREFIX`): completions of such prompts are then put together. None where it does not.
         collate: function that puts the groups of a micro-batch into its row, in the place of this package's, for instance one
             that shares what different prompts begin with (`forge_packing.collate_groups`, with `share_prompts` as here).
         parallel: the ranks.
@@ -57,7 +62,7 @@ def rollout_batches(
         seed: of the order of groups; the rollout's own by default.
 
     Raises:
-        RolloutError: a completion with its prompt is longer than `max_tokens`, or `collate` made another row.
+        RolloutError: a completion with its prompt is longer than `max_tokens`, or `collate` made another row, or one of more.
     """
     steps = update_indices(
         rollout.groups,
@@ -72,6 +77,7 @@ def rollout_batches(
         max_keys=max_keys,
         data_parallel_size=parallel.data_parallel_size,
         share_prompts=share_prompts,
+        beginnings=beginnings_of(rollout.prompt_ids, least_prefix=least_prefix, collate=collate),
     )
     mine = parallel.data_parallel_rank if rank is None else rank
     batches = []
@@ -85,6 +91,7 @@ def rollout_batches(
                     indices,
                     share_prompts=share_prompts,
                     collate=collate,
+                    max_tokens=max_tokens,
                     masked=step.masked if (mine, k) == first else 0,
                 )
                 for k, indices in enumerate(step.parts[mine])
@@ -107,6 +114,7 @@ def update_indices(
     max_keys: int | None = None,
     data_parallel_size: int,
     share_prompts: bool,
+    beginnings: Sequence[Beginnings] = (),
 ) -> list[Update]:
     """Divide the trained completions into updates; the masked ones count in their group's.
     `sizes` int64[B] are the tokens of completions, observations among them.
@@ -124,9 +132,26 @@ def update_indices(
                 max_keys=max_keys,
                 data_parallel_size=data_parallel_size,
                 share_prompts=share_prompts,
+                beginnings=beginnings,
             )
             found.append(Update(parts, int(masked[used[step]].sum())))
     return found
+
+
+def beginnings_of(*prompts: Sequence[Any], least_prefix: int | None, collate: Collate | None) -> list[Beginnings]:
+    """Return what prompts of each kind begin with alike, where `collate` has that once.
+
+    Raises:
+        RolloutError: a `least_prefix` without `collate`, or one below 1.
+    """
+    if least_prefix is None:
+        return []
+    if collate is None or least_prefix < 1:
+        raise RolloutError(
+            f"least_prefix={least_prefix!r}: the tokens, 1 or more, from which on collate shares what different prompts begin "
+            "with; without such a collate leave it out"
+        )
+    return [Beginnings(each, least_prefix) for each in prompts]
 
 
 def token_places(starts: NDArray[np.int64], indices: Indices) -> NDArray[np.int64]:
@@ -146,8 +171,13 @@ def packed(
     *,
     share_prompts: bool,
     collate: Collate | None = None,
+    max_tokens: int | None = None,
 ) -> PackedGroups:
-    """Make the packed row of these completions; neighbours with the same prompt are a group."""
+    """Make the packed row of these completions; neighbours with the same prompt are a group.
+
+    Raises:
+        RolloutError: `collate` made another row, or one of more than `max_tokens`.
+    """
     cuts = np.flatnonzero(np.diff(groups[indices])) + 1
     parts = [part for part in np.split(indices, cuts) if len(part)]
     found = [(prompt_ids[groups[part[0]]], [completion_ids[i] for i in part]) for part in parts]
@@ -159,10 +189,17 @@ def packed(
     targets = [labels[labels != IGNORE] for group in given for _, labels in group]
     if list(row.lengths) != list(map(len, targets)) or list(row.targets) != [token for each in targets for token in each]:
         raise RolloutError("collate made a row that does not learn the tokens it was given, completion after completion")
+    if max_tokens is not None and len(row.input_ids) > max_tokens:
+        raise RolloutError(
+            f"collate made a row of {len(row.input_ids):,} tokens, where max_tokens is {max_tokens:,}: it shares less than "
+            "share_prompts and least_prefix say, which are to be given as it has them"
+        )
     return row
 
 
-def _batch(rollout: Rollout, indices: Indices, *, share_prompts: bool, collate: Collate | None, masked: int) -> OnlineBatch:
+def _batch(
+    rollout: Rollout, indices: Indices, *, share_prompts: bool, collate: Collate | None, max_tokens: int, masked: int
+) -> OnlineBatch:
     places = token_places(rollout.starts, indices)
     row = packed(
         indices,
@@ -172,6 +209,7 @@ def _batch(rollout: Rollout, indices: Indices, *, share_prompts: bool, collate: 
         rollout.learned,
         share_prompts=share_prompts,
         collate=collate,
+        max_tokens=max_tokens,
     )
     return OnlineBatch(
         groups=row,
