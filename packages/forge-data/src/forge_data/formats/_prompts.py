@@ -11,7 +11,7 @@ from forge_data._values import describe, from_json, string
 from forge_data.formats._chat import TEMPLATE_FIELDS, chat
 from forge_data.formats._messages import checked_messages
 from forge_data.formats._samples import Chat
-from forge_data.formats._system import leaves_out_system
+from forge_data.formats._unread import leaves_out_system
 
 _BEFORE_ASSISTANT = ("user", "tool")
 """Roles after which the assistant's turn comes."""

@@ -23,9 +23,8 @@ from forge_data.formats._format import Fields, Format
 from forge_data.formats._messages import LIKENESS
 from forge_data.formats._rated import rated
 from forge_data.formats._samples import Sample, Tokens
-from forge_data.formats._system import leaves_out_system
 from forge_data.formats._tokenised import check_vocabulary
-from forge_data.formats._unread import is_empty
+from forge_data.formats._unread import is_empty, leaves_out_system
 from forge_data.formats._weights import weighted
 
 if TYPE_CHECKING:
