@@ -42,6 +42,19 @@ def test_a_token_that_the_tokenizer_has_not_ends_nothing(model_dir: Path) -> Non
     assert model.generation_config.eos_token_id == 2
 
 
+def test_a_tokenizers_own_template_leaves_a_run_as_it_was(base: Path, chats: Path, tmp_path: Path) -> None:
+    """Runs of earlier versions are resumed to the bit, and what they sample ends where it did."""
+    from transformers import GenerationConfig
+
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|endoftext|>"}))
+    (base / "chat_template.jinja").write_text(text_of("chatml"))
+    GenerationConfig(eos_token_id=0).save_pretrained(base)
+    found = forge.sft(**SHORT | {"max_steps": 1}, model_path=base, data_path=chats, ckpt_output_dir=tmp_path / "run")
+    assert found.model_dir is not None
+    assert GenerationConfig.from_pretrained(found.model_dir).eos_token_id == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("adapter", ["none", "lora"])
 def test_asked_and_stopped_as_trained(adapter: str, base: Path, chats: Path, tmp_path: Path) -> None:
