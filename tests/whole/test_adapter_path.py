@@ -136,6 +136,21 @@ def test_a_resume_needs_no_other_directory(model_dir: Path, folder: Path, adapte
         run_verb("sft", {**given, "adapter_path": None, "lora_r": 4, "max_steps": 4})
 
 
+def test_a_damaged_copy_is_named(model_dir: Path, folder: Path, adapter: Path, tmp_path: Path) -> None:
+    """A copy without weights, and one that is gone, beside the adapter as it was; another path does not stand for it."""
+    given = going_on("sft", model_dir, folder, adapter, tmp_path / "run")
+    run_verb("sft", given)
+    own = tmp_path / "run" / "adapter"
+    with pytest.raises(forge_algos.AdapterError, match="there is no such directory"):
+        run_verb("sft", {**given, "adapter_path": str(tmp_path / "never there"), "max_steps": 3})
+    (own / WEIGHTS).unlink()
+    with pytest.raises(forge.SettingsError, match="is the copy. Put back which of them changed"):
+        run_verb("sft", {**given, "max_steps": 3})
+    shutil.rmtree(own)
+    with pytest.raises(forge.SettingsError, match="is gone from"):
+        run_verb("sft", {**given, "max_steps": 3})
+
+
 @pytest.mark.parametrize("kind", ["rslora", "dora", pytest.param("qlora", marks=needs_bitsandbytes)])
 def test_other_kinds(kind: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Each goes on where it ended, which is what kl_base measures from."""

@@ -10,7 +10,9 @@ import pytest
 
 import forge
 import forge_data
+from forge._turn_end import stop_at_turn_end
 from forge.talking._model import AnsweringModel
+from forge_data.tokenizing._named_templates import text_of
 
 from .verbs import SHORT
 
@@ -25,6 +27,32 @@ def base(model_dir: Path, tmp_path: Path) -> Path:
     config = json.loads((path / "tokenizer_config.json").read_text())
     (path / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": "<|endoftext|>"}))
     return path
+
+
+def test_a_token_that_the_tokenizer_has_not_ends_nothing(model_dir: Path) -> None:
+    """A tokenizer whose own template is that of a name may write its marks in pieces, which have no id."""
+    from types import SimpleNamespace
+
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer.chat_template = text_of("llama3")
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=2))
+    assert stop_at_turn_end(model, tokenizer) is None
+    assert model.generation_config.eos_token_id == 2
+
+
+def test_a_tokenizers_own_template_leaves_a_run_as_it_was(base: Path, chats: Path, tmp_path: Path) -> None:
+    """Runs of earlier versions are resumed to the bit, and what they sample ends where it did."""
+    from transformers import GenerationConfig
+
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|endoftext|>"}))
+    (base / "chat_template.jinja").write_text(text_of("chatml"))
+    GenerationConfig(eos_token_id=0).save_pretrained(base)
+    found = forge.sft(**SHORT | {"max_steps": 1}, model_path=base, data_path=chats, ckpt_output_dir=tmp_path / "run")
+    assert found.model_dir is not None
+    assert GenerationConfig.from_pretrained(found.model_dir).eos_token_id == 0
 
 
 @pytest.mark.slow

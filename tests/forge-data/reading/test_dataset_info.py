@@ -88,6 +88,22 @@ def test_openai(tmp_path):
         assert chat.messages[2]["tool_calls"][0]["function"] == call
 
 
+@pytest.mark.parametrize("formatting", ["sharegpt", "openai"])
+def test_only_tagged_fields_are_read(tmp_path, formatting):
+    """A turn that has the format's own names beside those of the tags is read by the tags."""
+    entry = {"formatting": formatting, "columns": {"messages": "talk"}, "tags": {"role_tag": "who", "content_tag": "what"}}
+    web = {"from": "gpt", "value": "spam", "role": "assistant", "content": "spam"}
+    (made,) = read(tmp_path, entry, {"talk": [{"who": "human", "what": "hi", **web}, {"who": "gpt", "what": "ho", **web}]})
+    assert [(turn["role"], turn["content"]) for turn in made.messages] == [("user", "hi"), ("assistant", "ho")]
+
+
+def test_a_question_of_another_kind_is_not_left_out(tmp_path):
+    """A number in the place of the instruction is refused, with an input and without."""
+    for row in ({"instruction": 5, "input": "d", "output": "o"}, {"instruction": "i", "input": 5, "output": "o"}):
+        with pytest.raises(DataError, match="field instruction is int 5"):
+            read(tmp_path, {}, row)
+
+
 def test_nulls_are_named(tmp_path):
     """A field that is null is no other fault."""
     with pytest.raises(DataError, match="field output is null"):

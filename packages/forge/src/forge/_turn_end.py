@@ -22,8 +22,9 @@ def stop_at_turn_end(model: Any, tokenizer: Any) -> str | None:
         return None
     ends = generation.eos_token_id
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    number = tokenizer.convert_tokens_to_ids(token)
-    if number in ends:
+    # A tokenizer with such a template of its own may write the token in pieces.
+    numbers = tokenizer.encode(token, add_special_tokens=False)
+    if len(numbers) != 1 or numbers[0] in ends:
         return None
-    generation.eos_token_id = [*ends, number]
+    generation.eos_token_id = [*ends, *numbers]
     return token

@@ -22,6 +22,8 @@ KINDS = {
     "some layers": {"layers_to_transform": [1]},
     "whole modules": {"modules_to_save": ["embed_tokens"]},
     "token rows": {"trainable_token_indices": {"embed_tokens": [1, 2]}},
+    "token rows in any order": {"trainable_token_indices": {"embed_tokens": [7, 4, 11]}},
+    "token rows as a list": {"trainable_token_indices": [7, 4]},
 }
 ignore_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -143,6 +145,10 @@ def test_what_it_has_cannot_be_changed(given, match, tmp_path):
         ({"init_lora_weights": "pissa"}, "belongs beside a base that init_lora_weights=pissa changed"),
         ({"bias": "all"}, "bias='all' .* is an option of PEFT that is not trained here"),
         ({"r": "four"}, "is not what PEFT writes"),
+        ({"r": True}, "is not what PEFT writes"),
+        ({"lora_alpha": 0}, "is not what PEFT writes"),
+        ({"lora_alpha": float("nan")}, "is not what PEFT writes"),
+        ({"rank_pattern": None}, "is not what PEFT writes .*rank_pattern"),
         ({"use_dora": True, "use_rslora": True}, "no name for both"),
     ],
 )
@@ -165,6 +171,18 @@ def test_a_pickle_is_not_read(tmp_path):
     (tmp_path / "adapter_model.bin").touch()
     with pytest.raises(AdapterError, match=r"only adapter_model\.bin: pickled files run code"):
         stored_adapter(tmp_path, "lora")
+
+
+@ignore_peft
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`:UserWarning")
+def test_a_layer_of_the_base_in_the_file_is_named(tmp_path):
+    """PEFT writes an embedding that it adapts whole; a row that is named twice has no one value."""
+    written(tmp_path / "whole", target_modules=["q_proj", "embed_tokens"])
+    with pytest.raises(AdapterError, match="it trains model.embed_tokens by low-rank factors and holds"):
+        going_on(tmp_path / "whole")
+    written(tmp_path / "twice", trainable_token_indices={"embed_tokens": [4, 4]})
+    with pytest.raises(AdapterError, match="names a row twice"):
+        going_on(tmp_path / "twice")
 
 
 @ignore_peft

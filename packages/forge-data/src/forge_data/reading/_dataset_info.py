@@ -34,6 +34,8 @@ _TAGS = {
 }
 """Tag → its name where an entry gives none."""
 _ROLES = {"user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool", "system_tag": "system"}
+_OF_TURNS = ("from", "value", "role", "content")
+"""Names of roles and texts in the formats that turns are handed to."""
 _FORMATTINGS = ("alpaca", "sharegpt", "openai")
 
 
@@ -70,7 +72,8 @@ class Description:
 
     def _alpaca(self, row: dict[str, Any], absent: set[str]) -> WithoutNulls:
         asked = [row.pop(name) for name in ("prompt", "query") if name in row]
-        question = "\n".join(part for part in asked if part) if all(isinstance(part, str) for part in asked) else asked[-1]
+        wrong = [part for part in asked if not isinstance(part, str)]
+        question = wrong[0] if wrong else "\n".join(part for part in asked if part)
         if self.columns.get("response") is None and not self.ranking:
             return WithoutNulls({"text": question} if asked else {}, {"text"} if "prompt" in absent else ())
         if asked:
@@ -97,16 +100,20 @@ class Description:
         return WithoutNulls({**row, name: turns}, absent)
 
     def _turn(self, turn: dict[str, Any]) -> dict[str, Any]:
-        """Return a turn with the names of roles and fields that the format reads."""
-        rest = dict(turn)
-        role, content = (rest.pop(self.tags[tag], None) for tag in ("role_tag", "content_tag"))
+        """Return a turn with the names of roles and fields that the format reads.
+
+        What the turn itself has under these names is not what the tags say.
+        """
+        named = [self.tags[tag] for tag in ("role_tag", "content_tag")]
+        role, content = (turn.get(name) for name in named)
+        rest = {name: value for name, value in turn.items() if name not in (*named, *_OF_TURNS)}
         tag = next((tag for tag, named in self.tags.items() if tag in (*_ROLES, "function_tag") and named == role), None)
         if self.formatting == "sharegpt":
-            return {"from": _TAGS.get(tag or "", role), "value": content, **rest}
+            return {**rest, "from": _TAGS.get(tag or "", role), "value": content}
         if tag == "function_tag" and not rest.get("tool_calls"):
             calls = from_json(content)
-            return {"role": "assistant", "content": None, "tool_calls": calls if isinstance(calls, list) else [calls], **rest}
-        return {"role": _ROLES.get(tag or "", role), "content": content, **rest}
+            return {**rest, "role": "assistant", "content": None, "tool_calls": calls if isinstance(calls, list) else [calls]}
+        return {**rest, "role": _ROLES.get(tag or "", role), "content": content}
 
 
 def is_described(entry: str) -> bool:

@@ -138,7 +138,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
     with report.taking(f"loading {start.path}", f"loaded {start.path}, and checked how its samples are kept apart,"):
         s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest)
-    if (end := stop_at_turn_end(model, tokenizer)) is not None:
+    # Not by the tokenizer's own text: what earlier versions sampled ended without it, and their runs are resumed.
+    named = getattr(s.data, "chat_template", None) in forge_data.chat_templates()
+    if named and (end := stop_at_turn_end(model, tokenizer)) is not None:
         report.note(
             f"chat_template: {end} ends a turn and was no EOS of the model; generation_config.json of an export names it"
         )

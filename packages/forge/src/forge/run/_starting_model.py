@@ -16,7 +16,7 @@ from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.run._run_directory import RunDirectory
-from forge.saving._directories import remove_at_once
+from forge.saving._directories import remove_at_once, run_values
 from forge.settings._origin import origin_note
 from forge.tasks._task import Task
 
@@ -168,8 +168,12 @@ def with_kept_adapter(s: Any, start: Start) -> Any:
 
 
 def _where(s: Any) -> Path:
-    given, own = Path(s.adapter.adapter_path), Path(s.checkpoints.ckpt_output_dir) / ADAPTER
-    return own if not given.is_dir() and own.is_dir() else given
+    given, run = Path(s.adapter.adapter_path), Path(s.checkpoints.ckpt_output_dir)
+    if given.is_dir() or not (run / ADAPTER).is_dir() or not (run / "config.yaml").is_file():
+        return given
+    # A path that was never there is no other word for the run's copy. A run stands for its last export.
+    began = run_values(run).get("adapter_path")
+    return run / ADAPTER if began is not None and Path(began).is_relative_to(given) else given
 
 
 def _keep_adapter(s: Any, out: RunDirectory, report: Reporter) -> str | None:
@@ -184,14 +188,19 @@ def _keep_adapter(s: Any, out: RunDirectory, report: Reporter) -> str | None:
     given, own = _where(s), out.place(ADAPTER)
     files = [name for name in (*_ADAPTER_FILES, _BASE_FILE) if (given / name).is_file()]
     if own.exists() and given != own:
-        if any(not filecmp.cmp(given / name, own / name, shallow=False) for name in _ADAPTER_FILES):
+        if not all(_same_file(given / name, own / name) for name in _ADAPTER_FILES):
             if out.has_steps:
                 raise SettingsError(
-                    f"ckpt_output_dir {out.path}: the adapter in adapter_path {given} is not the one that its run began with. "
-                    "Put it back, or give another ckpt_output_dir."
+                    f"ckpt_output_dir {out.path}: the adapter in adapter_path {given} is not the one that its run began with, "
+                    f"of which {own} is the copy. Put back which of them changed, or give another ckpt_output_dir."
                 )
             remove_at_once(own)
     elif not own.exists() and out.resuming and out.has_steps:
+        if run_values(out.path).get("adapter_path") is not None:
+            raise SettingsError(
+                f"ckpt_output_dir {out.path}: the adapter that its run began with is gone from {own}. Put back there what "
+                "adapter_path held then, or give another ckpt_output_dir."
+            )
         raise SettingsError(
             f"ckpt_output_dir {out.path}: holds a run that did not begin with adapter_path. Leave it out, or give another "
             "ckpt_output_dir."
@@ -202,6 +211,10 @@ def _keep_adapter(s: Any, out: RunDirectory, report: Reporter) -> str | None:
                 shutil.copyfile(given / name, folder / name)
     _tell_base(s, given, report)
     return str(own)
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return other.is_file() and filecmp.cmp(one, other, shallow=False)
 
 
 def _tell_base(s: Any, folder: Path, report: Reporter) -> None:

@@ -1,6 +1,7 @@
 """An adapter directory → what it decides of `AdapterSettings`, without torch or peft."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,17 +71,32 @@ def stored_adapter(directory: str | Path, adapter: str) -> StoredAdapter:
         raise AdapterError(f"adapter_path {folder}: its {CONFIG} is not what PEFT writes ({error!r})") from error
     if kind != "LORA":
         raise AdapterError(f"adapter_path {folder}: holds an adapter of the kind {kind}, and a run goes on from LoRA alone")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or not isinstance(alpha, int | float):
-        raise AdapterError(f"adapter_path {folder}: its {CONFIG} is not what PEFT writes (r={rank!r}, lora_alpha={alpha!r})")
+    _check_shape(folder, config)
     if not (folder / WEIGHTS).is_file():
-        other = sorted(file.name for file in folder.glob("adapter_model*"))
+        other = sorted(file.name for file in folder.glob("adapter_model*") if file.name != WEIGHTS)
         beside = (
             f", only {other[0]}: pickled files run code, and are not read. Save it with PEFT as safetensors" if other else ""
         )
         raise AdapterError(f"adapter_path {folder}: has no {WEIGHTS}{beside}")
     _check_kind(folder, config, adapter)
     return StoredAdapter(folder=folder, config=config)
+
+
+def _check_shape(folder: Path, config: Mapping[str, Any]) -> None:
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    is_shape = (
+        isinstance(rank, int)
+        and isinstance(alpha, int | float)
+        and not any(isinstance(value, bool) for value in (rank, alpha))
+        and rank > 0
+        and 0 < alpha < math.inf
+    )
+    patterns = {name: config.get(name, {}) for name in ("rank_pattern", "alpha_pattern")}
+    wrong = {} if is_shape else {"r": rank, "lora_alpha": alpha}
+    wrong |= {name: value for name, value in patterns.items() if not isinstance(value, dict)}
+    if wrong:
+        found = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
+        raise AdapterError(f"adapter_path {folder}: its {CONFIG} is not what PEFT writes ({found})")
 
 
 def _check_kind(folder: Path, config: Mapping[str, Any], adapter: str) -> None:

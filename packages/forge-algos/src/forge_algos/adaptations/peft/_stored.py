@@ -61,6 +61,10 @@ def attach_stored(model: nn.Module, settings: AdapterSettings, context: Context)
     wanted = _Wanted.of(model, settings)
     check_tops(model, linear)
     config = _config(stored, settings, task_type_of(model))
+    if isinstance(config.trainable_token_indices, list):  # PEFT's short form: rows of the embedding
+        config.trainable_token_indices = {trained_rows.embedding_name(model): config.trainable_token_indices}
+    if any(len(set(ids)) < len(ids) for ids in (config.trainable_token_indices or {}).values()):
+        raise AdapterError(f"adapter_path {stored.folder}: its {CONFIG} names a row twice in trainable_token_indices")
     beside = {name: getattr(config, name) for name in ("modules_to_save", "trainable_token_indices") if getattr(config, name)}
     stacks = {} if not config.target_parameters else expert_stacks(model)
     lines = described(model, settings, linear, stacks)
@@ -129,6 +133,12 @@ def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tup
     expected = {
         name: tuple(tensor.shape) for name, tensor in get_peft_model_state_dict(model, save_embedding_layers=False).items()
     }
+    if frozen := [name for name in shapes if name.endswith(".base_layer.weight")]:
+        raise AdapterError(
+            f"adapter_path {stored.folder}: it trains {frozen[0].removesuffix('.base_layer.weight').removeprefix(_PREFIX)} by "
+            "low-rank factors and holds that layer's own weight too, which belongs to the base: merge it (forge export --merge "
+            "or PEFT's merge_and_unload) and begin another adapter"
+        )
     given = _as_now(model, shapes)
     if _is_outline(model):
         # It may have fewer layers than its model.

@@ -50,7 +50,7 @@ def arguments_of(model: nn.Module, settings: AdapterSettings, targets: Sequence[
                 "adapter=lora, or leave them out"
             )
         # Under the embedding's name; PEFT ties the head to its copy.
-        whole = [name for name in whole if name not in ends] + [_name(model, embeddings(model))]
+        whole = [name for name in whole if name not in ends] + [embedding_name(model)]
         found["ensure_weight_tying"] = True
         ends = {}
     if whole:
@@ -158,7 +158,10 @@ def _with_rows(layer: Any, x: torch.Tensor) -> torch.Tensor:
         return out
     for name in layer.active_adapters:
         rows = layer.trainable_tokens_delta[name]
-        index = torch.tensor(layer.token_indices[name], device=out.device)
+        ids = layer.token_indices[name]
+        if (order := sorted(range(len(ids)), key=ids.__getitem__)) != list(range(len(ids))):
+            rows, ids = rows[order], sorted(ids)  # another trainer's stand in any order
+        index = torch.tensor(ids, device=out.device)
         if isinstance(base, nn.Embedding):
             place = torch.searchsorted(index, x).clamp(max=len(index) - 1)
             found = nn.functional.embedding(place, rows).to(out.dtype) * getattr(base, "embed_scale", 1.0)
@@ -194,6 +197,11 @@ def resolve(model: nn.Module, names: Sequence[str], targets: Sequence[str]) -> l
 def _tied(model: nn.Module) -> bool:
     top, table = head(model), embeddings(model)
     return top is not None and table is not None and top.weight is table.weight
+
+
+def embedding_name(model: nn.Module) -> str:
+    """Return the full name of the input embedding."""
+    return _name(model, embeddings(model))
 
 
 def _name(model: nn.Module, wanted: nn.Module | None) -> str:
