@@ -223,7 +223,17 @@ def test_measuring_in_parts_of_an_epoch_is_a_share_of_the_run(text: str, share: 
         ),
         (
             "model_name_or_path: m\nstage: dpo\nfinetuning_type: lora\nadapter_name_or_path: a\nlora_target: all\n",
-            {"adapter": "lora", "adapter_path": "a"},
+            {"adapter": "lora", "adapter_path": "a", "reference": "adapter_off"},
+            set(),
+        ),
+        (
+            "model_name_or_path: m\nstage: dpo\nfinetuning_type: lora\nadapter_name_or_path: a\nref_model: r\n",
+            {"adapter_path": "a", "reference": None, "reference_path": "r"},
+            set(),
+        ),
+        (
+            "base_model: m\nrl: dpo\nadapter: lora\nlora_model_dir: a\n",
+            {"adapter_path": "a", "reference": None},
             set(),
         ),
         (
