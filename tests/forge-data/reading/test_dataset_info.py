@@ -76,7 +76,8 @@ def test_openai(tmp_path):
         tmp_path,
         entry,
         *(
-            {"messages": [{"role": "user", "content": "u"}, turn, {"role": "tool", "content": "1"}], "system": "s"} | {"tools": None}
+            {"messages": [{"role": "user", "content": "u"}, turn, {"role": "tool", "content": "1"}], "system": "s"}
+            | {"tools": None}
             for turn in (
                 {"role": "function", "content": json.dumps([call])},
                 {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": call}]},
@@ -134,9 +135,11 @@ def test_names(tmp_path):
 
 
 def test_a_column_that_no_row_has(tmp_path):
-    """It is refused with the nearest name: a misspelt `query` was left out of every row. One row that has it, or null, is enough."""
+    """It is refused with the nearest name: `query`, misspelt, was left out of every row. One row with it, or with null, is enough."""
     entry = {"columns": {"prompt": "q", "query": "contxt", "response": "a"}}
-    with pytest.raises(DataError, match=r"mine: columns says 'query' is 'contxt', .* did you mean 'context'.*'q', 'context', 'a'"):
+    with pytest.raises(
+        DataError, match=r"mine: columns says 'query' is 'contxt', .* mean 'context'\? The rows have 'q', 'context', 'a'"
+    ):
         read(tmp_path, entry, {"q": "i", "context": "d", "a": "o"})
     rows = {"q": "i", "a": "o"}, {"q": "j", "a": "p", "contxt": "d"}
     assert [made.messages[0]["content"] for made in read(tmp_path, entry, *rows)] == ["i", "j\nd"]

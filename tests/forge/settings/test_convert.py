@@ -256,6 +256,14 @@ def test_an_adapter_to_go_on_from(text: str, settings: dict[str, Any], lost: set
     assert lost <= about(found)
 
 
+def test_a_misspelt_key_is_answered_with_the_nearest() -> None:
+    """What is no key of any library may be one of the file's, misspelt."""
+    lost = "\n".join(converted("base_model: m\nadapter: lora\nlora_rnk: 8\neval_per_epoch: 4\nneither_of_them: 1\n").lost)
+    assert "lora_rnk: 8: forge has nothing of the kind; did you mean `lora_rank`?" in lost
+    assert "did you mean `evals_per_epoch`?" in lost
+    assert "neither_of_them: 1: forge has nothing of the kind\n" in lost + "\n"
+
+
 def test_columns_of_other_names_are_given_with_rename_columns() -> None:
     """Axolotl names columns in the type of a data set; the line about what is lost says how to name them here."""
     found = converted("base_model: m\ndatasets: [{path: a.csv, type: {field_instruction: question, field_output: answer}}]\n")
