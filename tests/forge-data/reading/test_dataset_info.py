@@ -135,7 +135,7 @@ def test_names(tmp_path):
 
 
 def test_a_column_that_no_row_has(tmp_path):
-    """It is refused with the nearest name: `query`, misspelt, was left out of every row. One row with it, or with null, is enough."""
+    """It is refused with the nearest name: a misspelt `query` was left out of every row. A row with it, or null, is enough."""
     entry = {"columns": {"prompt": "q", "query": "contxt", "response": "a"}}
     with pytest.raises(
         DataError, match=r"mine: columns says 'query' is 'contxt', .* mean 'context'\? The rows have 'q', 'context', 'a'"
