@@ -71,7 +71,9 @@ def test_asked_and_stopped_as_trained(adapter: str, base: Path, chats: Path, tmp
     end = tokenizer.convert_tokens_to_ids("<|eot_id|>")
     said = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
     assert said.endswith("hi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
-    assert "<|eot_id|> ends a turn and was no EOS" in (run / "log.txt").read_text()
+    where = "generation_config.json of an export names it" if adapter == "none" else "elsewhere, give it as a stop token"
+    (line,) = [line for line in (run / "log.txt").read_text().splitlines() if "<|eot_id|> ends a turn and was no EOS" in line]
+    assert line.endswith(where)
     assert "chat_template: llama3" in (run / "config.yaml").read_text()
     places = [found.model_dir] if adapter == "none" else [forge.export(run, tmp_path / "merged", merge=True)]
     for place in places:

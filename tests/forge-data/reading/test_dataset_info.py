@@ -60,7 +60,7 @@ def test_sharegpt(tmp_path):
     ]
     assert two.messages[0]["content"] == "s"
     with pytest.raises(DataError, match=r"rows.jsonl:1: field conversations\[0\].from is the string 'you'; allowed"):
-        read(tmp_path, entry, {"talk": [{"who": "you", "what": "hi"}]})
+        read(tmp_path, entry, {"talk": [{"who": "you", "what": "hi"}], "preamble": None})
 
 
 def test_openai(tmp_path):
@@ -77,6 +77,7 @@ def test_openai(tmp_path):
         entry,
         *(
             {"messages": [{"role": "user", "content": "u"}, turn, {"role": "tool", "content": "1"}], "system": "s"}
+            | {"tools": None}
             for turn in (
                 {"role": "function", "content": json.dumps([call])},
                 {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": call}]},
@@ -142,9 +143,25 @@ def test_names(tmp_path):
         resolve(entry.replace(":mine", ":mien"))
     with pytest.raises(DataError, match="describes data sets; name one: .*; it has 'mine', 'other'"):
         resolve(entry.removesuffix(":mine"))
+    with pytest.raises(DataError, match=r"cannot be read: No such file or directory; check the path$"):
+        resolve(str(tmp_path / "elsewhere" / "dataset_info.json:mine"))
     (tmp_path / "dataset_info.json").write_text("{")
     with pytest.raises(DataError, match="cannot be read as JSON"):
         resolve(entry)
+
+
+def test_a_column_that_no_row_has(tmp_path):
+    """It is refused with the nearest name: a misspelt `query` was left out of every row. A row with it, or null, is enough."""
+    entry = {"columns": {"prompt": "q", "query": "contxt", "response": "a"}}
+    with pytest.raises(
+        DataError, match=r"mine: columns says 'query' is 'contxt', .* mean 'context'\? The rows have 'q', 'context', 'a'"
+    ):
+        read(tmp_path, entry, {"q": "i", "context": "d", "a": "o"})
+    rows = {"q": "i", "a": "o"}, {"q": "j", "a": "p", "contxt": "d"}
+    assert [made.messages[0]["content"] for made in read(tmp_path, entry, *rows)] == ["i", "j\nd"]
+    assert len(read(tmp_path, entry, {"q": "i", "a": "o", "contxt": None})) == 1
+    with pytest.raises(DataError, match="did you mean 'talks'"):
+        read(tmp_path, {"formatting": "sharegpt", "columns": {"messages": "talk"}}, {"talks": [], "conversations": []})
 
 
 def test_a_store(tmp_path):
@@ -159,7 +176,7 @@ def test_a_store(tmp_path):
     write(tmp_path, {"columns": {"prompt": "a", "response": "q"}}, *rows)
     assert prepare(path, tokenizer(), tmp_path / "s3", num_proc=1, progress=False).fingerprint != stores[0].fingerprint
     write(tmp_path, {"columns": {"prompt": "q", "response": "b"}}, *rows)
-    with pytest.raises(DataError, match=r"rows.jsonl:1 has the fields 'instruction'"):
+    with pytest.raises(DataError, match="columns says 'response' is 'b', which no row of"):
         check_first_row(path)
 
 

@@ -223,7 +223,17 @@ def test_measuring_in_parts_of_an_epoch_is_a_share_of_the_run(text: str, share: 
         ),
         (
             "model_name_or_path: m\nstage: dpo\nfinetuning_type: lora\nadapter_name_or_path: a\nlora_target: all\n",
-            {"adapter": "lora", "adapter_path": "a"},
+            {"adapter": "lora", "adapter_path": "a", "reference": "adapter_off"},
+            set(),
+        ),
+        (
+            "model_name_or_path: m\nstage: dpo\nfinetuning_type: lora\nadapter_name_or_path: a\nref_model: r\n",
+            {"adapter_path": "a", "reference": None, "reference_path": "r"},
+            set(),
+        ),
+        (
+            "base_model: m\nrl: dpo\nadapter: lora\nlora_model_dir: a\n",
+            {"adapter_path": "a", "reference": None},
             set(),
         ),
         (
@@ -244,6 +254,14 @@ def test_an_adapter_to_go_on_from(text: str, settings: dict[str, Any], lost: set
     assert {name: found.settings.get(name) for name in settings} == settings
     assert not settings["adapter_path"] or not {"lora_r", "lora_alpha", "target_modules"} & found.settings.keys()
     assert lost <= about(found)
+
+
+def test_a_misspelt_key_is_answered_with_the_nearest() -> None:
+    """What is no key of any library may be one of the file's, misspelt."""
+    lost = "\n".join(converted("base_model: m\nadapter: lora\nlora_rnk: 8\neval_per_epoch: 4\nneither_of_them: 1\n").lost)
+    assert "lora_rnk: 8: forge has nothing of the kind; did you mean `lora_rank`?" in lost
+    assert "did you mean `evals_per_epoch`?" in lost
+    assert "neither_of_them: 1: forge has nothing of the kind\n" in lost + "\n"
 
 
 def test_columns_of_other_names_are_given_with_rename_columns() -> None:

@@ -14,7 +14,7 @@ import attrs
 
 from forge_data._errors import DataError
 from forge_data._values import describe, from_json, nearest, parsed_json
-from forge_data.reading._record import Chunk, Reader, Record, Refused, WithoutNulls
+from forge_data.reading._record import CHUNK_BYTES, Chunk, Reader, Record, Refused, WithoutNulls
 
 FILE = "dataset_info.json"
 _HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url")
@@ -50,6 +50,10 @@ class Description:
     columns: Mapping[str, str | None]
     """What the entry calls a column → its name in the rows; None where it is not read."""
     tags: Mapping[str, str]
+    place: str
+    """`PATH/dataset_info.json: NAME`, for messages."""
+    asked: tuple[str, ...]
+    """Columns that the entry itself names; without `columns` none."""
 
     def digest(self) -> str:
         """Hash what decides how rows are read: SHA-256 in hex."""
@@ -135,7 +139,8 @@ def description(entry: str) -> Description | None:
     try:
         known = parsed_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {getattr(error, 'strerror', None) or error}") from error
+        why = f"be read: {error.strerror}; check the path" if isinstance(error, OSError) else f"be read as JSON: {error}"
+        raise DataError(f"{path} cannot {why}") from error
     if not isinstance(known, dict):
         raise DataError(f"{path} is {describe(known)}; it must be an object: names of data sets, and what each is")
     if name not in known:
@@ -172,6 +177,7 @@ def _read(place: str, entry: Any, directory: Path) -> Description:
         raise DataError(f"{place}: ranking is {describe(ranking)}; it must be true or false")
     columns = _names(place, "columns", entry.get("columns"), _COLUMNS)
     # An entry with columns reads those alone; the others are not there.
+    asked = () if columns is None else tuple(name for name in columns.values() if name is not None)
     columns = {**_ALPACA, **_SHAREGPT} if columns is None else columns
     if ranking and not (columns.get("chosen") and columns.get("rejected")):
         raise DataError(f"{place}: ranking is true, and its columns lack chosen or rejected; name both")
@@ -179,7 +185,8 @@ def _read(place: str, entry: Any, directory: Path) -> Description:
     if not columns.get(wanted):
         raise DataError(f"{place}: its columns lack {wanted}, which {formatting} rows are read from; name it")
     tags = _names(place, "tags", entry.get("tags"), tuple(_TAGS))
-    return Description(str(directory / entry["file_name"]), formatting, ranking, columns, {**_TAGS, **(tags or {})})
+    path, tags = str(directory / entry["file_name"]), {**_TAGS, **(tags or {})}
+    return Description(path, formatting, ranking, columns, tags, place, asked)
 
 
 def _names(place: str, field: str, given: Any, known: tuple[str, ...]) -> dict[str, Any] | None:
@@ -255,6 +262,31 @@ class DescribedRows:
     def indexed(self) -> bool:
         """Whether rows are named `file[index]` and not `file:row`."""
         return self.reader.indexed
+
+    def check_columns(self) -> None:
+        """Refuse a column that the entry names and that no row has: its text would be left out without a word.
+
+        It reads one row, and more only where that one lacks a column. What cannot be read is left to `chunks`.
+
+        Raises:
+            DataError: naming the column of the rows that is spelled most like it.
+        """
+        missing, seen = set(self.description.asked), dict[str, None]()
+        try:
+            for chunk in self.reader.chunks(CHUNK_BYTES):
+                for record in chunk.records(lambda *_: None):
+                    seen |= dict.fromkeys([*record.fields, *getattr(record.fields, "nulls", ())])
+                    if missing <= seen.keys():
+                        return
+        except DataError:
+            return
+        for ours, column in self.description.columns.items() if seen else ():
+            if column in missing - seen.keys():
+                near, has = nearest(column, seen), ", ".join(map(repr, seen))
+                raise DataError(
+                    f"{self.description.place}: columns says {ours!r} is {column!r}, which no row of {self.description.path} "
+                    f"has{near}{' The' if near else '; the'} rows have {has}"
+                )
 
     def chunks(self, size: int) -> Iterator[DescribedChunk]:
         """Yield the file in chunks of about `size` bytes."""

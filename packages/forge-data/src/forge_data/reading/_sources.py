@@ -210,7 +210,11 @@ def _weight(entry: object, weight: object) -> float:
 
 
 def _described(reader: Reader, described: Description | None) -> Reader:
-    return reader if described is None else DescribedRows(reader, described)
+    if described is None:
+        return reader
+    rows = DescribedRows(reader, described)
+    rows.check_columns()
+    return rows
 
 
 def _reader(name: str, file: DataFile) -> Reader:

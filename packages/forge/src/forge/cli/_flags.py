@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections.abc import Mapping
 
 _VALUE = r"""'[^']*'|"[^"]*"|\[[^]]*]|\([^()]*\)|[^\s,;:()\]]*[^\s,;:()\].]"""
@@ -27,6 +28,8 @@ def as_flags(message: str, flags: Mapping[str, str]) -> str:
     '--max-seq-len 40 drops every row: raise --max-seq-len'
     >>> as_flags("90 tokens, and `max_seq_len` is 40", {"max_seq_len": "--max-seq-len"})
     '90 tokens, and --max-seq-len is 40'
+    >>> as_flags("give add_special_tokens=['<|im_end|>']", {"add_special_tokens": "--add-special-tokens"})
+    "give --add-special-tokens '<|im_end|>'"
 
     """
     if not flags or "(recipe " in message:
@@ -60,5 +63,10 @@ def _with_value(flag: str, value: str) -> str:
             parts = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             return f"{flag} {value}"
-        return " ".join([flag, *map(str, parts if isinstance(parts, (list, tuple)) else [parts])])
-    return f"{flag} {value.strip(chr(39) + chr(34))}"
+        return " ".join([flag, *(_word(str(part)) for part in (parts if isinstance(parts, (list, tuple)) else [parts]))])
+    return f"{flag} {_word(value.strip(chr(39) + chr(34)))}"
+
+
+def _word(text: str) -> str:
+    """Quote what a shell would take for more than one word, or for its own: `<|im_end|>`."""
+    return shlex.quote(text) if re.search(r"[<>|&;$\s]", text) else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -135,10 +136,17 @@ def convert(
         if setting in draft.known and key not in TOLD:
             _carry(key, draft.known[setting], ours, draft)
         elif not any(value is nothing or value == nothing for nothing in _NOTHING):
-            draft.lost.append(f"{key}: {value!r}: {hint(key, draft.known) or 'forge has nothing of the kind'}")
+            draft.lost.append(f"{key}: {value!r}: {hint(key, draft.known) or _unknown(key, library)}")
     add_defaults(draft, given)
     found = {name: draft.found[name] for name in draft.known if draft.found.get(name) is not None}
     return Converted(library, verb, found, lost, {name: text for name, text in draft.comments.items() if name in found})
+
+
+def _unknown(key: str, library: str) -> str:
+    """Say that a key is nothing here, with the key that it may be a misspelling of."""
+    keys = [*LIBRARIES[library], *RENAMED, *SWITCHES, *TOLD, *NOT_NEEDED]
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.85)
+    return "forge has nothing of the kind" + (f"; did you mean `{near[0]}`?" if near else "")
 
 
 def _flat(values: Mapping[str, Any], library: str) -> dict[str, Any]:

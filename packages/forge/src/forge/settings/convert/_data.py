@@ -21,7 +21,7 @@ FORMATS = {
 _TYPES = {
     "alpaca": (
         'Axolotl writes such rows in the Alpaca prompt ("### Instruction:"), forge in the chat template; for the same words '
-        "give a file of it as chat_template, or make rows of prompt and completion with preprocess"
+        "give chat_template=alpaca where no row has an input, else make rows of prompt and completion with preprocess"
     ),
     "input_output": "segments with labels are no format here: make rows of input_ids and labels with preprocess",
 }

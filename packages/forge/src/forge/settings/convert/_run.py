@@ -240,6 +240,9 @@ def _stored(draft: Draft, kind: object) -> None:
     for name in _SHAPE:
         if left.get(name):
             draft.lose(name, "without effect there: the adapter of adapter_path has its own")
+    if draft.library == "LLaMA-Factory" and draft.verb in ("dpo", "kto") and not left.get("ref_model"):
+        draft.found["reference"] = "adapter_off"
+        draft.comments["reference"] = "LLaMA-Factory's: the base, not the model that adapter_path makes of it"
 
 
 WITHOUT_DROPOUT = {
