@@ -264,9 +264,9 @@ class DescribedRows:
         return self.reader.indexed
 
     def check_columns(self) -> None:
-        """Refuse a column that the entry names and that no row has: its text would be left out without a word.
+        """Refuse a column that the entry names and that no row has.
 
-        It reads one row, and more only where that one lacks a column. What cannot be read is left to `chunks`.
+        Its text would be left out without a word. It reads one row, and more only where that one lacks a column. What cannot be read is left to `chunks`.
 
         Raises:
             DataError: naming the column of the rows that is spelled most like it.

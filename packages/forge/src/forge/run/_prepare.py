@@ -30,7 +30,7 @@ from forge.run._resume import ORDER, Identity, compare_order, compare_settings, 
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import Start, check_adapter_base, starting_model
-from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores
+from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores, written_since
 from forge.saving._damage import has_result, refuse_damaged_run
 from forge.saving._emergency import check_emergency_dir
 from forge.saving._full_state import OPENED, ended_for_good, finished_error, refuse_closed_states
@@ -97,7 +97,7 @@ def prepare(
     again = s.checkpoints.resume in ("auto", "never")
     if out.resuming and again and has_result(out.path) and same_request(out.path, s):
         refuse_damaged_run(out.path, task.name)
-        report.note(f"finished already: {out.path} holds this very run, with its result and every file as it was exported")
+        _note_finished(out.path, report)
         return {"finished": True}
     _check_states(s, out)
     check_shards(s, divided[1])
@@ -301,6 +301,16 @@ def _report_plan(task: Task, found: Prepared, report: Reporter, *, divided: bool
     report.note(task.plan_summary(found.plan, divided=divided), event="planned", **plan_figures(found.plan, divided=divided))
     if (few := few_steps(found.settings, task.num_steps(found.settings, found.plan))) is not None:
         report.note(few)
+
+
+def _note_finished(run: Path, report: Reporter) -> None:
+    """Say that the run is there, and which of its data files may hold something else by now."""
+    report.note(f"finished already: {run} holds this very run, with its result and every file as it was exported")
+    if newer := written_since(run):
+        what = f"{newer[0]}{' and others were' if newer[1:] else ' was'} written to after this run had read it"
+        report.note(
+            f"WARNING: {what}, and its result is of what was there; to train on what is there now, give another ckpt_output_dir"
+        )
 
 
 @contextmanager
