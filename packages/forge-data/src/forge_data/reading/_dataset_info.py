@@ -266,7 +266,8 @@ class DescribedRows:
     def check_columns(self) -> None:
         """Refuse a column that the entry names and that no row has.
 
-        Its text would be left out without a word. It reads one row, and more only where that one lacks a column. What cannot be read is left to `chunks`.
+        Its text would be left out without a word. It reads one row, and more only where that one lacks a column.
+        What cannot be read is left to `chunks`.
 
         Raises:
             DataError: naming the column of the rows that is spelled most like it.
