@@ -54,7 +54,7 @@ def test_trl() -> None:
 
     trainer = {"model", "train_dataset", "eval_dataset", "ref_model", "reward_funcs", "callbacks"}
     assert first_column("trl.md", "SFTConfig and TrainingArguments") <= fields(trl.SFTConfig) | trainer
-    assert first_column("trl.md", "LoraConfig") <= fields(LoraConfig) | {"BitsAndBytesConfig"}
+    assert first_column("trl.md", "LoraConfig") <= fields(LoraConfig) | {"BitsAndBytesConfig", "model"}
     preferences = fields(trl.DPOConfig, trl.KTOConfig, trl.RewardConfig)
     assert first_column("trl.md", "DPOConfig, KTOConfig, RewardConfig") <= preferences | trainer
     assert first_column("trl.md", "GRPOConfig, RLOOConfig") <= fields(trl.GRPOConfig, trl.RLOOConfig) | trainer
