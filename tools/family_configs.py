@@ -16,6 +16,7 @@ WINDOW = 6
 
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "audio_vocab_size", "decoder_vocab_size"), VOCABULARY),
+    "unpadded_vocab_size": VOCABULARY - 8,
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "context_length", "max_target_positions"), 256),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_dim", "lru_width", "embedding_size"), 32),
     **dict.fromkeys(("word_embed_proj_dim", "input_embedding_size", "output_embedding_size", "backbone_hidden_size"), 32),
