@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 import forge_dist
+from forge._error_chain import error_chain
 from forge._errors import PreemptedError
 from forge._uncollected import process_of_one_command
 from forge.run._launching import ROWS, read_settings
@@ -45,8 +46,13 @@ def main(module: str, verb: str, settings: str) -> None:
                 train(task, read_settings(task, file), tokenized_rows(file.with_name(ROWS)))
             except PreemptedError as stopped:
                 raise SystemExit(stopped.exit_status) from None
-            except BaseException:
+            except BaseException as error:
+                # The launcher sends SIGTERM to what outlives another rank's end. This process is ending, and the signal is not
+                # to take away what it has to say.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 if termination.came:
+                    # It may have come while an error was on its way here.
+                    _keep_in_log(next(filter(_follows_from_peer, error_chain(error)), None), Path(settings).parent)
                     # What was prepared is removed by now; the launcher is to see the signal.
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     os.kill(os.getpid(), signal.SIGTERM)
@@ -56,20 +62,23 @@ def main(module: str, verb: str, settings: str) -> None:
         sys.excepthook = lambda *_: None
         raise
     except Exception as error:
+        status = getattr(error, "exit_status", None)
+        kept = status is None and _follows_from_peer(error) and _keep_in_log(error, Path(settings).parent)
         # The error is reported; a launcher that ends this process meanwhile would interrupt what Python does at its exit.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        status = getattr(error, "exit_status", None)
-        if status is None and not _kept_in_log(error, Path(settings).parent):
+        if status is None and not kept:
             raise
         raise SystemExit(status or 1) from None
 
 
-def _kept_in_log(error: Exception, logs: Path) -> bool:
-    """Write the traceback of a rank that failed because a peer went to its log alone.
+def _follows_from_peer(error: BaseException) -> bool:
+    """Return whether an error only says that another rank is gone: the launcher names the one that was first."""
+    return isinstance(error, Exception) and forge_dist.follows_from_peer(error)
 
-    The launcher names the rank that was first.
-    """
-    if not forge_dist.follows_from_peer(error):
+
+def _keep_in_log(error: BaseException | None, logs: Path) -> bool:
+    """Write an error's traceback to the rank's log alone; return whether it is there."""
+    if error is None:
         return False
     try:
         with (logs / f"rank_{os.environ['RANK']}.log").open("a", encoding="utf-8") as log:
