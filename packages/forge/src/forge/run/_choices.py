@@ -290,6 +290,20 @@ def _absolute_sources(path: Any) -> Any:
 
 def _absolute(path: str) -> str:
     """Make a path absolute where something is there; of `name:split` the part before the colon."""
-    full = os.path.abspath(os.path.expanduser(path))
-    pattern = "://" not in path and any(sign in path for sign in "*?[")
-    return full if pattern or os.path.exists(full) or os.path.exists(full.rpartition(":")[0] or full) else path
+    if "://" in path or any(sign in path for sign in "*?["):
+        return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+    for begin in begins_of(path):
+        if os.path.exists(full := os.path.abspath(os.path.expanduser(begin))):
+            return full + path[len(begin) :]
+    return path
+
+
+def begins_of(path: str) -> list[str]:
+    """List what of a path may be there: all of it, or what is before `:split` or a data set's name.
+
+    >>> begins_of("data/dataset_info.json:a:b")
+    ['data/dataset_info.json:a:b', 'data/dataset_info.json:a', 'data/dataset_info.json']
+    """
+    folder, described, _ = path.partition("dataset_info.json:")
+    begins = [path.rpartition(":")[0], f"{folder}dataset_info.json" if described else ""]
+    return [path, *dict.fromkeys(begin for begin in begins if begin)]
