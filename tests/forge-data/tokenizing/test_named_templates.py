@@ -116,10 +116,11 @@ def test_special_tokens_that_are_lacking():
         with_template(tokenizer, "zephyr")
 
 
-def test_a_name_that_is_none():
+@pytest.mark.parametrize("name", ["chatlm", "ChatML"])
+def test_a_name_that_is_none(name):
     """A name that is misspelt is answered with the nearest."""
     with pytest.raises(TemplateError, match="one of the names chatml, llama3, gemma, zephyr, alpaca; did you mean 'chatml'"):
-        with_template(bare("chatml"), "chatlm")
+        with_template(bare("chatml"), name)
 
 
 def test_the_end_of_a_turn(tmp_path, write_rows):
