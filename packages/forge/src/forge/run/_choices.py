@@ -18,7 +18,9 @@ from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import BEST
+from forge._turn_end import former_turn_end
 from forge.run._precision import for_low_precision
+from forge.run._resume import former_run
 from forge.saving._directories import last_export
 from forge.tasks._answers import is_prompt_file
 from forge.tasks._task import Task
@@ -247,6 +249,26 @@ def warn_of_rounding(report: Reporter, before: float | None, trained: float | No
             "moved by less than its digits. Export with save_dtype=float32, train longer or with a higher learning_rate, or "
             "with adapter=lora, whose adapters stay float32."
         )
+
+
+def choose_turn_end(task: Task, s: Any, store: Any, tokenizer: Any, path: Path | None) -> str | None:
+    """Return the token that ends an answer in the chat template beside the EOS; None where there is none.
+
+    What a run of an earlier version samples ended without it, and it is resumed to the bit.
+
+    Args:
+        task: the verb.
+        s: the settings.
+        store: the rows, with the template.
+        tokenizer: of the model.
+        path: directory of a run that is resumed.
+
+    """
+    if task.model_task(s) != "causal" or not hasattr(s.data, "chat_template"):
+        return None
+    if (former := former_run(s, path)) is not None:
+        return former_turn_end(former)
+    return forge_data.turn_end(store.chat_template, tokenizer)
 
 
 def absolute_paths(task: Task, s: Any) -> Any:
