@@ -13,7 +13,7 @@ TURN_END = "turn_end"
 
 
 def former_turn_end(run: Path) -> str | None:
-    """Return the token that ends an answer of a run beside the EOS; None of one of an earlier version."""
+    """Return the token that ends answers of a run beside the EOS; None of an earlier version's."""
     try:
         found = json.loads((run / "run.json").read_text(encoding="utf-8")).get(TURN_END)
     except (OSError, ValueError, AttributeError):
@@ -22,7 +22,7 @@ def former_turn_end(run: Path) -> str | None:
 
 
 def stop_at_turn_end(model: Any, tokenizer: Any, token: str | None = None) -> str | None:
-    """Add the token that ends an assistant's turn in the chat template to those that end an answer.
+    """Add the token that ends a turn of the chat template to those that end an answer.
 
     They stand in `generation_config`, which is written beside the weights: transformers, vLLM and GGUF stop there.
 

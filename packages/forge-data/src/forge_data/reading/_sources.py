@@ -151,7 +151,9 @@ def _real(found: DataFile | DatasetSplit, entry: str) -> str:
 
 
 def _check_once(found: Sequence[tuple[Description | None, str]]) -> None:
-    """Refuse what is read twice in the same way; entries of `dataset_info.json` may read one file each in its own.
+    """Refuse a file that is read twice in the same way.
+
+    Entries of `dataset_info.json` may read one file each in its own.
 
     Raises:
         DataError: naming the file.

@@ -1,4 +1,4 @@
-"""Tokenizer and chat template → the special token that ends every answer, where there is one beside the EOS."""
+"""Tokenizer and chat template → the special token that ends every answer beside the EOS."""
 
 import copy
 from contextlib import suppress
@@ -35,7 +35,7 @@ _PARTS: "tuple[tuple[dict[str, Any], list[Any] | None], ...]" = (
 
 
 def turn_end(template: "str | dict[str, str] | None", tokenizer: "PreTrainedTokenizerBase | None" = None) -> str | None:
-    """Return the token that ends an assistant's turn in a chat template, which may be no EOS of the model.
+    """Return the token that ends an answer in a chat template, which may be no EOS of the model.
 
     Of a named template it is known. Of any other, conversations are read as rows are: it is the one special token that follows
     the content of each answer, and stands in none before its end. None where the tokenizer's EOS ends a turn, or where there is
@@ -61,7 +61,11 @@ def turn_end(template: "str | dict[str, str] | None", tokenizer: "PreTrainedToke
 
 
 def _found(tokenizer: "PreTrainedTokenizerBase") -> str | None:
-    """Return the end of all answers. Raises ForgeDataError where the shortest conversation cannot be read."""
+    """Return the end of all answers.
+
+    Raises:
+        ForgeDataError: the shortest conversation cannot be read.
+    """
     encoder = Encoder(tokenizer)
     ends = set(_ends(_answers(encoder, _TALKS[0]), tokenizer))
     for talk in _TALKS[1:]:
@@ -90,12 +94,12 @@ def _answers(encoder: Encoder, talk: list[dict[str, Any]], tools: list[Any] | No
 
 
 def _ends(turns: list[list[int]], tokenizer: "PreTrainedTokenizerBase") -> list[int | None]:
-    """Return the ids of the special tokens that follow the contents of turns; None where one has none, or none is learned."""
+    """Return the ids that `_end_of` finds in turns; None where nothing is learned."""
     return [_end_of(turn, tokenizer) for turn in turns] or [None]
 
 
 def _end_of(turn: list[int], tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """Return the id of the special token that follows the content of a turn; None where that is anything else."""
+    """Return the id of the special token that alone follows a turn's content; None without one."""
     *before, last = turn
     token = tokenizer.added_tokens_decoder.get(last)
     if token is None or not token.special or last == tokenizer.unk_token_id or last in before:

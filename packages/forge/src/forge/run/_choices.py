@@ -252,7 +252,7 @@ def warn_of_rounding(report: Reporter, before: float | None, trained: float | No
 
 
 def choose_turn_end(task: Task, s: Any, store: Any, tokenizer: Any, path: Path | None) -> str | None:
-    """Return the token that ends an answer in the chat template beside the EOS; None where there is none.
+    """Return the token that ends answers in the chat template beside the EOS; None without one.
 
     What a run of an earlier version samples ended without it, and it is resumed to the bit.
 
@@ -321,7 +321,7 @@ def _absolute(path: str) -> str:
 
 
 def begins_of(path: str) -> list[str]:
-    """List what of a path may be there: all of it, or what is before `:split` or a data set's name.
+    """List what of a path may be there: all of it, or up to `:split` or a data set's name.
 
     >>> begins_of("data/dataset_info.json:a:b")
     ['data/dataset_info.json:a:b', 'data/dataset_info.json:a', 'data/dataset_info.json']

@@ -196,7 +196,7 @@ def former_choice(s: RunSettings, path: Path | None, name: str) -> tuple[Any, st
 
 
 def former_run(s: RunSettings, path: Path | None) -> Path | None:
-    """Return the directory of the run that is gone on from: `path`, or that of the full state to resume from."""
+    """Return the run that goes on: `path`, or that of the full state in `resume`."""
     if path is not None or s.checkpoints.resume in ("auto", "never"):
         return path
     folder = Path(s.checkpoints.resume).expanduser().parent.parent

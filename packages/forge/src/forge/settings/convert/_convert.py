@@ -86,7 +86,7 @@ class Converted(NamedTuple):
 
     @property
     def groups(self) -> dict[str, list[str]]:
-        """What was not carried over, by whether it can change what is trained; groups without a line left out."""
+        """What was not carried over, by whether it can change what is trained."""
         beside = [line for line in self.lost if _BESIDE.fullmatch(line.partition(":")[0])]
         rest = [line for line in self.lost if line not in beside]
         named = {"to be looked at": rest, "without effect on what is trained": beside}

@@ -236,7 +236,7 @@ def _template(draft: Draft) -> None:
 
 
 def _misspelt(name: str, library: str) -> str | None:
-    """Return the template of which a name is a misspelling; None for a name that may be another template's.
+    """Return the template of which a name is a misspelling; None where it may be another's.
 
     Numbers are versions: `llama4` is no misspelling of `llama3`.
     """
