@@ -250,9 +250,9 @@ def test_one_file_twice_in_one_way(tmp_path):
     one, two = several(tmp_path, {"one": WAYS["one"], "two": WAYS["one"]}, ROW)
     with pytest.raises(DataError, match=r"more than once in the data \(by .*: one and by .*: two, which read it alike\); to"):
         resolve([one, two])
-    for more in (one, tmp_path / "rows.jsonl"):
+    for more in ([one], [tmp_path / "rows.jsonl"], [two, tmp_path / "rows.jsonl"]):
         with pytest.raises(DataError, match="named more than once in the data; to see"):
-            resolve([one, more])
+            resolve([one, *more])
 
 
 def test_entries_of_one_name_in_two_directories(tmp_path):

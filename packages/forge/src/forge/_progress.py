@@ -49,7 +49,7 @@ class Reporter:
         self._every = every
         self._quiet = quiet
         self._brief = brief
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, quiet=quiet)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._num_steps: int | None = None
@@ -168,7 +168,7 @@ class Reporter:
                 TextColumn("[bold]step"),
                 MofNCompleteColumn(table_column=Column(no_wrap=True)),
                 BarColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 TextColumn("after"),
                 TimeElapsedColumn(table_column=Column(no_wrap=True)),
                 TextColumn("left"),

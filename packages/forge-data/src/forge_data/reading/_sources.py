@@ -164,7 +164,7 @@ def _check_once(found: Sequence[tuple[Description | None, str]]) -> None:
         key = (path, None if described is None or path in plain else described.digest())
         if key in seen:
             first, named = seen[key], ""
-            if first is not None and described is not None and first.place != described.place:
+            if path not in plain and first is not None and described is not None and first.place != described.place:
                 named = f" (by {first.place} and by {described.place}, which read it alike)"
             raise DataError(f"{path} is named more than once in the data{named}; to see its rows more often, give it a weight")
         seen[key] = described
