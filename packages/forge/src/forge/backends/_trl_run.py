@@ -174,8 +174,8 @@ def _run(
 
     model = load(start.path)
     _check_routers(task, s, model, device)
-    if getattr(s.data, "chat_template", None) in forge_data.chat_templates():
-        stop_at_turn_end(model, tokenizer)
+    if found["turn_end"]:
+        stop_at_turn_end(model, tokenizer, found["turn_end"])
     pads = _pad_ids(model)
     adaptation = adapt_model(
         task,

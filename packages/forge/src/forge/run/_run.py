@@ -138,9 +138,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
     with report.taking(f"loading {start.path}", f"loaded {start.path}, and checked how its samples are kept apart,"):
         s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest)
-    # Not by the tokenizer's own text: what earlier versions sampled ended without it, and their runs are resumed.
-    by_name = getattr(s.data, "chat_template", None) in forge_data.chat_templates()
-    if by_name and (end := stop_at_turn_end(model, tokenizer)) is not None:
+    if found["turn_end"] and (end := stop_at_turn_end(model, tokenizer, found["turn_end"])) is not None:
         named = "generation_config.json of an export names it"
         if s.adapter.adapter not in ("none", "osft"):
             named = "forge and a merged export stop there; to ask the adapter elsewhere, give it as a stop token"
