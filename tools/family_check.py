@@ -128,6 +128,11 @@ def plain_step(folder: Path, device: torch.device) -> Figures:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     with contextlib.suppress(ValueError):
         model.set_attn_implementation("eager")
+    with torch.device("meta"):
+        made = type(model)(model.config)
+    for name, weight in made.named_parameters():
+        # What the architecture freezes (Marian's sinusoids) does not learn, though transformers reads it as if it did.
+        model.get_parameter(name).requires_grad_(weight.requires_grad)
     model.train()
     total, count = 0.0, 0
     for ids, labels in documents():

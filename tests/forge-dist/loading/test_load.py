@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, T5Config
+from transformers import AutoModelForCausalLM, MarianConfig, MarianForCausalLM, T5Config
 
 from forge_dist import ModelError, load_model
 
@@ -26,6 +26,17 @@ def test_what_transformers_loads(save_base, architecture, state_of):
     assert model.config.use_cache is True
     assert model.config._attn_implementation == "sdpa"
     assert not model.training
+
+
+def test_what_the_architecture_freezes_stays_frozen(tmp_path):
+    """Marian's sinusoids do not learn: transformers reads them as if they did, and divided they do not."""
+    shape = {"vocab_size": 61, "d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 24}
+    config = MarianConfig(**shape, decoder_vocab_size=61, max_position_embeddings=32, pad_token_id=0, is_decoder=True)
+    MarianForCausalLM(config).save_pretrained(tmp_path)
+    plain, model = AutoModelForCausalLM.from_pretrained(tmp_path), load(str(tmp_path))
+    frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
+    assert frozen == ["model.decoder.embed_positions.weight"]
+    assert torch.equal(model.get_parameter(frozen[0]), plain.get_parameter(frozen[0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

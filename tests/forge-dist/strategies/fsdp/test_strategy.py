@@ -181,17 +181,34 @@ def hrm(tmp_path):
     return str(tmp_path / "hrm")
 
 
+@pytest.fixture
+def lara(tmp_path):
+    """Path of a tiny LARA Mini, whose projections transformers 5.24 cuts from one tensor of the files; none before it."""
+    import transformers
+
+    if not hasattr(transformers, "LaraMiniConfig"):
+        return []
+    shape = {"vocab_size": 64, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    experts = {"num_experts": 3, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
+    linear = {"linear_key_head_dim": 4, "linear_value_head_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2}
+    layers = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    config = transformers.LaraMiniConfig(**shape, **experts, **linear, **layers, pad_token_id=0, eos_token_id=1)
+    transformers.LaraMiniForCausalLM(config).save_pretrained(tmp_path / "lara")
+    return [str(tmp_path / "lara")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_what_transformers_divides_wrongly_computes_as_in_one_process(world_size, falcon_h1, zamba, kimi, hrm):
+def test_what_transformers_divides_wrongly_computes_as_in_one_process(world_size, falcon_h1, zamba, kimi, hrm, lara):
     """Falcon-H1's factors, which transformers leaves unset in shards; Zamba's shared block, which it puts into the groups of
     both layers: it is in the root's, and what else those layers have is in groups of its own; Kimi-Linear's convolutions and
-    HRM's projections, which it puts together from wrong shards, of the same shape or (on three ranks) of another.
+    HRM's projections, which it puts together from wrong shards, of the same shape or (on three ranks) of another; what it cuts
+    from a tensor of the files, of which a shard is too short.
     """
     import torch
     import transformers
 
-    paths = [falcon_h1, zamba, kimi, hrm]
+    paths = [falcon_h1, zamba, kimi, hrm, *lara]
     for rank in run_on_ranks(computed, world_size, paths):
         for path, (logits, _) in zip(paths, rank, strict=True):
             plain = transformers.AutoModelForCausalLM.from_pretrained(path)
@@ -200,8 +217,9 @@ def test_what_transformers_divides_wrongly_computes_as_in_one_process(world_size
         groups = rank[1][1]
         assert groups.count("FSDPZambaMambaDecoderLayer") == 3
         assert not {"FSDPZambaHybridLayer", "FSDPZambaAttentionDecoderLayer"} & set(groups)
-    for number, (_, _, _, whole) in enumerate(run_on_ranks(loaded, world_size, [kimi, hrm], {"strategy": "fsdp2"})[0]):
-        plain = transformers.AutoModelForCausalLM.from_pretrained([kimi, hrm][number]).state_dict()
+    paths = [kimi, hrm, *lara]
+    for number, (_, _, _, whole) in enumerate(run_on_ranks(loaded, world_size, paths, {"strategy": "fsdp2"})[0]):
+        plain = transformers.AutoModelForCausalLM.from_pretrained(paths[number]).state_dict()
         assert all(torch.equal(tensor, plain[name]) for name, tensor in whole.items())
 
 

@@ -1,5 +1,6 @@
 """Loading of a model on one device, every weight from its files; no pickles, no remote code."""
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +174,8 @@ def read_model(
     if repair is not None:
         repair(model, path, report)
     check_report(report, model_path)
+    if divided is None and request.quantization is None:
+        _freeze_as_made(model)
     disable_repacking(model)
     change_config(model)
     if is_multimodal(model.config):
@@ -180,6 +183,22 @@ def read_model(
         processor_files(model_path, fetch=True)
     check_attention_fits(model, request)
     return model
+
+
+def _freeze_as_made(model: "PreTrainedModel") -> None:
+    """Freeze the weights that the architecture itself freezes (Marian's sinusoids).
+
+    transformers reads each weight whole as one that learns, and a shard as the architecture has it (5.23, 5.24).
+    """
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    if is_deepspeed_zero3_enabled():  # values are copied into what was made
+        return
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        made = type(model)(copy.deepcopy(model.config))
+    for name, weight in made.named_parameters():
+        if not weight.requires_grad:
+            model.get_parameter(name).requires_grad = False
 
 
 def check_attention_fits(model: "PreTrainedModel", request: LoadRequest) -> None:

@@ -1,12 +1,16 @@
 """Weights that transformers puts together from wrong shards → the right shards.
 
-Where a weight is several tensors of the files one after another (Kimi-Linear's convolutions), or several weights are one (HRM's
-queries, keys and values), each rank reads its shard of each tensor of the files (transformers 5.23). Put together, they are no
-shard of a weight that is divided along the same dimension, or have another shape.
+Where a weight is several tensors of the files one after another (Kimi-Linear's convolutions), several weights are one (HRM's
+queries, keys and values), or only some rows are read (Inkling 2's head), each rank reads its shard of each tensor of the files
+(transformers 5.23, 5.24). Put together, they are no shard of a weight that is divided along the same dimension, have another
+shape, or cannot be put together at all.
 """
 
 import copy
+import functools
 import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +27,58 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def place_again(model: "PreTrainedModel", path: str, report: dict[str, Any]) -> None:
-    """Read misplaced weights again, whole, and keep this rank's shards of them.
+_OF_ANY_SHARD = ("MergeModulelist", "SplitModulelist", "Transpose", "_IdentityOp")
+"""Operations of transformers that make a rank's shard of what it reads of each tensor."""
+
+
+@contextmanager
+def placeholders() -> Iterator[set[str]]:
+    """Let weights that transformers cannot make of shards be zeros, for `place_again`; yield the set of their names."""
+    from transformers import core_model_loading as loading
+
+    made: set[str] = set()
+    kinds = [each for each in loading.ConversionOps.__subclasses__() if each.__module__ == loading.__name__]
+    before = {each: each.convert for each in kinds if each.__name__ not in _OF_ANY_SHARD}
+    for kind, convert in before.items():
+        kind.convert = _or_zeros(convert, made)
+    try:
+        yield made
+    finally:
+        for kind, convert in before.items():
+            kind.convert = convert
+
+
+def _or_zeros(convert: Any, made: set[str]) -> Any:
+    @functools.wraps(convert)
+    def converted(self: Any, found: Any, *, target_patterns: list[str], model: Any, full_layer_name: str, **more: Any) -> Any:
+        first = next((each[0] if isinstance(each, list) else each for each in found.values() if len(each)), None)
+        try:
+            return convert(self, found, target_patterns=target_patterns, model=model, full_layer_name=full_layer_name, **more)
+        except Exception:
+            zeros = {}
+            for target in target_patterns:
+                name = full_layer_name.replace(target_patterns[0], target)
+                weight = model.get_parameter(name)
+                if not isinstance(weight, DTensor):
+                    raise
+                made.add(name)
+                # The weight itself is on the meta device still.
+                device = weight.device_mesh.device_type if first is None else first.device
+                zeros[target] = torch.zeros_like(weight.to_local(), device=device)
+            return zeros
+
+    return converted
+
+
+def place_again(model: "PreTrainedModel", path: str, report: dict[str, Any], *, unmade: Collection[str] = ()) -> None:
+    """Read misplaced weights again, whole, and keep this rank's shards of them; those that are `unmade` too.
 
     One block of the files at a time is held whole. What `report`, transformers' of the load, says of their shapes is taken out.
 
     Raises:
         StrategyError: such a weight is divided otherwise than in equal parts one after another.
     """
-    names = misplaced(model)
+    names = dict.fromkeys([*misplaced(model), *sorted(unmade)])
     if not names:
         return
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
@@ -62,14 +109,15 @@ def place_again(model: "PreTrainedModel", path: str, report: dict[str, Any]) -> 
 
 def misplaced(model: "PreTrainedModel") -> list[str]:
     """Return the names of the weights that transformers puts together from wrong shards."""
-    from transformers.core_model_loading import Chunk, Concatenate
-
     found: dict[str, None] = {}
     for conversion in getattr(model, "_weight_conversions", None) or ():
-        dims = {step.dim for step in getattr(conversion, "operations", ()) if isinstance(step, Chunk | Concatenate)}
+        steps = [each for each in getattr(conversion, "operations", ()) if type(each).__name__ not in _OF_ANY_SHARD]
+        # One without a dimension may take any row from anywhere.
+        dims = {getattr(step, "dim", None) for step in steps}
         for name, parameter in model.named_parameters():
             along = {place.dim for place in getattr(parameter, "placements", ()) if isinstance(place, Shard)}
-            if dims & along and any(re.search(pattern, name) for pattern in conversion.target_patterns):
+            crossed = bool(along) if None in dims else bool(dims & along)
+            if crossed and any(re.search(pattern, name) for pattern in conversion.target_patterns):
                 found[name] = None
     return list(found)
 

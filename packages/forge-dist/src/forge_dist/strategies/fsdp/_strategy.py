@@ -7,6 +7,7 @@ are attached after sharding kept the same on all ranks, accumulation, and the re
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -33,7 +34,7 @@ from forge_dist.strategies._strategy import MakeOptimizer
 from forge_dist.strategies._torch import TorchStrategy
 from forge_dist.strategies._virtual_tokens import gather_before_lookup
 from forge_dist.strategies._wrappers import fsdp_modules, resharded
-from forge_dist.strategies.fsdp._misplaced import place_again
+from forge_dist.strategies.fsdp._misplaced import place_again, placeholders
 from forge_dist.strategies.fsdp._own_shards import own_shards
 from forge_dist.strategies.fsdp._placeholders import WholeShapePlaceholders
 from forge_dist.strategies.fsdp._quantized import awaits_sharding, shard_quantized
@@ -165,7 +166,9 @@ class FSDP(TorchStrategy):
             fsdp_mixed_precision=self.settings.gather_dtype == "bfloat16",
             **sizes,
         )
-        model = read_model(request, self.device, broadcast=self.broadcast, divided=divided, repair=place_again)
+        with placeholders() as unmade:
+            repair = partial(place_again, unmade=unmade)
+            model = read_model(request, self.device, broadcast=self.broadcast, divided=divided, repair=repair)
         self._check_shards(model, request.model_path)
         set_buffers(model)
         own_shards(model)
