@@ -56,6 +56,11 @@ def held_out(run: Path, name: str = "eval_loss") -> list[float]:
     return [line[name] for line in metrics(run) if name in line]
 
 
+def log_of(run: Path) -> str:
+    """Text of a run's log."""
+    return (run / "log.txt").read_text(encoding="utf-8")
+
+
 def peft_loss(model_dir: Path, adapter: Path, run: Path) -> float:
     """Loss of PEFT's own model on the rows of a run's first step, one by one."""
     from peft import PeftModel
@@ -124,12 +129,14 @@ def test_a_resume_needs_no_other_directory(model_dir: Path, folder: Path, adapte
     given = going_on("sft", model_dir, folder, own, tmp_path / "run", max_steps=3)
     whole = run_verb("sft", {**given, "ckpt_output_dir": str(tmp_path / "whole")})
     run_verb("sft", {**given, "max_steps": 2})
+    assert f"goes on from the adapter in {own} (the run's copy: {tmp_path / 'run' / 'adapter'})" in log_of(tmp_path / "run")
     tensors = load_file(own / WEIGHTS)
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, own / WEIGHTS)
     with pytest.raises(forge.SettingsError, match="is not the one that its run began with"):
         run_verb("sft", given)
     shutil.rmtree(own)
     again = run_verb("sft", given)
+    assert log_of(tmp_path / "run").count(f"goes on from the adapter in {own} (") == 2
     one, other = (load_file(Path(result["model_dir"]) / WEIGHTS) for result in (whole, again))
     assert all(torch.equal(one[name], other[name]) for name in one)
     with pytest.raises(forge.SettingsError, match="adapter_path"):

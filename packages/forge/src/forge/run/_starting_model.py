@@ -6,6 +6,8 @@ import filecmp
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,6 +167,24 @@ def with_adapter(s: Any) -> Any:
 def with_kept_adapter(s: Any, start: Start) -> Any:
     """Return settings whose `adapter_path` is the run's own copy."""
     return s if start.adapter is None else s.with_value("adapter", "adapter_path", start.adapter)
+
+
+def as_given(text: str, s: Any, start: Start) -> str:
+    """Return a text in which the run's copy of an adapter bears the path that was given, with the copy's beside it."""
+    if start.adapter is None or start.adapter == s.adapter.adapter_path:
+        return text
+    copied = re.compile(re.escape(start.adapter) + r"(?![\w/.-])")
+    return copied.sub(lambda _: f"{s.adapter.adapter_path} (the run's copy: {start.adapter})", text)
+
+
+@contextmanager
+def given_adapter_named(s: Any, start: Start) -> Iterator[None]:
+    """Let an AdapterError name the adapter by the path that was given."""
+    try:
+        yield
+    except forge_algos.AdapterError as error:
+        error.args = tuple(as_given(arg, s, start) if isinstance(arg, str) else arg for arg in error.args)
+        raise
 
 
 def _where(s: Any) -> Path:
