@@ -15,6 +15,7 @@ import forge_accel
 import forge_algos
 import forge_data
 import forge_dist
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import RunResult, read_result
@@ -200,7 +201,7 @@ def _run(
     for name in out.rewind(0, 0):
         report.note(f"removed hf_format/{name}: the steps that led to it are made again")
     prepared = open_prepared(task, s, machine, out.path, shards)
-    left = f", without the {plan.left_out} prompts of short rollouts" if plan.left_out else ""
+    left = f", without the {counted(plan.left_out, 'prompts')} of short rollouts" if plan.left_out else ""
     report.note(
         f"step 1 of {plan.optimizer_steps:,}; TRL cuts a step into {plan.cut_in_words}{left}",
         event="started",

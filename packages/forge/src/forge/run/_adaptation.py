@@ -175,8 +175,9 @@ def _check_plan(before: dict[str, Any], now: dict[str, Any], cache: Path, kept: 
         return
     for file in set(cache.glob("*.safetensors")) - kept:
         file.unlink()
+    more = f" (and {counted(len(other) - 1, 'other targets')})" if other[1:] else ""
     raise SettingsError(
-        f"{cache}: the singular vectors of {other[0]} (and {len(other) - 1} other targets) are missing, and computed anew they "
+        f"{cache}: the singular vectors of {other[0]}{more} are missing, and computed anew they "
         "are not those that this run began with: they differ by machine and number of threads. Put back the files that it had "
         "(its osft/, or its osft_cache), start it as it was started, or give another ckpt_output_dir."
     )

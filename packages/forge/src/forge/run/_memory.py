@@ -14,6 +14,7 @@ import attrs
 import forge_accel
 import forge_algos
 import forge_dist
+from forge._counted import first_of
 from forge._progress import Reporter
 from forge.memory._largest import computed_tokens
 from forge.memory._measured_steps import forecast_steps
@@ -269,7 +270,7 @@ def measured_line(phase: Phase, steps: range, *, of_process: bool, compiled: boo
         )
         against += "" if step is None else _beside_plan(phase.planned, step)
     process = "; the process holds more, with Python and libraries: memory in metrics.jsonl" if of_process else ""
-    which = f"step {steps.start + 1}" if len(steps) == 1 else f"the first {len(steps)} steps"
+    which = f"step {steps.start + 1}" if len(steps) == 1 else first_of(len(steps), "steps")
     return f"memory: the tensors of {which} took {size(phase.measured)}; {against}{process}"
 
 

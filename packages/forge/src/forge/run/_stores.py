@@ -112,7 +112,7 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
 def _difference(then: Any, now: Any, report: Reporter) -> str:
     """Say which samples of two stores differ."""
     if len(then) != len(now):
-        return f"{len(then):,} samples then, {len(now):,} now"
+        return f"{counted(len(then), 'samples')} then, {len(now):,} now"
     # All tokens of both are read for it.
     report.doing(f"the rows are others than the run's: comparing {counted(len(now), 'samples')} to say which")
     (samples, digests), (_, others) = now.units(), then.units()
