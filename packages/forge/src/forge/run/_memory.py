@@ -23,6 +23,7 @@ from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.run._loading import Tried, quantized, try_ways
 from forge.run._starting_model import Start, with_kept_adapter
+from forge.settings._settings import steps_between
 from forge.tasks._task import Task
 from forge.tasks.items._prompts import Prompts
 
@@ -137,11 +138,12 @@ class FirstSteps:
         Where it takes time that is the second, which has the optimizer's state from its beginning.
         """
         s = planned.settings
-        saved = s.checkpoints.save_samples or 0
-        often = s.evaluation.eval_every_steps == 1 or s.checkpoints.full_state_every_steps == 1
+        saved = s.checkpoints.save_samples
+        shares = (s.evaluation.eval_every_steps, s.checkpoints.full_state_every_steps, saved if saved < 1 else 0)
+        often = any(steps_between(every, planned.num_steps) == 1 for every in shares)
         # Between the steps of an online verb completions are sampled, which is a phase of its own.
         sampled = isinstance(planned.train, Prompts)
-        disturbed = often or sampled or 0 < saved <= s.plan.effective_batch_size
+        disturbed = often or sampled or 1 <= saved <= s.plan.effective_batch_size
         meter = planned.machine.meter()
         second = range(1, 2) if meter is not None and meter.records else range(2)
         measured = range(1) if disturbed or planned.num_steps == 1 else second

@@ -40,7 +40,7 @@ from forge.run._starting_model import Start, check_adapter_base, with_adapter, w
 from forge.run._stop_signal import StopSignal
 from forge.run._stores import refuse_damaged, verify_on_node
 from forge.saving._best import remove_outdated_best, write_best
-from forge.saving._exports import Exports
+from forge.saving._exports import Exports, due_after
 from forge.saving._full_state import FullStates, Position, keeps_states, remove_states
 from forge.settings._recipe import as_recipe, as_values
 from forge.storage._storage import Storage
@@ -403,13 +403,11 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                         final = True
                         report.note(f"stopping early: {end[1]}", event="stopped_early")
                 epoch_ends = epoch_ends or final
-                every = s.checkpoints.save_samples
-                if not final and (
-                    (every and seen // every != at.samples // every) or (s.checkpoints.checkpoint_at_epoch and epoch_ends)
-                ):
+                exporting = due_after(s.checkpoints.save_samples, last.step, num_steps, seen, at.samples)
+                if not final and (exporting or (s.checkpoints.checkpoint_at_epoch and epoch_ends)):
                     exports.write(f"samples_{at.samples}")
                 # One exchange for both; a signal during a save is seen after it.
-                due = states.due(last.step, epoch_ends=epoch_ends) or final
+                due = states.due(last.step, num_steps, epoch_ends=epoch_ends) or final
                 due, asked = (number > 0 for number in ranks.sum([float(due), float(stop.received is not None)]))
                 if due:
                     save()

@@ -59,6 +59,20 @@ def _steps_or_share(_: object, field: attrs.Attribute[float], value: object) -> 
         raise ValueError(f"{field.name} must be 0, a whole number of steps, or a share of the run below 1, not {value!r}")
 
 
+def steps_between(every: float, num_steps: int | None) -> int:
+    """Return a number of steps, or a share below 1 of `num_steps`, as steps; 0 for none.
+
+    A share is rounded up, as in transformers.
+
+    >>> steps_between(5, 30), steps_between(0.1, 30), steps_between(0.25, 30), steps_between(0, 30)
+    (5, 3, 8, 0)
+    """
+    if isinstance(every, int) or num_steps is None:
+        return int(every)
+    # 0.1 of 30 steps is 3, though the product is a little more.
+    return max(1, math.ceil(every * num_steps - 1e-9)) if every else 0
+
+
 def row_tokens(s: Any) -> int:
     """Return the most tokens of a packed row, which the ranks of `cp_size` share."""
     return s.plan.max_tokens_per_gpu * s.strategy.cp_size
@@ -121,14 +135,8 @@ class EvaluationSettings:
     """End the run at the first measurement whose `kl_base` has reached this; the model is exported as at any other end."""
 
     def steps_between(self, num_steps: int | None) -> int:
-        """Return the steps from one measurement to the next in a run of `num_steps`; 0 for none.
-
-        A share of them is rounded up, as in transformers.
-        """
-        if isinstance(self.eval_every_steps, int) or num_steps is None:
-            return int(self.eval_every_steps)
-        # 0.1 of 30 steps is 3, though the product is a little more.
-        return max(1, math.ceil(self.eval_every_steps * num_steps - 1e-9)) if self.eval_every_steps else 0
+        """Return the steps from one measurement to the next in a run of `num_steps`; 0 for none."""
+        return steps_between(self.eval_every_steps, num_steps)
 
     def __attrs_post_init__(self) -> None:
         between = self.eval_every_steps or self.eval_at_epoch
@@ -218,11 +226,17 @@ class RunSettings:
                 f"num_epochs=inf has no end, which lr_scheduler={self.optimizer.lr_scheduler} needs to know: set lr_scheduler="
                 f"{known}, or give max_steps or max_tokens."
             )
-        if self.plan.num_epochs == "inf" and not limited and 0 < self.evaluation.eval_every_steps < 1:
-            raise SettingsError(
-                f"num_epochs=inf has no end, and eval_every_steps={self.evaluation.eval_every_steps:g} is a share of all "
-                "steps: give a number of steps, or max_steps or max_tokens."
-            )
+        shares = {
+            "eval_every_steps": (self.evaluation.eval_every_steps, "steps"),
+            "save_samples": (self.checkpoints.save_samples, "samples"),
+            "full_state_every_steps": (self.checkpoints.full_state_every_steps, "steps"),
+        }
+        for name, (share, unit) in shares.items():
+            if self.plan.num_epochs == "inf" and not limited and 0 < share < 1:
+                raise SettingsError(
+                    f"num_epochs=inf has no end, and {name}={share:g} is a share of all steps: give a number of {unit}, or "
+                    "max_steps or max_tokens."
+                )
         if self.data.eval_data_path or self.data.validation_split:
             return
         asked = ("eval_every_steps", "eval_at_epoch") if self.evaluation.eval_prompts else ()
