@@ -12,7 +12,7 @@ from forge._errors import SettingsError
 from forge.backends._backend import Capabilities
 from forge.backends._own_loop import REFUSED_BY_ALL, OwnLoopBackend
 from forge.run._prepare import Prepared
-from forge.settings._settings import steps_between
+from forge.settings._share import steps_between
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"]
 

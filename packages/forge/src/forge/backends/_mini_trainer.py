@@ -13,7 +13,7 @@ from forge._errors import SettingsError
 from forge.backends._backend import Capabilities
 from forge.backends._own_loop import REFUSED_BY_ALL, ROWS, OwnLoopBackend
 from forge.run._prepare import Prepared
-from forge.settings._settings import steps_between
+from forge.settings._share import steps_between
 
 Upcast = Literal["float32", "bfloat16", "float16"]
 _upcast: Any = attrs.validators.in_(get_args(Upcast))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,16 @@ def train(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | N
     request = Request(task, s, rows or {}, callbacks or Callbacks())
     if s.backend.backend == FORGE:
         return run(*request)
-    return get(s.backend.backend).execute_training(params_of(request))
+    result = get(s.backend.backend).execute_training(params_of(request))
+    if os.environ.get("RANK", "0") == "0":
+        from forge._turn_end import not_named
+
+        # A backend of another package knows nothing of a template that forge has by name.
+        if (said := not_named(s, Path(result.model_dir))) is not None:
+            from forge._progress import Reporter
+
+            Reporter(lambda _line, **_event: None).note(said)
+    return result
 
 
 def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None, cluster: bool = False) -> DryRun:

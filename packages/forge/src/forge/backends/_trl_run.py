@@ -19,7 +19,7 @@ from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import RunResult, read_result
-from forge._turn_end import stop_at_turn_end
+from forge._turn_end import stop_as_trained
 from forge.backends._end import export_trained, write_finished
 from forge.backends._trl_arguments import CLASSES, arguments
 from forge.backends._trl_plan import Plan, check_rows, plan_steps
@@ -175,8 +175,7 @@ def _run(
 
     model = load(start.path)
     _check_routers(task, s, model, device)
-    if getattr(s.data, "chat_template", None) in forge_data.chat_templates():
-        stop_at_turn_end(model, tokenizer)
+    stop_as_trained(s, model, tokenizer, report)
     pads = _pad_ids(model)
     adaptation = adapt_model(
         task,

@@ -23,7 +23,7 @@ from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.run._loading import Tried, quantized, try_ways
 from forge.run._starting_model import Start, with_kept_adapter
-from forge.settings._settings import steps_between
+from forge.settings._share import steps_between
 from forge.tasks._task import Task
 from forge.tasks.items._prompts import Prompts
 

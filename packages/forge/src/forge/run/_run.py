@@ -19,7 +19,7 @@ import forge_data
 import forge_dist
 from forge._progress import Reporter
 from forge._result import BEST, RunResult, read_result, write_result
-from forge._turn_end import stop_at_turn_end
+from forge._turn_end import stop_as_trained
 from forge._uncollected import uncollected
 from forge.memory._divided import keeps_casts
 from forge.memory._target import Target
@@ -138,13 +138,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
     with report.taking(f"loading {start.path}", f"loaded {start.path}, and checked how its samples are kept apart,"):
         s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest)
-    # Not by the tokenizer's own text: what earlier versions sampled ended without it, and their runs are resumed.
-    by_name = getattr(s.data, "chat_template", None) in forge_data.chat_templates()
-    if by_name and (end := stop_at_turn_end(model, tokenizer)) is not None:
-        named = "generation_config.json of an export names it"
-        if s.adapter.adapter not in ("none", "osft"):
-            named = "forge and a merged export stop there; to ask the adapter elsewhere, give it as a stop token"
-        report.note(f"chat_template: {end} ends a turn and was no EOS of the model; {named}")
+    stop_as_trained(s, model, tokenizer, report)
     # Its files were hashed meanwhile: from here on the run goes on from what it began with, or is refused.
     with report.taking(f"hashing {start.path}", f"hashed {start.path}, which was not done when it was loaded,"):
         found["identity"] = ranks.first(lambda: identity.settle(out))

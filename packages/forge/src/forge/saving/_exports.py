@@ -23,7 +23,7 @@ from forge._result import BEST
 from forge.saving._directories import remove_at_once
 from forge.saving._hashes import FOLDER, REPLACED, Hashes, damaged_files, hash_export, known_hashes, write_hashes
 from forge.saving._mend import mend_exports
-from forge.settings._settings import steps_between
+from forge.settings._share import steps_between
 
 MARK = "best.json"
 

@@ -20,7 +20,8 @@ from forge._errors import RunDirectoryError, RunWriteError, SettingsError
 from forge.saving._best import Best
 from forge.saving._directories import remove_at_once
 from forge.saving._emergency import adopt, claim, disown, emergency_place
-from forge.settings._settings import RunSettings, steps_between
+from forge.settings._settings import RunSettings
+from forge.settings._share import steps_between
 from forge.tasks._task import Evaluation
 from forge.tasks.items._items import Items
 

@@ -22,7 +22,7 @@ from forge.memory._memory_plan import MemoryPlan, size
 from forge.saving._full_state import FOLDER as STATES
 from forge.saving._hashes import FOLDER
 from forge.settings._backends import FORGE
-from forge.settings._settings import steps_between
+from forge.settings._share import steps_between
 from forge.storage._remote import Remote
 
 _WRITING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})

@@ -29,6 +29,7 @@ from forge._errors import SettingsError
 from forge.settings._backends import FORGE, BackendSettings, backend_class
 from forge.settings._elsewhere import unknown
 from forge.settings._origin import origin_note
+from forge.settings._share import steps_between
 from forge.settings._storage import StorageSettings
 from forge.settings._trackers import TrackerSettings
 
@@ -57,20 +58,6 @@ def _steps_or_share(_: object, field: attrs.Attribute[float], value: object) -> 
         raise TypeError(f"{field.name} must be a whole number, or a share below 1, not {value!r}")
     if not (0 <= value < 1 or (isinstance(value, int) and value >= 1)):
         raise ValueError(f"{field.name} must be 0, a whole number of steps, or a share of the run below 1, not {value!r}")
-
-
-def steps_between(every: float, num_steps: int | None) -> int:
-    """Return a number of steps, or a share below 1 of `num_steps`, as steps; 0 for none.
-
-    A share is rounded up, as in transformers.
-
-    >>> steps_between(5, 30), steps_between(0.1, 30), steps_between(0.25, 30), steps_between(0, 30)
-    (5, 3, 8, 0)
-    """
-    if isinstance(every, int) or num_steps is None:
-        return int(every)
-    # 0.1 of 30 steps is 3, though the product is a little more.
-    return max(1, math.ceil(every * num_steps - 1e-9)) if every else 0
 
 
 def row_tokens(s: Any) -> int:

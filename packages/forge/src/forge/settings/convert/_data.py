@@ -85,7 +85,8 @@ def _savings(draft: Draft) -> None:
         if left.get(key) == of_epochs and left[key] is not True:
             del left[key]
             found["checkpoint_at_epoch"] = True  # what resuming needs is saved then by default
-    every, often, epochs, said = left.get("save_steps"), left.get("saves_per_epoch"), left.get("num_epochs") or 1, ""
+    every: Any = left.get("save_steps")
+    often, epochs, said = left.get("saves_per_epoch"), left.get("num_epochs") or 1, ""
     if _counts(often) and isinstance(epochs, int | float) and epochs > 0:
         every, said = 1 / (left.pop("saves_per_epoch") * epochs), f", {often} times an epoch as a share of the run"
     draft.drop("save_strategy", when=("no", False, *(["steps"] if every else [])))
@@ -94,7 +95,7 @@ def _savings(draft: Draft) -> None:
     if not _counts(every) and not (isinstance(every, float) and 0 < every < 1):
         return
     left.pop("save_steps", None)
-    samples, product = every, ""
+    samples, product = every, ""  # a share of the run is one of either
     if every >= 1:
         batch = found.get("effective_batch_size")
         samples = every * batch if isinstance(batch, int) and draft.verb not in ONLINE else None
