@@ -158,6 +158,48 @@ def test_a_damaged_copy_is_named(model_dir: Path, folder: Path, adapter: Path, t
         run_verb("sft", {**given, "max_steps": 3})
 
 
+@pytest.mark.parametrize("verb", ["reward", "embed"])
+def test_an_adapter_of_another_kind_of_model_is_merged_first(
+    verb: str, model_dir: Path, folder: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """A reward model from an adapter of SFT: the refusal names the path that was given and what to do, which works."""
+    with pytest.raises(forge_algos.AdapterError, match="merge it first .`forge export --merge`") as caught:
+        run_verb(verb, going_on(verb, model_dir, folder, adapter, tmp_path / "run"))
+    assert f"adapter_path {adapter} (" in str(caught.value)
+    assert "It is that of a language model, and this run trains" in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    merged = forge.export(adapter, tmp_path / "merged", merge=True)
+    given = {**settings_of(verb, merged, folder), **LORA, "lora_r": 4, "ckpt_output_dir": str(tmp_path / "run")}
+    run_verb(verb, given)
+    if verb == "reward":
+        with pytest.raises(forge_algos.AdapterError, match="that of a reward model .*give an adapter of such a model"):
+            run_verb("sft", going_on("sft", merged, folder, tmp_path / "run", tmp_path / "back"))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("org/name", "adapter_path org/name: .*`hf download org/name --local-dir DIR`"),
+        ("https://huggingface.co/org/name", "adapter_path org/name: .*`hf download org/name --local-dir DIR`"),
+        ("hf://org/name.v1", "`hf download org/name.v1 --local-dir DIR`"),
+        ("/nowhere/name", "/nowhere/name: there is no such directory"),
+        ("ADAPTER/adapter_model.safetensors", "is a file. Give the directory"),
+        ("MODEL", "has no adapter_config.json. It holds a model, which model_path takes"),
+    ],
+)
+def test_what_is_no_adapter_here(
+    path: str, message: str, model_dir: Path, folder: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names on the Hub, files and models are answered with what to give."""
+    monkeypatch.chdir(tmp_path)
+    given = going_on("sft", model_dir, folder, adapter, tmp_path / "run")
+    given["adapter_path"] = path.replace("ADAPTER", str(adapter)).replace("MODEL", str(model_dir))
+    with pytest.raises((forge.SettingsError, forge_algos.AdapterError), match=message) as caught:
+        run_verb("sft", given)
+    assert getattr(caught.value, "exit_status", None) == 2
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("kind", ["rslora", "dora", pytest.param("qlora", marks=needs_bitsandbytes)])
 def test_other_kinds(kind: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Each goes on where it ended, which is what kl_base measures from."""
