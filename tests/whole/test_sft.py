@@ -45,6 +45,7 @@ def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_pa
         "data",
         "events.jsonl",
         "hf_format",
+        "inputs.json",
         "log.txt",
         "metrics.jsonl",
         "plan",
