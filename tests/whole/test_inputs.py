@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import forge
-from forge.run import _inputs
+from forge.saving import _inputs
 
 from .conftest import conversations, write_rows
 from .verbs import run_verb, settings_of

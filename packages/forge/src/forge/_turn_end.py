@@ -38,7 +38,10 @@ def stop_at_turn_end(model: Any, tokenizer: Any) -> str | None:
 
 
 def end_of(s: Any) -> str | None:
-    """Return the token that ends a turn of the template that a run names; None where it names none, or the EOS does."""
+    """Return the token that ends a turn of a run's named template.
+
+    None where it names no template, or the EOS ends a turn.
+    """
     name = getattr(s.data, "chat_template", None)
     row = forge_data.chat_templates().get(name) if isinstance(name, str) else None
     return None if row is None else row.end
@@ -87,9 +90,9 @@ class _Generating:
 
 
 def not_named(s: Any, directory: Path) -> str | None:
-    """Say that an export does not name the end of a turn of the run's template; None where it does, or has no need to.
+    """Say that an export does not name the end of a turn of the run's template.
 
-    An adapter has no such file, and what cannot be read is not judged.
+    None where it does, or has no need to: an adapter has no such file, and what cannot be read is not judged.
     """
     end = end_of(s)
     if end is None or (directory / "adapter_config.json").is_file() or not (directory / "config.json").is_file():

@@ -72,7 +72,10 @@ def main(module: str, verb: str, settings: str) -> None:
 
 
 def _follows_from_peer(error: BaseException) -> bool:
-    """Return whether an error only says that another rank is gone: the launcher names the one that was first."""
+    """Return whether an error only says that another rank is gone.
+
+    The launcher names the one that was first.
+    """
     return isinstance(error, Exception) and forge_dist.follows_from_peer(error)
 
 

@@ -138,7 +138,7 @@ class FirstSteps:
         Where it takes time that is the second, which has the optimizer's state from its beginning.
         """
         s = planned.settings
-        saved = s.checkpoints.save_samples
+        saved = s.checkpoints.save_samples or 0
         shares = (s.evaluation.eval_every_steps, s.checkpoints.full_state_every_steps, saved if saved < 1 else 0)
         often = any(steps_between(every, planned.num_steps) == 1 for every in shares)
         # Between the steps of an online verb completions are sampled, which is a phase of its own.

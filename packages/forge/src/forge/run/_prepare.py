@@ -24,18 +24,18 @@ from forge.memory._tokens import choose_checkpointing, choose_tokens
 from forge.reports._plan import plan_figures
 from forge.run._choices import check_shards, choose_compile, choose_sizes, few_steps, moved_run, operations_of
 from forge.run._early_checks import check_before_rows, check_prompts
-from forge.run._inputs import changed_inputs, write_inputs
 from forge.run._loading import try_packing
 from forge.run._memory import is_small, planned_of, write_plan
 from forge.run._positions import check_positions
 from forge.run._resume import ORDER, Identity, compare_order, compare_settings, former_choice, former_tokens, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
-from forge.run._starting_model import Start, check_adapter_base, starting_model
+from forge.run._starting_model import ADAPTER, Start, check_adapter_base, starting_model
 from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores
 from forge.saving._damage import has_result, refuse_damaged_run
 from forge.saving._emergency import check_emergency_dir
 from forge.saving._full_state import OPENED, ended_for_good, finished_error, refuse_closed_states
+from forge.saving._inputs import changed_inputs, write_inputs
 from forge.saving._room import room_of
 from forge.tasks._answers import read_prompts
 from forge.tasks._lint_check import warn_of_plain_text, warn_of_system_message
@@ -198,7 +198,7 @@ def _record(
     *,
     since: int | None,
 ) -> None:
-    """Write which files were read, and of a new run what it is known by and which of its samples are held out.
+    """Write which files were read, and of a new run what it is known by and what is held out.
 
     Files are not recorded without `since`, the time from before they were read.
     """
@@ -325,7 +325,7 @@ def _report_plan(task: Task, found: Prepared, report: Reporter, *, divided: bool
 def _note_finished(task: Task, s: Any, run: Path, report: Reporter) -> None:
     """Say that the run is there, and which of what it read holds something else by now."""
     report.note(f"finished already: {run} holds this very run, with its result and every file as it was exported")
-    for warning in changed_inputs(task, s, run, report):
+    for warning in changed_inputs(task, s, run, report, adapter=run / ADAPTER):
         report.note(warning)
 
 

@@ -172,7 +172,7 @@ def with_adapter(s: Any) -> Any:
 
 
 def _hub_name(path: str) -> str | None:
-    """Return what of an absolute path may be a name on the Hub: org/name from here, or at the end of a URL."""
+    """Return what of an absolute path may be a name on the Hub; None where nothing may."""
     found = _OF_THE_HUB.fullmatch(path.removeprefix(f"{Path.cwd()}/"))
     return None if found is None else found[1]
 
@@ -183,7 +183,7 @@ def with_kept_adapter(s: Any, start: Start) -> Any:
 
 
 def as_given(text: str, s: Any, start: Start) -> str:
-    """Return a text in which the run's copy of an adapter bears the path that was given, with the copy's beside it."""
+    """Name the adapter by the path that was given in a text that names the run's copy."""
     if start.adapter is None or start.adapter == s.adapter.adapter_path:
         return text
     copied = re.compile(re.escape(start.adapter) + r"(?![\w/.-])")

@@ -1,4 +1,4 @@
-"""How often something is done, in steps or as a share of a run → steps from one time to the next."""
+"""Number of steps, or a share of a run → steps from one time to the next."""
 
 from __future__ import annotations
 

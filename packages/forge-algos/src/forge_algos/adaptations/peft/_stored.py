@@ -170,7 +170,7 @@ _KINDS = {
 
 
 def _of_another_kind(stored: StoredAdapter, kind: str) -> str | None:
-    """Say what to do with an adapter of another kind of model; None where its configuration names no other."""
+    """Say what to do with an adapter of another kind of model; None where it names no other."""
     its = stored.config.get("task_type")
     if its not in _KINDS or its == kind:
         return None

@@ -76,7 +76,7 @@ def _evaluations(draft: Draft) -> None:
 
 
 def _savings(draft: Draft) -> None:
-    """Read when the model and what resuming needs are saved, which is one thing there and two settings here."""
+    """Read when the model and what resuming needs are saved, which are two settings here."""
     left, found = draft.left, draft.found
     if left.get("save_strategy") in ("no", False, "epoch"):
         left.pop("save_steps", None)  # read by nothing there

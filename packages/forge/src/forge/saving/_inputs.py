@@ -23,8 +23,6 @@ import attrs
 import forge_dist
 from forge._counted import counted
 from forge._progress import Reporter
-from forge.run._starting_model import ADAPTER
-from forge.run._stores import written_since
 from forge.tasks._task import Task
 
 FILE = "inputs.json"
@@ -68,28 +66,42 @@ def write_inputs(task: Task, s: Any, root: Path, report: Reporter, *, since: int
     (root / FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
-def changed_inputs(task: Task, s: Any, run: Path, report: Reporter) -> list[str]:
-    """Return warnings that inputs of a finished run are not what it read; files that are gone are not judged."""
+def changed_inputs(task: Task, s: Any, run: Path, report: Reporter, *, adapter: Path) -> list[str]:
+    """Return warnings that inputs of a finished run are not what it read.
+
+    Files that are gone are not judged. `adapter` is the run's copy of that in `adapter_path`.
+    """
     try:
         was = json.loads((run / FILE).read_text(encoding="utf-8"))
-        files, places, models, adapter = (dict(was[name]) for name in ("files", "places", "models", "adapter"))
+        files, places, models, began = (dict(was[name]) for name in ("files", "places", "models", "adapter"))
     except (OSError, ValueError, KeyError, TypeError):
-        files, places, models, adapter = {}, {}, {}, None  # a run of an earlier version
+        files, places, models, began = {}, {}, {}, None  # a run of an earlier version
     with report.taking("comparing what the run read with what is there now"):
         states = {name: _state(Path(name), *known) for name, known in files.items()}
         changed = [name for name, state in states.items() if state == "changed"]
         written = [name for name, state in states.items() if state == "written"]
-        if adapter is None:
-            written += written_since(run)
+        if began is None:
+            written += _written_since(run)
         for entry, names in places.items():
             if (now := _listed(entry)) is not None and now != names:
                 changed.append(f"{entry} (other files)")
         for name, (setting, path) in _models(task, s).items():
             if not _same_model(Path(path), models.get(name), run, name):
                 changed.append(f"{setting} {path}")
-        if s.adapter.adapter_path is not None and not _same_adapter(Path(s.adapter.adapter_path), run / ADAPTER, adapter):
+        if s.adapter.adapter_path is not None and not _same_adapter(Path(s.adapter.adapter_path), adapter, began):
             changed.append(f"adapter_path {s.adapter.adapter_path}")
     return [_warning(names, verb) for names, verb in ((changed, "changed"), (written, "written to")) if names]
+
+
+def _written_since(run: Path) -> list[str]:
+    """List the local data files that were written to after the run had read them."""
+    found = []
+    for store in sorted((run / "data").glob("*/store.json")):
+        for source in json.loads(store.read_text(encoding="utf-8")).get("sources", []):
+            with suppress(OSError, ValueError):
+                if Path(source["path"]).stat().st_mtime > store.stat().st_mtime:
+                    found.append(source["path"])
+    return found
 
 
 def _warning(names: list[str], verb: str) -> str:
@@ -116,7 +128,7 @@ def _sources(root: Path) -> Iterator[str]:
 
 
 def _dataset(folder: Path) -> list[Path]:
-    """List the files of rows in a directory; what `datasets` caches beside them is none, and hidden files are none."""
+    """List the files of rows in a directory, without what `datasets` caches beside them."""
     return [
         each
         for each in sorted(folder.rglob("*"))
@@ -128,7 +140,7 @@ def _dataset(folder: Path) -> list[Path]:
 
 
 def _named(s: Any) -> Iterator[str]:
-    """Yield files that settings of data and objective name: a preprocess, a template, a description, a reward."""
+    """Yield files that settings of data and objective name: a preprocess, a template, a reward."""
     for owner in (s.data, s.objective):
         for value in attrs.asdict(owner, recurse=False).values():
             for text in value if isinstance(value, (list, tuple, Mapping)) else [value]:
@@ -142,7 +154,7 @@ def _named(s: Any) -> Iterator[str]:
 
 
 def _module(text: str) -> Path | None:
-    """Return the file of `package.module:function`, which is not imported for it; None for anything else."""
+    """Return the file of `package.module:function`, not imported; None for anything else."""
     if (found := _FUNCTION.fullmatch(text)) is None:
         return None
     name = f"{found[1].replace('.', '/')}.py"
@@ -156,7 +168,7 @@ def _entries(s: Any) -> list[str]:
 
 
 def _listed(entry: str) -> list[str] | None:
-    """List the files of a directory or a pattern; None for anything else, and where nothing is there."""
+    """List the files of a directory or a pattern; None for anything else, or nothing."""
     try:
         path = Path(entry).expanduser()
         if path.is_dir():
@@ -186,7 +198,10 @@ def _sha256(path: Path) -> str:
 
 
 def _recorded(paths: Iterable[str], since: int) -> dict[str, tuple[_Stamp | None, str | None]]:
-    """Return path → its stamp, None where it was written to since, and its hash, None where that would take long."""
+    """Return path → stamp and hash.
+
+    Both are None where the file was written to since, and the hash alone where that would take long.
+    """
     found: dict[str, tuple[_Stamp | None, str | None]] = {}
     left = _HASHED
     stamps: dict[str, _Stamp] = {}
@@ -203,7 +218,7 @@ def _recorded(paths: Iterable[str], since: int) -> dict[str, tuple[_Stamp | None
 
 
 def _state(path: Path, stamp: _Stamp | None, digest: str | None) -> str:
-    """Return whether a file is the `same`, `changed`, or was `written` to and cannot be compared."""
+    """Return `same`, `changed`, or `written` for a file that cannot be compared."""
     try:
         now = _stamp(path)
         if now == stamp:
