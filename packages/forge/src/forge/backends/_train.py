@@ -29,11 +29,12 @@ def train(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | N
     if s.backend.backend == FORGE:
         return run(*request)
     result = get(s.backend.backend).execute_training(params_of(request))
-    if os.environ.get("RANK", "0") == "0":
+    directory = getattr(result, "model_dir", None)  # a backend of another package may return what it likes
+    if directory is not None and os.environ.get("RANK", "0") == "0":
         from forge._turn_end import not_named
 
         # A backend of another package knows nothing of a template that forge has by name.
-        if (said := not_named(s, Path(result.model_dir))) is not None:
+        if (said := not_named(s, Path(directory))) is not None:
             from forge._progress import Reporter
 
             Reporter(lambda _line, **_event: None).note(said)

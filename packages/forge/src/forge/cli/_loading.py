@@ -21,7 +21,7 @@ def telling_of_torch(verb: str, *, quiet: bool) -> Iterator[None]:
 
     Only the first rank does, and none with `quiet`, or where torch is loaded already.
     """
-    if quiet or "torch" in sys.modules or os.environ.get("RANK", "0") != "0":
+    if quiet or "torch" in sys.modules or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
         yield
         return
     ended = threading.Event()
