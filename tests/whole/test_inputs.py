@@ -145,9 +145,13 @@ def test_of_large_files_times_must_do(
     assert _inputs._recorded([str(copied / "b.jsonl")], 0) == {str(copied / "b.jsonl"): (None, None)}
 
 
-def test_a_run_of_an_earlier_version(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It has no such record: times of data and weights are compared with its own, and weights by their digest then."""
-    (copied / "run" / "inputs.json").unlink()
+@pytest.mark.parametrize("record", [None, "{broken", '{"files": {"a": 3}, "places": {}, "models": {}, "adapter": {}}', "[1]"])
+def test_a_run_of_an_earlier_version(record: str | None, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a record times of data and weights are compared with the run's, and weights by their digest; damaged alike."""
+    if record is None:
+        (copied / "run" / "inputs.json").unlink()
+    else:
+        (copied / "run" / "inputs.json").write_text(record)
     now = max(file.stat().st_mtime for file in (copied / "run").rglob("*.json"))
     for path in ("b.jsonl", "model/model.safetensors"):
         os.utime(copied / path, (now + 60, now + 60))

@@ -71,26 +71,34 @@ def changed_inputs(task: Task, s: Any, run: Path, report: Reporter, *, adapter: 
 
     Files that are gone are not judged. `adapter` is the run's copy of that in `adapter_path`.
     """
-    try:
-        was = json.loads((run / FILE).read_text(encoding="utf-8"))
-        files, places, models, began = (dict(was[name]) for name in ("files", "places", "models", "adapter"))
-    except (OSError, ValueError, KeyError, TypeError):
-        files, places, models, began = {}, {}, {}, None  # a run of an earlier version
     with report.taking("comparing what the run read with what is there now"):
-        states = {name: _state(Path(name), *known) for name, known in files.items()}
-        changed = [name for name, state in states.items() if state == "changed"]
-        written = [name for name, state in states.items() if state == "written"]
-        if began is None:
-            written += _written_since(run)
-        for entry, names in places.items():
-            if (now := _listed(entry)) is not None and now != names:
-                changed.append(f"{entry} (other files)")
-        for name, (setting, path) in _models(task, s).items():
-            if not _same_model(Path(path), models.get(name), run, name):
-                changed.append(f"{setting} {path}")
-        if s.adapter.adapter_path is not None and not _same_adapter(Path(s.adapter.adapter_path), adapter, began):
-            changed.append(f"adapter_path {s.adapter.adapter_path}")
+        try:
+            was = json.loads((run / FILE).read_text(encoding="utf-8"))
+            changed, written = _compared(task, s, run, adapter, was)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            # A run of an earlier version, or a record that is damaged.
+            changed, written = _compared(task, s, run, adapter, None)
     return [_warning(names, verb) for names, verb in ((changed, "changed"), (written, "written to")) if names]
+
+
+def _compared(task: Task, s: Any, run: Path, adapter: Path, was: Any) -> tuple[list[str], list[str]]:
+    """Name what changed, and what was written to and cannot be compared; `was` is the record."""
+    known = was or {"files": {}, "places": {}, "models": {}, "adapter": {}}
+    states = {name: _state(Path(name), stamp, digest) for name, (stamp, digest) in known["files"].items()}
+    changed = [name for name, state in states.items() if state == "changed"]
+    written = [name for name, state in states.items() if state == "written"]
+    if was is None:
+        written += _written_since(run)
+    for entry, names in known["places"].items():
+        if (now := _listed(entry)) is not None and now != names:
+            changed.append(f"{entry} (other files)")
+    for name, (setting, path) in _models(task, s).items():
+        if not _same_model(Path(path), known["models"].get(name), run, name):
+            changed.append(f"{setting} {path}")
+    path = s.adapter.adapter_path
+    if path is not None and not _same_adapter(Path(path), adapter, known["adapter"]):
+        changed.append(f"adapter_path {path}")
+    return changed, written
 
 
 def _written_since(run: Path) -> list[str]:
@@ -264,7 +272,7 @@ def _same_model(folder: Path, was: Mapping[str, Any] | None, run: Path, name: st
     return was is None or all(_state(folder / file, *of) != "changed" for file, of in was["beside"].items())
 
 
-def _same_adapter(folder: Path, own: Path, was: Mapping[str, _Stamp] | None) -> bool:
+def _same_adapter(folder: Path, own: Path, was: Mapping[str, _Stamp]) -> bool:
     """Return whether an adapter's directory holds what the run has a copy of."""
     if not folder.is_dir() or not own.is_dir() or (was and _stamps(folder, _ADAPTER) == was):
         return True
