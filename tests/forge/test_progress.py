@@ -114,6 +114,17 @@ def test_what_takes_time_is_said() -> None:
     quiet.progress("tokenizing")(1, 2)
 
 
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a file is called is no markup and no emoji, in a line and on the bar."""
+    name = "info.json:a:b [/x] [bold]"
+    Reporter(lambda _: None).note(name)
+    assert capsys.readouterr().err == f"{name}\n"
+    made, printed = reporter(terminal=True)
+    with made.steps(3) as shown:
+        shown.doing(name)
+    assert "[/x] [bold]" in printed.getvalue()
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.3])
 def test_what_takes_long_says_so_while_it_does(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line once it takes a while, another at its end with the time, in the log too; nothing where it is quick."""

@@ -1,4 +1,4 @@
-"""A base model without a chat template, trained with one by name: whoever loads it asks, and stops, as it was trained."""
+"""A model trained with a chat template by name, of a file or its own: whoever loads it asks, and stops, as it was trained."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def test_a_token_that_the_tokenizer_has_not_ends_nothing(model_dir: Path) -> Non
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_an_export_of_another_library_stops_there(kept: bool, base: Path) -> None:
-    """Its generation_config.json, or a new one from its configuration, names the end of a turn once; another template none."""
-    from types import SimpleNamespace
-
+    """Its generation_config.json, or a new one, names the end of a turn once; without a token nothing changes."""
     from transformers import AutoTokenizer, GenerationConfig
 
     file = base / "generation_config.json"
@@ -58,25 +56,64 @@ def test_an_export_of_another_library_stops_there(kept: bool, base: Path) -> Non
     tokenizer.add_special_tokens({"additional_special_tokens": list(LLAMA3)})
     tokenizer.chat_template = text_of("llama3")
     end = tokenizer.convert_tokens_to_ids("<|eot_id|>")
-    asked = [SimpleNamespace(data=SimpleNamespace(chat_template=name)) for name in (None, "llama3", "llama3")]
-    assert [write_turn_end(s, base, tokenizer) for s in asked] == [None, "<|eot_id|>", None]
+    asked = (None, "<|eot_id|>", "<|eot_id|>")
+    assert [write_turn_end(base, tokenizer, token) for token in asked] == [None, "<|eot_id|>", None]
     found = json.loads(file.read_text())
     assert found["eos_token_id"][-1] == end
     assert found["eos_token_id"].count(end) == 1
     assert not kept or (found["eos_token_id"], found["max_length"]) == ([2, end], 77)
 
 
-def test_a_tokenizers_own_template_leaves_a_run_as_it_was(base: Path, chats: Path, tmp_path: Path) -> None:
-    """Runs of earlier versions are resumed to the bit, and what they sample ends where it did."""
+@pytest.fixture
+def marked(base: Path) -> Path:
+    """The same with another EOS than the token that ends a turn of its own template, which no template by name is."""
     from transformers import GenerationConfig
 
     config = json.loads((base / "tokenizer_config.json").read_text())
     (base / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|endoftext|>"}))
-    (base / "chat_template.jinja").write_text(text_of("chatml"))
+    (base / "chat_template.jinja").write_text(text_of("chatml") + "{# my own #}")
     GenerationConfig(eos_token_id=0).save_pretrained(base)
-    found = forge.sft(**SHORT | {"max_steps": 1}, model_path=base, data_path=chats, ckpt_output_dir=tmp_path / "run")
+    return base
+
+
+@pytest.mark.parametrize("form", ["own", "file"])
+def test_the_end_of_a_turn_of_any_template(form: str, marked: Path, chats: Path, tmp_path: Path) -> None:
+    """A tokenizer's own template and one of a file end answers as one by name does, in the export and in `forge chat`."""
+    from transformers import AutoTokenizer, GenerationConfig
+
+    given = {**SHORT, "max_steps": 1, "model_path": marked, "data_path": chats}
+    if form == "file":
+        given["chat_template"] = (marked / "chat_template.jinja").rename(tmp_path / "mine.jinja")
+    found = forge.sft(**given, ckpt_output_dir=tmp_path / "run")
     assert found.model_dir is not None
-    assert GenerationConfig.from_pretrained(found.model_dir).eos_token_id == 0
+    end = AutoTokenizer.from_pretrained(found.model_dir).convert_tokens_to_ids("<|im_end|>")
+    assert GenerationConfig.from_pretrained(found.model_dir).eos_token_id == [0, end]
+    assert AnsweringModel(found.model_dir)._model.generation_config.eos_token_id == [0, end]
+    assert "<|im_end|> ends a turn and was no EOS of the model" in (tmp_path / "run" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_run_that_is_resumed_ends_answers_as_it_did(known: bool, marked: Path, chats: Path, tmp_path: Path) -> None:
+    """What a run of an earlier version samples ended without the token; so is one that goes on from its state elsewhere."""
+    from transformers import GenerationConfig
+
+    given = {**SHORT, "model_path": marked, "data_path": chats, "lr_scheduler": "constant", "keep_full_state": True}
+    run = tmp_path / "run"
+    forge.sft(**given | {"max_steps": 1}, ckpt_output_dir=run)
+    record = json.loads((run / "run.json").read_text())
+    assert record["turn_end"] == "<|im_end|>"
+    if not known:
+        del record["turn_end"]
+        (run / "run.json").write_text(json.dumps(record))
+    begun = {**given, "resume": run / "full_state" / "step_1"}
+    for resumed in (
+        forge.sft(**begun | {"max_steps": 2}, ckpt_output_dir=tmp_path / "elsewhere"),
+        forge.sft(**given | {"max_steps": 2}, ckpt_output_dir=run),
+    ):
+        assert resumed.steps == 2
+        assert resumed.model_dir is not None
+        ends = GenerationConfig.from_pretrained(resumed.model_dir).eos_token_id
+        assert (ends != 0) == known
 
 
 @pytest.mark.slow

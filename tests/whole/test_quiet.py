@@ -28,7 +28,9 @@ def test_warnings_and_the_end(model_dir: Path, tmp_path: Path, capfd: pytest.Cap
     assert "step 4/4" in printed[False]
     said = printed[True].splitlines()
     assert said[0].startswith("lint: ")
-    assert said[1].startswith("warn empty_turn")
+    assert said[1].startswith("warn empty_turn (1): ")
+    assert not [line for line in said if line.startswith(" ")]  # rows are in the log
+    assert all("rows.jsonl:1 messages[" in log for log in logs.values())
     assert said[-1].startswith("finished: 4 steps")
     progress = ("device: ", "training on ", "step 4/4 ", "exported ", "steps ")
     assert all(any(line.startswith(each) for line in printed[False].splitlines()) for each in progress)

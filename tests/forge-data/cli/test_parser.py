@@ -211,6 +211,12 @@ def test_lint_status(model, chat, write_rows, tmp_path, capsys):
     bad = str(write_rows([*good, '{"messages": 1}'], "bad.jsonl"))
     assert _parser.main(["lint", bad, "--tokenizer", model]) == 1
     assert "bad.jsonl:5" in printed(capsys)[0]
+    assert _parser.main(["lint", bad, "--tokenizer", model, "--quiet"]) == 1
+    head, rule = printed(capsys)[0].splitlines()
+    assert head == "1 stop, 0 warnings in 5 rows"
+    assert rule.startswith("stop unreadable_row (1): ")
+    assert _parser.main(["lint", bad, "--tokenizer", model, "--quiet", "--json"]) == 2
+    assert "not allowed with argument" in printed(capsys)[1]
     assert _parser.main(["lint", rows, "--tokenizer", model, "--eval-data", rows]) == 1, "held-out rows that are trained on"
     forge_data.prepare(rows, model, tmp_path / "store", progress=False)
     assert _parser.main(["lint", str(tmp_path / "store")]) == 0

@@ -50,6 +50,7 @@ def test_counts_are_exact_where_findings_are_not_kept():
     assert "stop empty_turn (1,500): a row whose every answer is empty" in str(report)
     assert "    the same: train.jsonl:2, train.jsonl:3, train.jsonl:4, train.jsonl:5, train.jsonl:6 and 994 more" in str(report)
     assert "... and 500 more" in str(report)
+    assert report.summary().splitlines() == [line for line in str(report).splitlines() if not line.startswith(" ")]
 
 
 def test_a_text_is_written_once():

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from forge_data import DataError, check_first_row, prepare
+from forge_data import DataError, check_first_row, lint, prepare, stats
 from forge_data.formats._registry import convert, detect
 from forge_data.reading._sources import resolve
 
@@ -127,6 +127,12 @@ def test_nulls_are_named(tmp_path):
         ({"ranking": "yes"}, "it must be true or false"),
         ({"tags": ["x"]}, "tags is a list of 1; it must be an object"),
         ({"file_name": None}, "has no file_name"),
+        (
+            {"file_name": ""},
+            r"info.json: mine: file_name is the string ''; it must be the name of a file or a",
+        ),
+        ({"file_name": " "}, r"file_name is the string ' '; it must be the name of a file"),
+        ({"file_name": 5}, "file_name is int 5; it must be the name of a file"),
         ({"file_name": "gone.jsonl"}, "no file at .*gone.jsonl"),
     ],
 )
@@ -134,6 +140,129 @@ def test_refused(tmp_path, entry, error):
     """What an entry cannot mean is refused with what to give."""
     with pytest.raises(DataError, match=error):
         resolve(write(tmp_path, entry, {"instruction": "i", "output": "o"}))
+
+
+TALK = {"formatting": "sharegpt", "columns": {"messages": "conversations"}}
+
+
+@pytest.mark.parametrize(
+    ("tags", "error"),
+    [
+        (
+            {"user_tag": "x", "assistant_tag": "x"},
+            "mine: tags: user_tag and assistant_tag are both 'x', two roles under one name",
+        ),
+        ({"user_tag": "gpt"}, r"tags: user_tag and assistant_tag \(its default\) are both 'gpt'"),
+        ({"observation_tag": "t", "function_tag": "t"}, "tags: observation_tag and function_tag are both 't'"),
+        ({"role_tag": "x", "content_tag": "x"}, "tags: role_tag and content_tag are both 'x', two fields of a turn"),
+        ({"role_tag": "value"}, r"tags: role_tag and content_tag \(its default\) are both 'value'"),
+        ({"content_tag": None}, "tags: content_tag is null, and no turn is read without it"),
+    ],
+)
+@pytest.mark.parametrize("formatting", ["sharegpt", "openai"])
+def test_tags_that_are_one(tmp_path, tags, error, formatting):
+    """Two roles or fields of one name are refused by the names of their tags."""
+    with pytest.raises(DataError, match=error):
+        resolve(write(tmp_path, TALK | {"formatting": formatting, "tags": tags}, {"conversations": []}))
+
+
+def test_a_role_that_no_row_has(tmp_path):
+    """Tags of null are no names, of which several are not the same, and name no turn without a role."""
+    tags = {"observation_tag": None, "function_tag": None, "system_tag": None}
+    talk = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]
+    (made,) = read(tmp_path, TALK | {"tags": tags}, {"conversations": talk})
+    assert [turn["role"] for turn in made.messages] == ["user", "assistant"]
+    with pytest.raises(DataError, match=r"rows.jsonl:1: field conversations\[0\]"):
+        read(tmp_path, TALK | {"tags": tags}, {"conversations": [{"value": "hi"}, *talk[1:]]})
+    assert read(tmp_path, {"tags": {"user_tag": "gpt"}}, {"instruction": "i", "output": "o"})  # rows of Alpaca have no turns
+
+
+@pytest.mark.parametrize("name", ["a:b", ":", "org/a:b", "a::b:", "dataset_info.json", "x:dataset_info.json:y", "a\nb"])
+def test_a_name_with_colons(tmp_path, name):
+    """All that is behind the file is the name."""
+    folder = tmp_path / "with:colon"
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text('{"q": "i", "a": "o"}\n')
+    entry = {"file_name": "rows.jsonl", "columns": {"prompt": "q", "response": "a"}}
+    (folder / "dataset_info.json").write_text(json.dumps({name: entry}))
+    path = f"{folder}/dataset_info.json:{name}"
+    check_first_row(path)
+    (source,) = resolve(path)
+    assert [row.fields for row in source.records()] == [{"instruction": "i", "output": "o"}]
+    with pytest.raises(DataError, match="has no data set"):
+        resolve(f"{path}:x")
+
+
+def several(folder, entries, *rows):
+    """Write rows and entries that all read them; return the paths of the entries."""
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    described = {name: {"file_name": str(folder / "rows.jsonl")} | entry for name, entry in entries.items()}
+    (folder / "dataset_info.json").write_text(json.dumps(described))
+    return [f"{folder}/dataset_info.json:{name}" for name in entries]
+
+
+WAYS = {
+    "one": {"columns": {"prompt": "q", "response": "a"}},
+    "two": {"columns": {"prompt": "a", "response": "q"}},
+    "talk": {"formatting": "sharegpt", "columns": {"messages": "t"}, "tags": {"user_tag": "me", "assistant_tag": "it"}},
+}
+ROW = {"q": "ask", "a": "say", "t": [{"from": "me", "value": "hi"}, {"from": "it", "value": "ho"}]}
+
+
+def test_one_file_read_in_several_ways(tmp_path):
+    """Each entry reads the file by its own columns and tags, in any order, and messages name the entry."""
+    paths = several(tmp_path, WAYS, ROW, ROW)
+    for order in (paths, paths[::-1]):
+        sources = resolve(order)
+        assert [source.name for source in sources] == [f"rows.jsonl:{path.rpartition(':')[2]}" for path in order]
+        said = [source.records() for source in sources]
+        made = [[convert(detect(row.place, row.fields), row.place, row.fields, None) for row in rows] for rows in said]
+        texts = dict(zip(order, [[turn["content"] for turn in chats[1].messages] for chats in made], strict=True))
+        assert texts == dict(zip(paths, [["ask", "say"], ["say", "ask"], ["hi", "ho"]], strict=True))
+    assert [row.place for row in resolve(paths)[2].records()] == ["rows.jsonl:talk:1", "rows.jsonl:talk:2"]
+
+
+@pytest.mark.parametrize("num_proc", [1, 2])
+def test_a_store_of_one_file_read_in_several_ways(tmp_path, num_proc):
+    """Its samples, rows that were left out and findings are told apart by the entry, and so are weights."""
+    paths = several(
+        tmp_path, WAYS, *[ROW | {"q": f"ask {at}", "a": f"say {at}"} for at in range(9)], {"q": "x", "a": 1, "t": []}
+    )
+    weights = dict(zip(paths, [1, 2, 3], strict=True))
+    given = {"num_proc": num_proc, "progress": False, "on_bad_row": "skip", "max_bad_rows": 0.5}
+    store = prepare(weights, tokenizer(), tmp_path / "store", **given)
+    assert [store.source(at) for at in (0, 9, 18)] == ["rows.jsonl:one:1", "rows.jsonl:two:1", "rows.jsonl:talk:1"]
+    assert [(each.name, each.samples, each.format) for each in stats(store).sources] == [
+        ("rows.jsonl:one", 9, "alpaca"),
+        ("rows.jsonl:two", 9, "alpaca"),
+        ("rows.jsonl:talk", 9, "sharegpt"),
+    ]
+    assert store.weights == [1, 2, 3]
+    left_out = ["rows.jsonl:one:10", "rows.jsonl:two:10", "rows.jsonl:talk:10"]
+    assert [row["place"] for row in store.dropped()] == left_out
+    found = lint(weights, tokenizer())
+    assert {finding.place for finding in found.findings} >= {*left_out}
+
+
+def test_one_file_twice_in_one_way(tmp_path):
+    """It is refused with both entries; so is the file itself beside an entry."""
+    one, two = several(tmp_path, {"one": WAYS["one"], "two": WAYS["one"]}, ROW)
+    with pytest.raises(DataError, match=r"more than once in the data \(by .*: one and by .*: two, which read it alike\); to"):
+        resolve([one, two])
+    for more in ([one], [tmp_path / "rows.jsonl"], [two, tmp_path / "rows.jsonl"]):
+        with pytest.raises(DataError, match="named more than once in the data; to see"):
+            resolve([one, *more])
+
+
+def test_entries_of_one_name_in_two_directories(tmp_path):
+    """They are told apart by the directories of their descriptions."""
+    (one,) = several(tmp_path / "a", {"mine": WAYS["one"]}, ROW)
+    (tmp_path / "b").mkdir()
+    entry = {"file_name": str(tmp_path / "a" / "rows.jsonl")} | WAYS["two"]
+    (tmp_path / "b" / "dataset_info.json").write_text(json.dumps({"mine": entry}))
+    sources = resolve([one, f"{tmp_path}/b/dataset_info.json:mine"])
+    assert [source.name for source in sources] == ["rows.jsonl:a/mine", "rows.jsonl:b/mine"]
 
 
 def test_names(tmp_path):

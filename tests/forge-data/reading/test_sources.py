@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from forge_data import DataError
-from forge_data.reading._sources import resolve
+from forge_data.reading._sources import _shortest, resolve
 
 ROW = '{"text": "x"}\n'
 
@@ -102,6 +102,12 @@ def test_names_tell_files_apart(files):
         "y/fr/train.jsonl",
         "test.jsonl",
     ]
+
+
+def test_addresses_that_differ_in_their_queries():
+    """They are named whole; beside another file they were compared without end."""
+    urls = ["https://h/a.jsonl?part=1", "https://h/a.jsonl?part=2"]
+    assert _shortest([*urls, "b.jsonl"]) == [*urls, "b.jsonl"]
 
 
 def test_a_question_mark_in_a_name(files):

@@ -15,15 +15,18 @@ def test_convert_and_validate(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     theirs, ours = tmp_path / "axolotl.yaml", tmp_path / "recipe.yaml"
     theirs.write_text(
         "base_model: m\ndatasets: [{path: a.jsonl, type: chat_template}]\nmicro_batch_size: 4\nwarmup_ratio: 0.1\n"
+        "hub_model_id: x\n"
     )
     assert _cli.main(["config", "convert", str(theirs), "--output", str(ours)]) == 0
     said = capsys.readouterr().out
     for part in (
         "forge sft",
         "to be given: ckpt_output_dir",
-        "not carried over: 1",
+        "not carried over, to be looked at: 1",
+        "not carried over, without effect on what is trained: 1\n  hub_model_id: 'x'",
     ):
         assert part in said
+    assert "# Not carried over, without effect on what is trained:\n#   hub_model_id" in ours.read_text()
     assert _cli.main(["config", "validate", str(ours)]) == 0
     assert "7 settings; to be given: ckpt_output_dir" in capsys.readouterr().out
     assert _cli.main(["config", "convert", str(theirs), "--output", str(ours)]) == 2

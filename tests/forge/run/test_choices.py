@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import types
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 
 import forge
 import forge_packing
-from forge.run._choices import few_steps, moved_run, operations_of, warn_of_higher_loss
+from forge.run._choices import absolute_paths, begins_of, few_steps, moved_run, operations_of, warn_of_higher_loss
 from forge.settings._settings import resolve
 from forge.verbs._sft import SFTSettings
 
@@ -40,6 +41,18 @@ def test_few_steps_are_remarked_on_where_nobody_chose_them(given: dict[str, Any]
     assert (found is not None) == said
     if found is not None and steps is not None:
         assert f"{steps} step{'s' * (steps > 1)} with effective_batch_size=32 and one epoch" in found
+
+
+def test_a_data_set_with_a_colon_in_its_name_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its path is absolute in config.yaml, as that of a split is; a dataset of the Hub with a configuration stays a name."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    (tmp_path / "data" / "dataset_info.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    names = ["data/dataset_info.json:a:b/../c", "data:train", "org/name:config:train", "s3://data/rows.jsonl"]
+    s = absolute_paths(forge.sft.task, resolve(SFTSettings, ("argument", REQUIRED | {"data_path": names})))
+    assert s.data.data_path == (f"{tmp_path}/{names[0]}", f"{tmp_path}/data:train", *names[2:])
+    assert any(map(os.path.exists, begins_of(s.data.data_path[0])))
 
 
 def test_operations_of_a_run_are_six_a_weight_and_token(tmp_path: Path) -> None:

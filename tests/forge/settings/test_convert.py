@@ -84,6 +84,48 @@ def test_templates_by_name() -> None:
     assert any(line.startswith("template: 'llama3'") and "chat_template=llama3 is one" in line for line in other.lost)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("chatlm", "chatml"),
+        ("ChatML", "chatml"),
+        ("lama3", "llama3"),
+        ("gema", "gemma"),
+        ("tokeniser_default", "tokenizer_default"),
+    ],
+)
+def test_a_misspelt_template(name: str, meant: str) -> None:
+    """It is answered with the one that is meant; it was said to be one of the library's own."""
+    (line,) = [line for line in converted(f"{AXOLOTL}chat_template: {name}\n").lost if "chat_template" in line]
+    assert line == f"chat_template: '{name}': did you mean `{meant}`? As it is, the tokenizer's own template is taken"
+
+
+@pytest.mark.parametrize(
+    "name",
+    """llama2 llama4 llama3_2_vision gemma2 gemma3 gemma3n qwen qwen3 qwen_25 phi_4 mistral_v7_tekken chatml_de chatglm3 default
+    tokenizer_default_fallback_chatml metharme exaone4 command_a jamba falcon_h1 deepseek_v3 empty fewshot vicuna""".split(),
+)
+def test_another_template_is_no_misspelling(name: str) -> None:
+    """A template that another library has and forge has not is said to be one."""
+    for text, library in (
+        (f"{AXOLOTL}chat_template: ", "Axolotl"),
+        ("stage: sft\nmodel_name_or_path: m\ntemplate: ", "LLaMA-Factory"),
+    ):
+        (line,) = [line for line in converted(text + name).lost if "template" in line]
+        assert f"template: '{name}': a template of {library}'s by name" in line
+
+
+def test_what_is_lost_is_in_two_groups() -> None:
+    """What may change what is trained is apart from trackers, logs, uploads and saving; what is unknown may."""
+    text = "base_model: m\nwandb_watch: all\npush_to_hub: true\nsave_strategy: best\nlogging_dir: x\nload_in_8bit: true\nfoo_bar: 8\n"
+    (look, lost), (beside, kept) = converted(text).groups.items()
+    assert look == "not carried over, to be looked at"
+    assert [line.partition(":")[0] for line in lost] == ["effective_batch_size", "load_in_8bit", "foo_bar"]
+    assert beside == "not carried over, without effect on what is trained"
+    assert {line.partition(":")[0] for line in kept} == {"wandb_watch", "push_to_hub", "save_strategy", "logging_dir"}
+    assert list(converted(AXOLOTL).groups) == ["not carried over, to be looked at"]
+
+
 def test_trl() -> None:
     """A file for `trl sft --config`, with LoRA in 4 bits."""
     found = converted(

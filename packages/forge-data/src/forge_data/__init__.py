@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from forge_data.store._token_store import TokenStore as TokenStore, check_classes as check_classes
     from forge_data.tokenizing._add_tokens import AddedTokens as AddedTokens, add_tokens as add_tokens
     from forge_data.tokenizing._chat_template import with_template as with_template
-    from forge_data.tokenizing._named_templates import chat_templates as chat_templates, turn_end as turn_end
+    from forge_data.tokenizing._named_templates import chat_templates as chat_templates
     from forge_data.tokenizing._tokenizer import load_tokenizer as load_tokenizer
+    from forge_data.tokenizing._turn_end import turn_end as turn_end
     from forge_data.tokenizing._turn_reader import TurnReader as TurnReader
     from forge_data.viewing._show import show as show
     from forge_data.viewing._stats import Stats as Stats, stats as stats
@@ -73,8 +74,9 @@ _PUBLIC = {
     "store._token_store": "TokenStore check_classes",
     "tokenizing._add_tokens": "AddedTokens add_tokens",
     "tokenizing._chat_template": "with_template",
-    "tokenizing._named_templates": "chat_templates turn_end",
+    "tokenizing._named_templates": "chat_templates",
     "tokenizing._tokenizer": "load_tokenizer",
+    "tokenizing._turn_end": "turn_end",
     "tokenizing._turn_reader": "TurnReader",
     "viewing._show": "show",
     "viewing._stats": "Stats stats",

@@ -49,7 +49,7 @@ class Reporter:
         self._every = every
         self._quiet = quiet
         self._brief = brief
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, quiet=quiet)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._num_steps: int | None = None
@@ -59,11 +59,14 @@ class Reporter:
         self.rollout_figures = ""
         """Figures of the completions that steps train on now, shown behind a step's own."""
 
-    def note(self, line: str, **event: object) -> None:
-        """Print and log a line; `event="resumed"` and what else is given make it an event."""
+    def note(self, line: str, *, short: str | None = None, **event: object) -> None:
+        """Print and log a line; `event="resumed"` and what else is given make it an event.
+
+        `short` is printed in its place where no progress is wanted.
+        """
         self._log(line, **event)
         if not self._brief or line.startswith(_WARNINGS) or event.get("event") in _OUTCOMES:
-            self._print(line)
+            self._print(short if self._brief and short is not None else line)
 
     def finished(self, result: RunResult, items: str) -> None:
         """Note the end of a run: steps, samples or other items, time, and where its model is."""
@@ -165,7 +168,7 @@ class Reporter:
                 TextColumn("[bold]step"),
                 MofNCompleteColumn(table_column=Column(no_wrap=True)),
                 BarColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 TextColumn("after"),
                 TimeElapsedColumn(table_column=Column(no_wrap=True)),
                 TextColumn("left"),

@@ -12,18 +12,34 @@ if TYPE_CHECKING:
     from forge._progress import Reporter
 
 _FILE = "generation_config.json"
+TURN_END = "turn_end"
+"""Entry of run.json: the token that ends an answer beside the EOS, which a run that is resumed keeps."""
 
 
-def stop_at_turn_end(model: Any, tokenizer: Any) -> str | None:
-    """Add the token that ends a turn of a named chat template to those that end an answer.
+def former_turn_end(run: Path) -> str | None:
+    """Return the token that ends answers of a run beside the EOS; None of an earlier version's."""
+    try:
+        found = json.loads((run / "run.json").read_text(encoding="utf-8")).get(TURN_END)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def stop_at_turn_end(model: Any, tokenizer: Any, token: str | None = None) -> str | None:
+    """Add the token that ends a turn of the chat template to those that end an answer.
 
     They stand in `generation_config`, which is written beside the weights: transformers, vLLM and GGUF stop there.
 
+    Args:
+        model: the model.
+        tokenizer: its tokenizer, with the chat template.
+        token: the token, where it is known; by default what the template says.
+
     Returns:
-        The token, or None where nothing was added: another template, or one whose turns the model's EOS ends.
+        The token, or None where nothing was added: no such token, or one of the model's EOS.
 
     """
-    token = forge_data.turn_end(getattr(tokenizer, "chat_template", None))
+    token = token or forge_data.turn_end(getattr(tokenizer, "chat_template", None), tokenizer)
     generation = getattr(model, "generation_config", None)
     if token is None or generation is None:
         return None
@@ -37,30 +53,16 @@ def stop_at_turn_end(model: Any, tokenizer: Any) -> str | None:
     return token
 
 
-def end_of(s: Any) -> str | None:
-    """Return the token that ends a turn of a run's named template.
-
-    None where it names no template, or the EOS ends a turn.
-    """
-    name = getattr(s.data, "chat_template", None)
-    row = forge_data.chat_templates().get(name) if isinstance(name, str) else None
-    return None if row is None else row.end
-
-
-def stop_as_trained(s: Any, model: Any, tokenizer: Any, report: Reporter) -> None:
-    """Let the model of a run stop where its named template ends a turn, and log it.
-
-    Not by the tokenizer's own text: what earlier versions sampled ended without it, and their runs are resumed.
-    """
-    named = getattr(s.data, "chat_template", None) in forge_data.chat_templates()
-    if named and (end := stop_at_turn_end(model, tokenizer)) is not None:
+def stop_as_trained(s: Any, model: Any, tokenizer: Any, report: Reporter, token: str | None) -> None:
+    """Let the model of a run stop at the token that ends its answers, and log it."""
+    if token and (end := stop_at_turn_end(model, tokenizer, token)) is not None:
         where = f"{_FILE} of an export names it"
         if s.adapter.adapter not in ("none", "osft"):
             where = "forge and a merged export stop there; to ask the adapter elsewhere, give it as a stop token"
         report.note(f"chat_template: {end} ends a turn and was no EOS of the model; {where}")
 
 
-def write_turn_end(s: Any, directory: Path, tokenizer: Any) -> str | None:
+def write_turn_end(directory: Path, tokenizer: Any, token: str | None) -> str | None:
     """Add that token to the `generation_config.json` of an export that another library wrote.
 
     Returns:
@@ -69,17 +71,17 @@ def write_turn_end(s: Any, directory: Path, tokenizer: Any) -> str | None:
     """
     from transformers import AutoConfig, GenerationConfig
 
-    if end_of(s) is None or not (directory / "config.json").is_file():
+    if token is None or not (directory / "config.json").is_file():
         return None
     if (directory / _FILE).is_file():
         found = GenerationConfig.from_pretrained(directory)
     else:
         found = GenerationConfig.from_model_config(AutoConfig.from_pretrained(directory))
     model: Any = _Generating(found)
-    token = stop_at_turn_end(model, tokenizer)
-    if token is not None:
+    end = stop_at_turn_end(model, tokenizer, token)
+    if end is not None:
         found.save_pretrained(directory)
-    return token
+    return end
 
 
 class _Generating:
@@ -90,16 +92,18 @@ class _Generating:
 
 
 def not_named(s: Any, directory: Path) -> str | None:
-    """Say that an export does not name the end of a turn of the run's template.
+    """Say that an export does not name the end of a turn of its template.
 
     None where it does, or has no need to: an adapter has no such file, and what cannot be read is not judged.
     """
-    end = end_of(s)
-    if end is None or (directory / "adapter_config.json").is_file() or not (directory / "config.json").is_file():
+    named = getattr(s.data, "chat_template", None)
+    if named is None or (directory / "adapter_config.json").is_file() or not (directory / "config.json").is_file():
         return None
+    row = forge_data.chat_templates().get(named)
     try:
         tokenizer = forge_data.load_tokenizer(str(directory))
-        numbers = tokenizer.encode(end, add_special_tokens=False)
+        end = forge_data.turn_end(tokenizer.chat_template, tokenizer) if row is None else row.end
+        numbers = [] if end is None else tokenizer.encode(end, add_special_tokens=False)
         place = directory / (_FILE if (directory / _FILE).is_file() else "config.json")
         ends = json.loads(place.read_text(encoding="utf-8")).get("eos_token_id")
     except (forge_data.ForgeDataError, OSError, ValueError, AttributeError):

@@ -120,7 +120,8 @@ def lint(words: Namespace) -> int:
         data = _store_or_path(data)
     held_out = None if words.eval_data is None else _store_or_path(words.eval_data)
     report = check(data, words.tokenizer, eval_data=held_out, **_options(words))
-    _print(json.dumps(report.as_dict(), indent=1) if words.json else with_flags(str(report)))
+    text = report.summary() if words.quiet else str(report)
+    _print(json.dumps(report.as_dict(), indent=1) if words.json else with_flags(text))
     return 1 if report.stops else 0
 
 

@@ -177,7 +177,9 @@ def _add_lint(verbs: Any) -> None:
     parser.add_argument("--tokenizer", help="a directory, or a name on the Hub; a store has its own")
     parser.add_argument("--eval-data", metavar="DATA", help="held-out rows; those that are also trained on are found")
     _add_options(parser)
-    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the whole report as JSON")
+    form.add_argument("--quiet", action="store_true", help="print how many findings of each rule there are, and no rows")
 
 
 def _add_stats(verbs: Any) -> None:

@@ -57,20 +57,34 @@ class LintReport:
         return sum(self.counts.values()) - self.stops
 
     def __str__(self) -> str:
-        head = f"{counted(self.stops, 'stops')}, {counted(self.warnings, 'warnings')} in {counted(self.rows, 'rows')}"
+        lines = [self._head()]
+        for (severity, rule), found in self._groups().items():
+            shown, told = _told_once(found)
+            lines += [self._line(severity, rule), *shown]
+            if (count := self._count(severity, rule)) > told:
+                lines.append(f"  ... and {count - told:,} more")
+        return "\n".join(lines)
+
+    def summary(self) -> str:
+        """Write the counts alone: a line for all, and one for each rule."""
+        return "\n".join([self._head(), *(self._line(*group) for group in self._groups())])
+
+    def _groups(self) -> dict[tuple[str, str], list[Finding]]:
         groups: dict[tuple[str, str], list[Finding]] = {}
         for finding in self.findings:
             groups.setdefault((finding.severity, finding.rule), []).append(finding)
-        lines = [head]
-        for (severity, rule), found in groups.items():
-            stopping = self.stop_counts.get(rule, 0)
-            count = stopping if severity == STOP else self.counts[rule] - stopping
-            why = f": {RULES[rule].why}" if rule in RULES else ""
-            shown, told = _told_once(found)
-            lines += [f"{severity} {rule} ({count:,}){why}", *shown]
-            if count > told:
-                lines.append(f"  ... and {count - told:,} more")
-        return "\n".join(lines)
+        return groups
+
+    def _head(self) -> str:
+        return f"{counted(self.stops, 'stops')}, {counted(self.warnings, 'warnings')} in {counted(self.rows, 'rows')}"
+
+    def _line(self, severity: str, rule: str) -> str:
+        why = f": {RULES[rule].why}" if rule in RULES else ""
+        return f"{severity} {rule} ({self._count(severity, rule):,}){why}"
+
+    def _count(self, severity: str, rule: str) -> int:
+        stopping = self.stop_counts.get(rule, 0)
+        return stopping if severity == STOP else self.counts[rule] - stopping
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only mapping does not pickle; the dict that it was made of does.

@@ -5,7 +5,10 @@ read, roles have the names of its tags, and instruction and input are joined by 
 """
 
 import hashlib
+import itertools
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +20,8 @@ from forge_data._values import describe, from_json, nearest, parsed_json
 from forge_data.reading._record import CHUNK_BYTES, Chunk, Reader, Record, Refused, WithoutNulls
 
 FILE = "dataset_info.json"
+_ENTRY = re.compile(rf"(?P<path>(?:.*?[/{re.escape(os.sep)}])?{re.escape(FILE)})(?::(?P<name>.*))?", re.DOTALL)
+"""`PATH/dataset_info.json:NAME`; a name may hold colons, and a directory too."""
 _HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url")
 _ELSEWHERE = ("script_url", "cloud_file_name")
 _IGNORED = ("file_sha1", "split", "subset", "folder")
@@ -49,9 +54,12 @@ class Description:
     ranking: bool
     columns: Mapping[str, str | None]
     """What the entry calls a column → its name in the rows; None where it is not read."""
-    tags: Mapping[str, str]
+    tags: Mapping[str, str | None]
+    """Tag → its name in the turns; None of a role that no row has."""
     place: str
     """`PATH/dataset_info.json: NAME`, for messages."""
+    name: str
+    """`DIRECTORY/NAME`, which tells it from entries that read the same file otherwise."""
     asked: tuple[str, ...]
     """Columns that the entry itself names; without `columns` none."""
 
@@ -108,10 +116,11 @@ class Description:
 
         What the turn itself has under these names is not what the tags say.
         """
-        named = [self.tags[tag] for tag in ("role_tag", "content_tag")]
+        named = [str(self.tags[tag]) for tag in ("role_tag", "content_tag")]
         role, content = (turn.get(name) for name in named)
         rest = {name: value for name, value in turn.items() if name not in (*named, *_OF_TURNS)}
-        tag = next((tag for tag, named in self.tags.items() if tag in (*_ROLES, "function_tag") and named == role), None)
+        known = {name: tag for tag, name in self.tags.items() if tag in (*_ROLES, "function_tag") and name is not None}
+        tag = known.get(role) if isinstance(role, str) else None
         if self.formatting == "sharegpt":
             return {**rest, "from": _TAGS.get(tag or "", role), "value": content}
         if tag == "function_tag" and not rest.get("tool_calls"):
@@ -122,7 +131,8 @@ class Description:
 
 def is_described(entry: str) -> bool:
     """Tell whether an entry names a data set of `dataset_info.json`, or the file alone."""
-    return "://" not in entry and Path(entry if entry.endswith(FILE) else entry.rpartition(":")[0]).name == FILE
+    found = _ENTRY.fullmatch(entry)
+    return found is not None and "://" not in found["path"]
 
 
 def description(entry: str) -> Description | None:
@@ -132,9 +142,10 @@ def description(entry: str) -> Description | None:
         DataError: the file cannot be read, has no data set of this name, or says of it what is not known; or its rows are on
             a hub.
     """
-    if not is_described(entry):
+    found = _ENTRY.fullmatch(entry)
+    if found is None or not is_described(entry):
         return None
-    path, _, name = (entry, "", "") if entry.endswith(FILE) else entry.rpartition(":")
+    path, name = found["path"], found["name"] or ""
     file = Path(path).expanduser().absolute()
     try:
         known = parsed_json(file.read_text(encoding="utf-8"))
@@ -147,10 +158,10 @@ def description(entry: str) -> Description | None:
         listed = ", ".join(map(repr, known)) or "none"
         which = f"has no data set {name!r}{nearest(name, known)}" if name else f"describes data sets; name one: {path}:NAME"
         raise DataError(f"{path} {which}; it has {listed}")
-    return _read(f"{path}: {name}", known[name], file.parent)
+    return _read(f"{path}: {name}", name, known[name], file.parent)
 
 
-def _read(place: str, entry: Any, directory: Path) -> Description:
+def _read(place: str, name: str, entry: Any, directory: Path) -> Description:
     if not isinstance(entry, dict):
         raise DataError(f"{place} is {describe(entry)}; it must be an object with file_name")
     _check_names(
@@ -165,8 +176,14 @@ def _read(place: str, entry: Any, directory: Path) -> Description:
         )
     if entry.get("split", "train") != "train":
         raise DataError(f"{place}: split is {describe(entry['split'])}, and a file has none; give the rows that are meant")
-    if not isinstance(entry.get("file_name"), str):
+    file = entry.get("file_name")
+    if file is None:
         raise DataError(f"{place} has no file_name, beside which nothing says where its rows are; give one")
+    if not isinstance(file, str) or not file.strip():
+        raise DataError(
+            f"{place}: file_name is {describe(file)}; it must be the name of a file or a directory of rows, as seen from "
+            f"{directory}"
+        )
     formatting, ranking = entry.get("formatting", "alpaca"), entry.get("ranking", False)
     if formatting not in _FORMATTINGS:
         raise DataError(
@@ -185,8 +202,32 @@ def _read(place: str, entry: Any, directory: Path) -> Description:
     if not columns.get(wanted):
         raise DataError(f"{place}: its columns lack {wanted}, which {formatting} rows are read from; name it")
     tags = _names(place, "tags", entry.get("tags"), tuple(_TAGS))
-    path, tags = str(directory / entry["file_name"]), {**_TAGS, **(tags or {})}
-    return Description(path, formatting, ranking, columns, tags, place, asked)
+    tags = {**_TAGS, **(tags or {})}
+    if formatting != "alpaca":
+        _check_tags(place, tags)
+    return Description(str(directory / file), formatting, ranking, columns, tags, place, f"{directory}/{name}", asked)
+
+
+def _check_tags(place: str, tags: Mapping[str, str | None]) -> None:
+    """Refuse tags by which two fields of a turn, or two roles, are one.
+
+    Raises:
+        DataError: naming both, or the field that no turn is read without.
+    """
+    fields, roles = ("role_tag", "content_tag"), (*_ROLES, "function_tag")
+    for tag in fields:
+        if tags[tag] is None:
+            raise DataError(
+                f"{place}: tags: {tag} is null, and no turn is read without it; name the field, or leave the tag out"
+            )
+    for names, what, remedy in (
+        (fields, "fields of a turn", "a name of its own"),
+        (roles, "roles", "a name of its own, or null for a role that no row has"),
+    ):
+        for one, other in itertools.combinations([tag for tag in names if tags[tag] is not None], 2):
+            if tags[one] == tags[other]:
+                said = " and ".join(f"{tag}{' (its default)' if tags[tag] == _TAGS[tag] else ''}" for tag in (one, other))
+                raise DataError(f"{place}: tags: {said} are both {tags[one]!r}, two {what} under one name; give each {remedy}")
 
 
 def _names(place: str, field: str, given: Any, known: tuple[str, ...]) -> dict[str, Any] | None:

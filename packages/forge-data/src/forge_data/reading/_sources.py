@@ -130,20 +130,44 @@ def resolve(data_path: DataPath, name: str = "data_path") -> list[Source]:
         described = description(entry)
         named = located(entry if described is None else described.path)
         found += [(group, weight, described, each) for each in (named if isinstance(named, list) else [named])]
-    files = [each.path for *_, each in found if isinstance(each, DataFile)]
-    splits = [entries[group][0] for group, *_, each in found if isinstance(each, DatasetSplit)]
-    # A link to a file is that file: with `**`, a link to a directory above leads to every file again.
-    real = [path if "://" in path else os.path.realpath(path) for path in files]
-    twice = [path for path, count in Counter(real + splits).items() if count > 1]
-    if twice:
-        raise DataError(f"{twice[0]} is named more than once in the data; to see its rows more often, give it a weight")
-    names = iter(_names(files))
+    _check_once([(described, _real(each, entries[group][0])) for group, _, described, each in found])
+    names = iter(_names([(each.path, described) for _, _, described, each in found if isinstance(each, DataFile)]))
     return [
         Source(each.name, entries[group][0], _described(each, described), group, weight)
         if isinstance(each, DatasetSplit)
         else Source(name := next(names), each.path, _described(_reader(name, each), described), group, weight)
         for group, weight, described, each in found
     ]
+
+
+def _real(found: DataFile | DatasetSplit, entry: str) -> str:
+    """Return what tells two files apart: a link to a file is that file.
+
+    With `**`, a link to a directory above leads to every file again.
+    """
+    if isinstance(found, DatasetSplit):
+        return entry
+    return found.path if "://" in found.path else os.path.realpath(found.path)
+
+
+def _check_once(found: Sequence[tuple[Description | None, str]]) -> None:
+    """Refuse a file that is read twice in the same way.
+
+    Entries of `dataset_info.json` may read one file each in its own.
+
+    Raises:
+        DataError: naming the file.
+    """
+    plain = {path for described, path in found if described is None}
+    seen: dict[tuple[str, str | None], Description | None] = {}
+    for described, path in found:
+        key = (path, None if described is None or path in plain else described.digest())
+        if key in seen:
+            first, named = seen[key], ""
+            if path not in plain and first is not None and described is not None and first.place != described.place:
+                named = f" (by {first.place} and by {described.place}, which read it alike)"
+            raise DataError(f"{path} is named more than once in the data{named}; to see its rows more often, give it a weight")
+        seen[key] = described
 
 
 def part_of(sources: Sequence[Source], shard: Shard) -> tuple[list[Source], Shard]:
@@ -233,14 +257,34 @@ def _reader(name: str, file: DataFile) -> Reader:
             return JsonLines(name, file)
 
 
-def _names(paths: Sequence[str]) -> list[str]:
-    """Name each file: its own name, with as many directories as distinguish it from others."""
+def _names(files: Sequence[tuple[str, Description | None]]) -> list[str]:
+    """Name each file: its own name, with as many directories as distinguish it from others.
+
+    A file that several descriptions read is `rows.jsonl:NAME` of each.
+    """
+    paths = list(dict.fromkeys(path for path, _ in files))
+    short = dict(zip(paths, _shortest(paths), strict=True))
+    times = Counter(path for path, _ in files)
+    readings = list(dict.fromkeys(each.name for path, each in files if each is not None and times[path] > 1))
+    labels = dict(zip(readings, _shortest(readings), strict=True))
+    return [
+        printable(f"{short[path]}:{labels[described.name]}" if described is not None and times[path] > 1 else short[path])
+        for path, described in files
+    ]
+
+
+def _shortest(paths: Sequence[str]) -> list[str]:
+    """Shorten different paths to their last parts, of each as many as no other path ends with."""
     parts = [PurePosixPath((path.split("?")[0] if "://" in path else path).replace(os.sep, "/")).parts for path in paths]
     depths = [1] * len(paths)
     while True:
         names = ["/".join(each[-depth:]) for each, depth in zip(parts, depths, strict=True)]
         counts = Counter(names)
-        longer = [depth + 1 if counts[name] > 1 else depth for name, depth in zip(names, depths, strict=True)]
-        if longer == depths or all(depth > len(each) for depth, each in zip(longer, parts, strict=True)):
-            return [*map(printable, names)]
+        longer = [
+            depth + 1 if counts[name] > 1 and depth <= len(each) else depth
+            for name, depth, each in zip(names, depths, parts, strict=True)
+        ]
+        if longer == depths:
+            # Addresses may differ in their queries alone.
+            return [name if counts[name] == 1 else path for name, path in zip(names, paths, strict=True)]
         depths = longer

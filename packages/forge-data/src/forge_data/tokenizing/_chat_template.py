@@ -65,7 +65,7 @@ def _chosen(tokenizer: "PreTrainedTokenizerBase", chat_template: str | None) -> 
         raise TemplateError(
             f"`chat_template` is {chat_template!r}, which cannot be read as a file ({getattr(error, 'strerror', error)})"
             f"{named}; give a file of a Jinja template, or one of the names {', '.join(CHAT_TEMPLATES)}"
-            f"{nearest(chat_template, CHAT_TEMPLATES, 0.6)}"
+            f"{nearest(chat_template.lower(), CHAT_TEMPLATES, 0.6)}"
         ) from error
 
 

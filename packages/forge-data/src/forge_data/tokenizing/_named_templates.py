@@ -95,16 +95,3 @@ def named_template(name: str, tokenizer: "PreTrainedTokenizerBase") -> str:
             "tokenizer_config.json, or take another template"
         )
     return text_of(name)
-
-
-def turn_end(template: "str | dict[str, str] | None") -> str | None:
-    """Return the token that ends a turn of a named template, which may be no EOS of the model.
-
-    None for any other template, and where the EOS ends a turn. `template` is a tokenizer's, with defaults of arguments or
-    without.
-    """
-    if not isinstance(template, str):
-        return None
-    return next(
-        (row.end for name, row in CHAT_TEMPLATES.items() if row.end is not None and template.endswith(text_of(name))), None
-    )

@@ -82,7 +82,7 @@ def _run(task: Task, s: Any, rows: Rows, out: RunDirectory, report: Reporter, wa
     strategy = forge_dist.make_strategy(s.strategy, ranks, device=machine.device.value, adapter=True, optimizer="adamw")
     machine.seed(s.plan.seed)
     model = strategy.load(start.path, dtype=forge_accel.float32, attention="sdpa", task=task.model_task(s))
-    stop_as_trained(s, model, tokenizer, report)
+    stop_as_trained(s, model, tokenizer, report, found["turn_end"])
     root, identity = Path(found["root"]), found["identity"]
     adaptation = adapt_model(task, s, start, model, tokenizer, train, root, strategy, nullcontext, report, identity)
     adapted = adaptation.model.eval()

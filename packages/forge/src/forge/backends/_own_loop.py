@@ -21,7 +21,7 @@ import forge_dist
 from forge._errors import BackendError, SettingsError
 from forge._progress import Reporter
 from forge._result import RunResult, read_result
-from forge._turn_end import write_turn_end
+from forge._turn_end import former_turn_end, write_turn_end
 from forge.backends._backend import Backend
 from forge.backends._end import write_finished
 from forge.backends._request import Request, read_request
@@ -259,7 +259,7 @@ class OwnLoopBackend(Backend):
         for count, each in found if every else found[-1:]:
             directory = target / f"samples_{samples if count == math.inf else int(count)}"
             self.tidy(each)
-            end = write_turn_end(s, each, tokenizer) or end
+            end = write_turn_end(each, tokenizer, former_turn_end(out.path)) or end
             each.rename(directory)
         if end is not None:
             report.note(f"chat_template: {end} ends a turn, and generation_config.json of an export names it")

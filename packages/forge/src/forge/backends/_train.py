@@ -33,8 +33,9 @@ def train(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | N
     if directory is not None and os.environ.get("RANK", "0") == "0":
         from forge._turn_end import not_named
 
-        # A backend of another package knows nothing of a template that forge has by name.
-        if (said := not_named(s, Path(directory))) is not None:
+        # A backend of another package knows nothing of this; forge's own record the token in run.json.
+        own = (Path(result.output_dir) / "run.json").is_file()
+        if not own and (said := not_named(s, Path(directory))) is not None:
             from forge._progress import Reporter
 
             Reporter(lambda _line, **_event: None).note(said)

@@ -175,7 +175,7 @@ def _run(
 
     model = load(start.path)
     _check_routers(task, s, model, device)
-    stop_as_trained(s, model, tokenizer, report)
+    stop_as_trained(s, model, tokenizer, report, found["turn_end"])
     pads = _pad_ids(model)
     adaptation = adapt_model(
         task,

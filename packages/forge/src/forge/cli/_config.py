@@ -60,7 +60,8 @@ def convert(file: str | Path, *, output: str | Path | None = None, verb: str | N
         f"{found.library}'s {file.name}" + (f", {defaults} by its defaults" if defaults else "")
     ]
     lines += [f"to be given: {', '.join(open_names)}"] if open_names else []
-    lines += [f"not carried over: {len(found.lost)}", *(f"  {line}" for line in found.lost)] if found.lost else []
+    for group, lost in found.groups.items():
+        lines += [f"{group}: {len(lost)}", *(f"  {line}" for line in lost)]
     return "\n".join([*lines, f"check it: forge config validate {target}"])
 
 
@@ -128,7 +129,8 @@ def _checked(verb: str | None) -> str | None:
 def _as_text(found: Converted, open_names: list[str], origin: str) -> str:
     """Write a recipe with comments on what is missing, and on what the file does not give."""
     lines = [f"# From {origin}, by `forge config convert`."]
-    lines += ["# Not carried over:", *(f"#   {line}".replace("\n", " ") for line in found.lost)] if found.lost else []
+    for group, lost in found.groups.items():
+        lines += [f"# {group.capitalize()}:", *(f"#   {line}".replace("\n", " ") for line in lost)]
     lines += [f"verb: {found.verb}", *(f"# {name}: to be given, here or as a flag" for name in open_names)]
     for name, value in found.settings.items():
         plain = {name: list(value) if isinstance(value, tuple) else value}

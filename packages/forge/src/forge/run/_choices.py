@@ -18,7 +18,9 @@ from forge._counted import counted, first_of
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import BEST
+from forge._turn_end import former_turn_end
 from forge.run._precision import for_low_precision
+from forge.run._resume import former_run
 from forge.saving._directories import last_export
 from forge.tasks._answers import is_prompt_file
 from forge.tasks._task import Task
@@ -249,6 +251,26 @@ def warn_of_rounding(report: Reporter, before: float | None, trained: float | No
         )
 
 
+def choose_turn_end(task: Task, s: Any, store: Any, tokenizer: Any, path: Path | None) -> str | None:
+    """Return the token that ends answers in the chat template beside the EOS; None without one.
+
+    What a run of an earlier version samples ended without it, and it is resumed to the bit.
+
+    Args:
+        task: the verb.
+        s: the settings.
+        store: the rows, with the template.
+        tokenizer: of the model.
+        path: directory of a run that is resumed.
+
+    """
+    if task.model_task(s) != "causal" or not hasattr(s.data, "chat_template"):
+        return None
+    if (former := former_run(s, path)) is not None:
+        return former_turn_end(former)
+    return forge_data.turn_end(store.chat_template, tokenizer)
+
+
 def absolute_paths(task: Task, s: Any) -> Any:
     """Make the paths in the settings absolute: config.yaml repeats the run from anywhere.
 
@@ -290,6 +312,20 @@ def _absolute_sources(path: Any) -> Any:
 
 def _absolute(path: str) -> str:
     """Make a path absolute where something is there; of `name:split` the part before the colon."""
-    full = os.path.abspath(os.path.expanduser(path))
-    pattern = "://" not in path and any(sign in path for sign in "*?[")
-    return full if pattern or os.path.exists(full) or os.path.exists(full.rpartition(":")[0] or full) else path
+    if "://" in path or any(sign in path for sign in "*?["):
+        return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+    for begin in begins_of(path):
+        if os.path.exists(full := os.path.abspath(os.path.expanduser(begin))):
+            return full + path[len(begin) :]
+    return path
+
+
+def begins_of(path: str) -> list[str]:
+    """List what of a path may be there: all of it, or up to `:split` or a data set's name.
+
+    >>> begins_of("data/dataset_info.json:a:b")
+    ['data/dataset_info.json:a:b', 'data/dataset_info.json:a', 'data/dataset_info.json']
+    """
+    folder, described, _ = path.partition("dataset_info.json:")
+    begins = [path.rpartition(":")[0], f"{folder}dataset_info.json" if described else ""]
+    return [path, *dict.fromkeys(begin for begin in begins if begin)]

@@ -20,7 +20,7 @@ import forge_dist
 from forge._counted import counted
 from forge._dry_run import DryRun
 from forge._errors import RunDirectoryError, SettingsError
-from forge.run._choices import absolute_paths
+from forge.run._choices import absolute_paths, begins_of
 from forge.run._starting_model import ADAPTER, with_adapter
 from forge.tasks._task import Task
 
@@ -147,9 +147,7 @@ def _facts(s: Any, host: str, devices: int, processes: int, *, seen: bool) -> di
 def _exists(path: str) -> bool:
     """Return whether a path, or a pattern's or `name:split`'s folder, is here."""
     plain = re.split(r"[*?[]", path)[0]
-    return any(
-        os.path.exists(each) for each in (path, path.rpartition(":")[0], os.path.dirname(plain) if plain != path else "")
-    )
+    return any(os.path.exists(each) for each in (*begins_of(path), os.path.dirname(plain) if plain != path else ""))
 
 
 def _faults(number: int, fact: Mapping[str, Any], first: Mapping[str, Any], path: Path) -> Iterator[str]:

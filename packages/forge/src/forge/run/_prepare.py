@@ -16,13 +16,14 @@ import forge_packing
 from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
+from forge._turn_end import TURN_END
 from forge._uncollected import uncollected
 from forge.memory._changes import forecast
 from forge.memory._memory_plan import MemoryPlan
 from forge.memory._target import Target
 from forge.memory._tokens import choose_checkpointing, choose_tokens
 from forge.reports._plan import plan_figures
-from forge.run._choices import check_shards, choose_compile, choose_sizes, few_steps, moved_run, operations_of
+from forge.run._choices import check_shards, choose_compile, choose_sizes, choose_turn_end, few_steps, moved_run, operations_of
 from forge.run._early_checks import check_before_rows, check_prompts
 from forge.run._loading import try_packing
 from forge.run._memory import is_small, planned_of, write_plan
@@ -83,8 +84,9 @@ def prepare(
     Returns:
         As JSON: `finished`; where it is false also `root`, the folder of data and plan, `identity`, for full states, `start`,
         the model that the run starts from, `rows`, the descriptions of rows in memory, and `chosen`, settings that were left
-        open and that only the first rank can choose, each with its value and the reason, `lacks`, in words what does not fit
-        into memory and what helps, and `disk`, the room that it takes, in words.
+        open and that only the first rank can choose, each with its value and the reason, `turn_end`, the token that ends an
+        answer beside the EOS, `lacks`, in words what does not fit into memory and what helps, and `disk`, the room that it
+        takes, in words.
 
     Raises:
         SettingsError: the directory holds a run that cannot be resumed with these settings.
@@ -161,7 +163,8 @@ def prepare(
                 report.note(f"changed since then: {change}")
             compare_stores(task, out.path, out.root, paths, report)
             compare_order(out.path, found.plan, report.note)
-    _record(task, found, out, paths, identity, report, since=None if dry else since)
+    turn_end = choose_turn_end(task, found.settings, found.train.store, tokenizer, out.path if out.resuming else None)
+    _record(task, found, out, paths, identity, report, turn_end=turn_end, since=None if dry else since)
     if memory is None and target is not None and (dry or not is_small(start.path)):
         memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity.known, tried), target, report)
     if memory is not None:
@@ -173,6 +176,7 @@ def prepare(
         "start": start._asdict(),
         "rows": {setting: getattr(s.data, setting) for setting in rows},
         "chosen": chosen,
+        "turn_end": turn_end,
         "lacks": [] if memory is None or memory.fits is not False else [f"{memory.lack}.", *memory.remedies()],
         "disk": _check_room(task, found, start.path, memory, out.path, report, target, identity.known["run"]),
     }
@@ -196,6 +200,7 @@ def _record(
     identity: Identity,
     report: Reporter,
     *,
+    turn_end: str | None,
     since: int | None,
 ) -> None:
     """Write which files were read, and of a new run what it is known by and what is held out.
@@ -208,6 +213,7 @@ def _record(
     if out.resuming:
         return
     about = {STORES: fingerprints(task, root, paths), ORDER: found.plan.order_fingerprint}
+    about |= {TURN_END: turn_end} if turn_end is not None else {}
     identity.record(root / "run.json", about)
     if found.held_out is not None and "eval" not in paths:
         found.held_out.store.record_as_held_out()

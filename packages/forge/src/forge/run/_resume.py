@@ -16,6 +16,7 @@ import forge_algos
 import forge_dist
 import forge_packing
 from forge._errors import SettingsError
+from forge._turn_end import TURN_END
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._stores import STORES
 from forge.saving._directories import run_values
@@ -185,16 +186,21 @@ def former_choice(s: RunSettings, path: Path | None, name: str) -> tuple[Any, st
         name: of the setting.
 
     """
-    if path is None:
-        state = Path(s.checkpoints.resume).expanduser()
-        if s.checkpoints.resume in ("auto", "never") or not (state.parent.parent / "config.yaml").is_file():
-            return None
-        path = state.parent.parent
+    if (path := former_run(s, path)) is None:
+        return None
     value = run_values(path).get(name)
     if value is None:
         return None
     origin = origins_in((path / "config.yaml").read_text(encoding="utf-8")).get(name, "")
     return value, origin.removeprefix("chosen: ") if origin.startswith("chosen: ") else "what the run had before"
+
+
+def former_run(s: RunSettings, path: Path | None) -> Path | None:
+    """Return the run that goes on: `path`, or that of the full state in `resume`."""
+    if path is not None or s.checkpoints.resume in ("auto", "never"):
+        return path
+    folder = Path(s.checkpoints.resume).expanduser().parent.parent
+    return folder if (folder / "config.yaml").is_file() else None
 
 
 def former_tokens(s: RunSettings, path: Path | None) -> tuple[int, str] | None:
@@ -342,7 +348,7 @@ def compare_model(path: Path, identity: Mapping[str, str], *, digests: bool = Tr
             f"ckpt_output_dir {path}: holds a run of forge {verb}, and this is forge {identity['verb']}. Give another "
             "ckpt_output_dir."
         )
-    for name in sorted((identity.keys() | known.keys()) - {"run", "verb", STORES, ORDER}):
+    for name in sorted((identity.keys() | known.keys()) - {"run", "verb", STORES, ORDER, TURN_END}):
         if name == "base_model" and not (name in known and name in identity):
             continue  # other new tokens than before: the comparison of settings says so
         if known.get(name) != identity.get(name) and (digests or not (name in known and name in identity)):

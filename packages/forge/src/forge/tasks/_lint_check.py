@@ -81,7 +81,7 @@ def check_lint(s: Any, report: Reporter, train: forge_data.TokenStore, held_out:
         reports.append(held_out.lint)
     for found in reports:
         if found.counts:
-            report.note(f"lint: {found}")
+            report.note(f"lint: {found}", short=f"lint: {found.summary()}")
     stops = sum(found.stops for found in reports)
     if not stops:
         return

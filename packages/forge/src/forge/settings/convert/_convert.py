@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -63,6 +64,12 @@ _NO_LIMIT = ("max_length", "cutoff_len")
 """Keys under which null is a value: none."""
 _NOTHING = (None, False, "", [], {})
 """Values under which a key has no effect in any of the libraries."""
+_BESIDE = re.compile(
+    r"(wandb|mlflow|comet|swanlab|trackio|clearml|hub|log|logging|profiler?)_.*|use_(wandb|mlflow|comet|tensorboard|swanlab|ray)"
+    r"|push_to_hub|run_name|debug|local_rank|save_(strategy|steps|only_model|first_step|on_each_node)|saves_per_epoch"
+    r"|overwrite_output_dir|data_output_dir|dataset_prepared_path|cache_dir|(per_device_)?eval_batch_size|trust_remote_code"
+)
+"""Keys of trackers, logs, uploads, saving and caches: whatever they say, the same is trained."""
 _SINGLE = ("adapter", "finetuning_type", "lora_rank", "num_train_epochs", "num_epochs", *METHOD_KEYS)
 """Keys that are read here, and hold a single value in every library; so do those of `_CHOICES`."""
 
@@ -77,6 +84,14 @@ class Converted(NamedTuple):
     """`key: reason` of each key that was not carried over."""
     comments: dict[str, str]
     """Setting → why it has its value though the file does not give it: a default of its library."""
+
+    @property
+    def groups(self) -> dict[str, list[str]]:
+        """What was not carried over, by whether it can change what is trained."""
+        beside = [line for line in self.lost if _BESIDE.fullmatch(line.partition(":")[0])]
+        rest = [line for line in self.lost if line not in beside]
+        named = {"to be looked at": rest, "without effect on what is trained": beside}
+        return {f"not carried over, {what}": lines for what, lines in named.items() if lines}
 
 
 def read_foreign(text: str, name: str) -> dict[str, Any]:

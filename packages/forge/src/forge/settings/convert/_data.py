@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -57,6 +58,8 @@ _FILE = re.compile(r"\.(jsonl?|parquet|csv|arrow)(\.\w+)?$")
 _NAMED = "a template of {library}'s by name; the tokenizer's own is taken, or give a file of the template{other}"
 _SAME_TEXT = {"Axolotl": ("chatml", "llama3", "gemma"), "LLaMA-Factory": ("chatml", "alpaca")}
 """Library → templates that it writes whatever the tokenizer has, in the words that they have here by the same name."""
+_NEAR_TEMPLATE = 0.82
+"""Least similarity of a misspelt template's name: `chatlm` is 0.83 of `chatml`, LLaMA-Factory's `chatml_de` 0.8."""
 
 
 def _evaluations(draft: Draft) -> None:
@@ -262,6 +265,8 @@ def _template(draft: Draft) -> None:
         special = left.get("special_tokens")
         if isinstance(special, Mapping) and special.get("eos_token") == forge_data.chat_templates()[name].end:
             left["special_tokens"] = {each: token for each, token in special.items() if each != "eos_token"}
+    elif isinstance(name, str) and (near := _misspelt(name, draft.library)) is not None:
+        draft.lose(key, f"did you mean `{near}`? As it is, the tokenizer's own template is taken")
     elif isinstance(name, str) and "." not in name and "/" not in name:
         named = next((each for each in forge_data.chat_templates() if name.split("_")[-1] == each), None)
         other = f"; of a tokenizer that has none, chat_template={named} is one" if named else ""
@@ -270,6 +275,21 @@ def _template(draft: Draft) -> None:
     if isinstance(source, str) and "{" in source:
         del left["chat_template_jinja"]
         draft.lost.append("chat_template_jinja: a template as text: write it to a file, and give chat_template: FILE")
+
+
+def _misspelt(name: str, library: str) -> str | None:
+    """Return the template of which a name is a misspelling; None where it may be another's.
+
+    Numbers are versions: `llama4` is no misspelling of `llama3`.
+    """
+    known = [*forge_data.chat_templates(), *(("tokenizer_default",) if library == "Axolotl" else ())]
+    plain = name.lower()
+    if name in known or "." in name or "/" in name:
+        return None
+    for each in difflib.get_close_matches(plain, known, n=len(known), cutoff=_NEAR_TEMPLATE):
+        if re.findall(r"\d+", each) == re.findall(r"\d+", plain):
+            return each
+    return None
 
 
 def _paths(each: Any, key: str, kinds: list[str], lost: list[str]) -> list[str]:
