@@ -117,7 +117,8 @@ def test_another_template_is_no_misspelling(name: str) -> None:
 
 def test_what_is_lost_is_in_two_groups() -> None:
     """What may change what is trained is apart from trackers, logs, uploads and saving; what is unknown may."""
-    text = "base_model: m\nwandb_watch: all\npush_to_hub: true\nsave_strategy: best\nlogging_dir: x\nload_in_8bit: true\nfoo_bar: 8\n"
+    text = "base_model: m\nwandb_watch: all\npush_to_hub: true\nsave_strategy: best\nlogging_dir: x\nload_in_8bit: true\n"
+    text += "foo_bar: 8\n"
     (look, lost), (beside, kept) = converted(text).groups.items()
     assert look == "not carried over, to be looked at"
     assert [line.partition(":")[0] for line in lost] == ["effective_batch_size", "load_in_8bit", "foo_bar"]
