@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +46,11 @@ class Scribe(Backend):
         asked = {**params, "verb": task.name, "rows": {name: each.rows for name, each in rows.items()}}
         asked |= {"own": attrs.asdict(s.passed_on), "watched": bool(callbacks)}
         (run / "params.json").write_text(json.dumps(asked, default=str))
+        if (made := os.environ.get("SCRIBES_MODEL")) is not None:
+            shutil.copytree(made, run / "model")
         nothing: dict[str, Any] = dict.fromkeys(("eval_before", "eval_after", "best_step", "best_value"))
         done = {"steps": 1, "samples": 1, "skipped": 0, "loss": 1.0, "seconds": 0.0}
-        return forge.RunResult(output_dir=run, model_dir=run, **done, **nothing)
+        return forge.RunResult(output_dir=run, model_dir=run / "model", **done, **nothing)
 
     def rehearse(self, params: Mapping[str, object], *, target: str | None = None) -> str:
         """Say what it would write."""

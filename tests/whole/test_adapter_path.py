@@ -56,6 +56,11 @@ def held_out(run: Path, name: str = "eval_loss") -> list[float]:
     return [line[name] for line in metrics(run) if name in line]
 
 
+def log_of(run: Path) -> str:
+    """Text of a run's log."""
+    return (run / "log.txt").read_text(encoding="utf-8")
+
+
 def peft_loss(model_dir: Path, adapter: Path, run: Path) -> float:
     """Loss of PEFT's own model on the rows of a run's first step, one by one."""
     from peft import PeftModel
@@ -124,12 +129,14 @@ def test_a_resume_needs_no_other_directory(model_dir: Path, folder: Path, adapte
     given = going_on("sft", model_dir, folder, own, tmp_path / "run", max_steps=3)
     whole = run_verb("sft", {**given, "ckpt_output_dir": str(tmp_path / "whole")})
     run_verb("sft", {**given, "max_steps": 2})
+    assert f"goes on from the adapter in {own} (the run's copy: {tmp_path / 'run' / 'adapter'})" in log_of(tmp_path / "run")
     tensors = load_file(own / WEIGHTS)
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, own / WEIGHTS)
     with pytest.raises(forge.SettingsError, match="is not the one that its run began with"):
         run_verb("sft", given)
     shutil.rmtree(own)
     again = run_verb("sft", given)
+    assert log_of(tmp_path / "run").count(f"goes on from the adapter in {own} (") == 2
     one, other = (load_file(Path(result["model_dir"]) / WEIGHTS) for result in (whole, again))
     assert all(torch.equal(one[name], other[name]) for name in one)
     with pytest.raises(forge.SettingsError, match="adapter_path"):
@@ -149,6 +156,48 @@ def test_a_damaged_copy_is_named(model_dir: Path, folder: Path, adapter: Path, t
     shutil.rmtree(own)
     with pytest.raises(forge.SettingsError, match="is gone from"):
         run_verb("sft", {**given, "max_steps": 3})
+
+
+@pytest.mark.parametrize("verb", ["reward", "embed"])
+def test_an_adapter_of_another_kind_of_model_is_merged_first(
+    verb: str, model_dir: Path, folder: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """A reward model from an adapter of SFT: the refusal names the path that was given and what to do, which works."""
+    with pytest.raises(forge_algos.AdapterError, match="merge it first .`forge export --merge`") as caught:
+        run_verb(verb, going_on(verb, model_dir, folder, adapter, tmp_path / "run"))
+    assert f"adapter_path {adapter} (" in str(caught.value)
+    assert "It is that of a language model, and this run trains" in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    merged = forge.export(adapter, tmp_path / "merged", merge=True)
+    given = {**settings_of(verb, merged, folder), **LORA, "lora_r": 4, "ckpt_output_dir": str(tmp_path / "run")}
+    run_verb(verb, given)
+    if verb == "reward":
+        with pytest.raises(forge_algos.AdapterError, match="that of a reward model .*give an adapter of such a model"):
+            run_verb("sft", going_on("sft", merged, folder, tmp_path / "run", tmp_path / "back"))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("org/name", "adapter_path org/name: .*`hf download org/name --local-dir DIR`"),
+        ("https://huggingface.co/org/name", "adapter_path org/name: .*`hf download org/name --local-dir DIR`"),
+        ("hf://org/name.v1", "`hf download org/name.v1 --local-dir DIR`"),
+        ("/nowhere/name", "/nowhere/name: there is no such directory"),
+        ("ADAPTER/adapter_model.safetensors", "is a file. Give the directory"),
+        ("MODEL", "has no adapter_config.json. It holds a model, which model_path takes"),
+    ],
+)
+def test_what_is_no_adapter_here(
+    path: str, message: str, model_dir: Path, folder: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names on the Hub, files and models are answered with what to give."""
+    monkeypatch.chdir(tmp_path)
+    given = going_on("sft", model_dir, folder, adapter, tmp_path / "run")
+    given["adapter_path"] = path.replace("ADAPTER", str(adapter)).replace("MODEL", str(model_dir))
+    with pytest.raises((forge.SettingsError, forge_algos.AdapterError), match=message) as caught:
+        run_verb("sft", given)
+    assert getattr(caught.value, "exit_status", None) == 2
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("kind", ["rslora", "dora", pytest.param("qlora", marks=needs_bitsandbytes)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,21 @@ def test_instructlab_gets_our_arguments_and_its_log_is_read(
     ]
     assert (result.steps, result.samples, result.loss, result.model_dir.name) == (2, 8, 3.0, "samples_8")
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_cpu")
+def test_the_export_stops_where_a_named_template_ends_a_turn(model_dir: Path, tmp_path: Path) -> None:
+    """The library copies what the model had; the run's export names the template's token too, and the log says so."""
+    from transformers import GenerationConfig
+
+    base = tmp_path / "base"
+    shutil.copytree(model_dir, base)
+    GenerationConfig(eos_token_id=0).save_pretrained(base)
+    settings = given("sft", base, tmp_path, "instructlab-training", max_steps=None, num_epochs=1, chat_template="chatml")
+    result = forge.sft(**settings, disable_flash_attn=True)
+    assert GenerationConfig.from_pretrained(result.model_dir).eos_token_id == [0, 2]
+    assert "chat_template: <|im_end|> ends a turn" in (tmp_path / "run" / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

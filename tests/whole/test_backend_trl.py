@@ -54,6 +54,21 @@ def test_both_backends_make_the_same_steps(verb: str, model_dir: Path, tmp_path:
     assert "loaded back" in log
 
 
+@pytest.mark.slow
+def test_the_export_stops_where_a_named_template_ends_a_turn(model_dir: Path, tmp_path: Path) -> None:
+    """As with forge's own loop: generation_config.json names the template's token, and the log says so."""
+    from transformers import GenerationConfig
+
+    base = tmp_path / "base"
+    shutil.copytree(model_dir, base)
+    GenerationConfig(eos_token_id=0).save_pretrained(base)
+    result = forge.sft(
+        **settings("sft", base, tmp_path, backend="trl", max_steps=1, chat_template="chatml", ckpt_output_dir=tmp_path / "run")
+    )
+    assert GenerationConfig.from_pretrained(result.model_dir).eos_token_id == [0, 2]
+    assert "chat_template: <|im_end|> ends a turn and was no EOS" in (tmp_path / "run" / "log.txt").read_text()
+
+
 @pytest.mark.lane
 def test_what_accelerate_left_in_the_environment_changes_nothing(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

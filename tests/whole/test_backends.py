@@ -62,6 +62,29 @@ def test_a_backend_from_outside_is_given_the_verb_and_every_setting(given: dict[
     assert str(result.output_dir) == given["ckpt_output_dir"]
 
 
+def test_an_export_that_does_not_stop_as_it_was_trained_is_named(
+    given: dict[str, Any], model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A backend from outside that leaves the end of a named template's turns out of its export; with it nothing is said."""
+    from transformers import AutoTokenizer, GenerationConfig
+
+    made = tmp_path / "made"
+    shutil.copytree(model_dir, made)
+    tokenizer = AutoTokenizer.from_pretrained(made)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|eot_id|>"]})
+    tokenizer.save_pretrained(made)
+    end = tokenizer.convert_tokens_to_ids("<|eot_id|>")
+    monkeypatch.setenv("SCRIBES_MODEL", str(made))
+    said = []
+    for number, (template, eos) in enumerate((("llama3", [2]), ("llama3", [2, end]), (None, [2]))):
+        GenerationConfig(eos_token_id=eos).save_pretrained(made)
+        forge.sft(**{**given, "chat_template": template, "ckpt_output_dir": str(tmp_path / f"run{number}")})
+        said.append(capsys.readouterr().err)
+    assert "WARNING: chat_template: <|eot_id|> ends a turn" in said[0]
+    assert f"which backend=scribe wrote, does not name it as EOS: add {end} to eos_token_id" in " ".join(said[0].split())
+    assert said[1:] == ["", ""]
+
+
 def test_a_backend_gets_rows_in_memory(given: dict[str, Any]) -> None:
     """Rows in memory and callbacks reach a backend as they are."""
 

@@ -10,7 +10,7 @@ import pytest
 
 import forge
 import forge_data
-from forge._turn_end import stop_at_turn_end
+from forge._turn_end import stop_at_turn_end, write_turn_end
 from forge.talking._model import AnsweringModel
 from forge_data.tokenizing._named_templates import text_of
 
@@ -40,6 +40,28 @@ def test_a_token_that_the_tokenizer_has_not_ends_nothing(model_dir: Path) -> Non
     model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=2))
     assert stop_at_turn_end(model, tokenizer) is None
     assert model.generation_config.eos_token_id == 2
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_export_of_another_library_stops_there(kept: bool, base: Path) -> None:
+    """Its generation_config.json, or a new one, names the end of a turn once; without a token nothing changes."""
+    from transformers import AutoTokenizer, GenerationConfig
+
+    file = base / "generation_config.json"
+    if kept:
+        GenerationConfig(eos_token_id=2, max_length=77).save_pretrained(base)
+    else:
+        file.unlink(missing_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(LLAMA3)})
+    tokenizer.chat_template = text_of("llama3")
+    end = tokenizer.convert_tokens_to_ids("<|eot_id|>")
+    asked = (None, "<|eot_id|>", "<|eot_id|>")
+    assert [write_turn_end(base, tokenizer, token) for token in asked] == [None, "<|eot_id|>", None]
+    found = json.loads(file.read_text())
+    assert found["eos_token_id"][-1] == end
+    assert found["eos_token_id"].count(end) == 1
+    assert not kept or (found["eos_token_id"], found["max_length"]) == ([2, end], 77)
 
 
 @pytest.fixture

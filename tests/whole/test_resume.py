@@ -50,24 +50,6 @@ def finished(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
     return forge.sft(**given, ckpt_output_dir=tmp_path_factory.mktemp("finished") / "run").output_dir
 
 
-def test_a_finished_run_says_whose_data_were_written_to_since(
-    given: dict[str, Any], finished: Path, chats: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same command returns the former result, and names the file; untouched, it names none."""
-    was = chats.stat()
-    said = []
-    try:
-        for seconds in (0, 3600):
-            os.utime(chats, (was.st_atime, was.st_mtime + seconds))
-            forge.sft(**given, ckpt_output_dir=finished)
-            said.append(capsys.readouterr().err)
-    finally:
-        os.utime(chats, (was.st_atime, was.st_mtime))
-    assert all("finished already" in each for each in said)
-    assert ["written to after" in each for each in said] == [False, True]
-    assert f"WARNING: {chats} was written to after this run had read it" in said[1]
-
-
 @pytest.fixture
 def left(finished: Path, tmp_path: Path) -> Path:
     """The same run as if it had been killed after step 4 was saved, and before anything was measured or exported."""

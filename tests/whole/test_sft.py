@@ -45,6 +45,7 @@ def test_a_run_leaves_what_the_design_names(model_dir: Path, chats: Path, tmp_pa
         "data",
         "events.jsonl",
         "hf_format",
+        "inputs.json",
         "log.txt",
         "metrics.jsonl",
         "plan",
@@ -211,6 +212,20 @@ def test_save_samples_and_epochs_make_exports(model_dir: Path, chats: Path, tmp_
     assert names(tmp_path / "samples") == ["samples_21", "samples_45", "samples_48"]
     forge.sft(ckpt_output_dir=tmp_path / "epochs", checkpoint_at_epoch=True, **common)
     assert names(tmp_path / "epochs") == ["samples_24", "samples_48"]
+
+
+@pytest.mark.slow
+def test_a_share_of_the_run_makes_exports_and_states(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """Of five steps 0.4 are two, and 0.3 are two as well, rounded up as in transformers; a dry run counts the exports."""
+    given = {"model_path": model_dir, "data_path": chats, "effective_batch_size": 4, "max_steps": 5, "max_tokens_per_gpu": 256}
+    given |= {"save_samples": 0.4, "full_state_every_steps": 0.3, "keep_full_state": True, "keep_last_n": 9}
+    given |= {"accelerate_full_state_at_epoch": False, "ckpt_output_dir": tmp_path / "run"}
+    assert "exports: 3" in str(forge.dry_run(forge.sft, **given))
+    forge.sft(**given)
+    assert names(tmp_path / "run") == ["samples_16", "samples_20", "samples_8"]
+    assert sorted(each.name for each in (tmp_path / "run" / "full_state").glob("step_*")) == ["step_2", "step_4", "step_5"]
+    with pytest.raises(forge.SettingsError, match=r"num_epochs=inf has no end, and save_samples=0\.4 is a share"):
+        forge.sft(**{**given, "max_steps": None, "num_epochs": "inf", "lr_scheduler": "constant"})
 
 
 def names(run: Path) -> list[str]:

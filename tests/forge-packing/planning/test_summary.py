@@ -93,6 +93,18 @@ def test_shared_prefixes():
         assert "shared" not in other
 
 
+def test_one_micro_batch_is_in_the_singular():
+    """Where one holds all even without sharing; queries that are one a step."""
+    made = plan([22, 22], batch_size=2, max_tokens=50, shuffle=False, prefixes=[0, 0], prefix_tokens=[20])
+    assert made.summary().splitlines()[3].endswith("; 1 micro-batch without that")
+    assert (
+        plan([6], batch_size=1, max_tokens=10)
+        .summary("queries")
+        .splitlines()[1]
+        .startswith("steps          1 of at most 1 query,")
+    )
+
+
 def test_a_long_run_is_measured_in_part(monkeypatch):
     """The summary of a long run names the steps that were measured; what is known of all steps is given for all."""
     monkeypatch.setattr(_summary, "MEASURED_SAMPLES", 57)

@@ -58,7 +58,7 @@ def arguments(backend: str, verb: str = "sft", **more: Any) -> dict[str, Any]:
     classes = pytest.importorskip(kind.types, reason=f"{backend} is not installed here")
     given = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o", "backend": backend, "learning_rate": 0.5, **more}
     s = resolve(task_of(verb).settings, ("argument", {"max_tokens_per_gpu": 100, **given}))
-    prepared: Any = Prepared(s, Items(), None, types.SimpleNamespace(num_steps=90))  # ty: ignore
+    prepared: Any = Prepared(s, Items(), None, types.SimpleNamespace(num_steps=90, num_samples=360))  # ty: ignore
     found = kind().training_args(classes, prepared, "start", Path("/folder"))
     made = classes.TrainingArgs(**found)
     classes.TorchrunArgs(**kind().torchrun_args(s))
@@ -72,7 +72,7 @@ def test_a_library_that_passes_over_an_argument_is_refused(backend: str, monkeyp
     """A version whose class drops a name in silence, does not know it, or refuses its value: one error, by name."""
     kind = BACKENDS[backend]
     s = resolve(task_of("sft").settings, ("argument", {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}))
-    prepared: Any = Prepared(s, Items(), None, types.SimpleNamespace(num_steps=90))  # ty: ignore
+    prepared: Any = Prepared(s, Items(), None, types.SimpleNamespace(num_steps=90, num_samples=360))  # ty: ignore
     library = types.SimpleNamespace(TorchrunArgs=dict)
 
     class Arguments:
@@ -120,6 +120,7 @@ def test_every_setting_is_taken_or_refused(backend: str) -> None:
         ),
         ({"lr_scheduler": "cosine_with_restarts", "num_cycles": 2}, {"lr_scheduler_kwargs": {"num_cycles": 2}}),
         ({"save_samples": 64, "save_dtype": "bfloat16"}, {"min_samples_per_checkpoint": 64, "save_dtype": "bfloat16"}),
+        ({"save_samples": 0.25}, {"min_samples_per_checkpoint": 90}),
         ({"checkpoint_at_epoch": True, "use_liger_kernels": True}, {"checkpoint_at_epoch": True, "use_liger_kernels": True}),
         (
             {"adapter": "osft", "unfreeze_rank_ratio": 0.5, "target_modules": ("q_proj",), "osft_upcast_dtype": "bfloat16"},
@@ -156,6 +157,7 @@ def test_mini_trainer_is_told_which_limit_ends_it() -> None:
         ({"seed": 7, "warmup_steps": 2, "num_epochs": 3}, {"random_seed": 7, "warmup_steps": 2, "num_epochs": 3}),
         ({}, {"checkpoint_at_epoch": True, "keep_last_checkpoint_only": True, "accelerate_full_state_at_epoch": False}),
         ({"save_samples": 64}, {"save_samples": 64, "keep_last_checkpoint_only": False}),
+        ({"save_samples": 0.25}, {"save_samples": 90, "keep_last_checkpoint_only": False}),
         ({"checkpoint_at_epoch": True}, {"keep_last_checkpoint_only": False}),
         ({"checkpoint_at_epoch": True, "keep_last_checkpoint_only": True}, {"keep_last_checkpoint_only": True}),
         ({"disable_flash_attn": True}, {"disable_flash_attn": True}),

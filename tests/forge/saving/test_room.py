@@ -49,6 +49,7 @@ PLAN = SimpleNamespace(num_samples=96, endless=False)
         ({"accelerate_full_state_at_epoch": False, "full_state_every_minutes": 30.0}, (1, 3)),
         ({"full_state_every_steps": 1, "keep_last_n": 5}, (6, 6)),
         ({"full_state_every_steps": 8, "accelerate_full_state_at_epoch": False, "keep_last_n": 5}, (2, 2)),
+        ({"full_state_every_steps": 0.5, "accelerate_full_state_at_epoch": False, "keep_last_n": 5}, (2, 2)),
         ({"keep_last_checkpoint_only": True}, (2, 2)),
     ],
 )
@@ -66,6 +67,8 @@ def test_states_at_once(given: dict[str, Any], states: tuple[int, int]) -> None:
         ({"save_samples": 30, "keep_last_checkpoint_only": True}, (1, 2)),
         ({"keep_best": True}, (1, 3)),
         ({"save_samples": 1}, (16, 97)),
+        ({"save_samples": 0.25}, (4, 4)),
+        ({"save_samples": 0.3}, (4, 4)),
     ],
 )
 def test_exports_at_once(given: dict[str, Any], exports: tuple[int, int]) -> None:

@@ -117,12 +117,13 @@ def test_another_template_is_no_misspelling(name: str) -> None:
 
 def test_what_is_lost_is_in_two_groups() -> None:
     """What may change what is trained is apart from trackers, logs, uploads and saving; what is unknown may."""
-    text = "base_model: m\nwandb_watch: all\npush_to_hub: true\nsave_steps: 5\nlogging_dir: x\nload_in_8bit: true\nfoo_bar: 8\n"
+    text = "base_model: m\nwandb_watch: all\npush_to_hub: true\nsave_strategy: best\nlogging_dir: x\nload_in_8bit: true\n"
+    text += "foo_bar: 8\n"
     (look, lost), (beside, kept) = converted(text).groups.items()
     assert look == "not carried over, to be looked at"
     assert [line.partition(":")[0] for line in lost] == ["effective_batch_size", "load_in_8bit", "foo_bar"]
     assert beside == "not carried over, without effect on what is trained"
-    assert {line.partition(":")[0] for line in kept} == {"wandb_watch", "push_to_hub", "save_steps", "logging_dir"}
+    assert {line.partition(":")[0] for line in kept} == {"wandb_watch", "push_to_hub", "save_strategy", "logging_dir"}
     assert list(converted(AXOLOTL).groups) == ["not carried over, to be looked at"]
 
 
@@ -202,7 +203,7 @@ def test_what_is_lost_is_listed() -> None:
     """A value of the wrong kind, a switch that forge has not, a share of rows that is a number; what is off is not."""
     found = converted(
         "base_model: m\nnum_epochs: 1.5\nval_set_size: 200\nfp16: true\nload_in_8bit: false\nwarmup_ratio: 0.1\n"
-        "optimizer: lion\nlearning_rate: fast\nsave_steps: 0.5\nplugins: []\nmerges_per_moon: 3\n"
+        "optimizer: lion\nlearning_rate: fast\nsave_steps: 1.5\nplugins: []\nmerges_per_moon: 3\n"
     )
     assert given(found) == {"model_path": "m", "num_epochs": 2, "warmup_ratio": 0.1}
     assert about(found) == {
@@ -253,6 +254,37 @@ def test_measuring_in_parts_of_an_epoch_is_a_share_of_the_run(text: str, share: 
     found = converted(text)
     assert found.settings["eval_every_steps"] == pytest.approx(share)
     assert not {"evals_per_epoch", "eval_steps", "eval_strategy"} & about(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        (AXOLOTL + "num_epochs: 3\nsaves_per_epoch: 4\n", {"full_state_every_steps": 1 / 12}),
+        (AXOLOTL + "num_epochs: 2\nsaves_per_epoch: 2\nsave_only_model: true\n", {"save_samples": 1 / 4}),
+        (AXOLOTL + "saves_per_epoch: 1\n", {"checkpoint_at_epoch": True}),
+        (TRL + "save_strategy: epoch\nsave_steps: 500\n", {"checkpoint_at_epoch": True}),
+        (TRL + "save_strategy: 'no'\nsave_steps: 500\n", {}),
+        (TRL + "save_strategy: steps\nsave_steps: 0.1\n", {"full_state_every_steps": 0.1}),
+        (TRL + "save_steps: 500.0\nsave_only_model: false\n", {"full_state_every_steps": 500}),
+        (TRL + "per_device_train_batch_size: 4\nsave_steps: 100\nsave_only_model: true\n", {"save_samples": 400}),
+    ],
+)
+def test_saving_is_carried_over(text: str, settings: dict[str, object]) -> None:
+    """What resuming needs as often, or the model alone; in parts of an epoch it is a share of the run."""
+    found = converted(text)
+    names = ("full_state_every_steps", "save_samples", "checkpoint_at_epoch")
+    assert {name: found.settings[name] for name in names if name in found.settings} == pytest.approx(settings)
+    assert not {"saves_per_epoch", "save_steps", "save_strategy", "save_only_model"} & about(found)
+    if "full_state_every_steps" in settings:
+        assert "save_samples=" in found.comments["full_state_every_steps"]
+
+
+@pytest.mark.parametrize(
+    "text", [TRL + "save_steps: 1.5\n", TRL + "save_strategy: best\n", AXOLOTL + "saves_per_epoch: true\n"]
+)
+def test_saving_in_other_ways_is_listed(text: str) -> None:
+    """With what to write instead."""
+    assert any("full_state_every_steps saves what resuming needs" in line for line in converted(text).lost)
 
 
 @pytest.mark.parametrize(

@@ -51,20 +51,56 @@ def test_an_empty_recipe_says_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\na: 2\n", r":2: .*'a' is given twice"),
-        ("- a\n", "mapping"),
-        ("a: [\n", r"r\.yaml:2"),
+        ("a: 1\na: 2\n", r":2:1: .*'a' is given twice, first in line 1 \(a: 2\)\. Leave one of them out\."),
+        ("- a\n", "this file holds a list"),
+        ("a: [\nb: 1\n", r"r\.yaml:1:4: .*a list that is not closed.*Close it with \]"),
+        ("a: [", r":1:5: .*Close its bracket"),
+        ("a: 1\n\tb: 2\n", r":2:1: .*a tab \(b: 2\)\. Take spaces\."),
+        ('a: 1\nb: "x\nc: 2\n', r":2:4: .*a quote that is never closed \(b: \"x\)"),
+        ("a: x: y\n", r":1:5: .*a second colon in a line .*quotes"),
+        ("a: 1\n  b: 2\n", r":2:4: .*indented further than the one before"),
+        ("a: 1\nb 2\nc: 3\n", r":2:1: .*a line without a colon \(b 2\)"),
+        ("a: *proj\n", r":1:4: .*begins with \*.*quotes"),
+        ("a: @x\n", r":1:4: .*begins with @"),
+        ('a: "C:\\Users"\n', r":1:\d: .*a backslash between double quotes.*single quotes"),
+        ("a: 1\n---\nb: 1\n", r":2:1: .*a second document"),
+        ("a: 1\n\a", r":2:1: .*a control character \(0x07\)"),
+        ("", r"r\.yaml: is empty"),
+        (" \n", r"r\.yaml: is empty"),
         ("1: 2\n", "1 is no setting's name"),
         ("? [a]\n: 1\n", "no setting's name"),
         ("a: " + "[" * 3000, "cannot be read"),
-        ("!!python/object:x {}", "not a recipe"),
+        ("!!python/object:x {}", r":1:1: .*a tag, and a setting is a plain value"),
     ],
 )
 def test_bad_recipes(text: str, message: str, tmp_path: Path) -> None:
-    """A recipe that cannot be read is refused with its file and line; no Python object is ever built from one."""
+    """A recipe that cannot be read is refused with its place and the remedy; no Python object is ever built from one."""
     (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=message) as caught:
+        read_recipe(tmp_path / "r.yaml")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x7fELF\x02\x01\x01\0\0\xff", "a binary file"),
+        (b"a: \0\n", "a binary file"),
+        ("seed: 1\nname: caf\u00e9\n".encode("latin-1"), r":2:10: cannot be read: byte 0xe9 is not UTF-8"),
+        ("seed: 1\n".encode("utf-16"), "it is UTF-16. Save it as UTF-8"),
+    ],
+)
+def test_what_is_no_text(content: bytes, message: str, tmp_path: Path) -> None:
+    """A binary file and other encodings are named, with the place."""
+    (tmp_path / "r.yaml").write_bytes(content)
     with pytest.raises(RecipeError, match=message):
         read_recipe(tmp_path / "r.yaml")
+
+
+def test_a_date_is_text(tmp_path: Path) -> None:
+    """YAML 1.1 would make a date of a run's name, and refuse one that the calendar has not; a byte-order mark is no sign."""
+    (tmp_path / "r.yaml").write_text("ckpt_output_dir: 2026-11-27\nmodel_path: 2026-13-45\n", encoding="utf-8-sig")
+    assert read_recipe(tmp_path / "r.yaml") == {"ckpt_output_dir": "2026-11-27", "model_path": "2026-13-45"}
 
 
 def test_missing_and_directory(tmp_path: Path) -> None:
@@ -73,6 +109,9 @@ def test_missing_and_directory(tmp_path: Path) -> None:
         read_recipe(tmp_path / "r.yaml")
     with pytest.raises(RecipeError, match=r"config\.yaml"):
         read_recipe(tmp_path)
+    for name, message in (("", "an empty name"), ("~nobody-of-this-name/r.yaml", "no such user")):
+        with pytest.raises(RecipeError, match=message):
+            read_recipe(name)
 
 
 def test_numbers_are_what_a_person_reads(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections import Counter
 import attrs
 
 from forge_data._errors import BadPairError, DataError, ForgeDataError
+from forge_data._values import counted
 
 _SHOWN = 3
 
@@ -73,6 +74,6 @@ class BadRows:
         listed = ", ".join(f"{each:,} {reason}" for reason, each in sorted(self.reasons.items()))
         more = f" (and {count - len(self.first):,} more)" if count > len(self.first) else ""
         return (
-            f"{count:,} of {read:,} rows ({count / read:.1%}) are refused: {listed}; `max_bad_rows` allows {share:.1%}. "
-            f"The first of them{more}: {' | '.join(self.first)}"
+            f"{count:,} of {counted(read, 'rows')} ({count / read:.1%}) {'is' if count == 1 else 'are'} refused: {listed}; "
+            f"`max_bad_rows` allows {share:.1%}. The first of them{more}: {' | '.join(self.first)}"
         )

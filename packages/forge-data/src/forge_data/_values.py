@@ -3,6 +3,7 @@
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,13 +31,17 @@ def describe(value: object) -> str:
             return f"{type(value).__name__} {str(value)[:40]}"
 
 
+_PLURAL = re.compile("ies$|(?<=ch|ss)es$|s$")
+
+
 def counted(number: int, things: str) -> str:
     """Write a number with its unit, which is given in the plural.
 
-    >>> counted(1200, "rows"), counted(1, "rows")
-    ('1,200 rows', '1 row')
+    >>> counted(1200, "rows"), counted(1, "micro-batches"), counted(1, "queries")
+    ('1,200 rows', '1 micro-batch', '1 query')
     """
-    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+    one = "y" if things.endswith("ies") else ""
+    return f"{number:,} {_PLURAL.sub(one, things) if number == 1 else things}"
 
 
 def nearest(name: object, known: Iterable[str], likeness: float = 0.4) -> str:

@@ -42,6 +42,13 @@ def _count(_instance: object, attribute: "attrs.Attribute[int]", value: object) 
         raise ValueError(f"{attribute.name} must be 0 or more; got {value}")
 
 
+def _count_or_share(_instance: object, attribute: "attrs.Attribute[float]", value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{attribute.name} must be a whole number, or a share below 1; got {value!r}")
+    if not (0 <= value < 1 or (isinstance(value, int) and value >= 1)):
+        raise ValueError(f"{attribute.name} must be 0, a whole number, or a share of the run below 1; got {value!r}")
+
+
 def _switch(_instance: object, attribute: "attrs.Attribute[bool]", value: object) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{attribute.name} must be true or false; got {value!r}")
@@ -148,8 +155,9 @@ class CheckpointSettings:
     ckpt_output_dir: str = attrs.field(validator=_text)
     """Directory of the run: configuration, metrics, log and exported models."""
 
-    save_samples: int = attrs.field(default=0, validator=_count)
-    """Export the model after every so many samples; 0 exports at the end only."""
+    save_samples: int | float = attrs.field(default=0, validator=_count_or_share)
+    """Export the model after every so many samples, or below 1 after each such share of the run's steps (0.25: four times);
+    0 exports at the end only."""
 
     checkpoint_at_epoch: bool = attrs.field(default=False, validator=_switch)
     """Export the model at the end of every epoch too."""
@@ -158,8 +166,9 @@ class CheckpointSettings:
     """Dtype of exported weights; by default that of the model in model_path. Training and full states are in float32 either
     way. An adapter is always exported in float32."""
 
-    full_state_every_steps: int = attrs.field(default=0, validator=_count)
-    """Save the full state, all that resuming needs, every so many steps; 0: see full_state_every_minutes."""
+    full_state_every_steps: int | float = attrs.field(default=0, validator=_count_or_share)
+    """Save the full state, all that resuming needs, every so many steps, or below 1 after each such share of the run; 0: see
+    full_state_every_minutes."""
 
     full_state_every_minutes: float = attrs.field(default=30.0, validator=_minutes)
     """Save the full state whenever so many minutes have passed since the last one; 0 ignores the time."""

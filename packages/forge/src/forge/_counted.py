@@ -1,10 +1,33 @@
 """Number and what it counts → words: "1 row", "1,200 rows"."""
 
+import re
+
+_PLURAL = re.compile("ies$|(?<=ch|ss)es$|s$")
+
 
 def counted(number: float, things: str) -> str:
     """Write a number with its unit, which is given in the plural.
 
-    >>> counted(1200, "rows"), counted(1, "rows"), counted(0, "rows")
-    ('1,200 rows', '1 row', '0 rows')
+    >>> counted(1200, "rows"), counted(1, "micro-batches"), counted(1, "queries")
+    ('1,200 rows', '1 micro-batch', '1 query')
     """
-    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+    one = "y" if things.endswith("ies") else ""
+    return f"{number:,} {_PLURAL.sub(one, things) if number == 1 else things}"
+
+
+def counted_are(number: int, things: str) -> str:
+    """Write a number with its unit and its verb.
+
+    >>> counted_are(1200, "tokens"), counted_are(1, "tokens")
+    ('1,200 tokens are', '1 token is')
+    """
+    return f"{counted(number, things)} {'is' if number == 1 else 'are'}"
+
+
+def first_of(number: int, things: str) -> str:
+    """Name the first of several.
+
+    >>> first_of(20, "steps"), first_of(1, "steps")
+    ('the first 20 steps', 'the first step')
+    """
+    return f"the first {counted(number, things).removeprefix('1 ' if number == 1 else '')}"

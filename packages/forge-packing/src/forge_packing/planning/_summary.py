@@ -27,7 +27,7 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divid
     parts = [block_figures(steps, loss_counts, steps.stretch(first, stop), 0, stop - first) for first, stop in stretches]
     found = concatenate(parts)
     measured = found.tokens.size
-    most_items = f"{order.batch_size:,} {items.removesuffix('s') if order.batch_size == 1 else items}"
+    most_items = counted(order.batch_size, items)
     shuffled = f"shuffled by seed {order.seed}" if order.shuffle else "in the order of the data"
     if order.num_steps is None:
         lines = [
@@ -46,7 +46,7 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divid
         lines.append(f"sources        {order.shares.size:,}, with shares {shown}{more}")
     if order.num_steps is None or measured < order.num_steps:
         if len(stretches) == 1:
-            lines.append(f"measured       the first {measured:,} steps:")
+            lines.append(f"measured       the first {'step' if measured == 1 else counted(measured, 'steps')}:")
         else:
             lines.append(f"measured       {measured:,} steps, in {len(stretches)} stretches from the first to the last:")
     lines += _measured(found)

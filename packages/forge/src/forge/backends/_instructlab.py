@@ -12,6 +12,7 @@ from forge._errors import SettingsError
 from forge.backends._backend import Capabilities
 from forge.backends._own_loop import REFUSED_BY_ALL, OwnLoopBackend
 from forge.run._prepare import Prepared
+from forge.settings._share import steps_between
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"]
 
@@ -95,7 +96,7 @@ class InstructLabBackend(OwnLoopBackend):
             "adamw_betas": (s.optimizer.beta1, s.optimizer.beta2),
             "adamw_eps": s.optimizer.eps,
             "random_seed": s.plan.seed,
-            "save_samples": s.checkpoints.save_samples,
+            "save_samples": steps_between(s.checkpoints.save_samples, prepared.plan.num_samples),
             # It exports at the end of an epoch or not at all.
             "checkpoint_at_epoch": True,
             "keep_last_checkpoint_only": not keeps_all or s.checkpoints.keep_last_checkpoint_only,

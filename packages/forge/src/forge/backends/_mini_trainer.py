@@ -13,6 +13,7 @@ from forge._errors import SettingsError
 from forge.backends._backend import Capabilities
 from forge.backends._own_loop import REFUSED_BY_ALL, ROWS, OwnLoopBackend
 from forge.run._prepare import Prepared
+from forge.settings._share import steps_between
 
 Upcast = Literal["float32", "bfloat16", "float16"]
 _upcast: Any = attrs.validators.in_(get_args(Upcast))
@@ -122,7 +123,7 @@ class MiniTrainerBackend(OwnLoopBackend):
             "seed": s.plan.seed,
             "training_mode": classes.TrainingMode(mode),
             limit: getattr(s.plan, "num_epochs" if limit == "max_epochs" else limit) or 1,
-            "min_samples_per_checkpoint": s.checkpoints.save_samples or None,
+            "min_samples_per_checkpoint": steps_between(s.checkpoints.save_samples, prepared.plan.num_samples) or None,
             "checkpoint_at_epoch": s.checkpoints.checkpoint_at_epoch,
             "save_final_checkpoint": True,
             "save_dtype": s.checkpoints.save_dtype,

@@ -18,6 +18,7 @@ import forge_data
 import forge_dist
 from forge._progress import Reporter
 from forge._result import RunResult, read_result
+from forge._turn_end import stop_as_trained
 from forge.backends._end import export_trained, write_finished
 from forge.backends._mlx_model import attach, bring_back, check_logits, load_base, peft_layers
 from forge.backends._trl_arguments import spread
@@ -81,6 +82,7 @@ def _run(task: Task, s: Any, rows: Rows, out: RunDirectory, report: Reporter, wa
     strategy = forge_dist.make_strategy(s.strategy, ranks, device=machine.device.value, adapter=True, optimizer="adamw")
     machine.seed(s.plan.seed)
     model = strategy.load(start.path, dtype=forge_accel.float32, attention="sdpa", task=task.model_task(s))
+    stop_as_trained(s, model, tokenizer, report, found["turn_end"])
     root, identity = Path(found["root"]), found["identity"]
     adaptation = adapt_model(task, s, start, model, tokenizer, train, root, strategy, nullcontext, report, identity)
     adapted = adaptation.model.eval()

@@ -21,6 +21,7 @@ import forge_dist
 from forge._errors import BackendError, SettingsError
 from forge._progress import Reporter
 from forge._result import RunResult, read_result
+from forge._turn_end import former_turn_end, write_turn_end
 from forge.backends._backend import Backend
 from forge.backends._end import write_finished
 from forge.backends._request import Request, read_request
@@ -252,13 +253,16 @@ class OwnLoopBackend(Backend):
             s.checkpoints.save_samples or s.checkpoints.checkpoint_at_epoch
         ) and not s.checkpoints.keep_last_checkpoint_only
         target.mkdir(exist_ok=True)
-        directory = target / f"samples_{samples}"
+        tokenizer = forge_data.load_tokenizer(s.model.model_path)
+        tokenizer.chat_template = prepared.train.store.chat_template
+        directory, end = target / f"samples_{samples}", None
         for count, each in found if every else found[-1:]:
             directory = target / f"samples_{samples if count == math.inf else int(count)}"
             self.tidy(each)
+            end = write_turn_end(each, tokenizer, former_turn_end(out.path)) or end
             each.rename(directory)
-        tokenizer = forge_data.load_tokenizer(s.model.model_path)
-        tokenizer.chat_template = prepared.train.store.chat_template
+        if end is not None:
+            report.note(f"chat_template: {end} ends a turn, and generation_config.json of an export names it")
         tokenizer.save_pretrained(directory)
         device = forge_accel.accelerator("cpu").device.value
         forge_dist.load_trained(str(directory), dtype=forge_accel.float32, device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,18 @@ def train(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | N
     request = Request(task, s, rows or {}, callbacks or Callbacks())
     if s.backend.backend == FORGE:
         return run(*request)
-    return get(s.backend.backend).execute_training(params_of(request))
+    result = get(s.backend.backend).execute_training(params_of(request))
+    directory = getattr(result, "model_dir", None)  # a backend of another package may return what it likes
+    if directory is not None and os.environ.get("RANK", "0") == "0":
+        from forge._turn_end import not_named
+
+        # A backend of another package knows nothing of this; forge's own record the token in run.json.
+        own = (Path(result.output_dir) / "run.json").is_file()
+        if not own and (said := not_named(s, Path(directory))) is not None:
+            from forge._progress import Reporter
+
+            Reporter(lambda _line, **_event: None).note(said)
+    return result
 
 
 def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None = None, cluster: bool = False) -> DryRun:

@@ -15,10 +15,11 @@ import forge_accel
 import forge_algos
 import forge_data
 import forge_dist
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import RunResult, read_result
-from forge._turn_end import stop_at_turn_end
+from forge._turn_end import stop_as_trained
 from forge.backends._end import export_trained, write_finished
 from forge.backends._trl_arguments import CLASSES, arguments
 from forge.backends._trl_plan import Plan, check_rows, plan_steps
@@ -174,8 +175,7 @@ def _run(
 
     model = load(start.path)
     _check_routers(task, s, model, device)
-    if found["turn_end"]:
-        stop_at_turn_end(model, tokenizer, found["turn_end"])
+    stop_as_trained(s, model, tokenizer, report, found["turn_end"])
     pads = _pad_ids(model)
     adaptation = adapt_model(
         task,
@@ -200,7 +200,7 @@ def _run(
     for name in out.rewind(0, 0):
         report.note(f"removed hf_format/{name}: the steps that led to it are made again")
     prepared = open_prepared(task, s, machine, out.path, shards)
-    left = f", without the {plan.left_out} prompts of short rollouts" if plan.left_out else ""
+    left = f", without the {counted(plan.left_out, 'prompts')} of short rollouts" if plan.left_out else ""
     report.note(
         f"step 1 of {plan.optimizer_steps:,}; TRL cuts a step into {plan.cut_in_words}{left}",
         event="started",

@@ -17,6 +17,7 @@ from forge.settings._elsewhere import unknown
 from forge.settings._recipe import read_recipe, verb_of
 from forge.settings._schema import recipe_schema
 from forge.settings._settings import flat_fields, required, resolve
+from forge.settings._yaml_fault import read_text
 from forge.settings.convert._convert import Converted, convert as convert_values, library_of, read_foreign
 from forge.verbs._registry import VERBS, task_of
 
@@ -35,9 +36,12 @@ def convert(file: str | Path, *, output: str | Path | None = None, verb: str | N
     """
     file = Path(file).expanduser()
     try:
-        values = read_foreign(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+        text = read_text(file)
+    except OSError as error:
+        raise RecipeError(f"{file}: cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise RecipeError(f"{error}.") from error
+    values = read_foreign(text, str(file))
     library = library_of(values, str(file))
     found = convert_values(values, library, _fields, _checked(verb))
     task = task_of(found.verb)

@@ -14,6 +14,7 @@ import cyclopts
 
 from forge._errors import RecipeError, SettingsError
 from forge.cli._flags import as_flags
+from forge.cli._loading import telling_of_torch
 from forge.cli._options import converter_of, field_texts, with_signature
 from forge.settings._backends import FORGE
 from forge.settings._settings import dashed, flat_fields, groups, resolve, signature_of, with_own_settings
@@ -58,10 +59,13 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
             raise SettingsError("--for names the devices of a memory plan: give --dry-run with it, or leave it out.")
         if cluster and not dry_run:
             raise SettingsError("--cluster checks the nodes of a run without running it: give --dry-run with it.")
+        loading = telling_of_torch(task.name, quiet=s.report.quiet)
         if dry_run:
             from forge.backends._train import rehearse
 
-            if said := rehearse(task, s, target=for_, cluster=cluster):
+            with loading:
+                said = rehearse(task, s, target=for_, cluster=cluster)
+            if said:
                 # What other backends answer with are values of their own trainers' settings, which have no flags here. A line
                 # that begins with `cluster:` is of the nodes, not of the flag.
                 flags = {name: flag for name, flag in named.items() if name != "cluster"}
@@ -70,7 +74,8 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
             return 2 if said.fits is False and not cluster else 0
         from forge.backends._train import train
 
-        result = train(task, s)
+        with loading:
+            result = train(task, s)
         if os.environ.get("RANK", "0") == "0":
             print(result.model_dir)
         return 0

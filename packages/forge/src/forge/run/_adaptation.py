@@ -18,7 +18,7 @@ import forge_dist
 from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
-from forge.run._starting_model import Start, untrained, with_kept_adapter
+from forge.run._starting_model import Start, as_given, given_adapter_named, untrained, with_kept_adapter
 from forge.settings._settings import row_tokens
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
@@ -47,7 +47,7 @@ def adapt_model(
 
     `identity` has the digests of the run's models, by which what was measured of them is known again.
     """
-    ranks, s = strategy.ranks, with_kept_adapter(s, start)
+    ranks, given, s = strategy.ranks, s, with_kept_adapter(s, start)
     if s.adapter.adapter != "osft":
         directions = None
         if s.adapter.init_lora_weights == "eva":
@@ -58,9 +58,10 @@ def adapt_model(
                 strategy.settle(model)
                 return found
 
-        adaptation = forge_algos.adapt(
-            model, s.adapter, directions=directions, tokenizer_path=start.path, new_tokens=start.new_ids
-        )
+        with given_adapter_named(given, start):
+            adaptation = forge_algos.adapt(
+                model, s.adapter, directions=directions, tokenizer_path=start.path, new_tokens=start.new_ids
+            )
     else:
         folder = root / "osft"
         cache = folder if s.adapter.osft_cache is None else Path(s.adapter.osft_cache)
@@ -103,7 +104,7 @@ def adapt_model(
             report.note(
                 "osft protects the weights' directions; osft_calibration_path, with rows of what to keep, protects more"
             )
-    report.note("\n".join(adaptation.describe()), event="adapted")
+    report.note(as_given("\n".join(adaptation.describe()), given, start), event="adapted")
     if start.new_ids and (layer := untrained(adaptation.model)):
         report.note(f"WARNING: the new tokens' rows of the {layer} stay the mean of the others: it does not train")
     return adaptation
@@ -174,8 +175,9 @@ def _check_plan(before: dict[str, Any], now: dict[str, Any], cache: Path, kept: 
         return
     for file in set(cache.glob("*.safetensors")) - kept:
         file.unlink()
+    more = f" (and {counted(len(other) - 1, 'other targets')})" if other[1:] else ""
     raise SettingsError(
-        f"{cache}: the singular vectors of {other[0]} (and {len(other) - 1} other targets) are missing, and computed anew they "
+        f"{cache}: the singular vectors of {other[0]}{more} are missing, and computed anew they "
         "are not those that this run began with: they differ by machine and number of threads. Put back the files that it had "
         "(its osft/, or its osft_cache), start it as it was started, or give another ckpt_output_dir."
     )

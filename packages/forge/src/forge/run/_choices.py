@@ -14,7 +14,7 @@ import forge_algos
 import forge_data
 import forge_dist
 import forge_packing
-from forge._counted import counted
+from forge._counted import counted, first_of
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import BEST
@@ -120,8 +120,8 @@ def cost_alone(model: Any, plan: forge_packing.BatchPlan, items: Items) -> str:
     rows = [items.lengths[row].tolist() for step in steps for row in plan.micro_batches(step, 0) if len(row)]
     forwards, places = np.sum([forge_algos.places_alone(model, row) for row in rows], axis=0).tolist()
     return (
-        f"{forwards:,} forwards of the decoder for {len(rows):,} micro-batches, {places / sum(map(sum, rows)):.2f} places a "
-        f"token with padding, in the first {len(steps)} steps; {lift}"
+        f"{counted(forwards, 'forwards')} of the decoder for {counted(len(rows), 'micro-batches')}, "
+        f"{places / sum(map(sum, rows)):.2f} places a token with padding, in {first_of(len(steps), 'steps')}; {lift}"
     )
 
 
@@ -219,8 +219,8 @@ def report_routers(report: Reporter, s: Any, model: Any, plan: forge_packing.Bat
     steps = range(_COUNTED_STEPS if plan.endless else min(plan.num_steps, _COUNTED_STEPS))
     several = sum(len(plan.micro_batches(step)) > 1 for step in steps)
     cost = (
-        f"; {several} of the first {len(steps)} steps have several micro-batches a rank, each of which takes one more forward "
-        "without gradients (a higher max_tokens_per_gpu makes fewer)"
+        f"; {several} of {first_of(len(steps), 'steps')} {'has' if several == 1 else 'have'} several micro-batches a rank, "
+        "each of which takes one more forward without gradients (a higher max_tokens_per_gpu makes fewer)"
         if kind == "global" and several
         else ""
     )

@@ -115,7 +115,7 @@ def _lines(task: Task, prepared: Any, found: Any, path: Path, *, resuming: bool)
         f"forge {task.name} would {'go on with the run in' if resuming else 'write'} {path}:",
         f"  data: {prepared.train}" + (f"; held out {prepared.held_out}" if prepared.held_out is not None else ""),
         f"  steps: {'without end' if steps is None else f'{steps:,}'}, {number}",
-        f"  exports: {_number(exports_kept(s, plan, len(prepared.train)))}",
+        f"  exports: {_number(exports_kept(s, plan, len(prepared.train), steps))}",
         *(f"  {line}" for line in found["disk"]),
         *(["chosen:", *chosen] if chosen else []),
         *((_NO_MEMORY * (not number) + line) for number, line in enumerate(found["lacks"])),

@@ -16,7 +16,7 @@ from forge._errors import SettingsError
 from forge.memory._forecast import without_measurements
 from forge.run._loading import Tried, quantized
 from forge.run._rows import SETTINGS, Rows
-from forge.run._starting_model import Start, with_kept_adapter
+from forge.run._starting_model import Start, given_adapter_named, with_kept_adapter
 from forge.settings._recipe import as_values
 from forge.tasks._answers import read_prompts, tokenized
 from forge.tasks._base_kl import check_base_kl
@@ -180,7 +180,7 @@ def _check_adapter(
         **loading,
     )
     try:
-        with rehearsal.adapting():
+        with rehearsal.adapting(), given_adapter_named(s, start):
             outline = forge_dist.outline_model(request)
             adapter = without_measurements(with_kept_adapter(s, start).adapter)
             forge_algos.adapt(outline, adapter, tokenizer_path=start.path, new_tokens=start.new_ids)

@@ -14,6 +14,7 @@ import attrs
 import forge_accel
 import forge_algos
 import forge_dist
+from forge._counted import first_of
 from forge._progress import Reporter
 from forge.memory._largest import computed_tokens
 from forge.memory._measured_steps import forecast_steps
@@ -22,6 +23,7 @@ from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.run._loading import Tried, quantized, try_ways
 from forge.run._starting_model import Start, with_kept_adapter
+from forge.settings._share import steps_between
 from forge.tasks._task import Task
 from forge.tasks.items._prompts import Prompts
 
@@ -137,10 +139,11 @@ class FirstSteps:
         """
         s = planned.settings
         saved = s.checkpoints.save_samples or 0
-        often = s.evaluation.eval_every_steps == 1 or s.checkpoints.full_state_every_steps == 1
+        shares = (s.evaluation.eval_every_steps, s.checkpoints.full_state_every_steps, saved if saved < 1 else 0)
+        often = any(steps_between(every, planned.num_steps) == 1 for every in shares)
         # Between the steps of an online verb completions are sampled, which is a phase of its own.
         sampled = isinstance(planned.train, Prompts)
-        disturbed = often or sampled or 0 < saved <= s.plan.effective_batch_size
+        disturbed = often or sampled or 1 <= saved <= s.plan.effective_batch_size
         meter = planned.machine.meter()
         second = range(1, 2) if meter is not None and meter.records else range(2)
         measured = range(1) if disturbed or planned.num_steps == 1 else second
@@ -269,7 +272,7 @@ def measured_line(phase: Phase, steps: range, *, of_process: bool, compiled: boo
         )
         against += "" if step is None else _beside_plan(phase.planned, step)
     process = "; the process holds more, with Python and libraries: memory in metrics.jsonl" if of_process else ""
-    which = f"step {steps.start + 1}" if len(steps) == 1 else f"the first {len(steps)} steps"
+    which = f"step {steps.start + 1}" if len(steps) == 1 else first_of(len(steps), "steps")
     return f"memory: the tensors of {which} took {size(phase.measured)}; {against}{process}"
 
 

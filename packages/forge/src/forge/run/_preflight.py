@@ -157,10 +157,11 @@ def _faults(number: int, fact: Mapping[str, Any], first: Mapping[str, Any], path
         yield f"{name} does not see what node 0 wrote for {path}: ckpt_output_dir must lie where all nodes see it."
     for missing in fact["missing"]:
         yield f"{name} has no {missing}: it must be on a directory that all nodes share."
+    processes = counted(fact["processes"], "processes")
     if fact["processes"] != first["processes"]:
-        yield f"{name} would start {fact['processes']} processes and node 0 {first['processes']}: nproc_per_node must be alike."
+        yield (f"{name} would start {processes} and node 0 {first['processes']}: nproc_per_node must be alike.")
     if fact["devices"] and fact["processes"] > fact["devices"]:
-        yield f"{name} has {counted(fact['devices'], 'accelerators')} for {fact['processes']} processes: lower nproc_per_node."
+        yield f"{name} has {counted(fact['devices'], 'accelerators')} for {processes}: lower nproc_per_node."
     if bool(fact["devices"]) != bool(first["devices"]):
         yield (
             f"{name} has {counted(fact['devices'], 'accelerators')} and node 0 has {first['devices']}: the nodes must be of "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -30,11 +31,12 @@ from forge.run._positions import check_positions
 from forge.run._resume import ORDER, Identity, compare_order, compare_settings, former_choice, former_tokens, same_request
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
-from forge.run._starting_model import Start, check_adapter_base, starting_model
-from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores, written_since
+from forge.run._starting_model import ADAPTER, Start, check_adapter_base, starting_model
+from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores
 from forge.saving._damage import has_result, refuse_damaged_run
 from forge.saving._emergency import check_emergency_dir
 from forge.saving._full_state import OPENED, ended_for_good, finished_error, refuse_closed_states
+from forge.saving._inputs import changed_inputs, write_inputs
 from forge.saving._room import room_of
 from forge.tasks._answers import read_prompts
 from forge.tasks._lint_check import warn_of_plain_text, warn_of_system_message
@@ -93,13 +95,14 @@ def prepare(
 
     """
     assert isinstance(out, RunDirectory)
+    since = time.time_ns()
     s = describe_rows(s, rows)
     if (moved := moved_run(s)) is not None:
         report.note(moved)
     again = s.checkpoints.resume in ("auto", "never")
     if out.resuming and again and has_result(out.path) and same_request(out.path, s):
         refuse_damaged_run(out.path, task.name)
-        _note_finished(out.path, report)
+        _note_finished(task, s, out.path, report)
         return {"finished": True}
     _check_states(s, out)
     check_shards(s, divided[1])
@@ -161,8 +164,7 @@ def prepare(
             compare_stores(task, out.path, out.root, paths, report)
             compare_order(out.path, found.plan, report.note)
     turn_end = choose_turn_end(task, found.settings, found.train.store, tokenizer, out.path if out.resuming else None)
-    if not out.resuming:
-        _record(task, found, out.root, paths, identity, turn_end)
+    _record(task, found, out, paths, identity, report, turn_end=turn_end, since=None if dry else since)
     if memory is None and target is not None and (dry or not is_small(start.path)):
         memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity.known, tried), target, report)
     if memory is not None:
@@ -191,9 +193,25 @@ def _begin_reading(identity: Identity, task: Task, s: Any, start: Start, *, read
 
 
 def _record(
-    task: Task, found: Prepared, root: Path, paths: Mapping[str, str], identity: Identity, turn_end: str | None
+    task: Task,
+    found: Prepared,
+    out: RunDirectory,
+    paths: Mapping[str, str],
+    identity: Identity,
+    report: Reporter,
+    *,
+    turn_end: str | None,
+    since: int | None,
 ) -> None:
-    """Write what a new run is known by, and which of its samples are held out."""
+    """Write which files were read, and of a new run what it is known by and what is held out.
+
+    Files are not recorded without `since`, the time from before they were read.
+    """
+    root = out.root
+    if since is not None:
+        write_inputs(task, found.settings, root, report, since=since)
+    if out.resuming:
+        return
     about = {STORES: fingerprints(task, root, paths), ORDER: found.plan.order_fingerprint}
     about |= {TURN_END: turn_end} if turn_end is not None else {}
     identity.record(root / "run.json", about)
@@ -310,14 +328,11 @@ def _report_plan(task: Task, found: Prepared, report: Reporter, *, divided: bool
         report.note(few)
 
 
-def _note_finished(run: Path, report: Reporter) -> None:
-    """Say that the run is there, and which of its data files may hold something else by now."""
+def _note_finished(task: Task, s: Any, run: Path, report: Reporter) -> None:
+    """Say that the run is there, and which of what it read holds something else by now."""
     report.note(f"finished already: {run} holds this very run, with its result and every file as it was exported")
-    if newer := written_since(run):
-        what = f"{newer[0]}{' and others were' if newer[1:] else ' was'} written to after this run had read it"
-        report.note(
-            f"WARNING: {what}, and its result is of what was there; to train on what is there now, give another ckpt_output_dir"
-        )
+    for warning in changed_inputs(task, s, run, report, adapter=run / ADAPTER):
+        report.note(warning)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import forge_data
 import forge_dist
 from forge._progress import Reporter
 from forge._result import BEST, RunResult, read_result, write_result
-from forge._turn_end import stop_at_turn_end
+from forge._turn_end import stop_as_trained
 from forge._uncollected import uncollected
 from forge.memory._divided import keeps_casts
 from forge.memory._target import Target
@@ -40,7 +40,7 @@ from forge.run._starting_model import Start, check_adapter_base, with_adapter, w
 from forge.run._stop_signal import StopSignal
 from forge.run._stores import refuse_damaged, verify_on_node
 from forge.saving._best import remove_outdated_best, write_best
-from forge.saving._exports import Exports
+from forge.saving._exports import Exports, due_after
 from forge.saving._full_state import FullStates, Position, keeps_states, remove_states
 from forge.settings._recipe import as_recipe, as_values
 from forge.storage._storage import Storage
@@ -138,11 +138,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
     with report.taking(f"loading {start.path}", f"loaded {start.path}, and checked how its samples are kept apart,"):
         s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest)
-    if found["turn_end"] and (end := stop_at_turn_end(model, tokenizer, found["turn_end"])) is not None:
-        named = "generation_config.json of an export names it"
-        if s.adapter.adapter not in ("none", "osft"):
-            named = "forge and a merged export stop there; to ask the adapter elsewhere, give it as a stop token"
-        report.note(f"chat_template: {end} ends a turn and was no EOS of the model; {named}")
+    stop_as_trained(s, model, tokenizer, report, found["turn_end"])
     # Its files were hashed meanwhile: from here on the run goes on from what it began with, or is refused.
     with report.taking(f"hashing {start.path}", f"hashed {start.path}, which was not done when it was loaded,"):
         found["identity"] = ranks.first(lambda: identity.settle(out))
@@ -401,13 +397,11 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                         final = True
                         report.note(f"stopping early: {end[1]}", event="stopped_early")
                 epoch_ends = epoch_ends or final
-                every = s.checkpoints.save_samples
-                if not final and (
-                    (every and seen // every != at.samples // every) or (s.checkpoints.checkpoint_at_epoch and epoch_ends)
-                ):
+                exporting = due_after(s.checkpoints.save_samples, last.step, num_steps, seen, at.samples)
+                if not final and (exporting or (s.checkpoints.checkpoint_at_epoch and epoch_ends)):
                     exports.write(f"samples_{at.samples}")
                 # One exchange for both; a signal during a save is seen after it.
-                due = states.due(last.step, epoch_ends=epoch_ends) or final
+                due = states.due(last.step, num_steps, epoch_ends=epoch_ends) or final
                 due, asked = (number > 0 for number in ranks.sum([float(due), float(stop.received is not None)]))
                 if due:
                     save()

@@ -35,7 +35,7 @@ from forge.storage._restore import remove_half
 _STAGING = ".forge-preparing"
 _GROWING = ("log.txt", "metrics.jsonl", "events.jsonl")
 """Files that are appended to while the run goes on."""
-_PREPARED = frozenset({"adapter", "base_model", "data", "plan", "osft", "run.json", "memory.json", *_GROWING})
+_PREPARED = frozenset({"adapter", "base_model", "data", "plan", "osft", "inputs.json", "run.json", "memory.json", *_GROWING})
 _REPLACED = (
     *("full_state", "hf_format", "rollouts", "samples", "trackers", "answers.jsonl", "report.html"),
     *("config.yaml", *sorted(_PREPARED)),
@@ -44,7 +44,18 @@ _REPLACED = (
 _PLAN = "plan/plan.npz"
 _RECORDS = (f"{EXPORTS}/{HASHES}", f"{EXPORTS}/{MARK}")
 _FILES = frozenset(
-    {"config.yaml", "result.json", "run.json", "memory.json", "answers.jsonl", "report.html", _PLAN, *_RECORDS, *_GROWING}
+    {
+        "config.yaml",
+        "result.json",
+        "inputs.json",
+        "run.json",
+        "memory.json",
+        "answers.jsonl",
+        "report.html",
+        _PLAN,
+        *_RECORDS,
+        *_GROWING,
+    }
 )
 _FOLDERS = frozenset(
     {"adapter", "base_model", "data", "plan", "osft", "full_state", "hf_format", "rollouts", "samples", "trackers"}
@@ -212,7 +223,7 @@ class RunDirectory:
         put_back(self.path)
         # A finished run may be resumed for more steps.
         (self.path / "result.json").unlink(missing_ok=True)
-        for name in (_PLAN, "memory.json", "config.yaml"):
+        for name in (_PLAN, "memory.json", "inputs.json", "config.yaml"):
             if (self.staging / name).exists():  # a small model has no memory plan
                 (self.path / name).parent.mkdir(exist_ok=True)
                 (self.staging / name).replace(self.path / name)

@@ -6,6 +6,8 @@ import filecmp
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +31,7 @@ _SHOWN = 8
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _BASE_FILE = "forge_base.json"
 _DIGEST = re.compile("[0-9a-f]{64}")
+_OF_THE_HUB = re.compile(r"(?:(?:https?:/+)?(?:www\.)?huggingface\.co/+|hf:/+)?([\w-][\w.-]*/[\w-][\w.-]*)(?:/tree/[^/]+)?/?")
 
 
 class Start(NamedTuple):
@@ -145,12 +148,18 @@ def with_adapter(s: Any) -> Any:
 
     Raises:
         forge_algos.AdapterError: the directory holds no adapter that the run can go on from.
-        SettingsError: another rank or scale was given.
+        SettingsError: another rank or scale was given, or a name on the Hub.
 
     """
     if s.adapter.adapter_path is None:
         return s
-    stored = forge_algos.adaptations.stored_adapter(_where(s), s.adapter.adapter)
+    folder = _where(s)
+    if not folder.exists() and (name := _hub_name(s.adapter.adapter_path)) is not None:
+        raise SettingsError(
+            f"adapter_path {name}: there is no such directory here, and an adapter on the Hub is not fetched by its name: "
+            f"`hf download {name} --local-dir DIR` fetches it. Give DIR as adapter_path."
+        )
+    stored = forge_algos.adaptations.stored_adapter(folder, s.adapter.adapter)
     for name, value in stored.shape.items():
         origin = s.origins[name]
         if origin != "default" and not origin.startswith("chosen") and getattr(s.adapter, name) != value:
@@ -162,9 +171,33 @@ def with_adapter(s: Any) -> Any:
     return s
 
 
+def _hub_name(path: str) -> str | None:
+    """Return what of an absolute path may be a name on the Hub; None where nothing may."""
+    found = _OF_THE_HUB.fullmatch(path.removeprefix(f"{Path.cwd()}/"))
+    return None if found is None else found[1]
+
+
 def with_kept_adapter(s: Any, start: Start) -> Any:
     """Return settings whose `adapter_path` is the run's own copy."""
     return s if start.adapter is None else s.with_value("adapter", "adapter_path", start.adapter)
+
+
+def as_given(text: str, s: Any, start: Start) -> str:
+    """Name the adapter by the path that was given in a text that names the run's copy."""
+    if start.adapter is None or start.adapter == s.adapter.adapter_path:
+        return text
+    copied = re.compile(re.escape(start.adapter) + r"(?![\w/.-])")
+    return copied.sub(lambda _: f"{s.adapter.adapter_path} (the run's copy: {start.adapter})", text)
+
+
+@contextmanager
+def given_adapter_named(s: Any, start: Start) -> Iterator[None]:
+    """Let an AdapterError name the adapter by the path that was given."""
+    try:
+        yield
+    except forge_algos.AdapterError as error:
+        error.args = tuple(as_given(arg, s, start) if isinstance(arg, str) else arg for arg in error.args)
+        raise
 
 
 def _where(s: Any) -> Path:

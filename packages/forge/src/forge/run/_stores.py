@@ -51,18 +51,6 @@ def link_stores(task: Task, path: Path, staging: Path) -> None:
         copy_linked(path / "data" / name, copy)
 
 
-def written_since(path: Path) -> list[str]:
-    """List the local data files that were written to after the run in `path` had read them."""
-    found = []
-    for store in sorted((path / "data").glob("*/store.json")):
-        sources = json.loads(store.read_text(encoding="utf-8")).get("sources", [])
-        for name in (source["path"] for source in sources):
-            with suppress(OSError, ValueError):
-                if Path(name).stat().st_mtime > store.stat().st_mtime:
-                    found.append(name)
-    return found
-
-
 def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str, str], report: Reporter) -> None:
     """Verify the stores of a run; one that was lost or damaged becomes the one prepared now.
 
@@ -112,7 +100,7 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
 def _difference(then: Any, now: Any, report: Reporter) -> str:
     """Say which samples of two stores differ."""
     if len(then) != len(now):
-        return f"{len(then):,} samples then, {len(now):,} now"
+        return f"{counted(len(then), 'samples')} then, {len(now):,} now"
     # All tokens of both are read for it.
     report.doing(f"the rows are others than the run's: comparing {counted(len(now), 'samples')} to say which")
     (samples, digests), (_, others) = now.units(), then.units()

@@ -23,8 +23,28 @@ from forge._result import BEST
 from forge.saving._directories import remove_at_once
 from forge.saving._hashes import FOLDER, REPLACED, Hashes, damaged_files, hash_export, known_hashes, write_hashes
 from forge.saving._mend import mend_exports
+from forge.settings._share import steps_between
 
 MARK = "best.json"
+
+
+def due_after(save_samples: float, step: int, num_steps: int | None, before: int, samples: int) -> bool:
+    """Return whether `save_samples` asks for an export after a step.
+
+    Args:
+        save_samples: samples from one export to the next, or below 1 a share of the run's steps; 0 for none.
+        step: the step.
+        num_steps: those of the run.
+        before: samples seen before the step.
+        samples: samples seen after it.
+
+    >>> due_after(8, 1, 4, 0, 6), due_after(8, 2, 4, 6, 12), due_after(0.5, 2, 4, 6, 12), due_after(0, 2, 4, 6, 12)
+    (False, True, True, False)
+    """
+    if save_samples < 1:
+        every = steps_between(save_samples, num_steps)
+        return bool(every) and step % every == 0
+    return before // save_samples != samples // save_samples
 
 
 class Exports:

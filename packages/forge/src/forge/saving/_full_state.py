@@ -21,6 +21,7 @@ from forge.saving._best import Best
 from forge.saving._directories import remove_at_once
 from forge.saving._emergency import adopt, claim, disown, emergency_place
 from forge.settings._settings import RunSettings
+from forge.settings._share import steps_between
 from forge.tasks._task import Evaluation
 from forge.tasks.items._items import Items
 
@@ -174,12 +175,12 @@ class FullStates:
         state = f"the last good state is {good}" if good else "no state was saved yet"
         return type(error)(f"{error}. Its samples: {rows}{more}; {state}")
 
-    def due(self, step: int, *, epoch_ends: bool) -> bool:
+    def due(self, step: int, num_steps: int | None, *, epoch_ends: bool) -> bool:
         """Return whether a state is to be saved after this step.
 
         Only the first rank looks at the clock, so the caller combines the answers of all ranks.
         """
-        every = self._s.full_state_every_steps
+        every = steps_between(self._s.full_state_every_steps, num_steps)
         minutes = self._s.full_state_every_minutes
         late = bool(minutes) and self._ranks.is_first and time.monotonic() - self._saved_at >= 60 * minutes
         return late or (bool(every) and step % every == 0) or (self._s.accelerate_full_state_at_epoch and epoch_ends)

@@ -22,6 +22,7 @@ from forge.memory._memory_plan import MemoryPlan, size
 from forge.saving._full_state import FOLDER as STATES
 from forge.saving._hashes import FOLDER
 from forge.settings._backends import FORGE
+from forge.settings._share import steps_between
 from forge.storage._remote import Remote
 
 _WRITING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
@@ -234,30 +235,41 @@ def states_at_once(s: Any, plan: Any, samples: int, num_steps: int | None) -> tu
         number = keep
     else:
         epochs = -(-plan.num_samples // max(1, samples)) if c.accelerate_full_state_at_epoch else 0
-        number = max(1, epochs, num_steps // c.full_state_every_steps if c.full_state_every_steps else 0)
+        every = steps_between(c.full_state_every_steps, num_steps)
+        number = max(1, epochs, num_steps // every if every else 0)
     return min(keep, number), keep if c.full_state_every_minutes else min(keep, number)
 
 
 def exports_at_once(s: Any, plan: Any, samples: int, num_steps: int | None) -> tuple[int, int]:
     """Count the exports that are on the disk at once: surely, and at most."""
-    kept, newest, every = exports_kept(s, plan, samples), s.checkpoints.keep_last_checkpoint_only, s.checkpoints.save_samples
+    kept, newest = exports_kept(s, plan, samples, num_steps), s.checkpoints.keep_last_checkpoint_only
+    every = s.checkpoints.save_samples
     # The one that is replaced, a former best or the one before the newest, goes once the new one is whole.
     before = int(newest and bool(every or s.checkpoints.checkpoint_at_epoch)) + s.evaluation.keep_best
     surely = 1
     if num_steps is not None and not newest:
-        between = min(num_steps - 1, (plan.num_samples - 1) // every) if every else 0
+        between = _of_a_share(every, num_steps) if every < 1 else min(num_steps - 1, (plan.num_samples - 1) // every)
         surely += max(between, -(-plan.num_samples // max(1, samples)) - 1 if s.checkpoints.checkpoint_at_epoch else 0)
     return surely, max(surely, (1 if kept is None else kept) + before)
 
 
-def exports_kept(s: Any, plan: Any, samples: int) -> int | None:
-    """Count the exports that are kept; None where a run without end makes ever more."""
+def _of_a_share(share: float, num_steps: int) -> int:
+    """Count the exports before the last that are made after each share of a run's steps."""
+    every = steps_between(share, num_steps)
+    return (num_steps - 1) // every if every else 0
+
+
+def exports_kept(s: Any, plan: Any, samples: int, num_steps: int | None = None) -> int | None:
+    """Count the exports that are kept; None where a run without end makes ever more.
+
+    `num_steps` are the run's optimizer steps, where they are not those of the plan.
+    """
     if s.checkpoints.keep_last_checkpoint_only:
         return 1 + s.evaluation.keep_best
     every = s.checkpoints.save_samples
     if plan.endless:
         return None if every or s.checkpoints.checkpoint_at_epoch else 1 + s.evaluation.keep_best
-    between = plan.num_samples // every if every else 0
+    between = _of_a_share(every, num_steps or plan.num_steps) if every < 1 else plan.num_samples // every
     epochs = -(-plan.num_samples // max(1, samples)) if s.checkpoints.checkpoint_at_epoch else 0
     return 1 + between + max(0, epochs - 1) + s.evaluation.keep_best
 

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from forge._errors import RecipeError, SettingsError
+from forge.settings._yaml_fault import fault_of, read_text
 
 Settings = dict[str, object]
 _SECTIONS = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config"}
@@ -104,13 +105,18 @@ _MEETING = ("node_rank", "master_addr", "master_port")
 
 def read_file(path: str | Path) -> dict[str, Any]:
     """Read a file of `accelerate config`. Raises RecipeError where it is none."""
+    text = ""
     try:
-        found = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or " ".join(str(error).split())
+        text = read_text(Path(path).expanduser())
+        found = yaml.safe_load(text)
+    except OSError as error:
+        why = error.strerror or " ".join(str(error).split())
         raise RecipeError(
             f"accelerate_config {path}: cannot be read: {why}. `accelerate config` writes such a file."
         ) from error
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        why = fault_of(error, text, path) if text else error
+        raise RecipeError(f"accelerate_config {why}. `accelerate config` writes such a file.") from error
     if not isinstance(found, dict) or "distributed_type" not in found:
         raise RecipeError(
             f"accelerate_config {path}: is no configuration of Accelerate: it has no distributed_type. `accelerate config` "

@@ -186,7 +186,8 @@ TOLD = {
         "eval_every_steps or eval_at_epoch; the beginning and the end are always measured": """eval_strategy evaluation_strategy
             min_samples_per_validation""",
         "eval_every_steps below 1 is a share of the run: of 3 epochs 1/12 measures four times in each": "evals_per_epoch",
-        _SAVING: "save_strategy save_steps saves_per_epoch save_only_model",
+        _SAVING: "save_strategy save_steps save_only_model",
+        f"{_SAVING}; below 1 each is a share of the run: of 3 epochs 1/12 saves four times in each": "saves_per_epoch",
         "num_epochs (or inf), max_steps and max_tokens say how long": "training_mode",
         "a resumed run is continued, nothing is overwritten": "overwrite_output_dir",
         "choose on_nan: stop (the default) or skip": "loss_watchdog_threshold loss_watchdog_patience",

@@ -12,28 +12,32 @@ import yaml
 
 from forge._errors import RecipeError
 from forge.settings._settings import flat_fields
+from forge.settings._yaml_fault import fault_of, read_text
+
+_NOT_READ = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML loader without two surprises of YAML 1.1.
+    """Safe YAML loader without some surprises of YAML 1.1.
 
-    A key given twice is refused; 010 is not read as octal, and 1:30 not as a number of base 60.
+    A key given twice is refused; 010 is not read as octal, 1:30 not as a number of base 60, and 2026-11-27 not as a date.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as the parent has it
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:int"]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NOT_READ]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        seen: dict[str, int] = {}
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} is no setting's name", key_node.start_mark)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
-            seen.add(key)
+                twice = f"{key!r} is given twice, first in line {seen[key]}"
+                raise yaml.constructor.ConstructorError(None, None, twice, key_node.start_mark)
+            seen[key] = key_node.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
 
@@ -53,7 +57,7 @@ def read_recipe(path: str | Path, verb: str | None = None) -> dict[str, object]:
         RecipeError: the file is missing, is not YAML, holds a name twice, is no mapping, or is for another verb.
 
     """
-    found = _read(Path(path).expanduser())
+    found = _read(_file(path))
     meant = found.pop("verb", None)
     if verb is not None and meant not in (None, verb):
         raise RecipeError(f"{path}: is a recipe for forge {meant}, by its line `verb: {meant}`, and this is forge {verb}.")
@@ -62,7 +66,7 @@ def read_recipe(path: str | Path, verb: str | None = None) -> dict[str, object]:
 
 def verb_of(path: str | Path) -> str | None:
     """Return the verb that a recipe or the run whose config.yaml it is names; None for none."""
-    path = Path(path).expanduser()
+    path = _file(path)
     meant = _read(path).get("verb")
     if meant is None and path.name == "config.yaml":
         with suppress(OSError, ValueError, AttributeError):
@@ -70,25 +74,35 @@ def verb_of(path: str | Path) -> str | None:
     return None if meant is None else str(meant)
 
 
+def _file(path: str | Path) -> Path:
+    """Return the path of a recipe. Raises RecipeError for a name of nothing."""
+    if not str(path).strip():
+        raise RecipeError("the recipe has an empty name. Give a YAML file of settings, or settings alone.")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise RecipeError(f"{path}: there is no such user. Give a YAML file of settings.") from error
+
+
 def _read(path: Path) -> dict[str, object]:
     """Read the mapping that a recipe is."""
     hint = f" Is it the data? Then give --data-path {path}." if path.suffix in {".jsonl", ".json", ".parquet"} else ""
     if path.suffix.lower() == ".toml":
         hint = " Recipes are YAML (or JSON), not TOML."
+    text = ""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         found = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise RecipeError(
-            f"{path}:{line}: not a recipe: {error.problem}. A recipe has a line `name: value` for each setting.{hint}"
-        ) from error
     except FileNotFoundError as error:
         raise RecipeError(f"{path}: there is no such recipe. Give a YAML file of settings, or settings alone.") from error
     except IsADirectoryError as error:
         raise RecipeError(f"{path} is a directory. Give a YAML file; a run's own is {path / 'config.yaml'}.") from error
-    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
-        raise RecipeError(f"{path}: cannot be read as YAML: {error}.") from error
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror}. Give a YAML file of settings.") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{fault_of(error, text, path) if text else error}.{hint}") from error
+    if not text.strip():
+        raise RecipeError(f"{path}: is empty. Write a line name: value for each setting, or leave the recipe out.")
     if found is None:
         return {}
     if not isinstance(found, dict):

@@ -29,6 +29,7 @@ from forge._errors import SettingsError
 from forge.settings._backends import FORGE, BackendSettings, backend_class
 from forge.settings._elsewhere import unknown
 from forge.settings._origin import origin_note
+from forge.settings._share import steps_between
 from forge.settings._storage import StorageSettings
 from forge.settings._trackers import TrackerSettings
 
@@ -121,14 +122,8 @@ class EvaluationSettings:
     """End the run at the first measurement whose `kl_base` has reached this; the model is exported as at any other end."""
 
     def steps_between(self, num_steps: int | None) -> int:
-        """Return the steps from one measurement to the next in a run of `num_steps`; 0 for none.
-
-        A share of them is rounded up, as in transformers.
-        """
-        if isinstance(self.eval_every_steps, int) or num_steps is None:
-            return int(self.eval_every_steps)
-        # 0.1 of 30 steps is 3, though the product is a little more.
-        return max(1, math.ceil(self.eval_every_steps * num_steps - 1e-9)) if self.eval_every_steps else 0
+        """Return the steps from one measurement to the next in a run of `num_steps`; 0 for none."""
+        return steps_between(self.eval_every_steps, num_steps)
 
     def __attrs_post_init__(self) -> None:
         between = self.eval_every_steps or self.eval_at_epoch
@@ -218,11 +213,17 @@ class RunSettings:
                 f"num_epochs=inf has no end, which lr_scheduler={self.optimizer.lr_scheduler} needs to know: set lr_scheduler="
                 f"{known}, or give max_steps or max_tokens."
             )
-        if self.plan.num_epochs == "inf" and not limited and 0 < self.evaluation.eval_every_steps < 1:
-            raise SettingsError(
-                f"num_epochs=inf has no end, and eval_every_steps={self.evaluation.eval_every_steps:g} is a share of all "
-                "steps: give a number of steps, or max_steps or max_tokens."
-            )
+        shares = {
+            "eval_every_steps": (self.evaluation.eval_every_steps, "steps"),
+            "save_samples": (self.checkpoints.save_samples, "samples"),
+            "full_state_every_steps": (self.checkpoints.full_state_every_steps, "steps"),
+        }
+        for name, (share, unit) in shares.items():
+            if self.plan.num_epochs == "inf" and not limited and 0 < share < 1:
+                raise SettingsError(
+                    f"num_epochs=inf has no end, and {name}={share:g} is a share of all steps: give a number of {unit}, or "
+                    "max_steps or max_tokens."
+                )
         if self.data.eval_data_path or self.data.validation_split:
             return
         asked = ("eval_every_steps", "eval_at_epoch") if self.evaluation.eval_prompts else ()

@@ -10,6 +10,7 @@ import attrs
 import forge_algos
 import forge_data
 import forge_dist
+from forge._counted import first_of
 from forge._errors import SettingsError
 from forge.saving._sentence_transformers import write_sentence_transformers
 from forge.settings._settings import RunSettings
@@ -190,8 +191,8 @@ def _report_forwards(run: Run) -> None:
     steps = range(_COUNTED_STEPS if plan.endless else min(plan.num_steps, _COUNTED_STEPS))
     several = sum(len(plan.micro_batches(step)) > 1 for step in steps)
     cost = (
-        f"; {several} of the first {len(steps)} steps have several micro-batches a rank, each of which takes one more forward "
-        "without gradients (a higher max_tokens_per_gpu makes fewer)"
+        f"; {several} of {first_of(len(steps), 'steps')} {'has' if several == 1 else 'have'} several micro-batches a rank, "
+        "each of which takes one more forward without gradients (a higher max_tokens_per_gpu makes fewer)"
         if several
         else ""
     )

@@ -57,6 +57,8 @@ def stored_adapter(directory: str | Path, adapter: str) -> StoredAdapter:
             trained here, or it belongs beside a base that was changed as it began.
     """
     folder = Path(directory)
+    if folder.is_file():
+        raise AdapterError(f"adapter_path {directory}: is a file. Give the directory that holds {CONFIG} and {WEIGHTS}")
     if not folder.is_dir():
         raise AdapterError(
             f"adapter_path {directory}: there is no such directory. Give one that holds {CONFIG} and {WEIGHTS}; "
@@ -66,7 +68,8 @@ def stored_adapter(directory: str | Path, adapter: str) -> StoredAdapter:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         kind = config["peft_type"]
     except FileNotFoundError:
-        raise AdapterError(f"adapter_path {folder}: is no adapter: it has no {CONFIG}") from None
+        beside = ". It holds a model, which model_path takes" if (folder / "config.json").is_file() else ""
+        raise AdapterError(f"adapter_path {folder}: is no adapter: it has no {CONFIG}{beside}") from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise AdapterError(f"adapter_path {folder}: its {CONFIG} is not what PEFT writes ({error!r})") from error
     if kind != "LORA":

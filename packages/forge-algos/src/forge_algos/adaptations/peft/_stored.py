@@ -146,7 +146,8 @@ def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tup
         given = {name: shape for name, shape in given.items() if name in expected or _numberless(name) not in kinds}
     kind = type(model.get_base_model()).__name__
     where = f"adapter_path {stored.folder}: is not an adapter of this {kind}"
-    remedy = f"Give the model that it was trained beside{f' ({stored.base})' if stored.base else ''} as model_path"
+    remedy = _of_another_kind(stored, str(model.peft_config["default"].task_type))
+    remedy = remedy or f"Give the model that it was trained beside{f' ({stored.base})' if stored.base else ''} as model_path"
     if unexpected := [name for name in given if name not in expected]:
         raise AdapterError(f"{where}: it holds {unexpected[0]}{_more(unexpected)}, for which the model has no place. {remedy}")
     if missing := [name for name in expected if name not in given]:
@@ -158,6 +159,25 @@ def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tup
         raise AdapterError(
             f"{where}: {name}{_more(differing)} is {list(given[name])} there, and {list(expected[name])} here. {remedy}"
         )
+
+
+_KINDS = {
+    "CAUSAL_LM": "a language model",
+    "SEQ_CLS": "a reward model or classifier",
+    "FEATURE_EXTRACTION": "an embedding model",
+}
+"""PEFT's kind of model → what it is."""
+
+
+def _of_another_kind(stored: StoredAdapter, kind: str) -> str | None:
+    """Say what to do with an adapter of another kind of model; None where it names no other."""
+    its = stored.config.get("task_type")
+    if its not in _KINDS or its == kind:
+        return None
+    remedy = "give an adapter of such a model, or leave adapter_path out"
+    if its == "CAUSAL_LM":
+        remedy = "merge it first (`forge export --merge`, or PEFT's merge_and_unload), and give what that writes as model_path"
+    return f"It is that of {_KINDS[its]}, and this run trains {_KINDS[kind]}: {remedy}"
 
 
 def _as_now(model: "PeftModel", shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -14,6 +14,7 @@ import yaml
 from forge._errors import RecipeError, SettingsError
 from forge.settings._elsewhere import ALSO, NOT_NEEDED, RENAMED, SWITCHES, TOLD, hint
 from forge.settings._settings import converted
+from forge.settings._yaml_fault import fault_of
 from forge.settings.convert._data import data, rows
 from forge.settings.convert._defaults import add_defaults
 from forge.settings.convert._draft import Draft
@@ -98,7 +99,7 @@ def read_foreign(text: str, name: str) -> dict[str, Any]:
     try:
         found = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{name}: cannot be read as YAML: {error}.") from error
+        raise RecipeError(f"{fault_of(error, text, name)}.") from error
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise RecipeError(f"{name}: is no configuration: a mapping from names to values is wanted.")
     return found

@@ -64,7 +64,7 @@ _NEAR_TEMPLATE = 0.82
 
 def _evaluations(draft: Draft) -> None:
     """Read when held-out rows are measured."""
-    if draft.left.get("eval_strategy") in ("no", False):
+    if draft.left.get("eval_strategy") in ("no", False, "epoch"):
         draft.left.pop("eval_steps", None)  # read by nothing there
     draft.drop("eval_strategy", when=("no", False, *(["steps"] if draft.left.get("eval_steps") else [])))
     for key, of_epochs in (("eval_strategy", "epoch"), ("evals_per_epoch", 1)):
@@ -76,6 +76,47 @@ def _evaluations(draft: Draft) -> None:
         # As there: a share of the run, of whatever number of steps.
         draft.found["eval_every_steps"] = 1 / (draft.left.pop("evals_per_epoch") * epochs)
         draft.comments["eval_every_steps"] = f"{often} times an epoch, as a share of the run"
+
+
+def _savings(draft: Draft) -> None:
+    """Read when the model and what resuming needs are saved, which are two settings here."""
+    left, found = draft.left, draft.found
+    if left.get("save_strategy") in ("no", False, "epoch"):
+        left.pop("save_steps", None)  # read by nothing there
+        draft.drop("save_only_model")
+    for key, of_epochs in (("save_strategy", "epoch"), ("saves_per_epoch", 1)):
+        if left.get(key) == of_epochs and left[key] is not True:
+            del left[key]
+            found["checkpoint_at_epoch"] = True  # what resuming needs is saved then by default
+    every: Any = left.get("save_steps")
+    often, epochs, said = left.get("saves_per_epoch"), left.get("num_epochs") or 1, ""
+    if _counts(often) and isinstance(epochs, int | float) and epochs > 0:
+        every, said = 1 / (left.pop("saves_per_epoch") * epochs), f", {often} times an epoch as a share of the run"
+    draft.drop("save_strategy", when=("no", False, *(["steps"] if every else [])))
+    if isinstance(every, float) and every.is_integer():
+        every = int(every)
+    if not _counts(every) and not (isinstance(every, float) and 0 < every < 1):
+        return
+    left.pop("save_steps", None)
+    samples, product = every, ""  # a share of the run is one of either
+    if every >= 1:
+        batch = found.get("effective_batch_size")
+        samples = every * batch if isinstance(batch, int) and draft.verb not in ONLINE else None
+        product = f" ({every} steps of effective_batch_size={batch})"
+    if left.get("save_only_model") is True and samples is not None:
+        del left["save_only_model"]
+        found["save_samples"] = samples
+        draft.comments["save_samples"] = f"exports of the model{said}{product}"
+        return
+    draft.drop("save_only_model", when=(False,))
+    exports = "save_samples, which counts samples," if samples is None else f"save_samples={samples:.6g}{product}"
+    found["full_state_every_steps"] = every
+    draft.comments["full_state_every_steps"] = f"what resuming needs{said}; {exports} exports the model as often"
+
+
+def _counts(value: object) -> bool:
+    """Return whether a value is a number of one or more."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def data(draft: Draft) -> None:
@@ -110,6 +151,7 @@ def data(draft: Draft) -> None:
         if left.get("eval_strategy") not in (None, "no", False) and not _FILE.search(name):
             found["eval_data_path"] = ":".join([*on_hub, str(test)])
     _evaluations(draft)
+    _savings(draft)
     share = left.get("val_set_size", left.get("val_size"))
     if isinstance(share, (int, float)) and not 0 < share < 1:
         left.pop("val_set_size", None)

@@ -9,7 +9,7 @@ import numpy as np
 
 import forge_data
 import forge_packing
-from forge._counted import counted
+from forge._counted import counted, counted_are
 from forge.tasks.items._items import Ints
 from forge.tasks.items._samples import shortest_samples
 
@@ -58,7 +58,7 @@ class DocumentBlocks:
 
     def __str__(self) -> str:
         learned, documents = int(self.loss_counts.sum()), counted(len(self.store), "documents")
-        return f"{counted(len(self), 'blocks')} of {documents}, in which {learned:,} tokens are learned"
+        return f"{counted(len(self), 'blocks')} of {documents}, in which {counted_are(learned, 'tokens')} learned"
 
     def source(self, index: int) -> str:
         """Return the file and row of the block's first document."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import forge_algos
 import forge_data
 import forge_packing
-from forge._counted import counted
+from forge._counted import counted, counted_are
 from forge.tasks.items._items import Ints
 from forge.tasks.items._samples import common_prefixes, shortest_samples
 
@@ -82,7 +82,7 @@ class Pairs:
         return len(self.rows)
 
     def __str__(self) -> str:
-        return f"{counted(len(self), self.noun)}, in which {int(self.loss_counts.sum()):,} tokens are scored"
+        return f"{counted(len(self), self.noun)}, in which {counted_are(int(self.loss_counts.sum()), 'tokens')} scored"
 
     def source(self, index: int) -> str:
         """Return the file and row of an item."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import forge_data
 import forge_packing
-from forge._counted import counted
+from forge._counted import counted, counted_are
 from forge.tasks.items._items import Ints
 
 _CANDIDATES = 64
@@ -40,7 +40,7 @@ class Samples:
         return len(self.store)
 
     def __str__(self) -> str:
-        return f"{counted(len(self), 'rows')}, in which {int(self.loss_counts.sum()):,} tokens are learned"
+        return f"{counted(len(self), 'rows')}, in which {counted_are(int(self.loss_counts.sum()), 'tokens')} learned"
 
     def source(self, index: int) -> str:
         """Return the file and row of a sample."""
@@ -132,7 +132,7 @@ class Conversations(Samples):
             f"{counted(len(self.store), 'samples')}, one for each learned turn where turns are asked for in another form than "
             "history"
         )
-        return f"{counted(len(self), 'rows')} as {turns}; {int(self.loss_counts.sum()):,} tokens are learned"
+        return f"{counted(len(self), 'rows')} as {turns}; {counted_are(int(self.loss_counts.sum()), 'tokens')} learned"
 
     def source(self, index: int) -> str:
         """Return the file and row of a conversation."""
