@@ -1,5 +1,6 @@
 """Full states of one run: saved in the background, found whole again after any crash."""
 
+import operator
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,6 +32,16 @@ _FAILED_RUN_SECONDS = 60.0  # how long a run that fails waits for a save in prog
 
 def _silent(_text: str) -> None:
     """Ignore a message; `Checkpoints(note=)` or `.failed` has the reasons of failed saves."""
+
+
+def _whole_step(step: Any) -> tuple[int, str | None]:
+    """Return a step as an int, and what is wrong with it (the step is then -1)."""
+    try:
+        if not isinstance(step, bool):
+            return operator.index(step), None
+    except TypeError:
+        pass
+    return -1, f"the step of a full state is a whole number from 0, not {step!r}"
 
 
 class Checkpoints:
@@ -113,10 +124,12 @@ class Checkpoints:
             CheckpointError: these tensors cannot be saved (on all ranks alike). Failing disks do not raise: see `failed`.
         """
         self.wait()
+        # A step of 2.0 would be a directory that no later run finds, and for which the states before it are deleted.
+        step, invalid = _whole_step(step)
         temporary, problem = self._begin(step) if self._ranks.is_first else (None, None)
         pieces: dict[str, Piece] = {}
         values: dict[str, torch.Tensor] = {}
-        invalid, texts = None, ("", "")
+        texts = ("", "")
         try:
             pieces, values = local_pieces(tensors)
             texts = (
@@ -124,7 +137,7 @@ class Checkpoints:
                 jsonable(about, "about"),
             )
         except CheckpointError as error:
-            invalid = str(error)
+            invalid = invalid or str(error)
         reports = self._ranks.collect({"step": step, "invalid": invalid, "pieces": digest_of(pieces)})
         try:
             verdict = self._ranks.broadcast(None if reports is None else self._judge(reports, step, temporary, problem))
