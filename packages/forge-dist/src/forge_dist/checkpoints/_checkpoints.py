@@ -1,6 +1,5 @@
 """Full states of one run: saved in the background, found whole again after any crash."""
 
-import operator
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,16 +31,6 @@ _FAILED_RUN_SECONDS = 60.0  # how long a run that fails waits for a save in prog
 
 def _silent(_text: str) -> None:
     """Ignore a message; `Checkpoints(note=)` or `.failed` has the reasons of failed saves."""
-
-
-def _whole_step(step: Any) -> tuple[int, str | None]:
-    """Return a step as an int, and what is wrong with it (the step is then -1)."""
-    try:
-        if not isinstance(step, bool):
-            return operator.index(step), None
-    except TypeError:
-        pass
-    return -1, f"the step of a full state is a whole number from 0, not {step!r}"
 
 
 class Checkpoints:
@@ -125,7 +114,7 @@ class Checkpoints:
         """
         self.wait()
         # A step of 2.0 would be a directory that no later run finds, and for which the states before it are deleted.
-        step, invalid = _whole_step(step)
+        step, invalid = folder.whole_step(step)
         temporary, problem = self._begin(step) if self._ranks.is_first else (None, None)
         pieces: dict[str, Piece] = {}
         values: dict[str, torch.Tensor] = {}
