@@ -1,13 +1,14 @@
 """Documents in lines before which virtual tokens stand are compared with plain PEFT."""
 
 import pytest
+import torch
 
-from forge_algos import AdapterError, AdapterSettings, adapt
+from forge_algos import SFT, AdapterError, AdapterSettings, PackedBatchError, adapt, repeated_blocks
 from forge_algos.heads._packable import require_packable
 from forge_algos.isolation import _compare
 
 from ..isolation.test_by_layers import deep
-from ..oracle import CPU
+from ..oracle import CPU, make, pack, samples
 
 
 def adapted(adapter):
@@ -35,3 +36,16 @@ def test_lines_that_mix_are_found_beside_rounding(adapter):
     layer.register_forward_hook(lambda _module, args, output: output + 0.1 * (args[0].roll(1, 0) - args[0]))
     with pytest.raises(AdapterError, match="of two documents comes out otherwise than alone"):
         require_packable(model, device=CPU)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at activations
+def test_a_model_compiled_as_a_whole_is_answered_with_its_layers():
+    """`torch.compile(model)` is refused by name; compiled layers give the loss of plain ones."""
+    batch, objective = pack(samples([5, 3])), SFT()
+    with pytest.raises(PackedBatchError, match=r"repeated_blocks\(model\): block.compile\(\)"):
+        objective.bind(torch.compile(make(), backend="eager"), device=CPU)
+    plain, compiled = make(), make()
+    for block in repeated_blocks(compiled):
+        block.compile(backend="eager")
+    one, other = (objective.bind(model, device=CPU)(batch, []).sum for model in (plain, compiled))
+    torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
