@@ -105,7 +105,10 @@ def check_batch(batch: PackedBatch, vocabulary: int | None = None) -> None:
 
 
 def refuse_empty(ids: ArrayLike) -> None:
-    """Raise PackedBatchError for a row of no tokens, which a packer gives a rank without work and no model can run."""
+    """Raise PackedBatchError for a row of no tokens.
+
+    A packer gives it to a rank without work, and no model can run it.
+    """
     if not np.size(ids):
         raise PackedBatchError(
             "a row of no tokens, as a rank without work has it, cannot be run: run the objective's `idle()` in its place, and "
@@ -114,7 +117,7 @@ def refuse_empty(ids: ArrayLike) -> None:
 
 
 def check_integers(**arrays: NDArray[Any]) -> None:
-    """Raise PackedBatchError for an array of other numbers: as token ids they would be cut to integers without a word."""
+    """Raise PackedBatchError for arrays of other numbers, which would be cut to integers."""
     for name, array in arrays.items():
         if array.size and array.dtype.kind not in "iu":
             raise PackedBatchError(f"{name} must be an array of integers, got {array.dtype}{list(array.shape)}")

@@ -76,7 +76,10 @@ def may_share_prompts(model: nn.Module) -> bool:
 
 
 def require_sharing(model: nn.Module) -> None:
-    """Raise PackedBatchError unless `may_share_prompts`: transformers' attention would leave the shared prompt out silently."""
+    """Raise PackedBatchError unless `may_share_prompts`.
+
+    transformers' attention would leave the shared prompt out silently.
+    """
     if not may_share_prompts(model):
         raise PackedBatchError(
             f"samples that share what they begin with (kv_rows) came to attention {attention_of(causal_model(model))!r}, which "

@@ -103,7 +103,7 @@ def collate(examples: Iterable[AnyExample]) -> PackedBatch:
 
 
 def _check_tokens(ids_T: Int64Array, labels_T: Int64Array, starts_B: Int64Array) -> None:
-    """Raise PackingError for token ids below 0, and for labels below 0 other than -100, naming the example."""
+    """Raise PackingError for negative token ids, and negative labels other than -100."""
     for name, values, bad in (
         ("input_ids", ids_T, ids_T < 0),
         ("labels", labels_T, (labels_T < 0) & (labels_T != IGNORE)),
@@ -120,7 +120,10 @@ _SHIFTED = 4
 
 
 def _refuse_shifted(ids_T: Int64Array, labels_T: Int64Array, ends_B: Int64Array) -> None:
-    """Raise PackingError where all labels are the next token of their sample: the loss would shift them once more."""
+    """Raise PackingError where all labels are the next token of their sample.
+
+    The loss would shift them once more.
+    """
     learned = np.flatnonzero(labels_T != IGNORE)
     if learned.size < _SHIFTED or np.array_equal(labels_T[learned], ids_T[learned]):
         return
@@ -171,7 +174,7 @@ def example_arrays(index: int | str, example: Any) -> tuple[np.ndarray, np.ndarr
 
 
 def _refuse_wrapped(index: int | str, ids: np.ndarray, labels: np.ndarray) -> None:
-    """Raise PackingError where -100 was stored in an unsigned type, in which it is a large token id."""
+    """Raise PackingError where -100 was stored in an unsigned type, as a token id."""
     wrapped = np.iinfo(labels.dtype).max + 1 + IGNORE
     bad = (labels == wrapped) & (ids != wrapped)
     if bad.any():
