@@ -44,7 +44,12 @@ def require_packable(model: nn.Module, *, device: torch.device) -> None:
     if virtual_tokens(model):
         _require_lines(model, device=device)
     else:
-        require_isolation(model, device=device, decide=decides(model))
+        try:
+            require_isolation(model, device=device, decide=decides(model))
+        except PackedBatchError as error:
+            raise PackedBatchError(
+                f"{error}. Or call forge_algos.keep_documents_apart(model, device=...) first, which runs each document alone"
+            ) from error
 
 
 def _require_lines(model: nn.Module, *, device: torch.device) -> None:
