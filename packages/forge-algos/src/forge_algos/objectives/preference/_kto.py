@@ -182,3 +182,6 @@ def _check(batch: KTOBatch) -> None:
         found: Any = getattr(batch, name)
         if found is not None and np.shape(found) != (B,):
             raise PackedBatchError(f"{name}: {B} values are wanted for {B} completions, got {list(np.shape(found))}")
+    desirable = np.asarray(batch.desirable)
+    if not np.isin(desirable, (0, 1)).all():
+        raise PackedBatchError(f"desirable: True and False are wanted, or 1 and 0, got {desirable.tolist()[:8]}")
