@@ -135,3 +135,8 @@ def test_every_command_of_the_pages_is_there() -> None:
     ]
     unknown = {str(file.relative_to(ROOT)): unknown_commands(file.read_text(encoding="utf-8")) for file in files}
     assert {file: names for file, names in unknown.items() if names} == {}
+
+
+def test_forge_dist_brings_what_transformers_divides_a_model_with() -> None:
+    """peft brings accelerate into every environment that tests forge-dist, so that fsdp2 without it fails at users alone."""
+    assert "accelerate" in PACKAGES["forge-dist"].required

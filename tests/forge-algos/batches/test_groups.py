@@ -127,6 +127,8 @@ def test_an_empty_row_passes():
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
+        (row(input_ids=np.full(8, 5.7)), r"input_ids must be an array of integers, got float64\[8\]"),
+        (row(targets=np.full(4, 7.5)), "targets must be an array of integers"),
         (row(position_ids=np.arange(7)), r"one shape \[T\], got \[8\] and \[7\]"),
         (row(input_ids=np.zeros((1, 8), int), position_ids=np.zeros((1, 8), int)), r"one shape \[T\], got \[1, 8\]"),
         (row(cu_seqlens=np.array([0, 4, 5])), r"cu_seqlens must rise from 0 to the row's 8 tokens, got \[0, 4, 5\]"),

@@ -27,6 +27,10 @@ def broken(**changes):
         ({"position_ids": np.arange(7)}, "anew in every document"),
         ({"position_ids": np.array([0, 1, 2, 0, 1, 0, 1])}, "anew in every document"),
         ({"max_seqlen": 3}, "longest document has 4"),
+        ({"input_ids": np.full(7, 5.7)}, r"input_ids must be an array of integers, got float64\[7\]"),
+        ({"labels": np.full(7, 5.0)}, "labels must be an array of integers"),
+        ({"position_ids": np.array([0, 1, 2, 0, 1, 2, 3.0])}, "position_ids must be an array of integers"),
+        ({"input_ids": np.ones(7, bool)}, "input_ids must be an array of integers, got bool"),
         ({"input_ids": np.array([5, 5, 5, -1, 5, 5, 5])}, "input_ids holds the token id -1"),
         ({"labels": np.array([-100, 5, 5, -100, 99, 5, 5])}, "labels holds the token id 99"),
     ],
@@ -36,6 +40,12 @@ def test_malformed_rows_have_their_messages(changes, message):
     check_batch(pack(samples([3, 4])), 61)
     with pytest.raises(PackedBatchError, match=message):
         check_batch(broken(**changes), 61)
+
+
+def test_an_empty_row_is_answered_with_what_a_rank_without_work_runs():
+    """A packer's row of no tokens is refused with what to run in its place."""
+    with pytest.raises(PackedBatchError, match=r"a rank without work has it.* run the objective's `idle\(\)`"):
+        check_batch(pack([]), 61)
 
 
 def test_next_tokens():

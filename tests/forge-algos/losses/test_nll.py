@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge_algos import LossError
-from forge_algos.losses import _wide_sums, nll, nll_of_logits
+from forge_algos.losses import _wide_sums, nll, nll_of_logits, token_logps
 from forge_algos.losses._rows import even_chunks
 
 
@@ -280,6 +280,9 @@ def test_variants_equal_their_formulas(T, V, chunk_rows, softcap, dft, label_smo
         ({"label_smoothing": -0.1}, "label_smoothing"),
         ({"z_loss": -1e-4}, "z_loss: a finite number from 0 is wanted, not -0.0001"),
         ({"z_loss": float("nan")}, "z_loss"),
+        ({"chunk_rows": 0}, "chunk_rows: a finite number from 1 is wanted, not 0"),
+        ({"token_weights": torch.tensor([1.0, -0.5])}, "token_weights: finite numbers from 0"),
+        ({"token_weights": torch.tensor([1.0, float("nan")])}, "token_weights: finite numbers from 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(variant, message):
@@ -287,6 +290,27 @@ def test_numbers_out_of_range_are_refused(variant, message):
     hidden, weight, _, targets = problem(2, 3, 5)
     with pytest.raises(LossError, match=message):
         nll(hidden, weight, targets, **variant)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda targets: torch.cat([targets, targets[:1]]), r"each row of hidden is wanted, int64\[4\], not int64\[5\]"),
+        (lambda targets: targets[1:], r"int64\[4\], not int64\[3\]. Where the last position is left out"),
+        (lambda targets: targets[None], r"int64\[4\], not int64\[1, 4\]"),
+        (lambda targets: targets.float(), r"a tensor of int64 is wanted, not float32\[4\]"),
+        (lambda targets: targets.numpy(), "a tensor of int64 is wanted, not ndarray"),
+    ],
+)
+def test_targets_are_one_a_row(change, message):
+    """Labels that are not shifted as the hidden states are would be learned at the wrong positions, without an error."""
+    hidden, weight, _, _ = problem(4, 3, 5)
+    targets = torch.tensor([1, -100, 2, -100])
+    for score in (nll, token_logps):
+        with pytest.raises(LossError, match=message):
+            score(hidden, weight, change(targets))
+    with pytest.raises(LossError, match=message.replace("hidden", "logits")):
+        nll_of_logits(hidden @ weight.T, change(torch.tensor([1, 0, 2, 3])))
 
 
 def weight_gradient(chunk_rows, size=2048):

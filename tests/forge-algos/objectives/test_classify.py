@@ -180,5 +180,12 @@ def test_what_does_not_fit_is_refused():
     for logits, wrong in ((2,), (2,)), ((2, 3), (2,)), ((2, 3), (3,)):
         with pytest.raises(LossError, match="wanted"):
             classification(torch.zeros(logits), torch.zeros(wrong))
-    with pytest.raises(LossError, match="classes of the shape"):
-        classification(torch.zeros(2, 3), torch.ones(3, dtype=torch.int64))
+    for wrong, message in (
+        (torch.ones(3, dtype=torch.int64), "classes in int64 of the shape"),
+        (torch.ones(2, dtype=torch.int32), "classes in int64 of the shape"),
+        (torch.tensor([0, 3]), "classes from 0 to 2 are wanted, found 0 to 3"),
+        (torch.tensor([0, -100]), "classes from 0 to 2 are wanted, found -100 to 0"),  # torch sums one term; the count was 2
+        (torch.full((2, 3), 2.0), "numbers from 0 to 1 are wanted, found 2 to 2"),
+    ):
+        with pytest.raises(LossError, match=message):
+            classification(torch.zeros(2, 3), wrong)

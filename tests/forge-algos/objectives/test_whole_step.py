@@ -9,6 +9,7 @@ import transformers
 from hypothesis import given, settings, strategies as st
 
 from forge_algos import (
+    ALONE,
     AdapterSettings,
     BatchAllTriplet,
     Contrastive,
@@ -313,3 +314,15 @@ def test_two_ranks_have_the_loss_and_gradients_of_one(name, tmp_path):
             assert figures == pytest.approx({"accuracy": accuracy, "mrr": mrr})
             assert before == pytest.approx(figures)
             assert grad_norm == pytest.approx(norm, rel=1e-5)
+
+
+def test_in_a_loop_of_ones_own_a_step_is_begun():
+    """Without `begin` a batch was taken for that of a rank without work, of loss 0; with it the loss is `train`'s."""
+    (batch,), objective = pairs((0, 5)), Contrastive()
+    bound = objective.bind(encoder(), device=CPU)
+    with pytest.raises(LossError, match=r"call begin\(micro_batches, forge_algos.ALONE\)"):
+        bound(batch, [])
+    bound.begin([batch], ALONE)
+    terms = bound(batch, [])
+    assert terms.count == 5
+    assert terms.sum.item() / 5 == pytest.approx(evaluate(encoder(), [batch], objective=objective).loss, rel=1e-5)

@@ -315,3 +315,10 @@ def test_a_batch_in_the_place_of_a_step():
     for steps in ([batch], [{"input_ids": [1]}]):
         with pytest.raises(PackedBatchError, match=r"a step is a list of micro-batches, and this one is a \w+: give"):
             next(run(make(), steps))
+
+
+def test_a_step_may_be_a_generator():
+    """A step's micro-batches may be packed by a generator: the numbers are those of a list."""
+    batches = [pack(samples(LENGTHS[:2])), pack(samples(LENGTHS[2:4]))]
+    listed, made = (list(run(make(), steps)) for steps in ([batches, batches], [iter(batches), iter(batches)]))
+    assert [output.loss for output in made] == [output.loss for output in listed]

@@ -1,5 +1,7 @@
 """One row in memory."""
 
+from array import array
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,13 @@ def test_tokens_come_through(chatml_tokenizer):
     assert (example.input_ids.tolist(), example.labels.tolist()) == ([5, 6], [-100, 6])
     with pytest.raises(DataError, match=r"row: field input_ids\[0\] is 403, outside the vocabulary 0 to 402"):
         tokenize({"input_ids": [403, 6], "labels": [-100, 6]}, chatml_tokenizer)
+
+
+@pytest.mark.parametrize("kind", [tuple, np.array, lambda ids: array("i", ids)])
+def test_token_ids_of_any_sequence(chatml_tokenizer, kind):
+    """Ids may be what `prepare` takes in rows in memory: tuples and arrays of any library."""
+    example = tokenize({"input_ids": kind([1, 2, 3]), "labels": kind([-100, 2, 3])}, chatml_tokenizer)
+    assert (example.input_ids.tolist(), example.labels.tolist()) == ([1, 2, 3], [-100, 2, 3])
 
 
 def test_by_directory(chatml_tokenizer, chat, tmp_path):

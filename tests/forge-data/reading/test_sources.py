@@ -185,3 +185,9 @@ def test_what_is_loaded(files):
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def test_a_row_in_the_place_of_the_data():
+    """One row is no mapping of files to weights: the error says how rows are given."""
+    with pytest.raises(DataError, match=r"one row is given as \[row\]"):
+        resolve({"messages": [{"role": "user", "content": "Hi"}]})

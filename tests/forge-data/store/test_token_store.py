@@ -34,8 +34,9 @@ def test_index(store):
     for index in (12, -13):
         with pytest.raises(IndexError, match=f"sample {index} of a store of 12"):
             store[index]
-    with pytest.raises(TypeError):
-        store["0"]
+    for index in ("0", [0, 1], np.array([0, 1])):
+        with pytest.raises(TypeError, match=r"a whole number or a slice, not \w+; select\(\.\.\.\) takes many"):
+            store[index]
 
 
 @pytest.mark.parametrize(

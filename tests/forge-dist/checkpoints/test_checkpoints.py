@@ -6,6 +6,7 @@ import re
 import subprocess
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -267,3 +268,15 @@ def test_a_state_is_streamed_where_the_host_has_no_room(tmp_path, monkeypatch):
     assert taken == []
     (line,) = said
     assert "no room for a copy of the full state" in line
+
+
+def test_a_step_is_a_whole_number(tmp_path):
+    """A step of 2.0 would be written where no later run looks; a whole number of another library is one."""
+    with make(tmp_path, background=False) as checkpoints:
+        for step in (np.int64(1), torch.tensor(2)):
+            checkpoints.save(step, {"w": torch.ones(1)}, {})
+        for step in (3.0, True, "3", None, torch.tensor(3.0)):
+            with pytest.raises(CheckpointError, match="the step of a full state is a whole number from 0, not "):
+                checkpoints.save(step, {"w": torch.ones(1)}, {})
+        assert checkpoints.newest({}, pytest.fail).step == 2
+    assert names(tmp_path) == ["latest", "step_1", "step_2"]

@@ -130,6 +130,9 @@ def test_what_is_no_tensor_is_refused_and_leaves_nothing(tmp_path):
         with pytest.raises(CheckpointException, match=words):
             dcp.save(bad, storage_writer=ForgeWriter(tmp_path, 1))
     assert list(tmp_path.iterdir()) == []
+    for step in (7.0, True, "7"):
+        with pytest.raises(ValueError, match="a whole number from 0, not"):
+            ForgeWriter(tmp_path, step)
     with pytest.raises(ValueError, match="step must be 0 or more"):
         ForgeWriter(tmp_path, -1)
     with pytest.raises(CheckpointError, match="must be JSON"):

@@ -75,6 +75,13 @@ def test_examples_may_come_one_by_one():
         (([[1, 2]], [[1, 2]]), r"example 1: input_ids must be .* got int64\[1, 2\]"),
         (([[1], [1, 2]], [1]), "example 1: input_ids must be a flat sequence of integers"),
         (([1, 2], [1, 2], [0, 1]), "example 1 is a tuple: give objects with input_ids and labels, or pairs"),
+        (([5, -7], [5, 6]), r"example 1: input_ids\[1\] is -7; it must be a token id, from 0"),
+        (([5, 6], [5, -1]), r"example 1: labels\[1\] is -1; it must be a token id, or -100 where no loss is counted"),
+        ((np.array([2**63], np.uint64), [1]), r"example 1: input_ids\[0\] is -9223372036854775808"),
+        (
+            (np.array([5, 6], np.uint16), np.array([5, -100]).astype(np.uint16)),
+            r"example 1: labels\[1\] is 65436, which is -100 in uint16; keep labels in a signed type",
+        ),
         (7, "example 1 is a int: give objects"),
         ({"input_ids": [1], "labels": [1]}, r'example 1 is a dict: .*\(row\["input_ids"\], row\["labels"\]\)'),
         (SimpleNamespace(input_ids=[1]), "example 1 is a SimpleNamespace: give objects"),
@@ -84,6 +91,18 @@ def test_refuses(example, message):
     """An example that is none is named by its place."""
     with pytest.raises(PackingError, match=message):
         collate([([1], [1]), example])
+
+
+def test_shifted_labels_are_refused():
+    """Labels that are all the next token would be shifted once more by the loss; others may be what they like."""
+    shifted = [([5, 6, 7, 8, 9], [-100, 7, 8, 9, -100]), ([3, 4, 2], [4, 2, -100])]
+    with pytest.raises(PackingError, match="the labels are shifted, each is the next token: give labels"):
+        collate(shifted)
+    for labels in ([-100, 7, 8, 9, 9], [-100, 6, 8, 9, -100]):
+        assert collate([([5, 6, 7, 8, 9], labels)]).labels.tolist() == labels
+    assert collate([([5] * 6, [5] * 6), ([1], [1])]).labels.tolist() == [-100, 5, 5, 5, 5, 5, -100]
+    wrapped = np.array([7, 65436], np.uint16)  # a token of a vocabulary of 65,536
+    assert collate([(wrapped, wrapped)]).labels.tolist() == [-100, 65436]
 
 
 def test_too_many_tokens_for_int32():

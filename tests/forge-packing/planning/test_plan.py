@@ -24,7 +24,7 @@ def arguments(draw):
         "seed": draw(st.integers(0, 2**32 - 1)),
         "epochs": epochs,
         "max_steps": max_steps,
-        "loss_counts": [(index * 7 + salt) % (length + 1) for index, length in enumerate(lengths)],
+        "loss_counts": [(index * 7 + salt) % length for index, length in enumerate(lengths)],
         "shuffle": draw(st.booleans()),
         "drop_last": len(lengths) >= batch_size and draw(st.booleans()),
         **(draw(mixtures(len(lengths), salt)) if draw(st.booleans()) else {}),
@@ -157,14 +157,14 @@ def test_the_order_does_not_follow_from_the_batch_size_in_disguise():
 
 def test_lengths_may_change_afterwards():
     """The plan keeps copies: an array that its caller changes later does not change it."""
-    lengths = np.array([3, 4, 5])
-    made = plan(lengths, batch_size=2, max_tokens=9, loss_counts=lengths)
+    lengths, counts = np.array([3, 4, 5]), np.array([2, 3, 4])
+    made = plan(lengths, batch_size=2, max_tokens=9, loss_counts=counts)
     before = made.fingerprint
-    lengths[:] = 1
+    lengths[:] = counts[:] = 1
     assert made.lengths.tolist() == [3, 4, 5]
     made.__dict__.pop("fingerprint")
     assert made.fingerprint == before
-    assert sum(made.loss_tokens) == 12
+    assert sum(made.loss_tokens) == 9
 
 
 REFUSED = [
@@ -202,8 +202,10 @@ REFUSED = [
     ({"shuffle": 0}, r"shuffle must be True or False, got 0 \(int\)"),
     ({"cost": 3}, r"cost must be a Cost, got 3. Give Cost\(...\)"),
     ({"loss_counts": [1, 1]}, "one entry a sample: got 2 for 3 lengths"),
-    ({"loss_counts": [1, 9, 1]}, "between 0 and the sample's length, found 9 at index 1, a sample of 5 tokens"),
-    ({"loss_counts": [1, 1, -1]}, "between 0 and the sample's length, found -1 at index 2"),
+    ({"loss_counts": [1, 9, 1]}, "between 0 and one less than the sample's length, found 9 at index 1, a sample of 5 tokens"),
+    ({"loss_counts": [4, 4, 5]}, "found 4 at index 0, a sample of 4 tokens. .* so it is never learned"),
+    ({"loss_counts": [1, 1, -1]}, "between 0 and one less than the sample's length, found -1 at index 2"),
+    ({"weights": [1, 2]}, "weights are given for 2 sources, and no sources"),
     ({"loss_counts": [1.0, 1.0, 1.0]}, "loss_counts must be integers"),
     ({"drop_last": True, "batch_size": 4}, "drop_last leaves no step: 3 samples are fewer than batch_size=4"),
 ]

@@ -81,16 +81,20 @@ def sample_lengths(lengths: npt.ArrayLike, max_tokens: int, budget_name: str) ->
 
 
 def sample_loss_counts(loss_counts: npt.ArrayLike, lengths: Int64Array) -> Int64Array:
-    """Return loss counts as int64[N], each from 0 to the sample's length; else PackingError."""
+    """Return loss counts as int64[N]; else PackingError.
+
+    Each is from 0 to one less than the sample's length, since no token precedes its first. A sample of one token may count 1,
+    where its loss is of the whole sample and not of tokens.
+    """
     array = integer_array("loss_counts", loss_counts)
     if array.shape != lengths.shape:
         raise PackingError(f"loss_counts must have one entry a sample: got {array.size} for {lengths.size} lengths")
-    bad = np.flatnonzero((array < 0) | (array > lengths))
+    bad = np.flatnonzero((array < 0) | (array > np.maximum(lengths - 1, 1)))
     if bad.size:
         raise PackingError(
-            f"loss_counts must lie between 0 and the sample's length, found {array[bad[0]]} at index {bad[0]}, "
+            f"loss_counts must lie between 0 and one less than the sample's length, found {array[bad[0]]} at index {bad[0]}, "
             f"a sample of {lengths[bad[0]]} tokens{_and_others(bad.size)}. "
-            "Count the labels after the first that are not -100"
+            "Count the labels after the first that are not -100: nothing precedes the first token, so it is never learned"
         )
     return array
 

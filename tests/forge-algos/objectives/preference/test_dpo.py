@@ -8,13 +8,16 @@ import torch
 
 from forge_algos import (
     DPO,
+    ORPO,
     AdapterError,
     AdapterSettings,
     DPOSettings,
     LossError,
     PackedBatchError,
+    PreferenceBatch,
     adapt,
     evaluate,
+    idle_groups,
     losses,
     reference_logps,
 )
@@ -197,3 +200,20 @@ def test_shared_prompts_under_sdpa_are_refused():
     batch = pair_batch(PAIRS, share=True, ref_logps=np.zeros(12, np.float32))
     with pytest.raises(PackedBatchError, match="prompts are shared by their completions: .*kv_rows"):
         one_step(make(), DPO(), [batch])
+
+
+def test_an_empty_row_is_answered_with_what_a_rank_without_work_runs():
+    """The row of no pairs, as a packer gives it, is refused with what to run in its place."""
+    nothing = PreferenceBatch(groups=idle_groups(()), ref_logps=np.zeros(0, np.float32))
+    with pytest.raises(PackedBatchError, match=r"run the objective's `idle\(\)`"):
+        DPO().bind(make(), device=CPU)(nothing, [])
+
+
+@pytest.mark.parametrize(
+    "objective", [DPO(DPOSettings(loss_type=["sigmoid", "sft"])), ORPO(), DPO(DPOSettings(normalize="trl"))]
+)
+def test_missing_totals_are_named(objective):
+    """An objective whose terms depend on the step says what of the step it was not given."""
+    bound = objective.bind(make(), device=CPU)
+    with pytest.raises(LossError, match="totals: 2 numbers are wanted, what `measure` returned for each micro-batch"):
+        bound(stored(make()), [])

@@ -95,6 +95,7 @@ def test_what_is_counted():
     [
         ({"ref_logps": None}, LossError, "ref_logps: reference='stored' reads it"),
         ({"ref_mismatched_logps": None}, LossError, "ref_mismatched_logps: reference='stored' reads it"),
+        ({"desirable": np.where(GOOD, 1, -1)}, PackedBatchError, "desirable: True and False are wanted, or 1 and 0, got"),
         ({"desirable": np.ones(5, bool)}, PackedBatchError, r"desirable: 6 values are wanted for 6 completions, got \[5\]"),
         (
             {"mismatched": kto_batch(PAIRS[:4], GOOD[:4], PAIRS[:4]).completions},

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from forge_algos._errors import PackedBatchError
 from forge_algos.batches._copies import to_device
-from forge_algos.batches._packed import packed_inputs
+from forge_algos.batches._packed import check_integers, packed_inputs
 
 
 class PackedGroups(Protocol):
@@ -155,6 +155,8 @@ def check_groups(batch: PackedGroups, vocabulary: int | None = None) -> None:
             f"a row of groups needs input_ids and position_ids of one shape [T], got {list(ids.shape)} and "
             f"{list(positions.shape)}"
         )
+    named = ("rows", "targets", "lengths", "ends", "group_sizes", "cu_seqlens")
+    check_integers(input_ids=ids, position_ids=positions, **{name: np.asarray(getattr(batch, name)) for name in named})
     queries = _segments("cu_seqlens", batch.cu_seqlens, "the row's", len(ids), batch.max_seqlen)
     _check_keys(batch, queries, positions)
     _check_completions(batch, len(ids))

@@ -16,6 +16,7 @@ from forge_algos.batches._packed import (
     check_batch,
     next_tokens,
     packed_inputs,
+    refuse_empty,
     token_weights,
 )
 
@@ -101,6 +102,7 @@ class RowLoader:
             PackedBatchError: the arrays are no row, or hold an id that the model does not have.
         """
         if (groups := _groups_of(batch)) is not None:
+            refuse_empty(groups.input_ids)
             check_groups(groups, self._vocabulary)
             rows, targets, _ = group_tensors(groups, self._device)
             return self._learned(group_inputs(groups, self._device), rows, targets, _weights_of(groups))

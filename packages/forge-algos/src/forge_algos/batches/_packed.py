@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from forge_algos._errors import PackedBatchError
 
@@ -70,6 +70,8 @@ def check_batch(batch: PackedBatch, vocabulary: int | None = None) -> None:
     """Raise PackedBatchError if the arrays are no row of documents with ids below `vocabulary`."""
     ids, labels, positions = (np.asarray(a) for a in (batch.input_ids, batch.labels, batch.position_ids))
     cu = np.asarray(batch.cu_seqlens)
+    refuse_empty(ids)
+    check_integers(input_ids=ids, labels=labels, position_ids=positions, cu_seqlens=cu)
     if not ids.shape == labels.shape == positions.shape or ids.ndim != 1:
         raise PackedBatchError(
             "a packed row needs input_ids, labels and position_ids of one shape [T], "
@@ -100,6 +102,25 @@ def check_batch(batch: PackedBatch, vocabulary: int | None = None) -> None:
                     f"{name} holds the token id {wrong}, but the model's vocabulary ends at {vocabulary - 1}: "
                     "the data was tokenised for another model"
                 )
+
+
+def refuse_empty(ids: ArrayLike) -> None:
+    """Raise PackedBatchError for a row of no tokens.
+
+    A packer gives it to a rank without work, and no model can run it.
+    """
+    if not np.size(ids):
+        raise PackedBatchError(
+            "a row of no tokens, as a rank without work has it, cannot be run: run the objective's `idle()` in its place, and "
+            "multiply the loss by 0"
+        )
+
+
+def check_integers(**arrays: NDArray[Any]) -> None:
+    """Raise PackedBatchError for arrays of other numbers, which would be cut to integers."""
+    for name, array in arrays.items():
+        if array.size and array.dtype.kind not in "iu":
+            raise PackedBatchError(f"{name} must be an array of integers, got {array.dtype}{list(array.shape)}")
 
 
 def _short(values: NDArray[Any]) -> str:

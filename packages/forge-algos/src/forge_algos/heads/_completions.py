@@ -11,6 +11,7 @@ from forge_algos._errors import PackedBatchError
 from forge_algos._modules import vocabulary
 from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, group_inputs, group_tensors
+from forge_algos.batches._packed import refuse_empty
 from forge_algos.heads._head import choose_head
 from forge_algos.heads._packable import require_packable
 from forge_algos.isolation._prompt_sharing import shares_prompts
@@ -30,8 +31,9 @@ class GroupModel:
 
     def inputs(self, groups: PackedGroups) -> dict[str, Any]:
         """Build the forward's arguments.
-        Raises PackedBatchError where the row is malformed, or shares prompts and the model cannot.
+        Raises PackedBatchError where the row is empty or malformed, or shares prompts and the model cannot.
         """
+        refuse_empty(groups.input_ids)
         check_groups(groups, self._vocabulary)
         can, why = self._shares
         if groups.kv_rows is not None and not can:

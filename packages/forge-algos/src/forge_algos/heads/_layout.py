@@ -13,6 +13,7 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import virtual_tokens
+from forge_algos.isolation._prompt_sharing import require_sharing
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -43,11 +44,15 @@ def lay_out(model: nn.Module, inputs: dict[str, Any]) -> Layout:
     It waits for no device, and so checks positions on the CPU only.
 
     Raises:
-        PackedBatchError: the model has virtual tokens, and a document's beginning lies elsewhere: a line would lack it.
+        PackedBatchError: the model has virtual tokens, and a document's beginning lies elsewhere: a line would lack it. Or
+            samples share what they begin with, and the model was not shown to do that.
     """
+    shares = inputs.get("kv_rows") is not None
     if not virtual_tokens(model):
+        if shares:
+            require_sharing(model)
         return Layout(inputs=inputs)
-    if inputs.get("kv_rows") is not None:
+    if shares:
         raise PackedBatchError(
             "completions that share a prompt (kv_rows) came to a model with virtual tokens, where each needs a prompt of its "
             "own: collate with share_prompt=False, as forge_algos.shares_prompts reports"

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from forge_algos._errors import AdapterError
+from forge_algos._errors import AdapterError, PackedBatchError
 from forge_algos._modules import unwrap, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import Layout, lay_out
@@ -33,13 +33,23 @@ def require_packable(model: nn.Module, *, device: torch.device) -> None:
     """Raise unless documents of one row come out as alone, fed as `lay_out` does.
 
     Raises:
-        PackedBatchError: they do not; two made-up ones are tried.
+        PackedBatchError: they do not; two made-up ones are tried. Or `torch.compile` has the model as a whole.
         AdapterError: virtual tokens cannot stand before each document.
     """
+    if type(unwrap(model)).__name__ == "OptimizedModule":  # torch's; naming the class would import the compiler
+        raise PackedBatchError(
+            "the model is compiled as a whole, and its head is computed otherwise while it learns: leave torch.compile(model) "
+            "out, and compile its layers, `for block in forge_algos.repeated_blocks(model): block.compile()`"
+        )
     if virtual_tokens(model):
         _require_lines(model, device=device)
     else:
-        require_isolation(model, device=device, decide=decides(model))
+        try:
+            require_isolation(model, device=device, decide=decides(model))
+        except PackedBatchError as error:
+            raise PackedBatchError(
+                f"{error}. Or call forge_algos.keep_documents_apart(model, device=...) first, which runs each document alone"
+            ) from error
 
 
 def _require_lines(model: nn.Module, *, device: torch.device) -> None:

@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from forge_algos._cache_argument import cache_argument, has_cache
 from forge_algos._errors import PackedBatchError
-from forge_algos._modules import attention_of, causal_model, decoder, virtual_tokens
-from forge_algos.isolation._prompt_sharing import may_share_prompts
+from forge_algos._modules import causal_model, decoder, virtual_tokens
+from forge_algos.isolation._prompt_sharing import require_sharing
 
 
 class PackedGuard:
@@ -66,12 +66,8 @@ def _hook(module: nn.Module, whole: nn.Module) -> Callable[[nn.Module, tuple[Any
     def refuse(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         shares = given.get("kv_rows") is not None
-        if shares and not may_share_prompts(whole):
-            raise PackedBatchError(
-                f"completions that share a prompt (kv_rows) came to attention {attention_of(causal_model(whole))!r}, which was "
-                "not shown to share prompts: ask forge_algos.shares_prompts first, and where it is False collate with "
-                "share_prompt=False"
-            )
+        if shares:
+            require_sharing(whole)
         if not shares and not _is_packed(given.get("cu_seq_lens_q"), given.get("position_ids")):
             return
         if outermost:

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, virtual_tokens
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.isolation._alone import runs_alone
@@ -72,6 +73,19 @@ def may_share_prompts(model: nn.Module) -> bool:
     """Return whether `shares_prompts` found it possible with the present attention and tokens."""
     asked, known = _conditions(model), _answers.get(causal_model(model), {})
     return any(can for (*what, _), (can, _) in known.items() if tuple(what) == asked)
+
+
+def require_sharing(model: nn.Module) -> None:
+    """Raise PackedBatchError unless `may_share_prompts`.
+
+    transformers' attention would leave the shared prompt out silently.
+    """
+    if not may_share_prompts(model):
+        raise PackedBatchError(
+            f"samples that share what they begin with (kv_rows) came to attention {attention_of(causal_model(model))!r}, which "
+            "was not shown to share prompts: ask forge_algos.shares_prompts first, and where it is False collate with "
+            "share_prompt=False, or by collate in place of collate_shared"
+        )
 
 
 def _conditions(model: nn.Module) -> tuple[str | None, int, bool]:

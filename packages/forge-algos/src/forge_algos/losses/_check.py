@@ -36,6 +36,22 @@ def lengths(name: str, given: torch.Tensor, like: torch.Tensor, like_name: str) 
     return given.to(device=like.device, dtype=like.dtype, non_blocking=True).clamp(min=1)
 
 
+def targets(given: torch.Tensor, rows: torch.Tensor, name: str) -> None:
+    """Raise LossError unless `given` is int[M], one target for each row of `rows` [M, ...].
+
+    Labels that are not shifted, beside hidden states that are, would be paired with the wrong rows without an error.
+    """
+    if not isinstance(rows, torch.Tensor) or rows.dim() != 2:
+        raise LossError(f"{name}: a tensor with two dimensions is wanted, a row for each target, not {described(rows)}")
+    if not isinstance(given, torch.Tensor) or given.dtype not in (torch.int32, torch.int64):
+        raise LossError(f"targets: a tensor of int64 is wanted, not {described(given)}")
+    if given.shape != rows.shape[:1]:
+        raise LossError(
+            f"targets: one for each row of {name} is wanted, int64[{len(rows)}], not {described(given)}. Where the last "
+            "position is left out of one, leave the first label out of the other: each row predicts the token after it"
+        )
+
+
 def cuts(given: torch.Tensor | Sequence[int], tokens: torch.Tensor, name: str) -> list[int]:
     """Return the lengths of samples that fill `tokens`[T]."""
     found = torch.as_tensor(given)

@@ -25,7 +25,8 @@ def classification(logits_BC: torch.Tensor, targets: torch.Tensor) -> LossTerms:
         predicted so, that are predicted so, that are of it. A label is predicted where σ(z) > 1/2, and there where y > 1/2.
 
     Raises:
-        LossError: shapes or values that do not fit.
+        LossError: shapes, dtypes or values that do not fit. On a GPU a class that is none ends in torch's own error, since
+            looking for it would wait for the device; no value is passed over, -100 neither.
 
     >>> terms = classification(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
     >>> round(terms.sum.item(), 4), terms.count, terms.stats["correct"].item()
@@ -40,13 +41,18 @@ def classification(logits_BC: torch.Tensor, targets: torch.Tensor) -> LossTerms:
             raise LossError(
                 f"targets: labels of the shape {[B, C]} are wanted, as the logits', not {_check.described(targets)}"
             )
+        if targets.is_cpu and not ((targets >= 0) & (targets <= 1)).all():
+            raise LossError(f"targets: numbers from 0 to 1 are wanted, found {targets.min():g} to {targets.max():g}")
         targets = targets.to(logits)
         per_sample = binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
         predicted, actual = logits > 0, targets > 0.5
     else:
-        if targets.shape != (B,):
-            raise LossError(f"targets: classes of the shape {[B]} are wanted, not {_check.described(targets)}")
-        per_sample = cross_entropy(logits, targets, reduction="none")
+        if targets.shape != (B,) or targets.dtype != torch.int64:
+            raise LossError(f"targets: classes in int64 of the shape {[B]} are wanted, not {_check.described(targets)}")
+        if targets.is_cpu and B and not 0 <= targets.min() <= targets.max() < C:
+            raise LossError(f"targets: classes from 0 to {C - 1} are wanted, found {targets.min()} to {targets.max()}")
+        # By default torch leaves -100 out of the sum, and the count would still have it.
+        per_sample = cross_entropy(logits, targets, reduction="none", ignore_index=torch.iinfo(torch.int64).min)
         classes = torch.arange(C, device=logits.device)
         predicted, actual = logits.argmax(1)[:, None] == classes, targets[:, None] == classes
     sums = {"hits": predicted & actual, "predicted": predicted, "actual": actual}

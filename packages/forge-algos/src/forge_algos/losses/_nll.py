@@ -3,8 +3,11 @@
 Only rows that have a target are scored, `chunk_rows` at a time, and their gradients are computed in the forward pass.
 """
 
+import math
+
 import torch
 
+from forge_algos._errors import LossError
 from forge_algos.batches._packed import IGNORE
 from forge_algos.losses import _check
 from forge_algos.losses._fused_backward import fused_sum
@@ -56,21 +59,28 @@ def nll(
         target is the likeliest token, the first of equals), `nll` (the plain one, whatever the variant).
 
     Raises:
-        LossError: a number out of range, or weights that are not one a row.
+        LossError: a number out of range, targets or weights that are not one a row, weights that are not finite or below 0.
 
     >>> h, w = torch.eye(3), torch.eye(3)
     >>> terms = nll(h, w, torch.tensor([0, -100, 2]))
     >>> round(terms.sum.item(), 4), terms.count, terms.stats["correct"].item()
     (1.1029, 2, 2.0)
     """
+    _check.targets(targets, hidden, "hidden")
+    _check.number("chunk_rows", chunk_rows, least=1)
+    total = 0.0
     if token_weights is not None:
         token_weights = _check.samples(token_weights=token_weights, targets=targets.float())["token_weights"]
         token_weights = token_weights if ignore_index is None else token_weights[targets != ignore_index]
+        counted = token_weights.cpu()
+        total = float(counted.sum(dtype=torch.float64))
+        if not math.isfinite(total) or (counted < 0).any():
+            raise LossError("token_weights: finite numbers from 0 are wanted; leave a token out by its target, ignore_index")
     hidden, targets = labelled(hidden, targets, ignore_index)
     source = Projected(product=product_dtype(weight), scale=scale, softcap=softcap, chunk_rows=chunk_rows)
     likelihood = Likelihood(dft=dft, label_smoothing=label_smoothing, z_loss=z_loss)
     terms = nll_of_rows(source, (hidden, weight, bias), targets, likelihood, token_weights)
-    return terms if token_weights is None else terms._replace(count=float(token_weights.cpu().sum(dtype=torch.float64)))
+    return terms if token_weights is None else terms._replace(count=total)
 
 
 def nll_of_logits(
@@ -84,7 +94,12 @@ def nll_of_logits(
 ) -> LossTerms:
     """Sum the same from logits[M, V] that a model has computed itself; every row has a target.
     It is computed in float32, in chunks of rows.
+
+    Raises:
+        LossError: a number out of range, or targets that are not one a row.
     """
+    _check.targets(targets, logits, "logits")
+    _check.number("chunk_rows", chunk_rows, least=1)
     likelihood = Likelihood(dft=dft, label_smoothing=label_smoothing, z_loss=z_loss)
     return nll_of_rows(Given(given=logits.dtype, chunk_rows=chunk_rows), (logits,), targets, likelihood)
 

@@ -48,13 +48,15 @@ def token_logps(
         torch.Tensor: float32[M], in nats, of the M rows with a target, in their order.
 
     Raises:
-        LossError: a temperature that is not above 0.
+        LossError: a temperature that is not above 0, or targets that are not one a row.
 
     >>> h, w = torch.eye(3), torch.eye(3)
     >>> token_logps(h, w, torch.tensor([0, -100, 1]))
     tensor([-0.5514, -1.5514])
     """
     _check.number("temperature", temperature, above=0)
+    _check.number("chunk_rows", chunk_rows, least=1)
+    _check.targets(targets, hidden, "hidden")
     hidden, targets = labelled(hidden, targets, ignore_index)
     source = Projected(
         product=product_dtype(weight), scale=scale, softcap=softcap, temperature=temperature, chunk_rows=chunk_rows

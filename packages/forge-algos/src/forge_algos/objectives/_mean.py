@@ -2,7 +2,17 @@
 
 from collections.abc import Sequence
 
+from forge_algos._errors import LossError
 from forge_algos.losses import LossTerms
+
+
+def require_totals(totals: Sequence[float], needs: int) -> None:
+    """Raise LossError unless there are as many totals as an objective measures."""
+    if len(totals) < needs:
+        raise LossError(
+            f"totals: {needs} numbers are wanted, what `measure` returned for each micro-batch of the step, added up; got "
+            f"{len(totals)}"
+        )
 
 
 class Mean:
@@ -24,10 +34,14 @@ class Mean:
 
     def tokens_per_term(self, totals: Sequence[float]) -> float | None:
         """Return tokens a term over the whole step, or None where a call takes its own or has none."""
-        return totals[1] / totals[0] if self.per_token else None
+        if not self.per_token:
+            return None
+        require_totals(totals, 2)
+        return totals[1] / totals[0]
 
     def __call__(self, terms: LossTerms, totals: Sequence[float]) -> LossTerms:
         """Weigh the terms by the totals of what `measure` returned."""
         if not self.trl:
             return terms
+        require_totals(totals, 2)
         return terms._replace(sum=terms.sum * (totals[0] / (terms.count * totals[1])), per_sample=None)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from forge_algos._errors import LossError
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.batches._learned import RowLoader
 from forge_algos.heads._embedding import Pool, choose_embedder
@@ -137,6 +138,7 @@ class BoundWholeStep:
         self._load = RowLoader(model, device)
         self._objective, self._model, self._device = objective, model, device
         self._parallel: Parallel = ALONE
+        self._begun = False
         self._batches: list[Any] = []
         self._places: dict[int, slice] = {}
         self._states: dict[int, list[torch.Tensor]] = {}
@@ -156,7 +158,7 @@ class BoundWholeStep:
             batches: this rank's, None where it has nothing and other ranks have: it makes a forward all the same.
             parallel: the ranks.
         """
-        self._parallel, self._known, self._found = parallel, None, []
+        self._begun, self._parallel, self._known, self._found = True, parallel, None, []
         # Held, so that an address stands for one of them.
         self._batches = [batch for batch in batches if batch is not None]
         self._places, self._states, places = {}, {}, 0
@@ -176,8 +178,17 @@ class BoundWholeStep:
         self._know()
 
     def __call__(self, batch: Any, totals: Sequence[float]) -> LossTerms:
-        """Compute the terms of a batch's texts among all of the step's."""
+        """Compute the terms of a batch's texts among all of the step's.
+
+        Raises:
+            LossError: no step was begun, so that nothing is known of the other texts.
+        """
         del totals
+        if not self._begun:
+            raise LossError(
+                "the loss is among all texts of a step: before its first micro-batch call begin(micro_batches, "
+                "forge_algos.ALONE), or with the strategy of several ranks, as train does"
+            )
         place = self._places.get(id(batch))
         if self._known is not None and not self._model.training:
             # An evaluation has embedded every text, and no rank makes another forward.

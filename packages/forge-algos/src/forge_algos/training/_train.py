@@ -148,6 +148,8 @@ def train(
         started = time.perf_counter()
         while True:
             micro_batches = next(remaining, None)
+            if isinstance(micro_batches, Iterator):  # it is counted before it is run
+                micro_batches = list(micro_batches)
             counted = columns(micro_batches, objective, parallel)
             if counted is None or micro_batches is None:
                 return

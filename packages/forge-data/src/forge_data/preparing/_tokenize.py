@@ -12,6 +12,7 @@ from forge_data._formats import AUTO, BUILT_IN
 from forge_data._options import ON_OVERFLOW, Options
 from forge_data._values import describe
 from forge_data.formats._registry import check_name, convert, detect, formats
+from forge_data.reading._memory import plain_values
 from forge_data.reading._preprocess import load_preprocess
 from forge_data.reading._row_changes import RowChanges
 from forge_data.tokenizing._kept_encoders import kept_encoder, known_encoder
@@ -70,7 +71,7 @@ def tokenize(
     check_name(format)
     changes = RowChanges(load_preprocess(preprocess), options.rename_columns)
     encoder = kept_encoder(as_tokenizer(tokenizer), options)
-    fields = {name: value for name, value in row.items() if value is not None}
+    fields = {name: plain_values(value) for name, value in row.items() if value is not None}
     columns: set[str] = set()
     made = changes(_PLACE, fields, columns)
     if len(made) != 1:

@@ -129,7 +129,7 @@ class InMemoryRows:
         digest, known, count = hashlib.sha256(), True, 0
         for row, value in enumerate(self._given()):
             try:
-                plain = _plain(value)
+                plain = plain_values(value)
             except RecursionError as error:
                 raise DataError(f"{self.name}[{row}] is nested too deeply to be read") from error
             if self.kind.startswith("datasets."):
@@ -170,16 +170,16 @@ def check_no_table(value: object, name: str = "data_path") -> None:
             raise DataError(f"`{name}` is a {kind.__name__} of {package}, which is not read as rows; give {rows}")
 
 
-def _plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """Make lists and dicts, as a file has them, of sequences, mappings and arrays at any depth."""
     if type(value) in _SCALARS:
         return value
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: plain_values(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_values(item) for item in value]
     # Arrays and numbers of numpy, torch and jax.
-    return _plain(value.tolist()) if hasattr(value, "tolist") else value
+    return plain_values(value.tolist()) if hasattr(value, "tolist") else value
 
 
 def _content(value: object) -> str:

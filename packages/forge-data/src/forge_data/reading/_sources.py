@@ -229,7 +229,10 @@ def _entry(entry: object) -> str:
 
 def _weight(entry: object, weight: object) -> float:
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight <= 0:
-        raise DataError(f"the weight of {entry} is {describe(weight)}; it must be a number above 0, or the entry taken out")
+        raise DataError(
+            f"the weight of {entry} is {describe(weight)}; it must be a number above 0, or the entry taken out"
+            + ("" if isinstance(weight, (int, float)) else " (a mapping gives files their weights; one row is given as [row])")
+        )
     return float(weight)
 
 

@@ -271,7 +271,12 @@ class Store:
         return np.unique(np.stack((files, self._arrays["rows.bin"][at])), axis=1, return_inverse=True)[1].reshape(-1)
 
     def _stored_index(self, index: int) -> int:
-        at = operator.index(index)
+        try:
+            at = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"an index is a whole number or a slice, not {type(index).__name__}; select(...) takes many"
+            ) from None
         if not -len(self) <= at < len(self):
             raise IndexError(f"{'prompt' if self._of_prompts else 'sample'} {at} of a store of {len(self)}")
         at %= len(self)

@@ -113,10 +113,12 @@ class Checkpoints:
             CheckpointError: these tensors cannot be saved (on all ranks alike). Failing disks do not raise: see `failed`.
         """
         self.wait()
+        # A step of 2.0 would be a directory that no later run finds, and for which the states before it are deleted.
+        step, invalid = folder.whole_step(step)
         temporary, problem = self._begin(step) if self._ranks.is_first else (None, None)
         pieces: dict[str, Piece] = {}
         values: dict[str, torch.Tensor] = {}
-        invalid, texts = None, ("", "")
+        texts = ("", "")
         try:
             pieces, values = local_pieces(tensors)
             texts = (
@@ -124,7 +126,7 @@ class Checkpoints:
                 jsonable(about, "about"),
             )
         except CheckpointError as error:
-            invalid = str(error)
+            invalid = invalid or str(error)
         reports = self._ranks.collect({"step": step, "invalid": invalid, "pieces": digest_of(pieces)})
         try:
             verdict = self._ranks.broadcast(None if reports is None else self._judge(reports, step, temporary, problem))

@@ -13,12 +13,14 @@ Only whole directories ever have a plain name: they are renamed to it once every
 anything is deleted. One process does all of this: the first rank of the one run that owns the directory.
 """
 
+import operator
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from forge_dist._errors import ExportError
 from forge_dist._files import check_guards, write_text_atomically
@@ -32,6 +34,16 @@ _LEFTOVER = re.compile(r"\.(step_\d+)\.[0-9a-f]+\.(tmp|pruned|replaced)|\.latest
 def name_of(step: int) -> str:
     """Return the name of the full state of `step`."""
     return f"step_{step}"
+
+
+def whole_step(step: Any) -> tuple[int, str | None]:
+    """Return a step as an int, and what is wrong with it (the step is then -1)."""
+    try:
+        if not isinstance(step, bool):
+            return operator.index(step), None
+    except TypeError:
+        pass
+    return -1, f"the step of a full state is a whole number from 0, not {step!r}"
 
 
 def step_of(path: Path) -> int | None:

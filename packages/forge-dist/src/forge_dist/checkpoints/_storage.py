@@ -135,9 +135,10 @@ class ForgeWriter(StorageWriter):
         about: Mapping[str, Any] | None = None,
         must_match: Mapping[str, Any] | None = None,
     ) -> None:
-        if step < 0:
-            raise ValueError(f"step must be 0 or more; got {step}")
-        self._root, self._step = Path(root), step
+        number, invalid = folder.whole_step(step)
+        if number < 0:
+            raise ValueError(invalid or f"step must be 0 or more; got {step}")
+        self._root, self._step = Path(root), number
         self._texts = jsonable(about or {}, "about"), jsonable(must_match or {}, "must_match")
         self._temporary: Path | None = None
 

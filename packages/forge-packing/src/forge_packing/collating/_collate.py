@@ -66,7 +66,8 @@ def collate(examples: Iterable[AnyExample]) -> PackedBatch:
         examples: Objects with `input_ids` and `labels`, and `weights` where tokens count differently; or pairs of the two.
 
     Raises:
-        PackingError: an example is empty, not of integers, or its lengths differ; weights that are negative or not finite.
+        PackingError: an example is empty, not of integers, or its lengths differ; negative token ids, and negative labels
+            other than -100; labels that are shifted, each the next token; weights that are negative or not finite.
 
 
     >>> batch = collate([([5, 6, 7], [5, 6, 7]), ([8, 9], [-100, 9])])
@@ -87,16 +88,52 @@ def collate(examples: Iterable[AnyExample]) -> PackedBatch:
     if total > MAX_TOKENS:
         raise PackingError(f"{total} tokens are too many for one row: cu_seqlens is int32, so at most {MAX_TOKENS}")
     starts = ends - lengths
-    flat_labels = concatenated(labels)
+    flat_ids, flat_labels = concatenated(ids), concatenated(labels)
+    _check_tokens(flat_ids, flat_labels, starts)
     flat_labels[starts] = IGNORE
+    _refuse_shifted(flat_ids, flat_labels, ends)
     return PackedBatch(
-        input_ids=concatenated(ids),
+        input_ids=flat_ids,
         labels=flat_labels,
         position_ids=np.arange(total, dtype=np.int64) - np.repeat(starts, lengths),
         cu_seqlens=np.append(starts, total).astype(np.int32),
         max_seqlen=int(lengths.max()) if lengths.size else 0,
         weights=_flat_weights(weights, lengths, flat_labels),
     )
+
+
+def _check_tokens(ids_T: Int64Array, labels_T: Int64Array, starts_B: Int64Array) -> None:
+    """Raise PackingError for negative token ids, and negative labels other than -100."""
+    for name, values, bad in (
+        ("input_ids", ids_T, ids_T < 0),
+        ("labels", labels_T, (labels_T < 0) & (labels_T != IGNORE)),
+    ):
+        if bad.any():
+            at = int(bad.argmax())
+            index = int(np.searchsorted(starts_B, at, side="right")) - 1
+            wanted = "a token id, from 0" if name == "input_ids" else f"a token id, or {IGNORE} where no loss is counted"
+            raise PackingError(f"example {index}: {name}[{at - starts_B[index]}] is {values[at]}; it must be {wanted}")
+
+
+_SHIFTED = 4
+"""Learned tokens from which on labels that are all the next token are no accident."""
+
+
+def _refuse_shifted(ids_T: Int64Array, labels_T: Int64Array, ends_B: Int64Array) -> None:
+    """Raise PackingError where all labels are the next token of their sample.
+
+    The loss would shift them once more.
+    """
+    learned = np.flatnonzero(labels_T != IGNORE)
+    if learned.size < _SHIFTED or np.array_equal(labels_T[learned], ids_T[learned]):
+        return
+    next_T = np.append(ids_T[1:], IGNORE)
+    next_T[ends_B - 1] = IGNORE
+    if np.array_equal(labels_T[learned], next_T[learned]):
+        raise PackingError(
+            "the labels are shifted, each is the next token: give labels[t] == input_ids[t] or -100, for the loss does "
+            "the shifting"
+        )
 
 
 def _flat_weights(
@@ -130,8 +167,21 @@ def example_arrays(index: int | str, example: Any) -> tuple[np.ndarray, np.ndarr
         raise PackingError(
             f"example {index} has {ids.size} input_ids and {counted(labels.size, 'labels')}: there must be one label a token"
         )
+    if labels.dtype.kind == "u":
+        _refuse_wrapped(index, ids, labels)
     weights = getattr(example, "weights", None)
     return ids, labels, None if weights is None else _weights(index, weights, ids.size)
+
+
+def _refuse_wrapped(index: int | str, ids: np.ndarray, labels: np.ndarray) -> None:
+    """Raise PackingError where -100 was stored in an unsigned type, as a token id."""
+    wrapped = np.iinfo(labels.dtype).max + 1 + IGNORE
+    bad = (labels == wrapped) & (ids != wrapped)
+    if bad.any():
+        raise PackingError(
+            f"example {index}: labels[{bad.argmax()}] is {wrapped}, which is {IGNORE} in {labels.dtype}; keep labels in a "
+            "signed type, such as int32"
+        )
 
 
 def _weights(index: int | str, values: Any, size: int) -> np.ndarray:

@@ -102,6 +102,8 @@ def _mixture(sources: npt.ArrayLike | None, weights: object, num_samples: int) -
     if weights is None:
         return None, None
     shares = whole_shares(weights)
+    if sources is None and shares.size > 1:
+        raise PackingError(f"weights are given for {shares.size} sources, and no sources: give the source of each sample")
     numbers = np.zeros(num_samples, dtype=np.int64) if sources is None else integer_array("sources", sources)
     if numbers.size != num_samples:
         raise PackingError(f"sources must have one entry a sample: got {numbers.size} for {num_samples} lengths")

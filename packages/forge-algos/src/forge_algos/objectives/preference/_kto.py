@@ -16,7 +16,7 @@ from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
 from forge_algos.batches._learned import token_count
 from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, kto
-from forge_algos.objectives._mean import Mean
+from forge_algos.objectives._mean import Mean, require_totals
 from forge_algos.objectives.preference._reference import Reference
 from forge_algos.settings._preference import KTOSettings
 
@@ -126,6 +126,7 @@ class _BoundKTO:
 
     def __call__(self, batch: KTOBatch, totals: Sequence[float]) -> LossTerms:
         _check(batch)
+        require_totals(totals, 2)
         drift = self._drift(batch).mean() if self.mean.trl else None
         logps, reference = self._both(batch)
         # Made where it is read: the host waits for a device that it copies a number to.
@@ -181,3 +182,6 @@ def _check(batch: KTOBatch) -> None:
         found: Any = getattr(batch, name)
         if found is not None and np.shape(found) != (B,):
             raise PackedBatchError(f"{name}: {B} values are wanted for {B} completions, got {list(np.shape(found))}")
+    desirable = np.asarray(batch.desirable)
+    if not np.isin(desirable, (0, 1)).all():
+        raise PackedBatchError(f"desirable: True and False are wanted, or 1 and 0, got {desirable.tolist()[:8]}")
