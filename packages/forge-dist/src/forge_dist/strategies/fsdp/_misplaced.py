@@ -33,7 +33,10 @@ _OF_ANY_SHARD = ("MergeModulelist", "SplitModulelist", "Transpose", "_IdentityOp
 
 @contextmanager
 def placeholders() -> Iterator[set[str]]:
-    """Let weights that transformers cannot make of shards be zeros, for `place_again`; yield the set of their names."""
+    """Let weights that transformers cannot make of shards be zeros, and yield their names.
+
+    `place_again` reads them.
+    """
     from transformers import core_model_loading as loading
 
     made: set[str] = set()
@@ -71,7 +74,7 @@ def _or_zeros(convert: Any, made: set[str]) -> Any:
 
 
 def place_again(model: "PreTrainedModel", path: str, report: dict[str, Any], *, unmade: Collection[str] = ()) -> None:
-    """Read misplaced weights again, whole, and keep this rank's shards of them; those that are `unmade` too.
+    """Read misplaced and `unmade` weights again, whole, and keep this rank's shards.
 
     One block of the files at a time is held whole. What `report`, transformers' of the load, says of their shapes is taken out.
 
