@@ -111,7 +111,7 @@ def test_a_weight_of_any_size():
         ([0, -1, 1], "found -1 at index 1"),
         ([0, 0, 0], "source 1 has a weight and no sample"),
         ([0.0, 1.0, 1.0], "sources must be integers"),
-        (None, "source 1 has a weight and no sample"),
+        (None, "weights are given for 2 sources, and no sources"),
     ],
 )
 def test_sources_and_weights_belong_together(sources, message):
