@@ -256,19 +256,11 @@ def test_measuring_in_parts_of_an_epoch_is_a_share_of_the_run(text: str, share: 
     assert not {"evals_per_epoch", "eval_steps", "eval_strategy"} & about(found)
 
 
-def test_a_run_that_ends_before_the_first_measurement_has_none_between() -> None:
-    """Half an epoch with one after each half: it was one after every step."""
-    found = converted(AXOLOTL + "num_epochs: 0.5\nevals_per_epoch: 2\n")
-    assert "eval_every_steps" not in found.settings
-    assert "evals_per_epoch" not in about(found)
-
-
 @pytest.mark.parametrize(
     ("text", "settings"),
     [
         (AXOLOTL + "num_epochs: 3\nsaves_per_epoch: 4\n", {"full_state_every_steps": 1 / 12}),
         (AXOLOTL + "num_epochs: 2\nsaves_per_epoch: 2\nsave_only_model: true\n", {"save_samples": 1 / 4}),
-        (AXOLOTL + "num_epochs: 0.5\nsaves_per_epoch: 2\n", {}),
         (AXOLOTL + "saves_per_epoch: 1\n", {"checkpoint_at_epoch": True}),
         (TRL + "save_strategy: epoch\nsave_steps: 500\n", {"checkpoint_at_epoch": True}),
         (TRL + "save_strategy: 'no'\nsave_steps: 500\n", {}),

@@ -74,10 +74,8 @@ def _evaluations(draft: Draft) -> None:
     often, epochs = draft.left.get("evals_per_epoch"), draft.left.get("num_epochs") or 1
     if isinstance(often, int) and not isinstance(often, bool) and often > 1 and isinstance(epochs, int | float) and epochs > 0:
         # As there: a share of the run, of whatever number of steps.
-        share = 1 / (draft.left.pop("evals_per_epoch") * epochs)
-        if share < 1:  # else the run is over before
-            draft.found["eval_every_steps"] = share
-            draft.comments["eval_every_steps"] = f"{often} times an epoch, as a share of the run"
+        draft.found["eval_every_steps"] = 1 / (draft.left.pop("evals_per_epoch") * epochs)
+        draft.comments["eval_every_steps"] = f"{often} times an epoch, as a share of the run"
 
 
 def _savings(draft: Draft) -> None:
@@ -93,8 +91,7 @@ def _savings(draft: Draft) -> None:
     every: Any = left.get("save_steps")
     often, epochs, said = left.get("saves_per_epoch"), left.get("num_epochs") or 1, ""
     if _counts(often) and isinstance(epochs, int | float) and epochs > 0:
-        share, said = 1 / (left.pop("saves_per_epoch") * epochs), f", {often} times an epoch as a share of the run"
-        every = share if share < 1 else None  # the run is over before
+        every, said = 1 / (left.pop("saves_per_epoch") * epochs), f", {often} times an epoch as a share of the run"
     draft.drop("save_strategy", when=("no", False, *(["steps"] if every else [])))
     if isinstance(every, float) and every.is_integer():
         every = int(every)
