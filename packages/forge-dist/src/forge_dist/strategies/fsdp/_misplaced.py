@@ -99,6 +99,8 @@ def place_again(model: "PreTrainedModel", path: str, report: dict[str, Any], *, 
         name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, model.state_dict())
         if pattern is not None and name in names:
             blocks.setdefault(name, []).append((key, pattern))
+        elif name in names:  # read as it is: its name is only like that of one that is put together
+            del names[name]
     left, wrong = set(names).difference(report["missing_keys"]), set()
     for first, members in blocks.items():
         converter = copy.deepcopy(by_pattern[members[0][1]])
@@ -123,9 +125,13 @@ def place_again(model: "PreTrainedModel", path: str, report: dict[str, Any], *, 
 
 def misplaced(model: "PreTrainedModel") -> list[str]:
     """Return the names of the weights that transformers puts together from wrong shards."""
+    from transformers.core_model_loading import ConversionOps
+
     found: dict[str, None] = {}
     for conversion in getattr(model, "_weight_conversions", None) or ():
-        steps = [each for each in getattr(conversion, "operations", ()) if type(each).__name__ not in _OF_ANY_SHARD]
+        # A quantizer's operations (MXFP4) make a shard of a shard.
+        ours = [each for each in getattr(conversion, "operations", ()) if type(each).__module__ == ConversionOps.__module__]
+        steps = [each for each in ours if type(each).__name__ not in _OF_ANY_SHARD]
         # One without a dimension may take any row from anywhere.
         dims = {getattr(step, "dim", None) for step in steps}
         for name, parameter in model.named_parameters():
