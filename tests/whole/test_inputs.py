@@ -186,3 +186,22 @@ def test_another_adapter_is_named(model_dir: Path, tmp_path: Path, capsys: pytes
     assert line.startswith(f"WARNING: adapter_path {adapter} changed after this run had read it")
     shutil.rmtree(adapter)
     assert warned(settings, capsys) == []
+
+
+def test_another_entry_of_a_file_of_data_sets_is_no_change(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`dataset_info.json` is added to from one run to the next; what it says of this run's data set counts."""
+    write_rows(tmp_path / "a.jsonl", conversations(4))
+    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+    entry = {"file_name": "a.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages"}, "tags": tags}
+    info = tmp_path / "dataset_info.json"
+    info.write_text(json.dumps({"mine": entry}))
+    settings = given(tmp_path) | {"model_path": str(model_dir), "data_path": f"{info}:mine", "effective_batch_size": 4}
+    del settings["preprocess"]
+    forge.sft(**settings)
+    info.write_text(json.dumps({"mine": entry, "new": {"file_name": "b.jsonl"}}))
+    assert not warned(settings, capsys)
+    info.write_text(json.dumps({"mine": entry | {"tags": tags | {"observation_tag": "tool"}}}))
+    (line,) = warned(settings, capsys)
+    assert f"{info} changed" in line

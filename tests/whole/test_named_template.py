@@ -92,12 +92,15 @@ def test_the_end_of_a_turn_of_any_template(form: str, marked: Path, chats: Path,
     assert "<|im_end|> ends a turn and was no EOS of the model" in (tmp_path / "run" / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_run_that_is_resumed_ends_answers_as_it_did(known: bool, marked: Path, chats: Path, tmp_path: Path) -> None:
-    """What a run of an earlier version samples ended without the token; so is one that goes on from its state elsewhere."""
+@pytest.mark.parametrize(("known", "named"), [(True, False), (False, False), (False, True)])
+def test_a_run_that_is_resumed_ends_answers_as_it_did(
+    known: bool, named: bool, marked: Path, chats: Path, tmp_path: Path
+) -> None:
+    """What a run of an earlier version samples ended without the token, but with a template of a name; so it does elsewhere."""
     from transformers import GenerationConfig
 
     given = {**SHORT, "model_path": marked, "data_path": chats, "lr_scheduler": "constant", "keep_full_state": True}
+    given |= {"chat_template": "chatml"} if named else {}
     run = tmp_path / "run"
     forge.sft(**given | {"max_steps": 1}, ckpt_output_dir=run)
     record = json.loads((run / "run.json").read_text())
@@ -113,7 +116,7 @@ def test_a_run_that_is_resumed_ends_answers_as_it_did(known: bool, marked: Path,
         assert resumed.steps == 2
         assert resumed.model_dir is not None
         ends = GenerationConfig.from_pretrained(resumed.model_dir).eos_token_id
-        assert (ends != 0) == known
+        assert (ends != 0) == (known or named)
 
 
 @pytest.mark.slow

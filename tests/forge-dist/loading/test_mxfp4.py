@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from forge_dist import ModelError, base_dtype, check_model_path, export_model, load_model
 from forge_dist.loading import _mxfp4
 
+from ...ranks import run_on_ranks
+
 NUMBERS = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 """What the three lower bits of an e2m1 number stand for; the fourth is the sign (OCP MX 1.0, section 5.3.3)."""
 
@@ -70,6 +72,24 @@ def gpt_oss(tmp_path):
     file = path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}))
     return str(path), expected
+
+
+def divided(ranks, path):
+    import forge_dist
+
+    settings = forge_dist.StrategySettings(strategy="fsdp2")
+    strategy = forge_dist.make_strategy(settings, ranks, device=torch.device("cpu"), adapter=False)
+    model = strategy.load(path, dtype=torch.float32, attention="eager")
+    return {name: tensor.clone() for name, tensor in strategy.whole(model) if tensor is not None}
+
+
+@pytest.mark.slow
+def test_shards_are_what_the_format_says(gpt_oss):
+    """Each rank dequantizes its own: fsdp2 is what is advised where the machine's memory is too small for the whole."""
+    path, expected = gpt_oss
+    found = run_on_ranks(divided, 2, path)[0]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor.float()) for name, tensor in expected.items())
 
 
 def test_the_weights_are_what_the_format_says(gpt_oss):

@@ -134,6 +134,28 @@ def test_what_does_not_fit(ready, damage, message):
     assert not optimizer.state
 
 
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_state_of_a_version_that_froze_less(ready, moved):
+    """A weight that is frozen now and never moved goes on as the state has it; one that did is refused."""
+    import torch
+
+    from forge_dist import CheckpointError
+
+    strategy, model, optimizer, kept = ready
+    weight = model.model.norm.weight.requires_grad_(requires_grad=False)
+    for group in optimizer.param_groups:
+        group["params"] = [each for each in group["params"] if each is not weight]
+    kept["model/model.norm.weight"] = kept["model/model.norm.weight"] + 1
+    if moved:
+        with pytest.raises(CheckpointError, match=r"the optimizer: it has optimizer/model\.norm\.weight/exp_avg"):
+            strategy.load_state(model, optimizer, kept)
+        return
+    for name in [name for name in kept if name.startswith("optimizer/model.norm.weight/")]:
+        del kept[name]
+    strategy.load_state(model, optimizer, kept)
+    assert torch.equal(weight, kept["model/model.norm.weight"])
+
+
 def test_what_is_held_already(ready):
     """An optimizer that has moved keeps to its own names: a state that lacks one of them, for every parameter, is refused."""
     from forge_dist import CheckpointError

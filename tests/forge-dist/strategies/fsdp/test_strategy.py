@@ -243,6 +243,27 @@ def test_refusals(save_base, edit_config):
     assert "ties lm_head.weight" in tied[1]
 
 
+@pytest.mark.slow
+def test_files_that_lack_a_piece_of_a_weight_are_refused(kimi, hrm, lara):
+    """A weight that is read again is made of all that it has in one process, and else refused: it came out cut or too short."""
+    from safetensors.torch import load_file, save_file
+
+    paths, pieces = [kimi, hrm, *lara], ("k_conv1d", "gqkv_proj", "in_proj.weight")
+    for path, piece in zip(paths, pieces, strict=False):
+        file = Path(path) / "model.safetensors"
+        tensors = load_file(file)
+        name = next(name for name in tensors if piece in name)
+        whole = tensors.pop(name)
+        if path != kimi:
+            tensors[name] = whole[:-2].clone()
+        save_file(tensors, file, metadata={"format": "pt"})
+    for found in run_on_ranks(refusals, 2, paths):
+        assert [kind for kind, _ in found] == ["ModelError"] * len(paths)
+        assert "another shape of weight model.layers.0.self_attn.conv1d.weight" in found[0][1]
+        assert "another shape of weight" in found[1][1]
+        assert all("in_proj_qkv.weight cannot be put together" in text for _, text in found[2:])
+
+
 @pytest.mark.parametrize(("there", "refused"), [(False, False), (True, True)])
 def test_a_build_for_gpus_without_one_shards_on_the_cpu(there, refused, monkeypatch):
     """PyPI's torch is built for GPUs: where there is none, fsdp2 divides over CPUs; where there is one, it wants that."""

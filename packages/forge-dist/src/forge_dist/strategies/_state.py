@@ -41,6 +41,12 @@ def load_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, stor
     names = _names(model)
     into = _model_state(model)
     there = stored.tensors
+    # Of a version that froze less. Without moments it never moved, and goes on as it was; with them it is refused below.
+    into |= {
+        name: parameter.detach()
+        for key, parameter in model.named_parameters()
+        if not parameter.requires_grad and (name := f"{MODEL}{key}") in there
+    }
     counters = _group_counters(optimizer)
     _compare({name for name in there if name.startswith(GROUP)}, set(counters), "the optimizer")
     _compare({name for name in there if not name.startswith(OPTIMIZER)}, set(into), "the model")

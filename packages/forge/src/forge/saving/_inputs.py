@@ -26,6 +26,8 @@ from forge._progress import Reporter
 from forge.tasks._task import Task
 
 FILE = "inputs.json"
+_INFO = "dataset_info.json"
+"""LLaMA-Factory's file of many data sets."""
 _HASHED = 8 * 2**30
 """Bytes of data files in all that are hashed, the smallest first: some seconds. Of the others size and times must do."""
 _SHOWN = 3
@@ -60,6 +62,7 @@ def write_inputs(task: Task, s: Any, root: Path, report: Reporter, *, since: int
     about = {
         "files": files,
         "places": {entry: names for entry in _entries(s) if (names := _listed(entry)) is not None},
+        "entries": {entry: digest for entry in _entries(s) if (digest := _described(entry)) is not None},
         "models": {name: found for name, found in models.items() if found is not None},
         "adapter": {} if folder is None else _stamps(Path(folder), _ADAPTER),
     }
@@ -85,7 +88,8 @@ def _compared(task: Task, s: Any, run: Path, adapter: Path, was: Any) -> tuple[l
     """Name what changed, and what was written to and cannot be compared; `was` is the record."""
     known = was or {"files": {}, "places": {}, "models": {}, "adapter": {}}
     states = {name: _state(Path(name), stamp, digest) for name, (stamp, digest) in known["files"].items()}
-    changed = [name for name, state in states.items() if state == "changed"]
+    kept = _with_same_entries(known.get("entries", {}))
+    changed = [name for name, state in states.items() if state == "changed" and name not in kept]
     written = [name for name, state in states.items() if state == "written"]
     if was is None:
         written += _written_since(run)
@@ -186,6 +190,27 @@ def _listed(entry: str) -> list[str] | None:
         return sorted(each for each in glob.glob(str(path), recursive=True) if Path(each).is_file()) or None
     except (OSError, ValueError, RuntimeError):
         return None
+
+
+def _described(entry: str) -> str | None:
+    """Return the SHA-256 of what `dataset_info.json:NAME` says of its data set; None for anything else."""
+    folder, found, name = entry.partition(f"{_INFO}:")
+    if not found:
+        return None
+    try:
+        said = json.loads((Path(folder) / _INFO).expanduser().read_text(encoding="utf-8"))[name]
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, RecursionError):
+        return None
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _with_same_entries(known: Mapping[str, str]) -> set[str]:
+    """Return the files whose entries of this run are what they were: others in them are of no concern."""
+    same: dict[str, bool] = {}
+    for entry, digest in known.items():
+        file = os.path.abspath((Path(entry.partition(f"{_INFO}:")[0]) / _INFO).expanduser())
+        same[file] = same.get(file, True) and _described(entry) == digest
+    return {file for file, is_same in same.items() if is_same}
 
 
 def _stamp(path: Path) -> _Stamp:

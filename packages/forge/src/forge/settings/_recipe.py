@@ -99,7 +99,7 @@ def _read(path: Path) -> dict[str, object]:
         raise RecipeError(f"{path} is a directory. Give a YAML file; a run's own is {path / 'config.yaml'}.") from error
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}. Give a YAML file of settings.") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:  # PyYAML's own, of !!timestamp
         raise RecipeError(f"{fault_of(error, text, path) if text else error}.{hint}") from error
     if not text.strip():
         raise RecipeError(f"{path}: is empty. Write a line name: value for each setting, or leave the recipe out.")

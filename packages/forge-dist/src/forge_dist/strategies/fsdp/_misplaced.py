@@ -19,8 +19,9 @@ from safetensors import safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from forge_dist._errors import StrategyError
+from forge_dist._errors import ModelError, StrategyError
 from forge_dist._safetensors import read_directory
+from forge_dist.loading._load import LOADING_ERRORS
 from forge_dist.loading._model_path import is_hub_name
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ def _or_zeros(convert: Any, made: set[str]) -> Any:
             for target in target_patterns:
                 name = full_layer_name.replace(target_patterns[0], target)
                 weight = model.get_parameter(name)
-                if not isinstance(weight, DTensor):
+                # While the model is read its weights are on the meta device. What `place_again` reads is whole, and must fit.
+                if not isinstance(weight, DTensor) or not weight.is_meta:
                     raise
                 made.add(name)
-                # The weight itself is on the meta device still.
                 device = weight.device_mesh.device_type if first is None else first.device
                 zeros[target] = torch.zeros_like(weight.to_local(), device=device)
             return zeros
@@ -76,9 +77,11 @@ def _or_zeros(convert: Any, made: set[str]) -> Any:
 def place_again(model: "PreTrainedModel", path: str, report: dict[str, Any], *, unmade: Collection[str] = ()) -> None:
     """Read misplaced and `unmade` weights again, whole, and keep this rank's shards.
 
-    One block of the files at a time is held whole. What `report`, transformers' of the load, says of their shapes is taken out.
+    One block of the files at a time is held whole. What `report`, transformers' of the load, says of their shapes becomes what
+    they have whole.
 
     Raises:
+        ModelError: such a weight cannot be put together.
         StrategyError: such a weight is divided otherwise than in equal parts one after another.
     """
     names = dict.fromkeys([*misplaced(model), *sorted(unmade)])
@@ -96,25 +99,39 @@ def place_again(model: "PreTrainedModel", path: str, report: dict[str, Any], *, 
         name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, model.state_dict())
         if pattern is not None and name in names:
             blocks.setdefault(name, []).append((key, pattern))
-    left = set(names)
+        elif name in names:  # read as it is: its name is only like that of one that is put together
+            del names[name]
+    left, wrong = set(names).difference(report["missing_keys"]), set()
     for first, members in blocks.items():
         converter = copy.deepcopy(by_pattern[members[0][1]])
         for key, pattern in members:
             with safe_open(stored[key].file, framework="pt") as file:
                 converter.add_tensor(first, key, pattern, file.get_tensor(key))
-        for name, found in converter.convert(first, model=model, config=model.config).items():
-            _put(model, name, found[0] if isinstance(found, list) else found)
+        try:
+            made = converter.convert(first, model=model, config=model.config)
+        except LOADING_ERRORS as error:
+            raise ModelError(f"model_path {path} cannot be loaded: {first} cannot be put together: {error}") from error
+        for name, found in made.items():
+            whole, shape = found[0] if isinstance(found, list) else found, model.get_parameter(name).shape
             left.discard(name)
+            if whole.shape == shape:
+                _put(model, name, whole)
+            else:
+                wrong.add((name, tuple(whole.shape), tuple(shape)))
     if left:
         raise StrategyError(f"model_path {path}: its files do not hold {min(left)} as one process reads it: use strategy=ddp")
-    report["mismatched_keys"] = {entry for entry in report["mismatched_keys"] if entry[0] not in names}
+    report["mismatched_keys"] = {entry for entry in report["mismatched_keys"] if entry[0] not in names} | wrong
 
 
 def misplaced(model: "PreTrainedModel") -> list[str]:
     """Return the names of the weights that transformers puts together from wrong shards."""
+    from transformers.core_model_loading import ConversionOps
+
     found: dict[str, None] = {}
     for conversion in getattr(model, "_weight_conversions", None) or ():
-        steps = [each for each in getattr(conversion, "operations", ()) if type(each).__name__ not in _OF_ANY_SHARD]
+        # A quantizer's operations (MXFP4) make a shard of a shard.
+        ours = [each for each in getattr(conversion, "operations", ()) if type(each).__module__ == ConversionOps.__module__]
+        steps = [each for each in ours if type(each).__name__ not in _OF_ANY_SHARD]
         # One without a dimension may take any row from anywhere.
         dims = {getattr(step, "dim", None) for step in steps}
         for name, parameter in model.named_parameters():
