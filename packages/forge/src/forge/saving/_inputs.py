@@ -193,7 +193,7 @@ def _listed(entry: str) -> list[str] | None:
 
 
 def _described(entry: str) -> str | None:
-    """Return the SHA-256 of what `dataset_info.json:NAME` says of its data set; None for anything else."""
+    """Return the SHA-256 of a data set's entry in dataset_info.json; None for anything else."""
     folder, found, name = entry.partition(f"{_INFO}:")
     if not found:
         return None
@@ -205,7 +205,7 @@ def _described(entry: str) -> str | None:
 
 
 def _with_same_entries(known: Mapping[str, str]) -> set[str]:
-    """Return the files whose entries of this run are what they were: others in them are of no concern."""
+    """Return the files whose entries of this run are what they were, whatever others say."""
     same: dict[str, bool] = {}
     for entry, digest in known.items():
         file = os.path.abspath((Path(entry.partition(f"{_INFO}:")[0]) / _INFO).expanduser())
