@@ -40,9 +40,7 @@ def read_text(path: Path) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if b"\0" in content:
-            raise ValueError(
-                f"{path}: cannot be read: it is a binary file, and no text. Give a YAML file of settings"
-            ) from error
+            raise ValueError(f"{path}: {_BINARY}") from error
         before = content[: error.start].decode("utf-8", "replace")
         where = f"{path}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
         raise ValueError(
@@ -71,8 +69,9 @@ def fault_of(error: Exception, text: str, path: object) -> str:
         return f"{where}: cannot be read: a control character ({error.character:#04x}) stands there. Remove it"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return f"{path}: cannot be read: {' '.join(str(error).split())}"
-    mark, found, remedy = _explained(error, text.splitlines())
-    line = _line(text.splitlines(), mark)
+    lines = text.splitlines()
+    mark, found, remedy = _explained(error, lines)
+    line = _line(lines, mark)
     shown = f" ({line if len(line) <= _LONGEST else line[:_LONGEST] + ' ...'})" if line else ""
     return f"{path}:{mark.line + 1}:{mark.column + 1}: cannot be read: {found}{shown}. {remedy}"
 
