@@ -176,6 +176,32 @@ def test_what_osft_protects_stays(name: str, model_dir: Path, folder: Path, tmp_
         assert all(leak.norm() <= 1e-5 * change.norm() for leak in leaks), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ci_keeps(["fsdp2"], ["ddp", "fsdp2", "zero1", "zero3"]))
+def test_named_weights_alone_move(strategy: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """Resumed on two ranks after half of the steps: the losses of one process, and all other weights to the bit."""
+    settings = {
+        **settings_of("sft", model_dir, folder),
+        "unfrozen_parameters": ("model.layers.1", ".*.q_proj", "model.norm"),
+        "effective_batch_size": 6,
+        "learning_rate": 1e-2,
+        "weight_decay": 0.1,
+        "lr_scheduler": "constant",
+        "full_state_every_steps": 3,
+    }
+    run_verb("sft", {**settings, "max_steps": 6, "ckpt_output_dir": str(tmp_path / "whole")})
+    parts = {**settings, "ckpt_output_dir": str(tmp_path / "parts")}
+    run_on_ranks(run_verb, 2, "sft", {**parts, "max_steps": 3, "strategy": strategy}, joined=False)
+    result = run_verb("sft", {**parts, "max_steps": 6})
+    losses = [[line["loss"] for line in metrics(tmp_path / run) if "loss" in line] for run in ("whole", "parts")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    before, after = load_file(model_dir / "model.safetensors"), load_file(Path(result["model_dir"]) / "model.safetensors")
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {
+        name for name in before if name.startswith("model.layers.1.") or ".q_proj." in name or name == "model.norm.weight"
+    }
+    assert "trains " in (tmp_path / "whole/log.txt").read_text()
+
+
 @pytest.mark.lane
 @pytest.mark.slow
 def test_what_is_frozen_stays_where_ranks_measured_before(model_dir: Path, folder: Path, tmp_path: Path) -> None:

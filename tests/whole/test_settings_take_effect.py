@@ -70,6 +70,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "lr_scheduler": ({}, "cosine", "constant"),
     "adapter": ({}, "none", "lora"),
     "lora_r": (LORA, 4, 2),
+    "unfrozen_parameters": ({}, None, ("model.layers",)),
     "adapter_path": ({"adapter": "lora"}, "ADAPTER", "OTHER ADAPTER"),
     "lora_alpha": (LORA, 8.0, 32.0),
     "lora_dropout": (LORA, 0.0, 0.5),

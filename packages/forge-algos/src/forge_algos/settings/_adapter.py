@@ -28,6 +28,7 @@ SUBTRACTED = ("olora", "pissa", "pissa_niter_16")
 """Initialisations whose first product B₀ A₀ is subtracted again, so that training begins at the base."""
 
 
+_ROWS = re.compile(r"\[\d*:\d*\]$")
 _POSITIVE = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 
 
@@ -44,6 +45,17 @@ def _check_names(_instance: Any, field: Any, value: Any) -> None:
         raise TypeError(f"{field.name} must be a list of names, got {value!r} ({type(value).__name__})")
     if not value or not all(value):
         raise ValueError(f"{field.name} must hold at least one name and no empty one, got {value!r}")
+
+
+def _check_parameters(_instance: Any, field: Any, value: Any) -> None:
+    _check_names(_instance, field, value)
+    for pattern in value:
+        if _ROWS.search(pattern):
+            raise ValueError(f"{field.name}={pattern}: a weight trains as a whole, without [FROM:TO] behind its name")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{field.name}={pattern} is no regular expression: {error}") from error
 
 
 def _check_rest(_instance: Any, field: Any, value: Any) -> None:
@@ -113,6 +125,11 @@ class AdapterSettings:
     modules_to_save: tuple[str, ...] | None = attrs.field(**_names)
     """Modules that are trained whole beside the adapter and exported with it, such as embed_tokens and lm_head;
     named as targets are. A tied embedding and head stay one weight."""
+    unfrozen_parameters: tuple[str, ...] | None = attrs.field(
+        default=None, converter=_tuple, validator=attrs.validators.optional(_check_parameters)
+    )
+    """Which weights train with adapter=none, as regular expressions that their names begin with
+    (`lm_head`, `model.layers.2[0-9]`, `.*.mlp.down_proj`); the others are frozen. By default all."""
     lora_r: int = attrs.field(default=16, validator=number(kind=int, low=1))
     """Rank of the adapters."""
     lora_alpha: float = attrs.field(default=32.0, validator=number(kind=float, above=True))

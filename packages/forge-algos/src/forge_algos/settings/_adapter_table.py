@@ -56,7 +56,11 @@ _OSFT = (
 )
 
 ADAPTERS: dict[str, AdapterKind] = {
-    "none": AdapterKind(learning_rate=2e-5, attach="forge_algos.adaptations.base._adaptation:train_all"),
+    "none": AdapterKind(
+        learning_rate=2e-5,
+        attach="forge_algos.adaptations.base._adaptation:train_all",
+        reads=("unfrozen_parameters",),
+    ),
     "lora": AdapterKind(learning_rate=2e-4, peft="LoraConfig", arguments=_LORA, reads=_OF_LORA),
     "qlora": AdapterKind(
         learning_rate=2e-4,

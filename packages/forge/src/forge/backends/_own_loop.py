@@ -49,6 +49,7 @@ REFUSED_BY_ALL: dict[str, str] = {
     ),
     **dict.fromkeys(("optimizer", "momentum"), "it has AdamW alone"),
     "loraplus_lr_ratio": "it trains no LoRA",
+    "unfrozen_parameters": "it trains every weight",
     "max_grad_norm": "it clips at 1",
     "on_nan": "it looks at no loss",
     "packing": "it packs as it does",

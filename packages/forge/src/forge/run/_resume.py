@@ -113,6 +113,7 @@ ADDED = {
     "discopop_tau": 0.05,
     "ld_alpha": None,
     "cpo_alpha": 0.0,
+    "unfrozen_parameters": None,
 }
 """Setting that earlier versions did not know → what their runs had, with which their full states are resumed."""
 

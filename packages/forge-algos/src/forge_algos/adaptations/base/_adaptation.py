@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from forge_algos.adaptations.base._parts import numbers_by_part
+from forge_algos.adaptations.base._unfrozen import freeze_others
 from forge_algos.settings._adapter import AdapterSettings
 
 
@@ -160,6 +161,8 @@ def _share(trained: int, total: int, *, of: str = "") -> str:
 
 
 def train_all(model: nn.Module, settings: AdapterSettings, context: Context) -> Adaptation:
-    """Let every parameter train (adapter=none)."""
-    del settings, context
+    """Let every parameter train, or those that are named (adapter=none)."""
+    del context
+    if settings.unfrozen_parameters is not None:
+        freeze_others(model, settings.unfrozen_parameters)
     return Adaptation(model)

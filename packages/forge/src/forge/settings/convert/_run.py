@@ -211,8 +211,12 @@ def adapter(draft: Draft) -> None:
         for key in [key for key in left if key.startswith("lora_") or key == "peft_layers_to_transform"]:
             del left[key]
     _targets(draft)
+    for pattern in left.get("unfrozen_parameters") or ():
+        if str(pattern)[-1:].isdigit():
+            lost.append(f"unfrozen_parameters: {pattern}: one layer here; in Axolotl also those whose number begins so")
     if kind not in ("none", *LORA):
-        lost.append(f"{kind}: forge has no such way of training: choose adapter")
+        instead = "name the weights that train in unfrozen_parameters" if kind == "freeze" else "choose adapter"
+        lost.append(f"{kind}: forge has no such way of training: {instead}")
         kind = "none"
     if kind != "none":
         draft.found["adapter"] = kind

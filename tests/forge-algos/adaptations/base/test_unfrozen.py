@@ -1,0 +1,69 @@
+"""`unfrozen_parameters`: which weights move, and which names are refused."""
+
+import pytest
+
+from forge_algos import AdapterError, AdapterSettings, adapt
+
+from ...oracle import make
+from ...preferences import a_classifier
+
+
+def moving(*patterns, model=None):
+    """Return the names of the parameters that train."""
+    adapted = adapt(make() if model is None else model, AdapterSettings(unfrozen_parameters=patterns)).model
+    return {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+
+
+def test_patterns_name_weights_by_the_beginning_of_their_names():
+    """A pattern ends where a part of a name ends, and several add up; a head that is tied trains with the embeddings."""
+    every = {name for name, _ in make().named_parameters()}
+    assert moving(".*") == every
+    assert moving("model.layers.1") == {name for name in every if name.startswith("model.layers.1.")}
+    assert moving("model.layers.[0-9]+.mlp.down_proj.weight$", "model.norm") == {
+        *(f"model.layers.{n}.mlp.down_proj.weight" for n in (0, 1)),
+        "model.norm.weight",
+    }
+    assert moving("lm_head") == {"model.embed_tokens.weight"}
+    assert moving("lm_head", model=make("llama-untied")) == {"lm_head.weight"}
+
+
+def test_what_is_frozen_stays_frozen_and_a_new_head_trains():
+    """The scoring layer of a reward model trains in any case."""
+    model = make()
+    model.model.layers[0].requires_grad_(requires_grad=False)
+    assert moving("model.layers", model=model) == {
+        name for name, _ in make().named_parameters() if name.startswith("model.layers.1.")
+    }
+    assert "score.weight" in moving("model.norm", model=a_classifier())
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (("layers.1",), "unfrozen_parameters=layers.1: names no weight, whose names are like model.layers.1"),
+        (("model.norm", "model.layers.9"), "unfrozen_parameters=model.layers.9: names no weight"),
+        (("model.nor",), "names no weight, whose names are like model.norm.weight"),
+        (("model.embed_tokens",), r"is frozen in this model \(model.embed_tokens.weight\)"),
+    ],
+)
+def test_a_pattern_that_moves_nothing_is_refused(patterns, message):
+    """It is named, with what there is."""
+    model = make()
+    model.model.embed_tokens.requires_grad_(requires_grad=False)
+    with pytest.raises(AdapterError, match=message):
+        moving(*patterns, model=model)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"unfrozen_parameters": ("model.(",)}, r"unfrozen_parameters=model.\( is no regular expression"),
+        ({"unfrozen_parameters": ("model.embed_tokens.weight$[:10]",)}, "a weight trains as a whole"),
+        ({"unfrozen_parameters": ()}, "at least one name"),
+        ({"unfrozen_parameters": ("lm_head",), "adapter": "lora"}, "has no effect with adapter='lora'.*set adapter=none"),
+    ],
+)
+def test_impossible_patterns_are_refused(given, message):
+    """Before a model is there."""
+    with pytest.raises(ValueError, match=message):
+        AdapterSettings(**given)
