@@ -23,6 +23,7 @@ from forge._stderr import StandardError
 from forge._uncollected import process_of_one_command, uncollected
 from forge.cli._flags import as_flags
 from forge.cli._options import command_of
+from forge.cli._output import take_any_text
 from forge.cli._train import verb_command
 from forge.cli._words import check_words
 from forge.verbs._registry import VERBS, task_of
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         process_of_one_command()
+        take_any_text()
     debug = "--debug" in words or bool(os.environ.get(_DEBUG))
     words = [word for word in words if word != "--debug"]
     before = signal.signal(signal.SIGTERM, _terminate)
