@@ -192,7 +192,7 @@ class Reporter:
         forge_dist.beat(out.step)
         named = [f"{name} {out.figures[name]:.3g}" for name in _SHOWN if name in out.figures]
         rollout = [self.rollout_figures] if self.rollout_figures else []
-        figures = "  ".join([f"loss {out.loss:.4f}", *named, *rollout])
+        figures = "  ".join([f"loss {out.loss:z.4f}", *named, *rollout])
         speed = f"{tokens_per_second:,.0f} tokens/s"
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=out.step, description=self._fitting(f"{figures}  {speed}"))
