@@ -166,7 +166,7 @@ def _value(place: str, line: bytes) -> object:
 
 
 def fault_of(error: json.JSONDecodeError) -> str:
-    """Return what is wrong, to be followed by the place: some of Python's messages end with "at"."""
+    """Return the decoder's message without the "at" with which some of them end."""
     return error.msg.removesuffix(" at")
 
 
