@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -78,9 +79,10 @@ def main() -> None:
     console.print(f"({result.seconds:.0f} seconds of training teach a small model how docstrings sound, not what they know.)")
     console.print(f"the run    {result.output_dir}  (report.html to look at; config.yaml, metrics.jsonl, log.txt)")
     console.print(f"the model  {result.model_dir}  (a plain Hugging Face directory)")
-    console.print(f'try it     hatch run forge generate {result.output_dir} "What does Python\'s json.loads do?"')
+    forge_command = "hatch run forge" if os.environ.get("HATCH_ENV_ACTIVE") else "forge"
+    console.print(f'try it     {forge_command} generate {result.output_dir} "What does Python\'s json.loads do?"')
     console.print(
-        f"next       hatch run forge sft --model-path {model_path} ...  (the model as it was; --help has the settings)"
+        f"next       {forge_command} sft --model-path {model_path} ...  (the model as it was; --help has the settings)"
     )
 
 

@@ -199,3 +199,11 @@ def test_the_time_left_is_that_of_steps_after_the_first(clock: list[float]) -> N
     assert "ETA" not in first
     assert second.endswith("ETA 0:22")
     assert third.endswith("ETA 0:30")
+
+
+def test_a_loss_of_nothing_has_no_sign() -> None:
+    """GRPO's loss lies around zero: `-0.0000` is no number."""
+    made, printed = reporter(terminal=False)
+    with made.steps(8):
+        made.step(Step(1, loss=-1e-9), 10.0)
+    assert "loss 0.0000" in printed.getvalue()

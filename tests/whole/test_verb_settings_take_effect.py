@@ -298,7 +298,7 @@ def test_setting_takes_effect(verb: str, name: str, outcome: Callable[[str], Cal
 
 def test_an_online_run_that_nothing_rewards_is_refused(model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Without a reward there is nothing to learn; nothing is written."""
-    with pytest.raises(forge.SettingsError, match="nothing rewards the completions"):
+    with pytest.raises(forge.SettingsError, match="nothing rewards the completions: set reward=package"):
         forge.grpo(**(settings_of("grpo", model_dir, folder) | {"reward": ()}), ckpt_output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -64,6 +64,9 @@ def test_a_run(verb: str, model_dir: Path, folder: Path, tmp_path: Path) -> None
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(isinstance(value, int | float | bool) for line in lines for name, value in line.items() if name != "time")
     assert all(line["grad_norm"] > 0 for line in lines)
+    if getattr(forge, verb).task.samples_are is None:
+        # Pairs, blocks, texts: those of the steps, which exports and save_samples count too.
+        assert [line["samples"] for line in lines] == [given["effective_batch_size"] * line["step"] for line in lines]
     assert result.eval_before is not None
     assert result.eval_after is not None
     assert result.eval_before != result.eval_after

@@ -73,6 +73,8 @@ def test_a_chunk_of_a_local_file_is_small(tmp_path):
 FAULTS = [
     (b'{"a": 1', "train.jsonl:2 is not valid JSON: Expecting ',' delimiter at column"),
     (b"{'a': 1}", "train.jsonl:2 is not valid JSON: .* at column 2; found"),
+    (b'{"a": "x', "train.jsonl:2 is not valid JSON: Unterminated string starting at column 7; found"),
+    (b'{"a": "' + b"x" * 70 + b'"},', r"""Extra data at column 80; found 'x+"},'; write one"""),
     (b'{"a": 1} {"a": 2}', "train.jsonl:2 is not valid JSON: Extra data at column 10"),
     (b'{"a": "\xff"}', "train.jsonl:2 is not UTF-8: byte 0xff at position 8 of the line"),
     (b'{"a": 1, "b": 2, "a": 1}', "train.jsonl:2 cannot be read: an object names the key 'a' more than once; keep one"),

@@ -215,6 +215,24 @@ def test_signals_are_passed_on(run, tmp_path):
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
+def test_a_closed_terminal_is_one_sigterm(run, tmp_path):
+    """SIGHUP reaches the workers as a SIGTERM, and a second one, which the kernel sends after the shell's, asks for no more."""
+
+    def send():
+        wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert run("signals") == 75
+    thread.join()
+    assert (tmp_path / "got_0").read_text() == f"{int(signal.SIGTERM)} {int(signal.SIGINT)}"
+
+
 def test_a_signal_before_the_workers_listen(run, tmp_path):
     """Workers that die of the signal itself have nothing to save: that is a preemption too."""
 

@@ -30,3 +30,26 @@ def test_it_says_at_once_what_becomes_of_the_run(capfd, monkeypatch):
         "forge: SIGINT: this step is finished and its state saved, then the run ends; a second signal ends it at once.\n"
     )
     assert answered == [True]
+
+
+def test_a_closed_terminal_stops_a_run_once(capfd):
+    """SIGHUP comes twice, from the shell and from the kernel: it asks for the end, and never for one at once."""
+    before = signal.getsignal(signal.SIGHUP)
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.received == "SIGHUP"
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGTERM) != stop._receive
+    assert signal.getsignal(signal.SIGHUP) == before
+    assert capfd.readouterr().err.count("SIGHUP") == 1
+
+
+def test_nohup_is_heeded():
+    """Where SIGHUP is ignored it stays ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -52,3 +52,10 @@ def test_a_pipe_that_is_not_utf8_ends_it(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(sys, "stdin", stdin)
         with pytest.raises(SettingsError, match="standard input is not UTF-8"):
             list(_lines())
+
+
+def test_a_pipe_in_the_encoding_of_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """UTF-8 where PYTHONIOENCODING is ascii is not said to be none."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("café\n".encode()), encoding="ascii"))
+    with pytest.raises(SettingsError, match="not ascii, which PYTHONIOENCODING .* PYTHONIOENCODING=utf-8 has UTF-8 read"):
+        list(_lines())

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -17,6 +17,7 @@ import forge_dist
 from forge._counted import counted
 from forge._printable import printable
 from forge._result import RunResult, result_values
+from forge._stderr import StandardError
 
 _PATIENCE_SECONDS = 30.0
 """Seconds after which somebody without a terminal hears how far a preparation is."""
@@ -49,7 +50,9 @@ class Reporter:
         self._every = every
         self._quiet = quiet
         self._brief = brief
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, quiet=quiet)
+        self._console = Console(
+            file=cast("IO[str]", StandardError()), highlight=False, soft_wrap=True, emoji=False, quiet=quiet
+        )
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._num_steps: int | None = None
@@ -189,7 +192,7 @@ class Reporter:
         forge_dist.beat(out.step)
         named = [f"{name} {out.figures[name]:.3g}" for name in _SHOWN if name in out.figures]
         rollout = [self.rollout_figures] if self.rollout_figures else []
-        figures = "  ".join([f"loss {out.loss:.4f}", *named, *rollout])
+        figures = "  ".join([f"loss {out.loss:z.4f}", *named, *rollout])
         speed = f"{tokens_per_second:,.0f} tokens/s"
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=out.step, description=self._fitting(f"{figures}  {speed}"))

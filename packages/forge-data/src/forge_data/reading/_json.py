@@ -10,7 +10,7 @@ import attrs
 from forge_data._errors import DataError
 from forge_data._values import ROW_DECODER
 from forge_data.reading._file import DataFile, to_utf8
-from forge_data.reading._jsonl import JsonLines
+from forge_data.reading._jsonl import JsonLines, fault_of
 from forge_data.reading._record import Chunk, Record, Refused, place_of, record
 
 _BLOCK = 1 << 18
@@ -164,7 +164,7 @@ class _Items:
                 whole = error.pos < len(self._text) - _CUT and not error.msg.startswith("Unterminated string")
                 if whole or not self._read():
                     near = self._text[max(0, error.pos - 20) : error.pos + 20]
-                    raise DataError(f"{self._name}[{index}] is not valid JSON: {error.msg}, near {near!r}") from error
+                    raise DataError(f"{self._name}[{index}] is not valid JSON: {fault_of(error)}, near {near!r}") from error
             except RecursionError as error:
                 raise DataError(f"{self._name}[{index}] is nested too deeply to be read") from error
             except ValueError as error:

@@ -157,17 +157,24 @@ def _value(place: str, line: bytes) -> object:
             f"({error.reason}); {to_utf8(place.rpartition(':')[0])}"
         ) from error
     except json.JSONDecodeError as error:
-        raise DataError(f"{place} is not valid JSON: {error.msg} at column {error.colno}{_remedy(error.doc)}") from error
+        where = f"{fault_of(error)} at column {error.colno}"
+        raise DataError(f"{place} is not valid JSON: {where}{_remedy(error.doc, error.pos)}") from error
     except RecursionError as error:
         raise DataError(f"{place} is nested too deeply to be read") from error
     except ValueError as error:
         raise DataError(f"{place} cannot be read: {error}") from error
 
 
-def _remedy(line: str) -> str:
+def fault_of(error: json.JSONDecodeError) -> str:
+    """Return the decoder's message without the "at" with which some of them end."""
+    return error.msg.removesuffix(" at")
+
+
+def _remedy(line: str, at: int) -> str:
     start = line.strip()
     if start in ("[", "[{"):
         return "; the file looks like one JSON array over many lines: write one object a line (`jq -c '.[]'` does)"
     if start == "{":
         return "; the file looks like JSON objects over many lines each: write one object a line (`jq -c .` does)"
-    return f"; found {line.strip()[:60]!r}; write one complete object a line"
+    found = line.strip()[:60] if at < 60 else line[at - 30 : at + 30].strip()
+    return f"; found {found!r}; write one complete object a line"

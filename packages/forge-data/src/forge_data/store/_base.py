@@ -13,6 +13,7 @@ import numpy as np
 from forge_data._accounting import Accounting
 from forge_data._errors import DataError, StoreError
 from forge_data._shard import Shard
+from forge_data._values import counted
 from forge_data.reading._record import place_of
 from forge_data.store._dropped import dropped_rows
 from forge_data.store._duplicates import as_digests, digest, grouped
@@ -213,8 +214,8 @@ class Store:
         parts = split_indices(groups, fraction, int(self.settings.get("seed", 0)) if seed is None else seed)
         if not all(map(len, parts)):
             raise DataError(
-                f"a held-out share of {fraction} of {len(groups)} {self._plural} leaves {len(parts[0])} to train on and "
-                f"{len(parts[1])} held out; change `validation_split`, or give a file of held-out rows as `eval_data_path`"
+                f"a held-out share of {fraction} of {counted(len(groups), self._plural)} leaves {len(parts[0])} to train on "
+                f"and {len(parts[1])} held out; change `validation_split`, or give a file of held-out rows as `eval_data_path`"
             )
         train, held_out = parts
         return self.select(samples[train].reshape(-1)), self.select(samples[held_out].reshape(-1))

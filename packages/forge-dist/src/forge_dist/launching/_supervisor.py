@@ -55,7 +55,7 @@ class Supervisor:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the workers, and take SIGTERM and SIGINT, within the block.
+        """Watch the workers, and take SIGTERM, SIGINT and SIGHUP, within the block.
 
         Signals in the main thread only, where Python allows it.
         """
@@ -63,6 +63,8 @@ class Supervisor:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 handlers[number] = signal.signal(number, self._on_signal)
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` has it
+                handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_hang_up)
         thread = threading.Thread(target=self._watch, name="forge-supervisor", daemon=True)
         thread.start()
         try:
@@ -83,6 +85,11 @@ class Supervisor:
         pids, seen = [worker.pid for worker in self._workers()], time.time()
         if not pids or (len(self.signals) > 1 and not any(self._is_alive(pid, seen) for pid in pids)):
             raise Interrupted
+
+    def _on_hang_up(self, _number: int, frame: FrameType | None) -> None:
+        """Take the first SIGHUP as a SIGTERM: the shell and the kernel each send one."""
+        if not self.signals:
+            self._on_signal(signal.SIGTERM, frame)
 
     def _watch(self) -> None:
         clock, watch = AwakeClock(), Watch(alone=lambda: self._rendezvous.nodes < 2)

@@ -19,9 +19,11 @@ import cyclopts
 
 import forge
 from forge._printable import printable
+from forge._stderr import StandardError
 from forge._uncollected import process_of_one_command, uncollected
 from forge.cli._flags import as_flags
 from forge.cli._options import command_of
+from forge.cli._output import take_any_text
 from forge.cli._train import verb_command
 from forge.cli._words import check_words
 from forge.verbs._registry import VERBS, task_of
@@ -54,6 +56,7 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         process_of_one_command()
+        take_any_text()
     debug = "--debug" in words or bool(os.environ.get(_DEBUG))
     words = [word for word in words if word != "--debug"]
     before = signal.signal(signal.SIGTERM, _terminate)
@@ -80,7 +83,7 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
         return _print_error(_ended("terminated", error), 143, debug=debug) if _is_first() else 143
     except KeyboardInterrupt as error:
         if sys.stderr.isatty():
-            print(file=sys.stderr)  # the terminal has shown ^C on this line
+            print(file=StandardError())  # the terminal has shown ^C on this line
         return _print_error(_ended("interrupted", error), 130, debug=debug)
     except SystemExit as error:
         # rich ends the process with 1 where nobody reads what it prints (a page of help); it has dropped the rest itself.
@@ -160,7 +163,7 @@ def _print_error(message: str, status: int, *, debug: bool) -> int:
     if debug:
         traceback.print_exc()
     # A message may quote the name of a file, and a name may hold what controls a terminal.
-    print("forge: " + printable(message, keep="\n"), file=sys.stderr)
+    print("forge: " + printable(message, keep="\n"), file=StandardError())
     return status
 
 

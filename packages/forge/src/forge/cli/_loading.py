@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from forge._stderr import StandardError
+
 _PATIENCE_SECONDS = 1.0
 """Seconds that may pass without a word."""
 _POLL_SECONDS = 0.1
@@ -40,5 +42,5 @@ def _tell(verb: str, ended: threading.Event) -> None:
         if (torch is not None and not getattr(torch.__spec__, "_initializing", False)) or seconds > _MOST_SECONDS:
             return
         if torch is not None and seconds >= _PATIENCE_SECONDS:
-            print(f"forge {verb}: loading torch ...", file=sys.stderr, flush=True)
+            print(f"forge {verb}: loading torch ...", file=StandardError(), flush=True)
             return

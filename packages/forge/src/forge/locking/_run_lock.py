@@ -18,7 +18,6 @@ import random
 import re
 import secrets
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from typing import Self
 import attrs
 
 from forge._errors import RunDirectoryError, RunTakenOverError
+from forge._stderr import StandardError
 from forge.locking._owner import Owner
 
 _RECORD = re.compile(r"\.forge-owner-(\d{1,18})")
@@ -102,7 +102,7 @@ class RunLock:
         name: str = "",
         busy: str = "another run is writing to it now",
         remedy: str = "Give another directory, or wait for that run.",
-        say: Callable[[str], None] = lambda line: print(f"forge: {line}", file=sys.stderr, flush=True),
+        say: Callable[[str], None] = lambda line: print(f"forge: {line}", file=StandardError(), flush=True),
     ) -> None:
         self._path, self._said, self._busy, self._remedy, self._say = path, f"{name} {path}".lstrip(), busy, remedy, say
         self._lease = lease_seconds()

@@ -355,11 +355,13 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 keep_casts=keeps_casts(strategy.name),
             ):
                 seen, planned = at.samples, (last.step - 1) // updates
+                # Those of the plan: a row of several documents, as a block of pretraining, is one of its samples.
+                made = last.samples if task.samples_are else plan.position(planned + 1) - plan.position(planned)
                 at = attrs.evolve(
                     at,
                     step=last.step,
                     loss=last.loss,
-                    samples=at.samples + last.samples,
+                    samples=at.samples + made,
                     skipped=at.skipped + last.skipped,
                     measured=None,
                 )

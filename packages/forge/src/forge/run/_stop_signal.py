@@ -1,4 +1,4 @@
-"""SIGTERM or SIGINT → a flag that the run reads between two steps."""
+"""SIGTERM, SIGINT or SIGHUP → a flag that the run reads between two steps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any, Self
 
 import forge_dist
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""SIGHUP comes where the terminal is closed or its connection lost."""
 
 
 class StopSignal:
     """Handler that notes the first signal in `received`; a second one does what it did before.
 
-    Active inside its `with` block. Python delivers signals to its main thread alone: in any other nothing changes.
+    Not a second SIGHUP: the shell and the kernel each send one. Where SIGHUP is ignored (`nohup`) it stays so. Active inside
+    its `with` block. Python delivers signals to its main thread alone: in any other nothing changes.
     """
 
     def __init__(self) -> None:
@@ -27,7 +29,8 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+            taken = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._receive) for number in taken}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -35,7 +38,11 @@ class StopSignal:
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
+        hang_up = self._before.pop(signal.SIGHUP, None)
         self._restore()
+        if hang_up is not None:
+            self._before = {signal.SIGHUP: hang_up}
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # Not `print`: the step may hold the lock of stderr, or be within a `print` of its own, which would be an error.
         began = "\n" if os.isatty(2) else ""  # the terminal has shown ^C, or a bar, on this line
         said = "this step is finished and its state saved, then the run ends; a second signal ends it at once."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from forge._errors import RunDirectoryError, SettingsError, StorageError
+from forge._stderr import StandardError
 from forge.storage._remote import Remote
 from forge.storage._restore import restore
 from forge.storage._snapshot import HOLDER, Snapshot, links_of, local_files, newest_step, snapshots
@@ -40,7 +40,7 @@ class Storage:
     def __init__(self, url: str | None, resume: str = "auto") -> None:
         self._url, self._resume = url, resume
         self._remote: Remote | None = None
-        self._note: Callable[[str], None] = lambda line: print(f"forge: {line}", file=sys.stderr, flush=True)
+        self._note: Callable[[str], None] = lambda line: print(f"forge: {line}", file=StandardError(), flush=True)
         self._lines: list[str] = []
         self._path: Path | None = None
         self._upload: Upload | None = None

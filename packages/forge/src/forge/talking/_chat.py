@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from forge._errors import SettingsError
-from forge.talking._generate import check_text
+from forge.talking._generate import check_text, undecoded
 from forge.talking._model import AnsweringModel, Sampling, find_model
 
 _HELP = "/reset forgets the conversation, /system TEXT changes the system message (and forgets it too), /quit ends."
@@ -164,8 +164,8 @@ def _lines() -> Iterator[str]:
             continue
         except (UnicodeDecodeError, SettingsError) as error:
             if not typed:
-                raise SettingsError(f"standard input is not UTF-8: {error}") from error
-            print(f"this line is not UTF-8: {error}", file=sys.stderr)
+                raise SettingsError(f"standard input is not {undecoded(error)}") from error
+            print(f"this line is not {undecoded(error)}", file=sys.stderr)
             continue
         asked_to_end = False
         if not typed and not line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from pathlib import Path
 
@@ -70,4 +71,12 @@ def _read_prompt() -> str:
     try:
         return sys.stdin.read().strip()
     except UnicodeDecodeError as error:
-        raise SettingsError(f"the prompt on standard input is not UTF-8: {error}.") from error
+        raise SettingsError(f"the prompt on standard input is not {undecoded(error)}.") from error
+
+
+def undecoded(error: UnicodeError | SettingsError) -> str:
+    """Say in which encoding a text was not, and what chose another than UTF-8."""
+    named = getattr(error, "encoding", "utf-8")
+    if codecs.lookup(named).name == "utf-8":
+        return f"UTF-8: {error}"
+    return f"{named}, which PYTHONIOENCODING or the locale says it is: {error}; PYTHONIOENCODING=utf-8 has UTF-8 read"

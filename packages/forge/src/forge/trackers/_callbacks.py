@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forge._errors import SettingsError
+from forge._stderr import StandardError
 from forge.trackers._record import Record
 
 METHODS = ("on_step", "on_evaluation", "on_end")
@@ -20,7 +20,7 @@ _LAST_SECONDS = 30.0
 
 
 def _print(line: str) -> None:
-    print(line, file=sys.stderr)
+    print(line, file=StandardError())
 
 
 class Callbacks:

@@ -37,7 +37,8 @@ class OnlineRunSettings(RunSettings):
         super().check()
         if not self.objective.reward and self.objective.reward_model_path is None and self.objective.env is None:
             raise SettingsError(
-                "nothing rewards the completions: set reward to 'package.module:function', reward_model_path, or env."
+                "nothing rewards the completions: set reward=package.module:function, reward_model_path, or "
+                "env=package.module:Class."
             )
         check_server_settings(self)
         if self.plan.max_tokens is not None:
