@@ -14,7 +14,7 @@ import forge_data
 import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
-from forge._turn_end import stop_at_turn_end
+from forge._turn_end import stop_at_turn_end, trained_turn_end
 from forge.exporting._model_card import model_card
 from forge.exporting._request import DType, ExportRequest, Format
 from forge.saving._sentence_transformers import copy_sentence_transformers
@@ -76,7 +76,7 @@ def export(
         else:
             model = forge_dist.load_trained(str(request.folder), dtype=forge_accel.float32, device="cpu", task=request.task)
     if tokenizer is not None:
-        stop_at_turn_end(model, tokenizer)
+        stop_at_turn_end(model, tokenizer, trained_turn_end(request.folder))
     _check_range(request, model)
     with forge_dist.atomic_directory(request.output) as folder:
         try:
