@@ -26,7 +26,7 @@ def former_turn_end(run: Path) -> str | None:
 
 
 def trained_turn_end(directory: str | Path) -> str | None:
-    """Return the token that ends answers of the run whose export this is; None of any other model."""
+    """Return the token that ends answers of the run that exported a directory, or None."""
     return former_turn_end(Path(directory).expanduser().absolute().parent.parent)
 
 

@@ -14,10 +14,13 @@ def samples(*optional: str, **tensors: torch.Tensor | None) -> dict[str, torch.T
     """Return tensors float[N] of one length by name, as float32; an `optional` None is dropped.
     They are float64 where one of them is.
     """
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None or name not in optional}
-    for name, tensor in given.items():
+    given: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor is None and name in optional:
+            continue
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.dim() != 1:
             raise LossError(f"{name}: a tensor of floats with one dimension is wanted, not {described(tensor)}")
+        given[name] = tensor
     _same_length(given)
     dtype = torch.float32
     for tensor in given.values():

@@ -252,7 +252,7 @@ def warn_of_rounding(report: Reporter, before: float | None, trained: float | No
 
 
 def choose_turn_end(task: Task, s: Any, store: Any, tokenizer: Any, path: Path | None) -> str | None:
-    """Return the token that ends answers beside the EOS: turn_end, or the chat template's; None without one.
+    """Return the token that ends answers beside the EOS, or None: turn_end, or the template's.
 
     Without a template of a name, what a run of an earlier version samples ended without it, and it is resumed to the bit.
 

@@ -38,7 +38,7 @@ def store_references(run: Run, parts: dict[str, Items | None]) -> None:
     for name, items in parts.items():
         if isinstance(items, Pairs):
             known = _read(run, name, items)
-            unknown = np.ones(len(items), bool) if known is None else ~np.isfinite(known.logps).all(axis=1)
+            unknown = np.ones(len(items), bool) if known is None else np.any(~np.isfinite(known.logps), axis=1)
             wanted = _used(run, items)
             rows = wanted[unknown[wanted]]
             if run.ranks.broadcast(len(rows)):
