@@ -23,6 +23,7 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
 SEEDS = range(6)
 SMOOTHED = {name for name, kind in DPO_TYPES.items() if kind.smoothing}
+TRLS = sorted(set(DPO_TYPES) - {"cdpo"})
 ACCELERATOR = SimpleNamespace(
     device=torch.device("cpu"),
     gather=lambda x: x,
@@ -70,17 +71,21 @@ def compare(ours, theirs, leaf):
     assert (mine - other).norm() <= 1e-5 * other.norm() + 1e-8
 
 
-def both_dpo(seed, types, weights=None, divergence="reverse_kl", B=5):
+def both_dpo(seed, types, weights=None, divergence="reverse_kl", B=5, alpha=0.5, tau=0.05, ld_alpha=None):
     """(our mean, TRL's loss, the leaf) for one random batch of pairs."""
     leaf, mask, lengths, g = a_row(2 * B, seed)
     beta = float(10 ** (torch.rand((), generator=g) * 1.7 - 1.7))
     eps = float(torch.rand((), generator=g) * 0.44 + 0.01)
     ref = (leaf.detach() + 0.3 * leaf.detach().abs().mean() * torch.randn(leaf.shape, generator=g)) * mask[:, 1:]
-    sums, ref_sums = (losses.completion_logps(flat(t, mask), lengths) for t in (leaf, ref))
+    places = mask[:, 1:].cumsum(1)
+    beyond = places > torch.minimum(lengths[:B], lengths[B:]).repeat(2)[:, None]
+    each = torch.where(beyond, 1.0 if ld_alpha is None else ld_alpha, 1.0)
+    sums, ref_sums = (losses.completion_logps(flat(t * each, mask), lengths) for t in (leaf, ref))
+    whole = losses.completion_logps(flat(leaf, mask), lengths)
     trainer = a_trainer(
-        beta=beta, loss_types=types, loss_weights=weights or [1.0] * len(types), ld_alpha=None, label_smoothing=eps,
-        precompute_ref_logps=True, f_divergence_type=divergence, f_alpha_divergence_coef=0.5, use_weighting=False,
-        args=SimpleNamespace(discopop_tau=0.05),
+        beta=beta, loss_types=types, loss_weights=weights or [1.0] * len(types), ld_alpha=ld_alpha,
+        precompute_ref_logps=True, f_divergence_type=divergence, f_alpha_divergence_coef=alpha, use_weighting=False,
+        args=SimpleNamespace(discopop_tau=tau), label_smoothing=eps,
     )  # fmt: skip
     inputs = {
         "input_ids": torch.zeros_like(mask),
@@ -90,18 +95,21 @@ def both_dpo(seed, types, weights=None, divergence="reverse_kl", B=5):
         "ref_rejected_logps": ref_sums[B:],
     }
     theirs = trl.DPOTrainer._compute_loss(trainer, lambda **_: outputs_of(leaf, mask), inputs, return_outputs=False)
+    own = {"f_divergence_alpha": alpha} if divergence == "alpha_divergence" else {}
+    own |= {"discopop_tau": tau} if "discopop" in types else {}
     terms = losses.dpo(
         *sums.split(B), *ref_sums.split(B), beta=beta, loss_type=types, loss_weights=weights, f_divergence=divergence,
+        sft_logps=whole[:B], **own,
         label_smoothing=eps if SMOOTHED & set(types) else 0.0, chosen_lengths=lengths[:B], rejected_lengths=lengths[B:],
     )  # fmt: skip
     metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     return terms, theirs, leaf, metrics
 
 
-@pytest.mark.parametrize("kind", DPO_TYPES)
+@pytest.mark.parametrize("kind", TRLS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_dpo(kind, seed):
-    """All fourteen, with random β and smoothing and unequal lengths; the reported rewards too."""
+    """All fifteen, with random β and smoothing and unequal lengths; the reported rewards too."""
     terms, theirs, leaf, metrics = both_dpo(seed, [kind])
     compare(terms.sum / terms.count, theirs, leaf)
     names = {"chosen": "chosen_rewards", "rejected": "rejected_rewards", "accuracies": "correct", "margins": "margins"}
@@ -109,13 +117,21 @@ def test_dpo(kind, seed):
         assert terms.stats[name].item() / terms.count == pytest.approx(metrics[f"rewards/{their_name}"], rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", [name for name, kind in DPO_TYPES.items() if kind.divergence])
+@pytest.mark.parametrize("kind", [name for name in TRLS if DPO_TYPES[name].divergence])
 @pytest.mark.parametrize("divergence", get_args(Divergence)[1:])
 def test_dpo_with_another_divergence(kind, divergence):
     """Every divergence with every loss that TRL allows it for."""
-    for seed in range(3):
-        terms, theirs, leaf, _ = both_dpo(seed, [kind], divergence=divergence)
+    for seed, alpha in enumerate((0.5, 0.0, 1.0, 0.8)):
+        terms, theirs, leaf, _ = both_dpo(seed, [kind], divergence=divergence, alpha=alpha)
         compare(terms.sum / terms.count, theirs, leaf)
+
+
+@pytest.mark.parametrize("kind", [name for name in TRLS if not DPO_TYPES[name].sorts])
+@pytest.mark.parametrize("ld_alpha", [0.0, 0.3, 1.0])
+def test_dpo_without_the_longer_one_s_tail(kind, ld_alpha):
+    """LD-DPO: what one completion is longer counts less, in every form."""
+    terms, theirs, leaf, _ = both_dpo(7, [kind], ld_alpha=ld_alpha, tau=0.3)
+    compare(terms.sum / terms.count, theirs, leaf)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -154,16 +170,15 @@ def test_orpo(seed):
     compare(terms.sum / terms.count, theirs, leaf)
 
 
-@pytest.mark.parametrize("kind", ["sigmoid", "hinge", "ipo", "simpo"])
+@pytest.mark.parametrize(("kind", "weight"), [("sigmoid", 0.7), ("hinge", 0.7), ("ipo", 0.7), ("simpo", 0.0), ("simpo", 0.7)])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_cpo_and_simpo(kind, seed):
-    """CPO's three losses with the likelihood beside them; SimPO with γ and smoothing."""
+def test_cpo_and_simpo(kind, weight, seed):
+    """CPO's three losses with the likelihood beside them; SimPO with γ and smoothing, and with the likelihood."""
     from trl.experimental.cpo import CPOTrainer
 
     B = 5
     leaf, _, lengths, g, beta, sums, sides = reference_free(seed)
     eps = float(torch.rand((), generator=g) * 0.4) if kind in {"sigmoid", "simpo"} else 0.0
-    weight = 0.0 if kind == "simpo" else 0.7
     given = sums / lengths if kind in {"ipo", "simpo"} else sums
     trainer = a_trainer(beta=beta, alpha=0.0, cpo_alpha=weight, loss_type=kind, simpo_gamma=0.6, label_smoothing=eps)
     trainer.concatenated_forward = lambda *_: (
@@ -172,7 +187,7 @@ def test_cpo_and_simpo(kind, seed):
     trainer.cpo_loss = lambda *args: CPOTrainer.cpo_loss(trainer, *args)
     theirs, _ = CPOTrainer.get_batch_loss_metrics(trainer, None, {})
     if kind == "simpo":
-        terms = losses.simpo(*sums.split(B), **sides, beta=beta, gamma=0.6, label_smoothing=eps)
+        terms = losses.simpo(*sums.split(B), **sides, beta=beta, gamma=0.6, label_smoothing=eps, nll_weight=weight)
     else:
         terms = losses.cpo(*sums.split(B), **sides, beta=beta, loss_type=kind, label_smoothing=eps, nll_weight=weight)
     compare(terms.sum / terms.count, theirs, leaf)

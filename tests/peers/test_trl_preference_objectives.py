@@ -135,6 +135,7 @@ def as_given(trainer_class):
         {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.3]},
         {"loss_type": ["aot"]},
         {"loss_type": ["ipo"]},
+        {"loss_type": ["discopop", "sft"], "ld_alpha": 0.3},
     ],
     ids=str,
 )
@@ -155,9 +156,9 @@ def test_dpo(settings, tmp_path):
     compare(run_ours(a_model(), objective, pair_batch), theirs)
 
 
-@pytest.mark.parametrize("kind", ["orpo", "simpo"])
-def test_orpo_and_simpo(kind, tmp_path):
-    """ORPO with the prompt in its likelihood, SimPO with its margin: TRL's experimental trainers."""
+@pytest.mark.parametrize(("kind", "likelihood"), [("orpo", 1.0), ("simpo", 0.0), ("simpo", 0.6)])
+def test_orpo_and_simpo(kind, likelihood, tmp_path):
+    """ORPO with the prompt in its likelihood, SimPO with its margin, without and with one: TRL's experimental trainers."""
     from trl.experimental.cpo import CPOConfig, CPOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -179,12 +180,14 @@ def test_orpo_and_simpo(kind, tmp_path):
     trainer_class = type(parent.__name__, (parent,), {"tokenize_row": tokenize_row})
     numbers = [str(k) for k in range(NUMBER)]
     rows = {"prompt": ["x"] * NUMBER, "chosen": numbers, "rejected": numbers}
-    options = {"beta": 0.4} if kind == "orpo" else {"beta": 1.5, "loss_type": "simpo", "simpo_gamma": 0.6, "cpo_alpha": 0.0}
+    options = (
+        {"beta": 0.4} if kind == "orpo" else {"beta": 1.5, "loss_type": "simpo", "simpo_gamma": 0.6, "cpo_alpha": likelihood}
+    )
     theirs = run_trl(trainer_class, config, a_model(), rows, tmp_path, **options)
     if kind == "orpo":
         objective = forge_algos.ORPO(forge_algos.ORPOSettings(beta=0.4, learn_prompt=True, normalize="trl"))
     else:
-        objective = forge_algos.SimPO(forge_algos.SimPOSettings(beta=1.5, gamma=0.6, normalize="trl"))
+        objective = forge_algos.SimPO(forge_algos.SimPOSettings(beta=1.5, gamma=0.6, cpo_alpha=likelihood, normalize="trl"))
     compare(run_ours(a_model(), objective, pair_batch), theirs)
 
 

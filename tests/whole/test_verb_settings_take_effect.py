@@ -56,6 +56,9 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "loss_weights": ({"loss_type": ("sigmoid", "sft")}, (1.0, 1.0), (1.0, 0.5)),
         "label_smoothing": ({"loss_type": "robust"}, 0.1, 0.2),
         "f_divergence": ({"learning_rate": 1e-1}, "reverse_kl", "js_divergence"),
+        "f_divergence_alpha": ({"learning_rate": 1e-1, "f_divergence": "alpha_divergence"}, 0.5, 0.0),
+        "discopop_tau": ({"learning_rate": 1e-1, "loss_type": "discopop"}, 0.05, 0.5),
+        "ld_alpha": ({"learning_rate": 1e-1}, None, 0.0),
         "reference": ({"adapter": "lora", "reference_path": None}, "stored", "adapter_off"),
         "reference_path": ({}, None, "TEACHER"),
         "normalize": ({"loss_type": ("sigmoid", "sft"), "max_tokens_per_gpu": 200}, "global", "trl"),
@@ -69,6 +72,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "beta": ({}, 2.0, 4.0),
         "gamma": ({}, 1.0, 0.0),
         "label_smoothing": ({}, 0.0, 0.2),
+        "cpo_alpha": ({}, 0.0, 1.0),
         "normalize": ({"max_tokens_per_gpu": 200, "effective_batch_size": 5}, "global", "trl"),
     },
     "kto": {

@@ -85,6 +85,8 @@ def test_dropout_stays_on(verb: str) -> None:
         ("dpo", {"loss_type": "robust", "label_smoothing": 0.1}, "label_smoothing", 0.1),
         ("dpo", {"f_divergence": "js_divergence"}, "f_divergence_type", "js_divergence"),
         ("dpo", {"ld_alpha": 0.5}, "ld_alpha", 0.5),
+        ("dpo", {"f_divergence": "alpha_divergence", "f_divergence_alpha": 0.2}, "f_alpha_divergence_coef", 0.2),
+        ("dpo", {"loss_type": "discopop", "discopop_tau": 0.2}, "discopop_tau", 0.2),
         ("kto", {"desirable_weight": 2.0}, "desirable_weight", 2.0),
         ("reward", {"centering": 0.1}, "center_rewards_coefficient", 0.1),
         ("grpo", {"kl_weight": 0.1}, "beta", 0.1),
@@ -176,7 +178,7 @@ def test_short_steps_are_found(sizes: list[int], shards: int, cut: Cut, first: i
         ("sft", {"strategy": "fsdp2"}, "strategy=fsdp2 is not available with backend=trl; it has auto, single, ddp"),
         ("sft", {"adapter": "ia3"}, "adapter=ia3 is not available with backend=trl"),
         ("sft", {"optimizer": "schedule_free", "lr_scheduler": "constant"}, "optimizer=schedule_free is not available"),
-        ("sft", {"ld_alpha": 0.5}, "ld_alpha has no effect with sft"),
+        ("dpo", {"loss_type": "cdpo", "label_smoothing": 0.1}, "loss_type=cdpo is not available with backend=trl"),
         ("grpo", {"pad_to_multiple_of": 8}, "pad_to_multiple_of has no effect with grpo"),
         ("grpo", {"loss_type": "cispo", "clip": 0.5}, "clip=0.5 is not available with loss_type=cispo of backend=trl"),
         ("grpo", {"missing_eos_penalty": 0.5}, "missing_eos_penalty=0.5 has no effect with backend=trl"),
@@ -208,7 +210,6 @@ def test_a_version_that_it_is_not_written_for_is_refused(version: str, monkeypat
     ("given", "message"),
     [
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1"),
-        ({"ld_alpha": 2.0}, "ld_alpha must be from 0 to 1"),
         ({"gradient_accumulation_step": 2}, "did you mean `gradient_accumulation_steps`?"),
     ],
 )

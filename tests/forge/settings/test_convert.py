@@ -594,6 +594,22 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             "dpo",
             {"loss_type": ("sigmoid", "sft"), "loss_weights": (1.0, 0.5)},
         ),
+        (FACTORY.format(stage="dpo") + "pref_loss: simpo\npref_ftx: 0.5\n", "simpo", {"cpo_alpha": 0.5}),
+        (
+            FACTORY.format(stage="dpo") + "dpo_label_smoothing: 0.1\n",
+            "dpo",
+            {"loss_type": ("cdpo",), "label_smoothing": 0.1},
+        ),
+        (
+            TRL + "loss_type: [discopop]\ndiscopop_tau: 0.1\nld_alpha: 0.5\nf_alpha_divergence_coef: 0.2\n",
+            "dpo",
+            {"loss_type": ("discopop",), "discopop_tau": 0.1, "ld_alpha": 0.5},
+        ),
+        (
+            TRL + "f_divergence_type: alpha_divergence\nf_alpha_divergence_coef: 0.2\ndiscopop_tau: 0.1\n",
+            "dpo",
+            {"f_divergence": "alpha_divergence", "f_divergence_alpha": 0.2},
+        ),
     ],
 )
 def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str, Any]) -> None:
@@ -622,7 +638,7 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
             AXOLOTL + "datasets: [{path: a.jsonl, type: chat_template}, {path: b.jsonl, type: alpaca}]\n",
             "datasets[].type: chat_template, alpaca: one data_format holds for all",
         ),
-        (FACTORY.format(stage="dpo") + "dpo_label_smoothing: 0.1\n", "conservative DPO (cDPO) there"),
+        (AXOLOTL + "rl: dpo\ndpo_label_smoothing: 0.1\n", "dpo_label_smoothing: 0.1: loss_type=sigmoid reads none"),
         (FACTORY.format(stage="pt") + "cutoff_len: 64\npacking: false\n", "packing: False: documents are cut into blocks"),
         (
             TRL + "loss_type: [sigmoid, sft]\n",
@@ -638,7 +654,7 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
         (TRL + "warmup_ratio: 1.0\n", "warmup_ratio: 1.0: the whole run is warm-up"),
         (TRL + "fsdp: full_shard\nfsdp_config: f.json\n", "fsdp_config: 'f.json': the file is not read"),
         (TRL + "shuffle_dataset: false\n", "shuffle_dataset: False: rows are drawn in random order"),
-        (AXOLOTL + "rl: simpo\n", "cpo_alpha: left out, which is 1.0 there"),
+        (AXOLOTL + "rl: simpo\n", "normalize: the likelihood of the wanted answers is a mean over a micro-batch"),
         (
             AXOLOTL + "datasets: [{path: a.jsonl, type: input_output}]\n",
             "input_output: segments with labels are no format here",

@@ -30,7 +30,7 @@ NO_SETTING = {
     *("packing", "neat_packing", "enable_thinking", "ppo_target", "pref_ftx", "ld_alpha"),
     *("gradient_accumulation_steps", "max_steps", "warmup_ratio", "excess_length_strategy", "disable_dropout"),
     *("epsilon", "epsilon_high", "scale_rewards", "importance_sampling_level"),  # by loss_type, as there
-    *("lora_r", "lora_alpha", "cpo_alpha", "max_completion_length"),
+    *("lora_r", "lora_alpha", "max_completion_length"),
 }
 """Names that are off, are read beside another, have no default there, or are tested by themselves."""
 
@@ -144,9 +144,8 @@ def test_the_alpha_of_lora_is_twice_the_rank() -> None:
 
 
 def test_what_cannot_be_had_is_said() -> None:
-    """A default of theirs that no setting has: SimPO's likelihood, completions without an end, a KL that is steered."""
+    """A default of theirs that no setting has: completions without an end, a KL that is steered."""
     for library, text, key in (
-        (AXOLOTL, "rl: simpo", "cpo_alpha"),
         (AXOLOTL, "rl: grpo", "max_completion_length"),
         (FACTORY, "stage: ppo\nreward_model: r", "ppo_target"),
     ):

@@ -13,8 +13,8 @@ from forge_algos.losses import dpo
 from forge_algos.losses.preference._dpo_types import TERMS
 from forge_algos.settings._dpo_types import DPO_TYPES, Divergence
 
-SMOOTHED = {"aot", "aot_unpaired", "exo_pair", "robust"}
-WITH_DIVERGENCE = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust"}
+SMOOTHED = {"aot", "aot_unpaired", "exo_pair", "robust", "cdpo"}
+WITH_DIVERGENCE = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "cdpo", "discopop"}
 SORTING = {"aot", "aot_unpaired"}
 DIVERGENCES = get_args(Divergence)
 
@@ -30,6 +30,9 @@ def settings_for(kind, smoothing=0.1):
     return {"loss_type": kind, "label_smoothing": smoothing if kind in SMOOTHED else 0.0}
 
 
+ALPHA, TAU = 0.3, 0.4
+
+
 def naive(kind, logps, lengths, beta, eps, divergence="reverse_kl"):
     """Return the formulas as the papers print them, a pair at a time; [B]."""
     log, (pc, pr, rc, rr) = torch.log, logps
@@ -41,6 +44,7 @@ def naive(kind, logps, lengths, beta, eps, divergence="reverse_kl"):
             "reverse_kl": lambda: torch.log(t),
             "forward_kl": lambda: -1 / t,
             "js_divergence": lambda: torch.log(2 * t / (1 + t)),
+            "alpha_divergence": lambda: (1 - t ** -(1 - ALPHA)) / (1 - ALPHA),
         }[divergence]()
 
     def sigma(z):
@@ -63,6 +67,8 @@ def naive(kind, logps, lengths, beta, eps, divergence="reverse_kl"):
         normed = (f(c) + constant) / Lc[n] - (f(r) + constant) / Lr[n]
         return {
             "sigmoid": lambda: -log(win),
+            "cdpo": lambda: -(1 - eps) * log(win) - eps * log(lose),
+            "discopop": lambda: -log(win) * (1 - sigma(beta * d / TAU)) + torch.exp(-beta * d) * sigma(beta * d / TAU),
             "hinge": lambda: torch.clamp(1 - beta * d, min=0),
             "ipo": lambda: (normed - 1 / (2 * beta)) ** 2,
             "exo_pair": lambda: win * log(win / (1 - eps)) + lose * log(lose / eps),
@@ -85,8 +91,8 @@ CASES = [(kind, "reverse_kl") for kind in DPO_TYPES] + list(itertools.product(so
 
 
 def test_the_table_is_complete():
-    """Each of fourteen forms has terms and a row with the settings that it reads."""
-    assert len(DPO_TYPES) == 14
+    """Each of sixteen forms has terms and a row with the settings that it reads."""
+    assert len(DPO_TYPES) == 16
     assert TERMS.keys() == DPO_TYPES.keys()
     assert {name for name, kind in DPO_TYPES.items() if kind.smoothing} == SMOOTHED
     assert {name for name, kind in DPO_TYPES.items() if kind.divergence} == WITH_DIVERGENCE
@@ -98,7 +104,9 @@ def test_the_table_is_complete():
 def test_is_the_papers_formula(kind, divergence, B, seed, beta, eps):
     """Every term and gradient is that of the formula, evaluated plainly."""
     logps, lengths = pairs(B, seed, scale=4.0)
-    terms = dpo(*logps, beta=beta, **settings_for(kind, eps), **lengths, f_divergence=divergence)
+    own = {"f_divergence_alpha": ALPHA} if divergence == "alpha_divergence" else {}
+    own |= {"discopop_tau": TAU} if kind == "discopop" else {}
+    terms = dpo(*logps, beta=beta, **settings_for(kind, eps), **lengths, f_divergence=divergence, **own)
     expected = naive(kind, logps, lengths, beta, eps, divergence)
     assert terms.count == B
     torch.testing.assert_close(terms.per_sample, expected, rtol=1e-8, atol=1e-8)
@@ -177,6 +185,24 @@ def test_the_reference_is_not_trained(kind):
     assert not any(total.requires_grad for total in terms.stats.values())
 
 
+@given(seed=st.integers(0, 99), alpha=st.sampled_from([0.0, 1 - 1e-9, 1.0, 1 + 1e-9]))
+def test_alpha_ends_at_the_other_divergences(seed, alpha):
+    """α = 0 is forward KL, α = 1 reverse KL, and no digit is lost beside 1."""
+    logps, lengths = pairs(4, seed, scale=4.0, dtype=torch.float32)
+    other = "forward_kl" if alpha == 0 else "reverse_kl"
+    found = dpo(*logps, loss_type="ipo", **lengths, f_divergence="alpha_divergence", f_divergence_alpha=alpha)
+    torch.testing.assert_close(found.per_sample, dpo(*logps, loss_type="ipo", **lengths, f_divergence=other).per_sample)
+
+
+def test_what_sft_learns_may_be_another_sum():
+    """`sft_logps` stand where `chosen_logps` are weighted; nothing else reads them."""
+    logps, lengths = pairs(5)
+    other = (2 * logps[0].detach()).requires_grad_()
+    found = dpo(*logps, loss_type=["sigmoid", "sft"], **lengths, sft_logps=other)
+    expected = dpo(*logps).per_sample - other / lengths["chosen_lengths"].double().mean()
+    torch.testing.assert_close(found.per_sample, expected)
+
+
 def test_a_mixture_is_the_weighted_sum():
     """Several types with weights (MPO) are the weighted sum of each; weights default to 1."""
     logps, lengths = pairs(5)
@@ -217,7 +243,11 @@ def test_no_pairs_are_zero():
         ({"beta": -1}, "beta"),
         ({"beta": math.inf}, "beta"),
         ({"beta": True}, "beta"),
-        ({"label_smoothing": 0.1}, "sigmoid does not read it; those that do: aot"),
+        ({"label_smoothing": 0.1, "loss_type": "hinge"}, "hinge does not read it; those that do: aot"),
+        ({"discopop_tau": 0.0}, "discopop_tau: a finite number above 0 is wanted"),
+        ({"discopop_tau": 0.1}, "sigmoid does not read it; 'discopop' does"),
+        ({"f_divergence_alpha": 0.1}, "reverse_kl does not read it; 'alpha_divergence' does"),
+        ({"f_divergence_alpha": -0.5}, "f_divergence_alpha: a finite number from 0 is wanted"),
         ({"label_smoothing": 0.5, "loss_type": "robust"}, "from 0 and below 0.5 is wanted, not 0.5"),
         ({"label_smoothing": -0.1, "loss_type": "robust"}, "label_smoothing"),
         ({"loss_type": "exo_pair"}, "must be above 0"),

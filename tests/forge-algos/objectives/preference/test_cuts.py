@@ -110,6 +110,11 @@ CASES = {
         lambda model, n: naive_orpo(model, PAIRS[:n], beta=0.7, learn_prompt=True),
     ),
     "simpo": (SimPO(SimPOSettings(beta=2.5, gamma=0.6)), lambda model, n: naive_simpo(model, PAIRS[:n], beta=2.5, gamma=0.6)),
+    "simpo with likelihood": (
+        SimPO(SimPOSettings(beta=2.5, gamma=0.6, cpo_alpha=0.7)),
+        lambda model, n: naive_simpo(model, PAIRS[:n], beta=2.5, gamma=0.6)
+        + 0.7 * naive_dpo(model, PAIRS[:n], reference(), kind="sft"),
+    ),
     "kto": kto(beta=0.3, desirable_weight=1.3, undesirable_weight=0.8),
     "reward": (
         Reward(RewardSettings(centering=0.05)),
@@ -186,7 +191,9 @@ def test_shared_prompts_give_the_naive_gradients(name, cut):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[3, 0, 5], [1, 7], [8, 0]])
-@pytest.mark.parametrize("name", ["sigmoid+sft", "orpo", "orpo with prompts", "simpo", "kto", "reward"])
+@pytest.mark.parametrize(
+    "name", ["sigmoid+sft", "orpo", "orpo with prompts", "simpo", "simpo with likelihood", "kto", "reward"]
+)
 def test_two_ranks_equal_one(name, sizes):
     """Two ranks with unequal shares have the loss, figures and gradients of one process.
     With nothing in a column, or in all.
@@ -206,7 +213,7 @@ def test_two_ranks_equal_one(name, sizes):
         assert (output.samples, output.tokens) == (alone.samples, alone.tokens)
 
 
-@pytest.mark.parametrize("name", ["sigmoid+sft", "orpo", "simpo", "kto", "reward"])
+@pytest.mark.parametrize("name", ["sigmoid+sft", "orpo", "simpo", "simpo with likelihood", "kto", "reward"])
 def test_trls_mean_does_depend_on_the_cut(name):
     """normalize="trl" is the mean of micro-batches' own means, as 7 = 4+3 shows.
     One micro-batch is the same either way.

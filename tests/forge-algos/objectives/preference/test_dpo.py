@@ -45,6 +45,8 @@ def stored(reference, pairs=PAIRS):
 OPTIONS = [
     *({"loss_type": kind, **({"label_smoothing": 0.1} if DPO_TYPES[kind].smoothing else {})} for kind in DPO_TYPES),
     {"f_divergence": "forward_kl"},
+    {"f_divergence": "alpha_divergence", "f_divergence_alpha": 0.2},
+    {"loss_type": "discopop", "discopop_tau": 0.5},
     {"f_divergence": "js_divergence", "loss_type": ["sigmoid", "sft"]},
     {"loss_type": ["ipo", "sft"], "loss_weights": [1.0, 0.5]},
 ]
@@ -74,7 +76,8 @@ def test_every_loss_and_option_arrives(options):
     )
     (terms.sum / terms.count).backward()
     assert output.loss == pytest.approx(terms.sum.item() / 6, rel=1e-5)
-    assert distance(grads, gradients(model)) < 1e-5
+    # The slope of `discopop` is up to 1/τ = 20 times that of the others, and so is what it makes of rounding.
+    assert distance(grads, gradients(model)) < (1e-4 if options.get("loss_type") == "discopop" else 1e-5)
     expected = {
         "accuracy": "correct",
         "margin": "margins",
@@ -86,6 +89,42 @@ def test_every_loss_and_option_arrives(options):
     assert output.figures == pytest.approx(
         {name: terms.stats[stat].item() / 6 for name, stat in expected.items()}, rel=1e-4, abs=1e-5
     )
+
+
+@pytest.mark.parametrize("where", ["stored", "live"])
+def test_the_longer_one_s_tail_counts_less(where):
+    """LD-DPO: tokens beyond the shorter completion count by `ld_alpha`, under model and reference.
+    `sft` learns all of them.
+    """
+    reference, model, alpha = make(seed=5), make(), 0.3
+    settings = DPOSettings(beta=0.5, loss_type=["sigmoid", "sft"], ld_alpha=alpha, reference=where)
+    batch = pair_batch(PAIRS)
+    if where == "stored":
+        (logps,) = reference_logps(reference, [batch.groups], ld_alpha=alpha)
+        batch = pair_batch(PAIRS, ref_logps=logps)
+    output, grads = one_step(model, DPO(settings, reference=reference if where == "live" else None), [batch])
+    model.zero_grad()
+    terms, likelihood = [], []
+    for prompt, chosen, rejected in PAIRS:
+        shorter, ratios = min(len(chosen), len(rejected)), []
+        for y in (chosen, rejected):
+            with torch.no_grad():
+                theirs = token_logps(reference, prompt, y)
+            each = token_logps(model, prompt, y) - theirs
+            ratios.append(each[:shorter].sum() + alpha * each[shorter:].sum())
+        terms.append(-torch.nn.functional.logsigmoid(0.5 * (ratios[0] - ratios[1])))
+        likelihood.append(-token_logps(model, prompt, chosen))
+    loss = torch.stack(terms).mean() + torch.cat(likelihood).mean()
+    loss.backward()
+    assert any(len(chosen) != len(rejected) for _, chosen, rejected in PAIRS)
+    assert output.loss == pytest.approx(loss.item(), rel=1e-5)
+    assert distance(grads, gradients(model)) < 1e-5
+
+
+def test_a_tail_is_weighed_in_pairs_alone():
+    """`reference_logps` refuses groups of another size where it has an `ld_alpha`."""
+    with pytest.raises(PackedBatchError, match="groups of two are wanted"):
+        list(reference_logps(make(), [idle_groups((3,))], ld_alpha=0.5))
 
 
 def lora(*, learned=True):

@@ -4,7 +4,9 @@ It is data, so that reading settings loads no torch.
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-Divergence = Literal["reverse_kl", "forward_kl", "js_divergence"]
+Divergence = Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"]
+ALPHA, TAU = 0.5, 0.05
+"""Defaults of `f_divergence_alpha` and `discopop_tau`, TRL's and the paper's."""
 
 
 class DPOType(NamedTuple):
@@ -36,6 +38,8 @@ DPO_TYPES = {
     "aot_unpaired": DPOType(smoothing=True, sorts=True),
     "apo_zero": DPOType(),
     "apo_down": DPOType(),
+    "cdpo": DPOType(smoothing=True, divergence=True),
+    "discopop": DPOType(divergence=True),
     "sft": DPOType(lengths=("chosen_lengths",)),
     "sigmoid_norm": DPOType(divergence=True, lengths=_BOTH),
 }

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import attrs
 
-from forge_algos.settings._dpo_types import DPO_TYPES, Divergence, DPOLoss, readers
+from forge_algos.settings._dpo_types import ALPHA, DPO_TYPES, TAU, Divergence, DPOLoss, readers
 from forge_algos.settings._validators import key_of, number, one_of
 
 ReferenceKind = Literal["stored", "adapter_off", "live"]
@@ -47,6 +47,7 @@ def _check_path(instance: Any, field: Any, value: Any) -> None:
 
 _beta = number(kind=float, above=True)
 _smoothing = number(kind=float, below=0.5)
+_share = number(kind=float, high=1)
 
 
 @attrs.frozen(kw_only=True)
@@ -72,9 +73,16 @@ class DPOSettings:
     """Weight above 0 of each of `loss_type`; 1 for each by default."""
     label_smoothing: float = attrs.field(default=0.0, validator=_smoothing)
     """Assumed share of preferences that are the wrong way round;
-    read by exo_pair (which needs it), robust and aot."""
+    read by cdpo, exo_pair (which needs it), robust and aot."""
     f_divergence: Divergence = attrs.field(default="reverse_kl", validator=one_of(Divergence))
     """Divergence that keeps the model near its reference (arXiv 2309.16240)."""
+    f_divergence_alpha: float = attrs.field(default=ALPHA, validator=number(kind=float))
+    """α of f_divergence=alpha_divergence: 0 is forward_kl, 1 reverse_kl."""
+    discopop_tau: float = attrs.field(default=TAU, validator=_beta)
+    """Temperature of loss_type=discopop (arXiv 2406.08414), above 0."""
+    ld_alpha: float | None = attrs.field(default=None, validator=attrs.validators.optional(_share))
+    """Weight of the tokens of an answer beyond the length of the shorter one (LD-DPO, arXiv 2409.06411),
+    from 0 to 1; by default all count alike."""
     reference: ReferenceKind = attrs.field(default="stored", validator=one_of(ReferenceKind))
     """Source of the reference's log-probabilities:
     computed once before training ("stored"), the model with its adapter switched off ("adapter_off"), or a second model
@@ -104,6 +112,15 @@ class DPOSettings:
             # The likelihood has no reference, so it goes with any divergence.
             for kind in [kind for kind in self.loss_type if kind != "sft"] or self.loss_type:
                 _check_read("f_divergence", self.f_divergence, (kind,), readers("divergence"))
+        if self.f_divergence_alpha != ALPHA and self.f_divergence != "alpha_divergence":
+            raise ValueError(
+                f"f_divergence_alpha={self.f_divergence_alpha} has no effect with f_divergence={self.f_divergence}: leave it "
+                "out, or set f_divergence=alpha_divergence"
+            )
+        if self.discopop_tau != TAU:
+            _check_read("discopop_tau", self.discopop_tau, self.loss_type, ["discopop"])
+        if self.ld_alpha is not None:
+            _check_read("ld_alpha", self.ld_alpha, self.loss_type, [kind for kind in DPO_TYPES if kind != "sft"])
         for kind in self.loss_type:
             if DPO_TYPES[kind].sorts and self.normalize == "global":
                 raise ValueError(
@@ -138,6 +155,8 @@ class SimPOSettings:
     """Margin by which the chosen completion's reward should exceed the other's."""
     label_smoothing: float = attrs.field(default=0.0, validator=_smoothing)
     """Assumed share of preferences that are the wrong way round."""
+    cpo_alpha: float = attrs.field(default=0.0, validator=number(kind=float))
+    """Weight of the chosen completion's likelihood beside the preference (CPO, arXiv 2401.08417); 0 is SimPO."""
     normalize: Normalize = attrs.field(default="global", validator=one_of(Normalize))
     """Mean over all pairs of a step, whatever its cut ("global"),
     or each micro-batch's own mean, averaged, as TRL ("trl")."""

@@ -8,10 +8,11 @@ import attrs
 
 
 def number(
-    *, kind: type[int] | type[float], low: float = 0, above: bool = False, below: float = float("inf")
+    *, kind: type[int] | type[float], low: float = 0, above: bool = False, below: float = math.inf, high: float = math.inf
 ) -> Callable[..., None]:
     """Return a validator for a finite number in [low, below), or in (low, below) with `above`.
 
+    With `high` the number may be that, and no more.
     A bool is not taken for a number.
     """
     accepted = (int,) if kind is int else (int, float)
@@ -21,9 +22,9 @@ def number(
             wanted = "a whole number" if kind is int else "a number"
             raise TypeError(f"{field.name} must be {wanted}, got {value!r} ({type(value).__name__})")
         # Minus infinity is itself outside of an interval that begins there.
-        if not (low < value if above or low == -math.inf else low <= value) or not value < below:
+        if not (low < value if above or low == -math.inf else low <= value) or not value < below or value > high:
             least = [] if low == -math.inf else [f"above {low:g}" if above else f"at least {low:g}"]
-            most = "finite" if below == float("inf") else f"below {below:g}"
+            most = f"at most {high:g}" if high < below else "finite" if below == math.inf else f"below {below:g}"
             raise ValueError(f"{field.name} must be {' and '.join([*least, most])}, got {value!r}")
 
     return check

@@ -25,18 +25,7 @@ def _count(_: object, field: Any, value: object) -> None:
         raise ValueError(f"{field.name} must be at least 1, not {value}")
 
 
-def _share(_: object, field: Any, value: object) -> None:
-    """Raise TypeError or ValueError unless the value is None or a number from 0 to 1."""
-    if value is None:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{field.name} must be a number, not {value!r}")
-    if not 0 <= value <= 1:
-        raise ValueError(f"{field.name} must be from 0 to 1, not {value}")
-
-
 _optional_count: Any = {"default": None, "validator": _count}
-_optional_share: Any = {"default": None, "validator": _share}
 
 
 @attrs.frozen(kw_only=True)
@@ -48,8 +37,6 @@ class TRLSettings:
     allows, padding counted."""
     pad_to_multiple_of: int | None = attrs.field(**_optional_count)
     """Pad the rows of a micro-batch to a multiple of so many tokens."""
-    ld_alpha: float | None = attrs.field(**_optional_share)
-    """Of DPO: weight of the tokens beyond the shorter answer's length (arXiv 2409.06411), from 0 to 1; by default all count."""
 
 
 STEP = "TRL takes its own mean, which depends on the cut"
@@ -131,8 +118,8 @@ class TRLBackend(Backend):
             )
         if s.device.attention == "documents":
             raise SettingsError("attention=documents is for packed rows, and backend=trl pads them: choose sdpa or eager.")
-        if s.passed_on.ld_alpha is not None and verb != "dpo":
-            raise SettingsError(f"ld_alpha has no effect with {verb}: leave it out.")
+        if verb == "dpo" and "cdpo" in s.objective.loss_type:
+            raise SettingsError("loss_type=cdpo is not available with backend=trl: choose robust, or backend=forge.")
         if s.passed_on.pad_to_multiple_of is not None and verb == "grpo":
             raise SettingsError("pad_to_multiple_of has no effect with grpo: leave it out.")
         if verb == "grpo" and s.objective.loss_type == "cispo" and s.objective.clip is not None:

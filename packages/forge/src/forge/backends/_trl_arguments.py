@@ -26,6 +26,9 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "loss_weights": "loss_weights",
         "label_smoothing": "label_smoothing",
         "f_divergence": "f_divergence_type",
+        "f_divergence_alpha": "f_alpha_divergence_coef",
+        "discopop_tau": "discopop_tau",
+        "ld_alpha": "ld_alpha",
     },
     "kto": {"beta": "beta", "desirable_weight": "desirable_weight", "undesirable_weight": "undesirable_weight"},
     "reward": {"centering": "center_rewards_coefficient"},
@@ -152,8 +155,6 @@ def arguments(
         found[theirs] = list(value) if isinstance(value, tuple) else None if ours in NONE_IF_ZERO and not value else value
     if verb in ("dpo", "kto", "reward"):
         found["disable_dropout"] = False  # TRL's default is True, under which lora_dropout does nothing
-    if verb == "dpo":
-        found["ld_alpha"] = s.passed_on.ld_alpha
     if verb == "grpo":
         found["scale_rewards"] = s.objective.scale
         found |= _ratio(s.objective)

@@ -107,7 +107,14 @@ _SHORT_SECONDS = 1.0
 
 _LENGTH = ("num_epochs", "max_steps", "max_tokens")
 
-ADDED = {"warmup_ratio": 0.0, "adapter_path": None}
+ADDED = {
+    "warmup_ratio": 0.0,
+    "adapter_path": None,
+    "f_divergence_alpha": 0.5,
+    "discopop_tau": 0.05,
+    "ld_alpha": None,
+    "cpo_alpha": 0.0,
+}
 """Setting that earlier versions did not know → what their runs had, with which their full states are resumed."""
 
 

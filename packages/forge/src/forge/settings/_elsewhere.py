@@ -73,6 +73,7 @@ RENAMED = {
         "loss_type": "pref_loss dpo_loss_type",
         "loss_weights": "dpo_loss_weights",
         "f_divergence": "f_divergence_type",
+        "f_divergence_alpha": "f_alpha_divergence_coef",
         "desirable_weight": "kto_desirable_weight kto_chosen_weight",
         "undesirable_weight": "kto_undesirable_weight kto_rejected_weight",
         "reference_path": "ref_model ref_model_name_or_path",
@@ -196,7 +197,7 @@ TOLD = {
         "wandb_run_name or mlflow_run_name; by default it is the name of ckpt_output_dir": "run_name",
         "the same command resumes, and SIGTERM saves": """enable_jit_checkpoint on_demand_checkpointing
             resume_from_full_state_checkpoint""",
-        "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights": "pref_ftx",
+        "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights, or cpo_alpha of simpo": "pref_ftx",
         "the ratio is a completion's with loss_type=gspo, and each token's with the others": "importance_sampling_level",
         "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token special_tokens",
         "give paths in data_path": "dataset_dir",
@@ -217,8 +218,7 @@ TOLD = {
         _OFF: """use_unsloth use_kt plugins
             parallelism_config relora loftq_config gptq
             use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
-            disable_dropout ld_alpha discopop_tau f_alpha_divergence_coef dataset_exact_deduplication
-            min_sample_len cpo_alpha tool_format val_loss_improvement_threshold lora_bias""",
+            disable_dropout dataset_exact_deduplication min_sample_len tool_format val_loss_improvement_threshold lora_bias""",
         "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()
     for theirs in names.split()
@@ -249,7 +249,8 @@ OWN = {
         "pretrain": "block_size cross_documents",
         "distill": "teacher_path",
         "sdft": "demonstration_template teacher teacher_rate skip_tokens",
-        "dpo": "loss_weights f_divergence",
+        "dpo": "loss_weights f_divergence f_divergence_alpha discopop_tau ld_alpha",
+        "simpo": "cpo_alpha",
         "orpo": "learn_prompt",
         "reward": "centering",
         "classify": "labels problem_type",

@@ -55,7 +55,8 @@ def store_references(run: Run, parts: dict[str, Items | None]) -> None:
         found, done, number = np.zeros((len(items), 2)), 0, sum(map(len, mine))
         show = run.report.progress(f"scoring {items.noun} with the reference")
         batches = (items.groups(indices, share_prompt=share, share_prefix=share) for indices in mine)
-        scored = forge_algos.reference_logps(model, batches, device=run.device, autocast=run.autocast)
+        more = {"ld_alpha": getattr(own, "ld_alpha", None)}
+        scored = forge_algos.reference_logps(model, batches, device=run.device, autocast=run.autocast, **more)
         for indices, logps in zip(mine, scored, strict=True):
             found[indices] = np.reshape(logps, (-1, 2))
             done += len(indices)
@@ -142,7 +143,15 @@ def _file(root: Path, name: str) -> Path:
 
 
 def _key(run: Run, items: Items) -> dict[str, str]:
-    """Return what the stored numbers depend on: the tokens, the weights and the dtype."""
+    """Return what the stored numbers depend on: tokens, their weights, model, dtype."""
     model: Any = run.identity.get("reference_path", run.identity["model"])
     adapter = {"adapter": run.adapter} if run.adapter and "reference_path" not in run.identity else {}
-    return {"store": items.store.fingerprint, "model": model, **adapter, "dtype": json.dumps(run.settings.device.dtype)}
+    ld_alpha = getattr(run.settings.objective, "ld_alpha", None)
+    weighted = {} if ld_alpha is None else {"ld_alpha": json.dumps(ld_alpha)}
+    return {
+        **weighted,
+        "store": items.store.fingerprint,
+        "model": model,
+        **adapter,
+        "dtype": json.dumps(run.settings.device.dtype),
+    }

@@ -1,4 +1,4 @@
-"""Direct preference optimisation in fourteen forms and their mixtures."""
+"""Direct preference optimisation in sixteen forms and their mixtures."""
 
 from collections.abc import Sequence
 from typing import get_args
@@ -10,7 +10,7 @@ from forge_algos._errors import LossError
 from forge_algos.losses import _check
 from forge_algos.losses._terms import LossTerms, summed
 from forge_algos.losses.preference._dpo_types import TERMS, Pairs, scores
-from forge_algos.settings._dpo_types import DPO_TYPES, Divergence, readers
+from forge_algos.settings._dpo_types import ALPHA, DPO_TYPES, TAU, Divergence, readers
 
 
 def dpo(
@@ -25,8 +25,11 @@ def dpo(
     chosen_lengths: torch.Tensor | None = None,
     rejected_lengths: torch.Tensor | None = None,
     f_divergence: str = "reverse_kl",
+    f_divergence_alpha: float = ALPHA,
+    discopop_tau: float = TAU,
     loss_weights: Sequence[float] | None = None,
     tokens_per_pair: float | None = None,
+    sft_logps: torch.Tensor | None = None,
 ) -> LossTerms:
     """Sum a form of direct preference optimisation over pairs; by default -log σ(β(c - r)).
 
@@ -34,6 +37,7 @@ def dpo(
     tokens, ε the smoothing, S = log σ, x = β(c - r):
 
     - `sigmoid` -S(x) · `hinge` max(0, 1 - x) (SLiC, 2305.10425; RSO, 2309.06657)
+    - `cdpo` -(1-ε)S(x) - εS(-x) (Mitchell 2023: a note on DPO with noisy preferences)
     - `ipo` (c/L_c - r/L_r - 1/2β)² (2310.12036, equation 17, a token) · `sigmoid_norm` -S(β(c/L_c - r/L_r)) (Tülu 3,
       2411.15124)
     - `robust` (-(1-ε)S(x) + εS(-x)) / (1 - 2ε) (2403.00409)
@@ -41,6 +45,7 @@ def dpo(
     - `nca_pair` -S(βc) - ½S(-βc) - ½S(-βr) (2402.05369) · `bco_pair` -S(βc) - S(-βr) (2404.04656)
     - `sppo_hard` (c - 1/2β)² + (r + 1/2β)² (2405.00675, equation 4.7, with wins of 1 and 0)
     - `apo_zero` 1 - σ(βc) + σ(βr) · `apo_down` σ(βc) + 1 - σ(x) (2408.06266, equations 7 and 8)
+    - `discopop` -S(x)(1 - m) + e⁻ˣm, m = σ(x/τ) (2406.08414, equation 5)
     - `aot`, `aot_unpaired` -(1-ε)S(βδ) - εS(-βδ), δ the difference of quantiles (2406.05882)
     - `sft` -log π(chosen) a token
 
@@ -52,7 +57,8 @@ def dpo(
     hold.
 
     f-divergences replace c and r by f′ of the ratio (2309.16240), in the losses in which only the difference counts: `sigmoid`,
-    `sigmoid_norm`, `hinge`, `ipo`, `exo_pair`, `robust`. Exponents above 40 (300 in float64) count as 40 (300).
+    `sigmoid_norm`, `hinge`, `ipo`, `exo_pair`, `robust`, `cdpo`, `discopop`. Exponents above 40 (300 in float64) count as 40
+    (300).
 
     Args:
         chosen_logps: float[B], summed log-probabilities of the chosen completions, in nats.
@@ -64,9 +70,12 @@ def dpo(
         label_smoothing: ε, from 0 and below 0.5; above 0 for `exo_pair`; 0 unless one of the types reads it.
         chosen_lengths: int[B], tokens of the chosen completions; for `ipo`, `sigmoid_norm` and `sft`.
         rejected_lengths: int[B], of the rejected ones; for `ipo` and `sigmoid_norm`.
-        f_divergence: reverse_kl, forward_kl or js_divergence.
+        f_divergence: reverse_kl, forward_kl, js_divergence or alpha_divergence, whose f′(t) is (t^(α-1) - 1)/(α-1).
+        f_divergence_alpha: α of alpha_divergence, from 0 (forward KL) over 1 (reverse KL); the paper's is 1 - α.
+        discopop_tau: τ, above 0; read by `discopop`.
         loss_weights: a number for each type; None is 1 for each.
         tokens_per_pair: chosen tokens / pairs over the global batch, above 0; read by `sft`.
+        sft_logps: float[B], what `sft` learns, where `chosen_logps` are weighted sums; None is `chosen_logps`.
 
     Returns:
         LossTerms: over the B pairs. Stats: `chosen_rewards` (βc), `rejected_rewards`, `margins`, `correct` (c > r),
@@ -82,13 +91,15 @@ def dpo(
     """
     types, weights = _types(loss_type, loss_weights)
     _check_settings(types, beta, label_smoothing, f_divergence, tokens_per_pair)
+    _check_parameters(types, f_divergence, f_divergence_alpha, discopop_tau)
     given = _check.samples(
         chosen_logps=chosen_logps,
         rejected_logps=rejected_logps,
         ref_chosen_logps=ref_chosen_logps,
         ref_rejected_logps=ref_rejected_logps,
+        sft_logps=chosen_logps if sft_logps is None else sft_logps,
     )
-    chosen, rejected, ref_chosen, ref_rejected = given.values()
+    chosen, rejected, ref_chosen, ref_rejected, likelihood = given.values()
     c, r = chosen - ref_chosen.detach(), rejected - ref_rejected.detach()
     lengths = {
         name: _check.lengths(name, found, chosen, "chosen_logps")
@@ -105,15 +116,16 @@ def dpo(
     pairs = Pairs(
         c=c,
         r=r,
-        chosen_scores=scores(c, f_divergence),
-        rejected_scores=scores(r, f_divergence),
+        chosen_scores=scores(c, f_divergence, f_divergence_alpha),
+        rejected_scores=scores(r, f_divergence, f_divergence_alpha),
         policy=chosen - rejected,
         ref=(ref_chosen - ref_rejected).detach(),
-        chosen_nll=-chosen / (chosen_tokens.sum() / max(len(chosen), 1) if tokens_per_pair is None else tokens_per_pair),
+        chosen_nll=-likelihood / (chosen_tokens.sum() / max(len(chosen), 1) if tokens_per_pair is None else tokens_per_pair),
         chosen_lengths=chosen_tokens,
         rejected_lengths=lengths.get("rejected_lengths", ones),
         beta=beta,
         smoothing=label_smoothing,
+        tau=discopop_tau,
     )
     losses = sum((weight * TERMS[kind](pairs) for kind, weight in zip(types, weights, strict=True)), torch.zeros_like(chosen))
     stats = {
@@ -164,3 +176,13 @@ def _check_settings(types: list[str], beta: float, smoothing: float, divergence:
         _check.number("tokens_per_pair", tokens_per_pair, above=0)
         if "sft" not in types:
             raise LossError(f"tokens_per_pair={tokens_per_pair}: {', '.join(types)} does not read it; 'sft' does")
+
+
+def _check_parameters(types: list[str], divergence: str, alpha: float, tau: float) -> None:
+    """Raise LossError for a number out of range, or one that nothing reads."""
+    _check.number("f_divergence_alpha", alpha, least=0)
+    _check.number("discopop_tau", tau, above=0)
+    if alpha != ALPHA and divergence != "alpha_divergence":
+        raise LossError(f"f_divergence_alpha={alpha}: {divergence} does not read it; 'alpha_divergence' does")
+    if tau != TAU and "discopop" not in types:
+        raise LossError(f"discopop_tau={tau}: {', '.join(types)} does not read it; 'discopop' does")

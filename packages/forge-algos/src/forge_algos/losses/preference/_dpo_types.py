@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import logsigmoid
 
-from forge_algos.losses._numeric import finite_exp
+from forge_algos.losses._numeric import EXPONENT_LIMIT, finite_exp
 
 
 class Pairs(NamedTuple):
@@ -32,6 +32,8 @@ class Pairs(NamedTuple):
     rejected_lengths: torch.Tensor
     beta: float
     smoothing: float
+    tau: float
+    """Temperature of `discopop`."""
 
     @property
     def x(self) -> torch.Tensor:
@@ -44,10 +46,14 @@ class Pairs(NamedTuple):
         return self.chosen_scores / self.chosen_lengths - self.rejected_scores / self.rejected_lengths
 
 
-def scores(log_ratios: torch.Tensor, divergence: str) -> torch.Tensor:
+def scores(log_ratios: torch.Tensor, divergence: str, alpha: float) -> torch.Tensor:
     """Compute f′(π/π_ref) for the f of a divergence, up to a constant, from log π/π_ref.
-    The formulas are those of arXiv 2309.16240, table 2.
+    The formulas are those of arXiv 2309.16240, table 2, whose α is 1 - `alpha`.
     """
+    if divergence == "alpha_divergence" and alpha != 1:
+        # expm1, since the difference of two numbers near 1 would lose its digits where α is near 1.
+        exponents = (alpha - 1) * log_ratios
+        return exponents.clamp(max=EXPONENT_LIMIT[exponents.dtype]).expm1() / (alpha - 1)
     if divergence == "forward_kl":
         return 1 - finite_exp(-log_ratios)
     if divergence == "js_divergence":
@@ -59,6 +65,11 @@ def smoothed(x: torch.Tensor, smoothing: float) -> torch.Tensor:
     """Compute -(1-ε)·S(x) - ε·S(-x): cross entropy with a label that is wrong with share ε."""
     losses = -logsigmoid(x)
     return (1 - smoothing) * losses - smoothing * logsigmoid(-x) if smoothing else losses
+
+
+def _discopop(p: Pairs) -> torch.Tensor:
+    modulation = torch.sigmoid(p.x / p.tau)
+    return (1 - modulation) * -logsigmoid(p.x) + modulation * finite_exp(-p.x)
 
 
 def _exo_pair(p: Pairs) -> torch.Tensor:
@@ -91,6 +102,8 @@ TERMS: dict[str, Callable[[Pairs], torch.Tensor]] = {
     "apo_down": lambda p: torch.sigmoid(p.beta * p.c) + torch.sigmoid(-p.beta * (p.c - p.r)),
     "apo_zero": lambda p: torch.sigmoid(-p.beta * p.c) + torch.sigmoid(p.beta * p.r),
     "bco_pair": lambda p: -logsigmoid(p.beta * p.c) - logsigmoid(-p.beta * p.r),
+    "cdpo": lambda p: smoothed(p.x, p.smoothing),
+    "discopop": _discopop,
     "exo_pair": _exo_pair,
     "hinge": lambda p: torch.relu(1 - p.x),
     "ipo": lambda p: (p.normed - 1 / (2 * p.beta)).square(),

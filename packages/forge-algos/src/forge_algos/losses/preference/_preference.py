@@ -77,8 +77,12 @@ def simpo(
     beta: float = 2.0,
     gamma: float = 1.0,
     label_smoothing: float = 0.0,
+    nll_weight: float = 0.0,
+    tokens_per_pair: float | None = None,
 ) -> LossTerms:
     """Sum -log σ(β(p_c - p_r) - γ) with p = log π(y)/L a token (arXiv 2405.14734, equation 6).
+
+    With `nll_weight` -log π(chosen) a token is added to it (CPO-SimPO), coupled exactly as in `orpo`.
 
     Args:
         chosen_logps: float[B], summed log-probabilities of the chosen completions, in nats.
@@ -88,10 +92,12 @@ def simpo(
         beta: above 0; the paper uses 2 to 10.
         gamma: the margin, from 0 (TRL's `simpo_gamma`).
         label_smoothing: from 0 and below 0.5, how often a preference is wrong.
+        nll_weight: of the likelihood part (TRL's `cpo_alpha`), from 0.
+        tokens_per_pair: chosen tokens / pairs over the global batch, above 0; read by the likelihood part.
 
     Returns:
-        LossTerms: over the B pairs; no pair's term depends on another. Stats: `chosen_rewards` (βp_c), `rejected_rewards`,
-        `margins`, `correct`.
+        LossTerms: over the B pairs. Stats: `chosen_rewards` (βp_c), `rejected_rewards`, `margins`, `correct`, and `nll` (before
+        its weight) where there is a likelihood part.
 
     Raises:
         LossError: lengths that disagree, or a number out of range.
@@ -104,9 +110,14 @@ def simpo(
     _check.number("beta", beta, above=0)
     _check.number("gamma", gamma, least=0)
     _check.number("label_smoothing", label_smoothing, least=0, below=0.5)
+    _check_likelihood(nll_weight, tokens_per_pair)
     given = _check.samples(chosen_logps=chosen_logps, rejected_logps=rejected_logps)
     chosen, rejected = _a_token(given, chosen_lengths, rejected_lengths)
-    return summed(smoothed(beta * (chosen - rejected) - gamma, label_smoothing), _rewards(chosen, rejected, beta))
+    losses, stats = smoothed(beta * (chosen - rejected) - gamma, label_smoothing), _rewards(chosen, rejected, beta)
+    if nll_weight:
+        nll = _nll(given["chosen_logps"], chosen_lengths, tokens_per_pair)
+        losses, stats = losses + nll_weight * nll, stats | {"nll": nll}
+    return summed(losses, stats)
 
 
 def cpo(
@@ -152,11 +163,9 @@ def cpo(
     _check.number("beta", beta, above=0)
     _check.one_of("loss_type", loss_type, CPO_TYPES)
     _check.number("label_smoothing", label_smoothing, least=0, below=0.5)
-    _check.number("nll_weight", nll_weight, least=0)
+    _check_likelihood(nll_weight, tokens_per_pair)
     if label_smoothing and loss_type != "sigmoid":
         raise LossError(f"label_smoothing={label_smoothing}: {loss_type} does not read it; 'sigmoid' does")
-    if tokens_per_pair is not None and not nll_weight:
-        raise LossError(f"tokens_per_pair={tokens_per_pair}: nll_weight=0 leaves nothing that reads it")
     if chosen_lengths is None and (nll_weight or loss_type == "ipo"):
         raise LossError("chosen_lengths: the likelihood part and 'ipo' divide by numbers of tokens, which are not given")
     given = _check.samples(chosen_logps=chosen_logps, rejected_logps=rejected_logps)
@@ -175,6 +184,12 @@ def cpo(
         nll = _nll(given["chosen_logps"], chosen_lengths, tokens_per_pair)
         losses, stats = losses + nll_weight * nll, stats | {"nll": nll}
     return summed(losses, stats)
+
+
+def _check_likelihood(nll_weight: float, tokens_per_pair: float | None) -> None:
+    _check.number("nll_weight", nll_weight, least=0)
+    if tokens_per_pair is not None and not nll_weight:
+        raise LossError(f"tokens_per_pair={tokens_per_pair}: nll_weight=0 leaves nothing that reads it")
 
 
 def _a_token(

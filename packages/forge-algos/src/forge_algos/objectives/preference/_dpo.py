@@ -1,6 +1,7 @@
 """Direct preference optimisation: how far each completion of a pair is from the reference."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import attrs
@@ -10,7 +11,15 @@ from torch import nn
 from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, dpo
 from forge_algos.objectives._mean import Mean
-from forge_algos.objectives.preference._pairs import Pairwise, PreferenceBatch, check_pairs, chosen_tokens, lengths, sides
+from forge_algos.objectives.preference._pairs import (
+    Pairwise,
+    PreferenceBatch,
+    check_pairs,
+    chosen_tokens,
+    lengths,
+    sides,
+    sum_pairs,
+)
 from forge_algos.objectives.preference._reference import Reference
 from forge_algos.settings._preference import DPOSettings
 
@@ -46,7 +55,9 @@ class _BoundDPO:
     def __init__(self, settings: DPOSettings, live: nn.Module | None, model: nn.Module, device: torch.device) -> None:
         self.settings = settings
         self.policy = Completions(model, device=device)
-        self.reference = Reference(settings.reference, self.policy, live)
+        ld_alpha = settings.ld_alpha
+        self.add_up = sum_by_completion if ld_alpha is None else partial(sum_pairs, ld_alpha=ld_alpha)
+        self.reference = Reference(settings.reference, self.policy, live, self.add_up)
         self.mean = Mean(settings.normalize, per_token="sft" in settings.loss_type)
         self.needs = self.mean.needs
 
@@ -54,8 +65,8 @@ class _BoundDPO:
         return self.mean.measure(len(batch.groups.group_sizes), chosen_tokens(batch.groups))
 
     def __call__(self, batch: PreferenceBatch, totals: Sequence[float]) -> LossTerms:
-        policy, reference = self._both(batch)
-        return self.mean(self._terms(batch, policy, reference, self.mean.tokens_per_term(totals)), totals)
+        policy, reference, chosen = self._scores(batch)
+        return self.mean(self._terms(batch, policy, reference, chosen, self.mean.tokens_per_term(totals)), totals)
 
     def at_start(self, batch: PreferenceBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return what `check_reference` compares.
@@ -64,20 +75,31 @@ class _BoundDPO:
             tuple: terms[P]; the terms[P] of a model that is its own reference; how far the worse side of each pair is off, in
                 nats[P].
         """
-        policy, reference = self._both(batch)
-        found, expected = (self._terms(batch, policy, other).per_sample for other in (reference, policy))
+        policy, reference, chosen = self._scores(batch)
+        found, expected = (self._terms(batch, policy, other, chosen).per_sample for other in (reference, policy))
         assert found is not None
         assert expected is not None
         return found, expected, (policy - reference).abs().view(-1, 2).amax(1)
 
-    def _both(self, batch: PreferenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the completions' log-probabilities float32[2P] under model and reference."""
+    def _scores(self, batch: PreferenceBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Score the completions under model and reference.
+
+        Returns:
+            tuple: log-probabilities float32[2P] under both, weighed by `ld_alpha`; the chosen ones' float32[P], which are not.
+        """
         check_pairs(batch)
-        policy = sum_by_completion(self.policy.tokens(batch.groups), batch.groups)
-        return policy, self.reference(batch.groups, batch.ref_logps)
+        tokens = self.policy.tokens(batch.groups)
+        policy = self.add_up(tokens, batch.groups)
+        chosen, _ = sides(policy if self.settings.ld_alpha is None else sum_by_completion(tokens, batch.groups))
+        return policy, self.reference(batch.groups, batch.ref_logps), chosen
 
     def _terms(
-        self, batch: PreferenceBatch, policy: torch.Tensor, reference: torch.Tensor, tokens_per_pair: float | None = None
+        self,
+        batch: PreferenceBatch,
+        policy: torch.Tensor,
+        reference: torch.Tensor,
+        chosen: torch.Tensor,
+        tokens_per_pair: float | None = None,
     ) -> LossTerms:
         settings = self.settings
         return dpo(
@@ -89,5 +111,8 @@ class _BoundDPO:
             loss_weights=settings.loss_weights,
             label_smoothing=settings.label_smoothing,
             f_divergence=settings.f_divergence,
+            f_divergence_alpha=settings.f_divergence_alpha,
+            discopop_tau=settings.discopop_tau,
+            sft_logps=chosen,
             tokens_per_pair=tokens_per_pair,
         )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from forge_algos._errors import PackedBatchError
+from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
 from forge_algos.batches._learned import token_count
 from forge_algos.batches._packed import require
@@ -92,6 +93,8 @@ class Pairs(NamedTuple):
     """int64[P], on the CPU."""
     rejected_lengths: torch.Tensor
     """int64[P], on the CPU."""
+    tokens_per_pair: float | None = None
+    """Chosen tokens a pair over the whole step, where the objective asks for it and `normalize` is "global"."""
 
 
 class PairObjective(Pairwise, ABC):
@@ -107,6 +110,11 @@ class PairObjective(Pairwise, ABC):
         That is over the step's pairs, or of the micro-batches' own means.
         """
         return "global"
+
+    @property
+    def per_token(self) -> bool:
+        """Whether a part of the loss is a mean over tokens: it reads `tokens_per_pair`."""
+        return False
 
     def bind(self, model: nn.Module, *, device: torch.device) -> "BoundPairs":
         """Choose how this model is run.
@@ -129,18 +137,18 @@ class BoundPairs:
         """Choose how the head is scored."""
         self.policy = Completions(model, device=device)
         self._objective = objective
-        self._mean = Mean(objective.normalize)
+        self._mean = Mean(objective.normalize, per_token=objective.per_token)
         self.needs = self._mean.needs
 
     def measure(self, batch: PreferenceBatch) -> Sequence[float]:
         """Return the numbers of this row that the mean of means divides by."""
-        return self._mean.measure(len(batch.groups.group_sizes))
+        return self._mean.measure(len(batch.groups.group_sizes), chosen_tokens(batch.groups))
 
     def __call__(self, batch: PreferenceBatch, totals: Sequence[float]) -> LossTerms:
         """Compute the batch's terms."""
         check_pairs(batch)
         chosen, rejected = sides(sum_by_completion(self.policy.tokens(batch.groups), batch.groups))
-        pairs = Pairs(chosen, rejected, **lengths(batch.groups))
+        pairs = Pairs(chosen, rejected, **lengths(batch.groups), tokens_per_pair=self._mean.tokens_per_term(totals))
         return self._mean(self._objective.terms(pairs, batch), totals)
 
 
@@ -164,6 +172,22 @@ def sides(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Split values[2P], which alternate, into (chosen[P], rejected[P])."""
     chosen, rejected = values.view(-1, 2).unbind(1)
     return chosen, rejected
+
+
+def sum_pairs(tokens: torch.Tensor, groups: PackedGroups, *, ld_alpha: float) -> torch.Tensor:
+    """Sum the log-probabilities of pairs, float32[M], to float32[2P].
+
+    LD-DPO (arXiv 2409.06411): tokens up to the length of the shorter completion count whole, those beyond by `ld_alpha`.
+    """
+    counts = np.asarray(groups.lengths)
+    if (np.asarray(groups.group_sizes) != 2).any():
+        raise PackedBatchError(
+            "ld_alpha weighs what one completion of a pair is longer than the other: groups of two are wanted"
+        )
+    shorter = np.repeat(counts.reshape(-1, 2).min(1), 2)
+    places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    weights = np.where(places < np.repeat(shorter, counts), 1.0, ld_alpha)
+    return sum_by_completion(tokens * to_device(weights, tokens.device, tokens.dtype), groups)
 
 
 def lengths(groups: PackedGroups) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,11 @@ from forge_algos.batches._groups import PackedGroups, idle_groups
 from forge_algos.batches._packed import require
 from forge_algos.heads._completions import Completions, sum_by_completion, to_float32
 from forge_algos.isolation._guard import guard_packed
+from forge_algos.objectives.preference._pairs import sum_pairs
 from forge_algos.settings._preference import ReferenceKind
+
+AddUp = Callable[[torch.Tensor, PackedGroups], torch.Tensor]
+"""Function of tokens' log-probabilities float32[M] and their groups: those of the completions, float32[B]."""
 
 
 class Reference:
@@ -26,13 +31,16 @@ class Reference:
         kind: "stored" reads arrays of the batch, "adapter_off" and "live" make a forward.
         policy: the model that is trained; its adapter is switched off for "adapter_off".
         live: the second model, for "live" and only for it; it never changes.
+        add_up: adds up tokens' log-probabilities, as for the policy.
 
     Raises:
         LossError: "live" without a model, a model without "live", or the very model that is trained.
         AdapterError: "adapter_off" where the model carries no adapter.
     """
 
-    def __init__(self, kind: ReferenceKind, policy: Completions, live: nn.Module | None) -> None:
+    def __init__(
+        self, kind: ReferenceKind, policy: Completions, live: nn.Module | None, add_up: AddUp = sum_by_completion
+    ) -> None:
         if (kind == "live") != (live is not None):
             wanted = "a model is wanted" if live is None else "reference=... would not be read: leave it out, or set 'live'"
             raise LossError(f"reference={kind!r}: {wanted}")
@@ -42,12 +50,13 @@ class Reference:
             check_switchable(policy.model)
         self.kind = kind
         self._off = kind == "adapter_off"
+        self._add_up = add_up
         self._model = policy if live is None else Completions(live, device=policy.device)
 
     def __call__(self, groups: PackedGroups, stored: ArrayLike | None, name: str = "ref_logps") -> torch.Tensor:
         """Return the completions' log-probabilities float32[B], in nats."""
         if self.kind != "stored":
-            return sum_by_completion(self.tokens(groups), groups)
+            return self._add_up(self.tokens(groups), groups)
         return self.read(stored, name)
 
     def read(self, stored: ArrayLike | None, name: str) -> torch.Tensor:
@@ -79,6 +88,7 @@ def reference_logps(
     device: torch.device | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     adapter_off: bool = False,
+    ld_alpha: float | None = None,
 ) -> Iterator[NDArray[np.float32]]:
     """Compute the log-probabilities that are stored beside the data before training.
 
@@ -92,6 +102,7 @@ def reference_logps(
         device: where rows go; the model's by default.
         autocast: as in training, so that the loss begins where it should.
         adapter_off: switch the model's adapter off for it.
+        ld_alpha: of `DPOSettings`, where it has one; groups are pairs.
 
     Yields:
         NDArray: for each row float32[B], of its completions, in nats.
@@ -100,6 +111,7 @@ def reference_logps(
         PackedBatchError: a row is malformed, or the model does not keep its documents apart.
         AdapterError: `adapter_off` where the model carries no adapter.
     """
+    add_up = sum_by_completion if ld_alpha is None else partial(sum_pairs, ld_alpha=ld_alpha)
     device = next(model.parameters()).device if device is None else device
     with torch.no_grad(), mode(model, training=False), guard_packed(model):
         policy = Completions(model, device=device)
@@ -108,4 +120,4 @@ def reference_logps(
                 require(groups, "group_sizes", "a packed row of groups, such as batch.groups,")
                 empty = not len(groups.group_sizes)
                 tokens = policy.tokens(idle_groups((1,)) if empty else groups)
-            yield (tokens[:0] if empty else sum_by_completion(tokens, groups)).cpu().numpy()
+            yield (tokens[:0] if empty else add_up(tokens, groups)).cpu().numpy()

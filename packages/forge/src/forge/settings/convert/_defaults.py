@@ -67,7 +67,11 @@ def _wanted(draft: Draft) -> dict[str, object]:
     elif draft.library == "LLaMA-Factory":
         found = {**_LLAMA_FACTORY, **_LLAMA_FACTORY_BY_VERB.get(verb, {}), **({"lora_r": 8} if adapter in LORA else {})}
     else:
-        found = {**_AXOLOTL, **(_ORPO if verb == "orpo" else {}), **({"beta": 0.1} if verb == "simpo" else {})}
+        found = {
+            **_AXOLOTL,
+            **(_ORPO if verb == "orpo" else {}),
+            **({"beta": 0.1, "cpo_alpha": 1.0} if verb == "simpo" else {}),
+        }
     if verb == "pretrain" and "max_seq_len" in found:
         found["block_size"] = found["max_seq_len"]
     return found
@@ -90,7 +94,5 @@ def _tell(draft: Draft, given: set[str]) -> None:
     """List defaults for which forge has no setting, or none of that value."""
     if draft.library == "LLaMA-Factory" and draft.verb == "ppo":
         draft.lost.append("ppo_target: 6.0 there by default: the weight of the KL starts at 0.2 and follows it; here it stays")
-    if draft.library == "Axolotl" and draft.verb == "simpo" and "cpo_alpha" not in given:
-        draft.lost.append("cpo_alpha: left out, which is 1.0 there: a likelihood beside SimPO, which forge simpo has not")
     if draft.library == "Axolotl" and draft.verb == "grpo" and "max_new_tokens" not in given:
         draft.lost.append("max_completion_length: left out, which is no limit there: give max_new_tokens, 256 by default")

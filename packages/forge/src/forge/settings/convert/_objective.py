@@ -31,8 +31,8 @@ _FORMS = {
 """Verb → its values of `loss_type` in TRL; any other is one of DPO's."""
 _REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 """Names that `trl grpo` has for functions of trl.rewards."""
-_READ_SMOOTHING = {"exo_pair", "robust", "aot", "aot_unpaired"}
-"""Losses of DPO that read `label_smoothing`, here and in TRL."""
+_READ_SMOOTHING = {"cdpo", "exo_pair", "robust", "aot", "aot_unpaired"}
+"""Losses of DPO that read `label_smoothing`, here and, but for `cdpo`, in TRL."""
 
 _LIKELIHOOD = (
     "normalize: the likelihood of the wanted answers is a mean over a micro-batch's tokens there, over the step's here",
@@ -96,18 +96,26 @@ def preferences(draft: Draft) -> None:
     if draft.verb != "dpo":
         if left.get("dpo_label_smoothing"):
             draft.lose("dpo_label_smoothing", "only DPO reads it")
-        if draft.verb == "orpo":
+        if draft.verb == "simpo" and left.get("pref_ftx"):
+            left["cpo_alpha"] = left.pop("pref_ftx")
+        # Axolotl's default is 1.
+        if draft.verb == "orpo" or (draft.verb == "simpo" and left.get("cpo_alpha", draft.library == "Axolotl")):
             draft.lost.append(_LIKELIHOOD[draft.library == "LLaMA-Factory"])
         return
     given = (left[key] for key in ("loss_type", "pref_loss", "dpo_loss_type") if left.get(key))
     form = found.get("loss_type") or next(given, "sigmoid")
     forms = tuple(str(each) for each in (form if isinstance(form, (list, tuple)) else [form]))
+    if draft.library == "LLaMA-Factory" and forms == ("sigmoid",) and left.get("dpo_label_smoothing"):
+        forms = ("cdpo",)
+        left.pop("pref_loss", None)
+        found["loss_type"] = forms
     for key in ("dpo_label_smoothing", "label_smoothing", "label_smoothing_factor"):
         if left.get(key) and not _READ_SMOOTHING & set(forms):
-            why = "conservative DPO (cDPO) there, which forge has not; loss_type=robust is another loss"
-            if forms != ("sigmoid",) or draft.library == "TRL":
-                why = f"loss_type={', '.join(forms)} reads none, here and there"
-            draft.lose(key, why)
+            draft.lose(key, f"loss_type={', '.join(forms)} reads none, here and there")
+    if left.get("f_divergence_type") != "alpha_divergence":
+        left.pop("f_alpha_divergence_coef", None)
+    if "discopop" not in forms:
+        left.pop("discopop_tau", None)
     weight = left.get("pref_ftx")
     if isinstance(weight, (int, float)) and not isinstance(weight, bool) and weight > 0 and "loss_weights" not in left:
         for key in ("pref_ftx", "pref_loss", "loss_type"):
