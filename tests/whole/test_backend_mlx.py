@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import pytest
 
 import forge
 from forge.backends._mlx import MLXBackend
+from forge.talking._model import AnsweringModel
 
 from .starts import metrics
 from .verbs import settings_of
@@ -92,6 +94,24 @@ def test_the_steps_are_forges_and_the_adapter_is_pefts(model_dir: Path, tmp_path
     with torch.no_grad():
         expected = peft(input_ids=torch.tensor([ids])).logits[0].numpy()
     assert np.abs(np.array(twin(mx.array([ids])))[0] - expected).max() < 1e-5
+
+
+@installed
+def test_an_adapter_ends_its_answers_as_it_was_trained(model_dir: Path, tmp_path: Path) -> None:
+    """The token that ends a turn of the template and is no EOS of the model: in `forge chat` and in a merged export."""
+    from transformers import GenerationConfig
+
+    base, run = tmp_path / "base", tmp_path / "run"
+    shutil.copytree(model_dir, base)
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|endoftext|>"}))
+    GenerationConfig(eos_token_id=0).save_pretrained(base)
+    settings = given(base, tmp_path) | {"model_path": str(base), "max_steps": 1, "warmup_steps": 0}
+    forge.sft(**settings, backend="mlx", ckpt_output_dir=run)
+    assert "chat_template: <|im_end|> ends a turn and was no EOS of the model" in (run / "log.txt").read_text()
+    assert AnsweringModel(run)._model.generation_config.eos_token_id == [0, 2]
+    merged = forge.export(run, tmp_path / "merged", merge=True)
+    assert GenerationConfig.from_pretrained(merged).eos_token_id == [0, 2]
 
 
 @installed

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import forge
+from forge._progress import Reporter
 from forge.saving import _inputs
+from forge.saving._inputs import Inputs
+from forge.settings._settings import resolve
 
 from .conftest import conversations, write_rows
 from .verbs import run_verb, settings_of
@@ -113,6 +118,20 @@ def test_another_content_under_the_former_time_is_named(
     assert line.startswith(f"WARNING: {named} changed after this run had read it, and its result is of what was there")
 
 
+def test_rows_that_would_be_refused_do_not_hide_that_the_run_is_finished(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever became of its first row, of its model, the same command has the run's result, and says what changed."""
+    write_rows(copied / "rows" / "a.jsonl", [{"words": 1}])
+    (line,) = warned(given(copied), capsys)
+    assert f"{copied / 'rows' / 'a.jsonl'} changed" in line
+    (copied / "model" / "model.safetensors").unlink()
+    (line,) = warned(given(copied), capsys)
+    assert "a.jsonl" in line
+    with pytest.raises(forge.ERRORS, match=r"model\.safetensors|no weights|weights"):
+        forge.sft(**given(copied) | {"learning_rate": 1e-3})
+
+
 def test_other_weights_and_other_files_are_named(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Weights of the same size, a file that came to a directory, and both together in one line; what is gone is not judged."""
     model = AutoModelForCausalLM.from_pretrained(copied / "model")
@@ -127,22 +146,110 @@ def test_other_weights_and_other_files_are_named(copied: Path, capsys: pytest.Ca
     assert "rows" not in line
 
 
-def test_of_large_files_times_must_do(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_large_files_times_must_do(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a hash a file of the same length and another time was written to; one of another length changed."""
     file = copied / "run" / "inputs.json"
     known = json.loads(file.read_text())
-    known["files"] = {name: [_inputs._stamp(Path(name)), None] for name in known["files"]}
+    known["files"] = {name: [_inputs.stamp_of(Path(name)), None] for name in known["files"]}
     file.write_text(json.dumps(known))
     touched(copied / "b.jsonl")
     (line,) = warned(given(copied), capsys)
     assert line.startswith(f"WARNING: {copied / 'b.jsonl'} was written to after this run had read it")
     rewritten(copied / "b.jsonl", "user", "userr")
     assert "b.jsonl changed after" in warned(given(copied), capsys)[0]
+
+
+def record_of(copied: Path, root: Path, *, since: int = 2**63, former: Path | None = None) -> Inputs:
+    """The record of the run's settings, written to `root`."""
+    task = forge.sft.task
+    s = resolve(task.settings, ("given", given(copied)))
+    if not (store := root / "data" / "train" / "store.json").exists():
+        store.parent.mkdir(parents=True)
+        shutil.copy(copied / "run" / "data" / "train" / "store.json", store)
+    return Inputs(task, s, root, Reporter(lambda _: None, quiet=True), since=since, former=former)
+
+
+def files_of(root: Path) -> dict[str, Any]:
+    """What the record says of the data files: name → [stamp, SHA-256]."""
+    return {Path(name).name: entry for name, entry in json.loads((root / "inputs.json").read_text())["files"].items()}
+
+
+def test_files_are_hashed_while_the_run_trains(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step is made before a file is hashed; the record of the finished run has the hashes all the same."""
+    run, began = tmp_path / "run", []
+
+    def sha256(self: Inputs, path: Path) -> str | None:
+        while not ((run / "metrics.jsonl").exists() and '"loss"' in (run / "metrics.jsonl").read_text()):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        began.append(path.name)
+        return own(self, path)
+
+    own, end = Inputs._sha256, time.monotonic() + 60
+    monkeypatch.setattr(Inputs, "_sha256", sha256)
+    forge.sft(**given(copied) | {"ckpt_output_dir": str(run)})
+    assert {"a.jsonl", "b.jsonl", "tokenizer.json"} <= set(began)
+    want = hashlib.sha256((copied / "b.jsonl").read_bytes()).hexdigest()
+    assert files_of(run)["b.jsonl"] == [_inputs.stamp_of(copied / "b.jsonl"), want]
+
+
+def test_what_is_known_is_not_hashed_again(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run has the hashes of its record where the stamp is the same; another file is hashed."""
+    root, hashed = tmp_path / "new", []
+    record_of(copied, copied / "run").complete(copied / "run")
+    own = Inputs._sha256
+    monkeypatch.setattr(Inputs, "_sha256", lambda self, path: hashed.append(path.name) or own(self, path))
+    record_of(copied, root, former=copied / "run").complete(root)
+    assert hashed == []
+    assert files_of(root) == files_of(copied / "run")
+    rewritten(copied / "b.jsonl", "role", "rule")
+    record_of(copied, root, former=copied / "run").complete(root)
+    assert hashed == ["b.jsonl"]
+    assert files_of(root)["b.jsonl"][1] == hashlib.sha256((copied / "b.jsonl").read_bytes()).hexdigest()
+    (copied / "run" / "inputs.json").write_text('{"files": {"a": 3}, "models": {}}')
+    record_of(copied, root, former=copied / "run").complete(root)
+    assert {"a.jsonl", "b.jsonl", "tokenizer.json"} <= set(hashed)
+
+
+def test_a_file_that_changes_while_it_is_hashed(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is recorded of it, nor of one that was written to since the rows were read; the others are."""
+    own = Inputs._sha256
+
+    def sha256(self: Inputs, path: Path) -> str | None:
+        found = own(self, path)
+        if path.name == "b.jsonl":
+            rewritten(path, "role", "rule")
+        return found
+
+    monkeypatch.setattr(Inputs, "_sha256", sha256)
+    record_of(copied, tmp_path).complete(tmp_path)
+    assert files_of(tmp_path)["b.jsonl"] == [None, None]
+    assert files_of(tmp_path)["a.jsonl"][1] is not None
+    record_of(copied, tmp_path, since=0).complete(tmp_path)
+    assert list(files_of(tmp_path).values()) == [[None, None]] * 2
+
+
+def test_a_run_that_ends_before_its_files_are_hashed(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its record has size and times, from which it goes on; hashing ends with the run."""
     monkeypatch.setattr(_inputs, "_HASHED", 0)
-    assert _inputs._recorded([str(copied / "b.jsonl")], 2**63)[str(copied / "b.jsonl")][1] is None
-    assert _inputs._recorded([str(copied / "b.jsonl")], 0) == {str(copied / "b.jsonl"): (None, None)}
+    record_of(copied, tmp_path).complete(tmp_path)
+    stamps = {
+        name: [_inputs.stamp_of(copied / path), None] for name, path in (("a.jsonl", "rows/a.jsonl"), ("b.jsonl", "b.jsonl"))
+    }
+    assert files_of(tmp_path) == stamps
+    monkeypatch.undo()
+    monkeypatch.setattr(Inputs, "_sha256", lambda self, _: self._stopping.wait(60) and None)
+    stopped = record_of(copied, tmp_path)
+    stopped.stop()
+    assert stopped._thread is not None
+    stopped._thread.join(30)
+    assert not stopped._thread.is_alive()
+    assert files_of(tmp_path) == stamps
+    monkeypatch.undo()
+    record_of(copied, copied / "run", former=tmp_path).complete(copied / "run")
+    assert warned(given(copied), capsys) == []
 
 
 @pytest.mark.parametrize("record", [None, "{broken", '{"files": {"a": 3}, "places": {}, "models": {}, "adapter": {}}', "[1]"])

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import forge
 import forge_data
-from forge._turn_end import stop_at_turn_end, write_turn_end
+from forge._turn_end import former_turn_end, not_named, stop_at_turn_end, write_turn_end
 from forge.talking._model import AnsweringModel
 from forge_data.tokenizing._named_templates import text_of
 
+from .conftest import CHATML
 from .verbs import SHORT
 
 LLAMA3 = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -31,8 +33,6 @@ def base(model_dir: Path, tmp_path: Path) -> Path:
 
 def test_a_token_that_the_tokenizer_has_not_ends_nothing(model_dir: Path) -> None:
     """A tokenizer whose own template is that of a name may write its marks in pieces, which have no id."""
-    from types import SimpleNamespace
-
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
@@ -90,6 +90,29 @@ def test_the_end_of_a_turn_of_any_template(form: str, marked: Path, chats: Path,
     assert GenerationConfig.from_pretrained(found.model_dir).eos_token_id == [0, end]
     assert AnsweringModel(found.model_dir)._model.generation_config.eos_token_id == [0, end]
     assert "<|im_end|> ends a turn and was no EOS of the model" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_the_token_of_turn_end(model_dir: Path, chats: Path, tmp_path: Path) -> None:
+    """A token by the setting turn_end ends answers as one of the template does: in `forge chat` and in every export."""
+    from transformers import GenerationConfig
+
+    (tmp_path / "open.jinja").write_text(CHATML.replace("<|im_end|>", ""))
+    given = {**SHORT, "max_steps": 1, "model_path": model_dir, "data_path": chats, "adapter": "lora", "lint": "off"}
+    given |= {"chat_template": tmp_path / "open.jinja", "turn_end": "<|endoftext|>", "ckpt_output_dir": tmp_path / "run"}
+    found = forge.sft(**given)
+    assert "turn_end: <|endoftext|> ends a turn and was no EOS of the model" in (tmp_path / "run" / "log.txt").read_text()
+    assert (
+        former_turn_end(tmp_path / "run") == "<|endoftext|>"
+    )  # which backends with a loop of their own write to their exports
+    assert AnsweringModel(found.model_dir)._model.generation_config.eos_token_id == [2, 0]
+    merged = forge.export(tmp_path / "run", tmp_path / "merged", merge=True)
+    assert GenerationConfig.from_pretrained(merged).eos_token_id == [2, 0]
+    s = SimpleNamespace(
+        data=SimpleNamespace(chat_template=None, turn_end="<|endoftext|>"), backend=SimpleNamespace(backend="own")
+    )
+    assert not_named(s, merged) is None
+    GenerationConfig(eos_token_id=2).save_pretrained(merged)
+    assert "WARNING: turn_end: <|endoftext|> ends a turn" in str(not_named(s, merged))
 
 
 @pytest.mark.parametrize(("known", "named"), [(True, False), (False, False), (False, True)])

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from forge_accel import AccelError, Choice, CPUAccelerator, accelerator
+from forge_accel import AccelError, Choice, CPUAccelerator, accelerator, device_count
 from forge_accel.devices._registry import GROUP
 
 
@@ -48,6 +48,15 @@ def test_the_cpu_by_name():
     acc = accelerator("cpu")
     assert isinstance(acc, CPUAccelerator)
     assert acc.device == Choice(torch.device("cpu"), "cpu: asked for by name")
+
+
+def test_a_device_of_torch_stands_for_its_name():
+    """Whoever has a torch.device need not write it out; one that is no accelerator is named as others are."""
+    assert accelerator(torch.device("cpu")).device.value == torch.device("cpu")
+    assert (device_count(torch.device("cpu")), device_count(torch.device("cuda:1"))) == (0, 1)
+    for wrong in (torch.device("meta"), None, 3):
+        with pytest.raises(AccelError, match=f"device='{wrong}' is unknown"):
+            accelerator(wrong)
 
 
 @pytest.mark.parametrize(

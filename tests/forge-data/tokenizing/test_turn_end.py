@@ -97,6 +97,15 @@ def test_a_token_that_also_ends_a_part_of_an_answer():
     assert turn_end(marked.replace("MARK", "\n"), base()) == "<|im_end|>"
 
 
+def test_a_token_that_stands_before_bare_tool_calls():
+    """An answer of tool calls alone goes on behind a token that ends all others, which so ends none."""
+    calls = "{% for call in m.tool_calls %}({{ call.function.name }}{{ call.function.arguments }}){% endfor %}"
+    bare = "{% if m.tool_calls and not m.content %}MARK{% endif %}"
+    template = LOOP.replace("{{ m.content }}END", "{{ m.content }}" + bare + calls + "<|im_end|>\n") + ASK
+    assert turn_end(template.replace("MARK", "<|im_end|>"), base()) is None
+    assert turn_end(template.replace("MARK", "\n"), base()) == "<|im_end|>"
+
+
 @pytest.mark.parametrize(
     "template",
     [

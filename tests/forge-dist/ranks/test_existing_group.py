@@ -36,7 +36,7 @@ def two_runs_in_a_group(with_variables):
         where = topology(LaunchSettings())
         with join(where) as ranks:
             made = ranks.first(lambda: "by rank 0")
-            ranks.connect("gloo", torch.device("cpu"))
+            ranks.connect("gloo", "cpu")
             same = ranks.group is group
             ranks.checkpoint_group()
             answers.append(

@@ -221,6 +221,24 @@ def test_nothing_to_compare_is_refused(model, exported, unlearned):
         check_export(model, exported, unlearned)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"input_ids": [1, 2], "labels": [1, 2]}, r"samples\[1\] is a dict, and a pair \(input_ids, labels\) is wanted"),
+        (([1, 10**6], [1, 2]), r"samples\[1\]: its input_ids hold 1000000, and the model knows tokens from 0 to \d+: tokenize"),
+        (([1, -100], [1, 2]), "its input_ids hold -100"),
+        (([1, 2], [1, -5]), "its labels hold -5"),
+        (([1, 2], [1]), "has 2 input_ids and 1 labels"),
+        (([[1, 2]], [[1, 2]]), r"its input_ids have the shape \[1, 2\]"),
+        (("one", "two"), "its input_ids are no whole numbers"),
+    ],
+)
+def test_what_is_no_sample_is_named(model, exported, samples, wrong, said):
+    """Rows as dicts, ids of another vocabulary and the like: one error, before anything is read back."""
+    with pytest.raises(ExportError, match=said):
+        check_export(model, exported, [samples[0], wrong])
+
+
 def test_a_diverged_model_is_refused(model, tmp_path, samples):
     """A model that computes NaN is no success, though it was written faithfully."""
     with torch.no_grad():

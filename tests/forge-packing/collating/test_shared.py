@@ -83,3 +83,5 @@ def test_bad_samples_are_refused_by_their_number():
     """As `collate` refuses them."""
     with pytest.raises(PackingError, match="example 1 has 2 input_ids and 1 label"):
         collate_shared([([1, 2], [1, 2]), ([1, 2], [1])])
+    with pytest.raises(PackingError, match="max_tokens must be an integer of at least 1, got '5'"):
+        collate_shared([([1, 2], [1, 2])], max_tokens="5")

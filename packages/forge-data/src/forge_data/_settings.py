@@ -268,8 +268,9 @@ class DataSettings(ChatTemplateSettings, PretrainDataSettings):
     in which a chat template may write earlier turns otherwise than it asks for them."""
 
     turn_end: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
-    """Token that ends a learned turn for which the chat template writes no end. By default one of the model's EOS list (its
-    generation_config.json or config.json) with which the next message begins, such as <|user|>."""
+    """Token that ends a learned turn for which the chat template writes no end, and the answers of the exported model. By
+    default one of the model's EOS list (its generation_config.json or config.json) with which the next message begins, such as
+    <|user|>."""
 
     on_overflow: OnOverflow = attrs.field(default="drop", validator=_one_of(OnOverflow))
     """What becomes of a row longer than max_seq_len: it is left out and counted, cut off, cut into several, or an error."""

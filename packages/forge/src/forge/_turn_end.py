@@ -25,8 +25,13 @@ def former_turn_end(run: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def trained_turn_end(directory: str | Path) -> str | None:
+    """Return the token that ends answers of the run that exported a directory, or None."""
+    return former_turn_end(Path(directory).expanduser().absolute().parent.parent)
+
+
 def stop_at_turn_end(model: Any, tokenizer: Any, token: str | None = None) -> str | None:
-    """Add the token that ends a turn of the chat template to those that end an answer.
+    """Add the token that ends an answer to those that do already.
 
     They stand in `generation_config`, which is written beside the weights: transformers, vLLM and GGUF stop there.
 
@@ -59,7 +64,12 @@ def stop_as_trained(s: Any, model: Any, tokenizer: Any, report: Reporter, token:
         where = f"{_FILE} of an export names it"
         if s.adapter.adapter not in ("none", "osft"):
             where = "forge and a merged export stop there; to ask the adapter elsewhere, give it as a stop token"
-        report.note(f"chat_template: {end} ends a turn and was no EOS of the model; {where}")
+        report.note(f"{setting_of_end(s)}: {end} ends a turn and was no EOS of the model; {where}")
+
+
+def setting_of_end(s: Any) -> str:
+    """Return the setting that a token which ends answers comes from."""
+    return "chat_template" if getattr(s.data, "turn_end", None) is None else "turn_end"
 
 
 def write_turn_end(directory: Path, tokenizer: Any, token: str | None) -> str | None:
@@ -96,13 +106,13 @@ def not_named(s: Any, directory: Path) -> str | None:
 
     None where it does, or has no need to: an adapter has no such file, and what cannot be read is not judged.
     """
-    named = getattr(s.data, "chat_template", None)
-    if named is None or (directory / "adapter_config.json").is_file() or not (directory / "config.json").is_file():
+    named, given = getattr(s.data, "chat_template", None), getattr(s.data, "turn_end", None)
+    if named is given is None or (directory / "adapter_config.json").is_file() or not (directory / "config.json").is_file():
         return None
-    row = forge_data.chat_templates().get(named)
+    row = forge_data.chat_templates().get(named or "")
     try:
         tokenizer = forge_data.load_tokenizer(str(directory))
-        end = forge_data.turn_end(tokenizer.chat_template, tokenizer) if row is None else row.end
+        end = given or (forge_data.turn_end(tokenizer.chat_template, tokenizer) if row is None else row.end)
         numbers = [] if end is None else tokenizer.encode(end, add_special_tokens=False)
         place = directory / (_FILE if (directory / _FILE).is_file() else "config.json")
         ends = json.loads(place.read_text(encoding="utf-8")).get("eos_token_id")
@@ -111,6 +121,6 @@ def not_named(s: Any, directory: Path) -> str | None:
     if len(numbers) != 1 or numbers[0] in (ends if isinstance(ends, list) else [ends]):
         return None
     return (
-        f"WARNING: chat_template: {end} ends a turn, and {place}, which backend={s.backend.backend} wrote, does not name it "
-        f"as EOS: add {numbers[0]} to eos_token_id there, or give {end} as a stop token"
+        f"WARNING: {setting_of_end(s)}: {end} ends a turn, and {place}, which backend={s.backend.backend} wrote, does not name "
+        f"it as EOS: add {numbers[0]} to eos_token_id there, or give {end} as a stop token"
     )

@@ -301,6 +301,9 @@ def test_batches_that_do_not_fit_are_refused():
     bound = objective.bind(model, device=CPU)
     with pytest.raises(PackedBatchError, match=r"old_logps: \d+ numbers are wanted for 8 completions"):
         objective.count(attrs.evolve(batch, old_logps=batch.old_logps[1:]))
+    for name in ("old_logps", "advantages", "rewards"):
+        with pytest.raises(PackedBatchError, match=f"{name} is missing"):
+            bound(attrs.evolve(batch, **{name: None}), [])
     with pytest.raises(PackedBatchError, match="returns is missing"):
         bound(attrs.evolve(batch, returns=None), [])
     with pytest.raises(PackedBatchError, match="ref_logps is missing"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from forge_dist import StrategyError, StrategySettings, make_strategy
+from forge_dist import CheckpointError, StrategyError, StrategySettings, make_strategy
 from forge_dist.strategies.zero._state import MODEL, OPTIMIZER
 
 from ....lanes import ci_keeps
@@ -94,12 +94,14 @@ def alone(path, *, lora=False, dtype=torch.float32):
 class Run:
     """One strategy's model and optimizer, stepped through STEPS."""
 
-    def __init__(self, ranks, path, stage, *, lora=False, dtype=torch.float32, **options):
+    def __init__(self, ranks, path, stage, *, lora=False, frozen=(), dtype=torch.float32, **options):
         settings = StrategySettings(strategy=f"zero{stage}" if isinstance(stage, int) else stage, **options)
         self.ranks = ranks
         self.strategy = make_strategy(settings, ranks, device=torch.device("cpu"), adapter=lora)
         model = self.strategy.load(path, dtype=dtype)
         model = add_lora(model) if lora else model
+        for name in frozen:
+            model.get_parameter(name).requires_grad_(requires_grad=False)
         self.model, self.optimizer = self.strategy.wrap(model, adamw)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda k: 1 / (1 + k))
 
@@ -417,6 +419,24 @@ def test_what_a_caller_sees(base, stage):
     run_on_ranks(looked_at, 2, base, stage)
 
 
+def froze_less(ranks, path, stage):
+    """Load states of a version that trained a weight which is frozen now: whether it had moved, or has moments."""
+    name, run = "model.norm.weight", Run(ranks, path, stage, frozen=["model.norm.weight"])
+    for k in range(HALF):
+        run.step(k)
+    now = together(run.state())
+    weight = run.whole()[name] if ranks.is_first else None
+    old = now | {f"{MODEL}{name}": torch.tensor(ranks.broadcast(weight if weight is None else weight.tolist()))}
+    layer = "model.layers.0.input_layernorm.weight"
+    old |= {f"{OPTIMIZER}{name}/{key}": torch.zeros_like(now[f"{OPTIMIZER}{layer}/{key}"]) for key in ("exp_avg", "exp_avg_sq")}
+    old |= {f"{OPTIMIZER}{name}/step": now[f"{OPTIMIZER}{layer}/step"]}
+    loaded, *_ = goes_on(ranks, path, stage, old, {"frozen": [name]})
+    assert equal(loaded, now)
+    for moved in (f"{MODEL}{name}", f"{OPTIMIZER}{name}/exp_avg"):
+        with pytest.raises(CheckpointError, match=f"{MODEL}{name} learned there, and is frozen here"):
+            goes_on(ranks, path, stage, old | {moved: old[moved] + 1}, {"frozen": [name]})
+
+
 def refused(ranks, path, broken):
     """Messages of what cannot be loaded."""
     messages = []
@@ -447,12 +467,17 @@ def refused(ranks, path, broken):
         run.strategy.wrap(run.strategy.load(path, dtype=torch.bfloat16), adamw)
     except Exception as error:
         messages.append(f"{type(error).__name__}: {error}")
+    for stage in (1, 3):
+        froze_less(ranks, path, stage)
     return messages
 
 
 @pytest.mark.slow
 def test_what_does_not_fit(save_base):
-    """Files and states that do not fit are refused by name, on every rank, before anything changed."""
+    """Files and states that do not fit are refused by name, on every rank, before anything changed.
+
+    A weight that is frozen now is no misfit, unless it had learned.
+    """
     from safetensors.torch import load_file, save_file
 
     path, broken = save_base(), []

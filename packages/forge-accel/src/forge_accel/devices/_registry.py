@@ -66,12 +66,12 @@ def device_count(name: str = "auto") -> int:
         AccelError: as `accelerator`, as far as it is known without opening a device.
 
     """
-    return 1 if ":" in name else _find(name)[0].count()
+    return 1 if ":" in str(name) else _find(name)[0].count()
 
 
 def _find(name: str) -> tuple[type[Accelerator], int | None, str | None]:
     """Find (class, index, reason) of a device; the reason is None for one asked for by name."""
-    known = _known()
+    known, name = _known(), str(name)  # a torch.device is written as its name
     if name == "auto":
         best, why = _best(known)
         return best, None, why

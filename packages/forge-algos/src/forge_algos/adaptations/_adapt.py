@@ -58,6 +58,8 @@ def adapt(
         AdapterError: a target matches nothing or cannot carry the adapter, the model has an adapter already, or the adapter
             does not fit this kind of model.
     """
+    if not isinstance(settings, AdapterSettings):
+        raise AdapterError(f"AdapterSettings(adapter='lora', ...) are wanted, not {settings!r}")
     if hasattr(model, "peft_config"):
         raise AdapterError("the model carries a PEFT adapter already; merge it (merge_and_unload) or start from its base")
     check_quantized(model, settings.adapter)

@@ -25,6 +25,6 @@ def to_device(array: Any, device: torch.device, dtype: torch.dtype = torch.int64
     """
     copied = torch.tensor(np.asarray(array), dtype=dtype)
     # Not one without numbers, as of a memory plan.
-    if _pinned and device.type != "cpu" and type(copied) is torch.Tensor:
+    if _pinned and torch.device(device).type != "cpu" and type(copied) is torch.Tensor:
         copied = copied.pin_memory()
     return copied.to(device, non_blocking=True)

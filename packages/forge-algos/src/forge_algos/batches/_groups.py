@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from forge_algos._errors import PackedBatchError
 from forge_algos.batches._copies import to_device
-from forge_algos.batches._packed import check_integers, packed_inputs
+from forge_algos.batches._packed import check_integers, packed_inputs, require
 
 
 class PackedGroups(Protocol):
@@ -149,6 +149,7 @@ def check_groups(batch: PackedGroups, vocabulary: int | None = None) -> None:
 
     An empty row passes: a rank without work has one.
     """
+    require(batch, "group_sizes", "a packed row of groups")
     ids, positions = np.asarray(batch.input_ids), np.asarray(batch.position_ids)
     if ids.ndim != 1 or ids.shape != positions.shape:
         raise PackedBatchError(

@@ -17,6 +17,7 @@ from forge_algos.batches._packed import (
     next_tokens,
     packed_inputs,
     refuse_empty,
+    require,
     token_weights,
 )
 
@@ -47,6 +48,7 @@ def loss_count(batch: AnyRow) -> float:
     Raises:
         PackedBatchError: the arrays are no row.
     """
+    require(batch, "input_ids", "a packed row")
     if not len(batch.input_ids):
         return 0
     if (groups := _groups_of(batch)) is not None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from forge_algos._errors import PackedBatchError
 from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
+from forge_algos.batches._packed import require
 
 Floats = NDArray[np.float32]
 
@@ -37,6 +38,7 @@ class OnlineBatch:
 
 def check_online(batch: OnlineBatch, *wanted: str) -> None:
     """Raise PackedBatchError if the row is malformed, or an array is missing or of wrong length."""
+    require(batch, "groups", "an OnlineBatch")
     check_groups(batch.groups)
     B, M = len(batch.groups.lengths), len(batch.groups.rows)
     if B and np.asarray(batch.groups.lengths).min() < 1:
@@ -46,7 +48,7 @@ def check_online(batch: OnlineBatch, *wanted: str) -> None:
     for name in ("old_logps", "advantages", "rewards", "ref_logps", "returns", "old_values"):
         found: Any = getattr(batch, name)
         size = B if name == "rewards" else M
-        if found is None and name in wanted:
+        if found is None and name in ("old_logps", "advantages", "rewards", *wanted):
             raise PackedBatchError(f"{name} is missing, and the objective reads it: was the rollout made for these settings?")
         if found is not None and np.shape(found) != (size,):
             raise PackedBatchError(

@@ -66,8 +66,15 @@ def token_weights(batch: PackedBatch, rows: NDArray[np.int64]) -> NDArray[np.flo
     return None if weights is None else np.asarray(weights, dtype=np.float32)[rows + 1]
 
 
+def require(batch: Any, name: str, wanted: str) -> None:
+    """Raise PackedBatchError for a batch of another kind than is `wanted`: it has no `name`."""
+    if not hasattr(batch, name):
+        raise PackedBatchError(f"{wanted} is wanted, not {type(batch).__name__}, which has no {name}")
+
+
 def check_batch(batch: PackedBatch, vocabulary: int | None = None) -> None:
     """Raise PackedBatchError if the arrays are no row of documents with ids below `vocabulary`."""
+    require(batch, "labels", "a packed row")
     ids, labels, positions = (np.asarray(a) for a in (batch.input_ids, batch.labels, batch.position_ids))
     cu = np.asarray(batch.cu_seqlens)
     refuse_empty(ids)

@@ -119,7 +119,8 @@ def _multiplies(module: nn.Module) -> bool:
 
 def is_autocast(device: torch.device) -> bool:
     """Return whether autocast is on for a device."""
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    kind = torch.device(device).type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def equal_within_rounding(ours: torch.Tensor, theirs: torch.Tensor, *, fine: bool) -> bool:

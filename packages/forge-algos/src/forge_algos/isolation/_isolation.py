@@ -79,8 +79,9 @@ def with_and_without_autocast(
 
     def problem(model: nn.Module, device: torch.device) -> str | None:
         refusal, found = None, None
-        known = torch.amp.is_autocast_available(device.type)
-        with torch.autocast(device.type, enabled=False) if known else nullcontext():
+        kind = torch.device(device).type  # or its name, which torch takes too
+        known = torch.amp.is_autocast_available(kind)
+        with torch.autocast(kind, enabled=False) if known else nullcontext():
             try:
                 found = problem_of(model, device)
             except torch.OutOfMemoryError:

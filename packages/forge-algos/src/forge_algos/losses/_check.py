@@ -10,14 +10,17 @@ from forge_algos._errors import LossError
 from forge_algos.losses._numeric import wide
 
 
-def samples(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Return tensors float[N] of one length by name, as float32; None is dropped.
+def samples(*optional: str, **tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Return tensors float[N] of one length by name, as float32; an `optional` None is dropped.
     They are float64 where one of them is.
     """
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    for name, tensor in given.items():
+    given: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor is None and name in optional:
+            continue
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.dim() != 1:
             raise LossError(f"{name}: a tensor of floats with one dimension is wanted, not {described(tensor)}")
+        given[name] = tensor
     _same_length(given)
     dtype = torch.float32
     for tensor in given.values():
@@ -52,11 +55,20 @@ def targets(given: torch.Tensor, rows: torch.Tensor, name: str) -> None:
         )
 
 
+def integers(name: str, given: torch.Tensor | Sequence[int]) -> torch.Tensor:
+    """Return a tensor or a sequence of integers in one dimension as a tensor."""
+    try:
+        found = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):  # None, texts
+        found = None
+    if found is None or found.is_floating_point() or found.dim() != 1:
+        raise LossError(f"{name}: integers in one dimension are wanted, not {described(given)}")
+    return found
+
+
 def cuts(given: torch.Tensor | Sequence[int], tokens: torch.Tensor, name: str) -> list[int]:
     """Return the lengths of samples that fill `tokens`[T]."""
-    found = torch.as_tensor(given)
-    if found.is_floating_point() or found.dim() != 1:
-        raise LossError(f"lengths: integers in one dimension are wanted, not {described(given)}")
+    found = integers("lengths", given)
     total, least = (int(found.sum()), int(found.min())) if len(found) else (0, 0)
     if total != len(tokens) or least < 0:
         raise LossError(

@@ -32,10 +32,12 @@ def classification(logits_BC: torch.Tensor, targets: torch.Tensor) -> LossTerms:
     >>> round(terms.sum.item(), 4), terms.count, terms.stats["correct"].item()
     (1.4402, 2, 1.0)
     """
-    if not logits_BC.is_floating_point() or logits_BC.dim() != 2:
+    if not isinstance(logits_BC, torch.Tensor) or not logits_BC.is_floating_point() or logits_BC.dim() != 2:
         raise LossError(f"logits_BC: a tensor of floats with two dimensions is wanted, not {_check.described(logits_BC)}")
     logits = logits_BC.to(torch.promote_types(torch.float32, wide(logits_BC.dtype)))
     B, C = logits.shape
+    if not isinstance(targets, torch.Tensor):
+        raise LossError(f"targets: a tensor of classes or of labels is wanted, not {_check.described(targets)}")
     if targets.is_floating_point():
         if targets.shape != logits.shape:
             raise LossError(

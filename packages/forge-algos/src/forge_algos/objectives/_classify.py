@@ -12,7 +12,7 @@ from torch import nn
 from forge_algos._errors import PackedBatchError
 from forge_algos.batches._copies import to_device
 from forge_algos.batches._learned import RowLoader
-from forge_algos.batches._packed import PackedBatch
+from forge_algos.batches._packed import PackedBatch, require
 from forge_algos.heads._packable import require_packable
 from forge_algos.heads._scalar_head import choose_scalar_head
 from forge_algos.losses import LossTerms, classification
@@ -66,6 +66,7 @@ class Classify:
 
     def count(self, batch: ClassifyBatch) -> int:
         """Count the documents of a row, without a forward."""
+        require(batch, "row", "a ClassifyBatch")
         return max(0, len(batch.row.cu_seqlens) - 1)
 
     def samples(self, batch: ClassifyBatch) -> int:

@@ -12,7 +12,7 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos.batches._copies import to_device
-from forge_algos.batches._packed import PackedBatch
+from forge_algos.batches._packed import PackedBatch, require
 from forge_algos.heads._embedding import Pool
 from forge_algos.losses import LossTerms, contrastive
 from forge_algos.objectives._tokens import LearnedTokens
@@ -74,6 +74,7 @@ class Contrastive(WholeStepLoss):
 
     def count(self, batch: ContrastiveBatch) -> int:
         """Count the queries of a row, without a forward."""
+        require(batch, "queries", "a ContrastiveBatch")
         return len(batch.queries)
 
     def samples(self, batch: ContrastiveBatch) -> int:

@@ -252,7 +252,7 @@ class _GivenGradient(torch.autograd.Function):
 
 def _random_state(device: torch.device) -> list[torch.Tensor]:
     """Return the states from which dropout is drawn: the host's, and the device's own."""
-    own = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
+    own = [] if torch.device(device).type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
     return [torch.get_rng_state(), *own]
 
 

@@ -48,6 +48,8 @@ def make_optimizer(
         OptimizerError: bitsandbytes does not serve the parameters' device; nothing that is trained is Muon's, or nothing is
             left for AdamW, whose settings were given; loraplus_lr_ratio without LoRA's matrices.
     """
+    if not isinstance(settings, OptimizerSettings):
+        raise OptimizerError(f"OptimizerSettings(optimizer='adamw', ...) are wanted, not {settings!r}")
     settings = settings.resolve(_adapter(model))
     if settings.loraplus_lr_ratio != 1 and not _second_factors(model):
         raise OptimizerError(

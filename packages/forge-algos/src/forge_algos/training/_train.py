@@ -137,7 +137,7 @@ def train(
         adaptation = Adaptation(model)
     adaptation.check_optimizer(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    device = next(model.parameters()).device if device is None else device
+    device = next(model.parameters()).device if device is None else torch.device(device)
     with mode(model, training=True), guard_packed(model), ExitStack() as hooks:
         # What a probe tries is what trains: the same kernels, in the same dtype.
         with autocast():

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import suppress
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,12 +27,13 @@ _TALKS = ([_ASKED, _FIRST], [_ASKED, _FIRST, _AGAIN, _LAST], [_SYSTEM, _ASKED, _
 _TOOL = {"name": "look", "description": "d", "parameters": {"type": "object", "properties": {}}}
 _TOOLS = [{"type": "function", "function": _TOOL}]
 _CALLS = [{"type": "function", "id": f"call{at}abcd", "function": {"name": "look", "arguments": {}}} for at in range(2)]
-_PARTS: "tuple[tuple[dict[str, Any], list[Any] | None], ...]" = (
-    ({"reasoning_content": "let me see"}, None),
-    ({"tool_calls": _CALLS[:1]}, _TOOLS),
-    ({"tool_calls": _CALLS}, _TOOLS),
+_PARTS: "tuple[dict[str, Any], ...]" = (
+    {"reasoning_content": "let me see"},
+    {"tool_calls": _CALLS[:1]},
+    {"tool_calls": _CALLS},
+    {"tool_calls": _CALLS, "content": ""},
 )
-"""What an answer may have beside its content, with the tools that it calls: the token must not end it too early."""
+"""What an answer may have beside its content, or for it: the token must not end it too early."""
 
 
 def turn_end(template: "str | dict[str, str] | None", tokenizer: "PreTrainedTokenizerBase | None" = None) -> str | None:
@@ -74,7 +76,7 @@ def _found(tokenizer: "PreTrainedTokenizerBase") -> str | None:
     end = ends.pop()
     if ends or end is None or end == tokenizer.eos_token_id:
         return None
-    for part, tools in _PARTS:
+    for part, tools in product(_PARTS, (None, _TOOLS)):
         with suppress(ForgeDataError):
             turns = _answers(encoder, [_ASKED, {**_FIRST, **part}], tools)
             if len(turns) != 1 or end in turns[0][:-1]:

@@ -119,8 +119,10 @@ class Ranks:
         self._device = device
         if self._store is None:
             return
+        import torch
         import torch.distributed as dist
 
+        device = torch.device(device)  # or its name
         own = current_beats()
         for name, value in ({} if own is None or traces is None else traces(str(traces_of(own.path)))).items():
             os.environ.setdefault(name, value)

@@ -53,7 +53,7 @@ def make_strategy(
     _refuse_idle_options(settings, spec, name, ranks.world_size)
     _check_groups(settings, ranks.world_size, adapter=adapter, optimizer=optimizer)
     kind: type[Strategy] = spec.load(name)
-    strategy = kind(settings, ranks, device=device, name=name, reason=reason, adapter=adapter)
+    strategy = kind(settings, ranks, device=torch.device(device), name=name, reason=reason, adapter=adapter)
     strategy.compute_in(dtype)
     return strategy
 

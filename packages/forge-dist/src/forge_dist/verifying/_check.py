@@ -31,7 +31,7 @@ from forge_dist.strategies._torch import one_process
 from forge_dist.strategies._virtual_tokens import unsaved_modules
 from forge_dist.strategies._wrappers import resharded
 from forge_dist.verifying._judge import EXACT, HALF, judge
-from forge_dist.verifying._loss import Sample, Score, comparable_samples, inference_mode, score
+from forge_dist.verifying._loss import Sample, Score, check_samples, comparable_samples, inference_mode, score
 from forge_dist.verifying._reload import copy_weights, fill_weights, reload_export
 from forge_dist.verifying._result import ExportCheck
 from forge_dist.verifying._streamed import streamed
@@ -83,13 +83,14 @@ def check_export(
     are compared on each of them. All ranks return rank 0's result.
 
     Raises:
-        ExportError: the first tensor that differs, or the two losses; a loss that is not finite; no sample with a learned token
-            (of a reward model: none that ends with another token than the padding one); an adapter that does not name its base
-            model. It is raised on all ranks.
+        ExportError: the first tensor that differs, or the two losses; a loss that is not finite; a sample that is no pair, or
+            has ids that the model does not know; no sample with a learned token (of a reward model: none that ends with another
+            token than the padding one); an adapter that does not name its base model. It is raised on all ranks.
     """
     path = Path(os.path.abspath(directory))
     inner = unwrapped(model)
     base = base_of(inner)
+    check_samples(model, samples)
     usable = comparable_samples(model, samples)
     if not usable:
         wanted = "ends with another token than the padding one" if is_sequence_classifier(base) else "has a learned token"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from forge_dist._errors import ExportError
 from forge_dist.loading._task import is_headless, is_sequence_classifier
 from forge_dist.loading._unwrap import base_of, unwrapped
 
@@ -141,6 +142,38 @@ def _hidden_states(model: torch.nn.Module, samples: Sequence[Sample], device: to
 def _mean_state(hidden_SD: torch.Tensor) -> list[float]:
     mean_D = hidden_SD.float().mean(0)
     return (mean_D / mean_D.abs().max()).tolist()
+
+
+def check_samples(model: torch.nn.Module, samples: Sequence[Sample]) -> None:
+    """Raise ExportError for a sample that is no pair of token ids and labels of this model."""
+    base = base_of(unwrapped(model))
+    rows = getattr(base.get_input_embeddings(), "num_embeddings", None) or base.config.get_text_config().vocab_size
+    # Labels are read of a causal language model alone.
+    read = 1 if is_headless(base) or is_sequence_classifier(base) else 2
+    for number, sample in enumerate(samples):
+        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+            raise ExportError(
+                f"samples[{number}] is a {type(sample).__name__}, and a pair (input_ids, labels) is wanted: give "
+                "(row['input_ids'], row['labels']) of a row"
+            )
+        for name, values in list(zip(("input_ids", "labels"), sample, strict=True))[:read]:
+            try:
+                found = _vector(values, torch.device("cpu"))
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ExportError(f"samples[{number}]: its {name} are no whole numbers ({error}): tokenize it first") from error
+            if found.dim() != 1:
+                raise ExportError(f"samples[{number}]: its {name} have the shape {list(found.shape)}: give one row, [S]")
+            unknown = found[(found >= rows) | ((found < 0) & ((found != IGNORED) | (name == "input_ids")))]
+            if len(unknown):
+                raise ExportError(
+                    f"samples[{number}]: its {name} hold {int(unknown[0])}, and the model knows tokens from 0 to {rows - 1}: "
+                    "tokenize with this model's tokenizer"
+                )
+        if read == 2 and len(sample[0]) != len(sample[1]):
+            raise ExportError(
+                f"samples[{number}] has {len(sample[0])} input_ids and {len(sample[1])} labels: give a label for each, -100 "
+                "where none is learned"
+            )
 
 
 def comparable_samples(model: torch.nn.Module, samples: Sequence[Sample]) -> list[Sample]:

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from forge_packing._checks import MAX_TOKENS, Int64Array, checked_bool
+from forge_packing._checks import MAX_TOKENS, Int64Array, checked_bool, checked_integer
 from forge_packing._errors import PackingError
 from forge_packing.collating._collate import IGNORE, AnyExample, concatenated, example_arrays
 
@@ -228,13 +228,14 @@ def collate_shared(examples: Iterable[AnyExample], *, max_tokens: int | None = N
     >>> batch.input_ids[16:].tolist(), batch.position_ids[16:].tolist(), batch.targets.tolist()
     ([5, 6, 7, 8], [16, 17, 16, 17], [6, 8])
     """
+    limit = None if max_tokens is None else checked_integer("max_tokens", max_tokens, 1)
     members = [example_arrays(index, example) for index, example in enumerate(examples)]
     shared, plain = _Row(), _Row()
     shared.expect(members)
     for example in members:
         shared.add_after_prefix(example, least=LEAST_PREFIX)
         plain.add(example)
-    worth = shared.size * _LEAST_SHARE <= plain.size * (_LEAST_SHARE - 1) or (max_tokens or plain.size) < plain.size
+    worth = shared.size * _LEAST_SHARE <= plain.size * (_LEAST_SHARE - 1) or (limit or plain.size) < plain.size
     return _packed((shared if worth else plain).samples, [1] * len(members))
 
 

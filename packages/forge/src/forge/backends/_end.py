@@ -6,13 +6,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import forge_accel
 import forge_algos
 import forge_dist
-from forge._counted import counted
 from forge._progress import Reporter
 from forge._result import RunResult, write_result
+from forge.run._adaptation import exported_as
+from forge.run._precision import dtype_of_exports
 from forge.run._run_directory import NoDirectory, RunDirectory
+from forge.saving._exports import note_exported
 from forge.saving._hashes import hash_export, record_hashes
 from forge.tasks._task import Task
 
@@ -31,10 +32,7 @@ def export_trained(
     """Write the model, load it back and compare it with the one in memory."""
     directory = out.path / "hf_format" / name
     report.doing(f"exporting {name} and loading it back")
-    stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task(s))
-    asked = s.checkpoints.save_dtype
-    dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
-    as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
+    dtype, as_plain = dtype_of_exports(task, s, adaptation.writes), exported_as(task, adaptation)
     forge_dist.export_model(adaptation.model, directory, tokenizer=tokenizer, dtype=dtype, strategy=strategy, **as_plain)
     samples = train.short_samples()
     check = forge_dist.check_export(
@@ -42,18 +40,7 @@ def export_trained(
     )
     files = hash_export(directory, strategy.ranks)
     strategy.ranks.first(lambda: record_hashes(out.path, name, files))
-    what = "mean reward" if task.model_task(s) == "reward" else "loss"
-    report.note(
-        f"exported {directory}: loaded back, on {counted(len(samples), 'short samples')} its {what} is {check.reloaded:.4f}, "
-        f"{check.in_memory:.4f} in memory",
-        event="exported",
-        export=name,
-        measure=what,
-        on=len(samples),
-        reloaded=check.reloaded,
-        in_memory=check.in_memory,
-        files=files,
-    )
+    note_exported(report, directory, task.model_task(s), len(samples), check, files)
     return directory
 
 

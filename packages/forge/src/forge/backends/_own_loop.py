@@ -21,7 +21,7 @@ import forge_dist
 from forge._errors import BackendError, SettingsError
 from forge._progress import Reporter
 from forge._result import RunResult, read_result
-from forge._turn_end import former_turn_end, write_turn_end
+from forge._turn_end import former_turn_end, setting_of_end, write_turn_end
 from forge.backends._backend import Backend
 from forge.backends._end import write_finished
 from forge.backends._request import Request, read_request
@@ -263,7 +263,7 @@ class OwnLoopBackend(Backend):
             end = write_turn_end(each, tokenizer, former_turn_end(out.path)) or end
             each.rename(directory)
         if end is not None:
-            report.note(f"chat_template: {end} ends a turn, and generation_config.json of an export names it")
+            report.note(f"{setting_of_end(s)}: {end} ends a turn, and generation_config.json of an export names it")
         tokenizer.save_pretrained(directory)
         device = forge_accel.accelerator("cpu").device.value
         forge_dist.load_trained(str(directory), dtype=forge_accel.float32, device=device)

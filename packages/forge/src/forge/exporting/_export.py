@@ -14,9 +14,10 @@ import forge_data
 import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
-from forge._turn_end import stop_at_turn_end
+from forge._turn_end import stop_at_turn_end, trained_turn_end
 from forge.exporting._model_card import model_card
 from forge.exporting._request import DType, ExportRequest, Format
+from forge.saving._exports import compared_by
 from forge.saving._sentence_transformers import copy_sentence_transformers
 
 _ROWS = (5, 17, 33, 64)
@@ -76,7 +77,7 @@ def export(
         else:
             model = forge_dist.load_trained(str(request.folder), dtype=forge_accel.float32, device="cpu", task=request.task)
     if tokenizer is not None:
-        stop_at_turn_end(model, tokenizer)
+        stop_at_turn_end(model, tokenizer, trained_turn_end(request.folder))
     _check_range(request, model)
     with forge_dist.atomic_directory(request.output) as folder:
         try:
@@ -155,11 +156,10 @@ def _write_hf(request: ExportRequest, model: Any, tokenizer: Any, rows: Sequence
         file.rename(folder / file.name)
     written.rmdir()
     copy_sentence_transformers(request.folder, folder)
-    what = {"reward": "mean reward", "causal": "loss", "embedding": "mean hidden state"}.get(request.task, "mean logit")
     return (
         f"Read back: {check.tensors} tensors, each the one in memory, written as {request.dtype}; loaded by plain "
-        f"{'PEFT' if request.adapter and not request.merge else 'transformers'}, its {what} on {check.loss_tokens} random "
-        f"tokens is {check.reloaded:.4f}, {check.in_memory:.4f} in memory."
+        f"{'PEFT' if request.adapter and not request.merge else 'transformers'}, its {compared_by(request.task)} on "
+        f"{check.loss_tokens} random tokens is {check.reloaded:.4f}, {check.in_memory:.4f} in memory."
     )
 
 

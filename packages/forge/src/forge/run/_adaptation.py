@@ -30,6 +30,11 @@ _OTHER_RANK = "set osft_calibration_path to such rows, or osft_rank=uniform"
 _OTHER_INIT = "set another init_lora_weights"
 
 
+def exported_as(task: Task, adaptation: forge_algos.Adaptation) -> dict[str, Any]:
+    """Return the arguments with which an adapted model is exported and checked as a plain one."""
+    return {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
+
+
 def adapt_model(
     task: Task,
     s: Any,
@@ -47,66 +52,89 @@ def adapt_model(
 
     `identity` has the digests of the run's models, by which what was measured of them is known again.
     """
-    ranks, given, s = strategy.ranks, s, with_kept_adapter(s, start)
-    if s.adapter.adapter != "osft":
-        directions = None
-        if s.adapter.init_lora_weights == "eva":
-            batches = list(_few_batches(_imitated(task, train, "init_lora_weights=eva", _OTHER_INIT), row_tokens(s)))
-
-            def directions(names: Mapping[str, int]) -> Mapping[str, Any]:
-                found = forge_algos.eva_directions(model, batches, ranks=names, autocast=autocast)
-                strategy.settle(model)
-                return found
-
-        with given_adapter_named(given, start):
-            adaptation = forge_algos.adapt(
-                model, s.adapter, directions=directions, tokenizer_path=start.path, new_tokens=start.new_ids
-            )
+    given, s = s, with_kept_adapter(s, start)
+    if s.adapter.adapter == "osft":
+        adaptation = _adapt_osft(task, s, model, tokenizer, train, root, strategy, autocast, report, identity)
     else:
-        folder = root / "osft"
-        cache = folder if s.adapter.osft_cache is None else Path(s.adapter.osft_cache)
-        before = ranks.first(lambda: _read_plan(folder / "plan.json"))
-        importance, moments, rows, batches = None, None, "", []
-        inputs, adaptive = s.adapter.protects == "inputs", s.adapter.osft_rank == "adaptive"
-        measures = ["osft_directions"] * inputs + ["osft_rank"] * adaptive
-        if before is not None:
-            # The shares of a run that is resumed are in its plan.
-            measures = [name for name in measures if name != "osft_rank"]
-        if measures:
-            batches = _calibration(task, s, tokenizer, train, root, ranks)
-        if "osft_rank" in measures:
-
-            def importance(targets: Sequence[str]) -> dict[str, float]:
-                found = forge_algos.osft_importance(model, batches, targets=targets, autocast=autocast, parallel=strategy)
-                # The forward gathered the weights of a divided model, and what is frozen next must be the shards.
-                strategy.settle(model)
-                return found
-
-        if "osft_directions" in measures:
-            rows = _known_by(batches, identity.get("base_model", identity["model"]))
-
-            def moments(targets: Mapping[str, Sequence[str]]) -> Mapping[str, Any]:
-                report.note(f"osft_directions=inputs: measuring what {counted(len(targets), 'targets')} are given")
-                found = forge_algos.osft_moments(model, batches, targets=targets, autocast=autocast)
-                strategy.settle(model)
-                return found
-
-        free = None if before is None else {name: target["free"] for name, target in before.items()}
-        kept = set(cache.glob("*.safetensors"))
-        adaptation = forge_algos.adapt(
-            model, s.adapter, cache=cache, ranks=ranks, importance=importance, moments=moments, rows=rows, free=free
-        )
-        plan: Any = getattr(adaptation, "plan", {})
-        ranks.first(
-            lambda: _write_plan(folder / "plan.json", plan) if before is None else _check_plan(before, plan, cache, kept)
-        )
-        if before is None and _could_measure(s, plan):
-            report.note(
-                "osft protects the weights' directions; osft_calibration_path, with rows of what to keep, protects more"
-            )
+        adaptation = _adapt(task, s, given, start, model, train, strategy, autocast)
     report.note(as_given("\n".join(adaptation.describe()), given, start), event="adapted")
     if start.new_ids and (layer := untrained(adaptation.model)):
         report.note(f"WARNING: the new tokens' rows of the {layer} stay the mean of the others: it does not train")
+    return adaptation
+
+
+def _adapt(
+    task: Task,
+    s: Any,
+    given: Any,
+    start: Start,
+    model: Any,
+    train: Items,
+    strategy: forge_dist.Strategy,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> forge_algos.Adaptation:
+    """Attach no adapter, or one of PEFT; errors name the adapter_path of the `given` settings."""
+    directions = None
+    if s.adapter.init_lora_weights == "eva":
+        batches = list(_few_batches(_imitated(task, train, "init_lora_weights=eva", _OTHER_INIT), row_tokens(s)))
+
+        def directions(names: Mapping[str, int]) -> Mapping[str, Any]:
+            found = forge_algos.eva_directions(model, batches, ranks=names, autocast=autocast)
+            strategy.settle(model)
+            return found
+
+    with given_adapter_named(given, start):
+        return forge_algos.adapt(model, s.adapter, directions=directions, tokenizer_path=start.path, new_tokens=start.new_ids)
+
+
+def _adapt_osft(
+    task: Task,
+    s: Any,
+    model: Any,
+    tokenizer: Any,
+    train: Items,
+    root: Path,
+    strategy: forge_dist.Strategy,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    report: Reporter,
+    identity: Mapping[str, str],
+) -> forge_algos.Adaptation:
+    """Attach OSFT, as a resumed run's plan has it; measure what it protects, and store the plan."""
+    ranks = strategy.ranks
+    folder = root / "osft"
+    cache = folder if s.adapter.osft_cache is None else Path(s.adapter.osft_cache)
+    before = ranks.first(lambda: _read_plan(folder / "plan.json"))
+    importance, moments, rows, batches = None, None, "", []
+    # The shares of a run that is resumed are in its plan.
+    of_inputs, of_importance = s.adapter.protects == "inputs", s.adapter.osft_rank == "adaptive" and before is None
+    if of_inputs or of_importance:
+        batches = _calibration(task, s, tokenizer, train, root, ranks)
+    if of_importance:
+
+        def importance(targets: Sequence[str]) -> dict[str, float]:
+            found = forge_algos.osft_importance(model, batches, targets=targets, autocast=autocast, parallel=strategy)
+            # The forward gathered the weights of a divided model, and what is frozen next must be the shards.
+            strategy.settle(model)
+            return found
+
+    if of_inputs:
+        rows = _known_by(batches, identity.get("base_model", identity["model"]))
+
+        def moments(targets: Mapping[str, Sequence[str]]) -> Mapping[str, Any]:
+            report.note(f"osft_directions=inputs: measuring what {counted(len(targets), 'targets')} are given")
+            found = forge_algos.osft_moments(model, batches, targets=targets, autocast=autocast)
+            strategy.settle(model)
+            return found
+
+    free = None if before is None else {name: target["free"] for name, target in before.items()}
+    kept = set(cache.glob("*.safetensors"))
+    adaptation = forge_algos.adapt(
+        model, s.adapter, cache=cache, ranks=ranks, importance=importance, moments=moments, rows=rows, free=free
+    )
+    plan: Any = getattr(adaptation, "plan", {})
+    ranks.first(lambda: _write_plan(folder / "plan.json", plan) if before is None else _check_plan(before, plan, cache, kept))
+    if before is None and _could_measure(s, plan):
+        report.note("osft protects the weights' directions; osft_calibration_path, with rows of what to keep, protects more")
     return adaptation
 
 

@@ -252,7 +252,7 @@ def warn_of_rounding(report: Reporter, before: float | None, trained: float | No
 
 
 def choose_turn_end(task: Task, s: Any, store: Any, tokenizer: Any, path: Path | None) -> str | None:
-    """Return the token that ends answers in the chat template beside the EOS; None without one.
+    """Return the token that ends answers beside the EOS, or None: turn_end, or the template's.
 
     Without a template of a name, what a run of an earlier version samples ended without it, and it is resumed to the bit.
 
@@ -267,7 +267,8 @@ def choose_turn_end(task: Task, s: Any, store: Any, tokenizer: Any, path: Path |
     if task.model_task(s) != "causal" or not hasattr(s.data, "chat_template"):
         return None
     if (former := former_run(s, path)) is None:
-        return forge_data.turn_end(store.chat_template, tokenizer)
+        # A turn_end is refused where the template ends every turn itself.
+        return getattr(s.data, "turn_end", None) or forge_data.turn_end(store.chat_template, tokenizer)
     # Earlier versions recorded none, and knew those of the templates with names.
     named = getattr(s.data, "chat_template", None) in forge_data.chat_templates()
     return former_turn_end(former) or (forge_data.turn_end(store.chat_template) if named else None)

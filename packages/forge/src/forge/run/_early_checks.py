@@ -6,6 +6,7 @@ configuration. The loaded model is asked again.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import forge_accel
@@ -15,6 +16,7 @@ import forge_dist
 from forge._errors import SettingsError
 from forge.memory._forecast import without_measurements
 from forge.run._loading import Tried, quantized
+from forge.run._resume import is_finished
 from forge.run._rows import SETTINGS, Rows
 from forge.run._starting_model import Start, given_adapter_named, with_kept_adapter
 from forge.settings._recipe import as_values
@@ -28,8 +30,11 @@ from forge.trackers._table import check_trackers
 def check_names(task: Task, s: Any, rows: Rows, *, weights: bool = True) -> None:
     """Refuse models, settings, trackers, prompts and columns before anything else is done.
 
+    Nothing is refused where this very run is finished: whatever became of its model and rows, it is answered with its result.
     Without `weights` those of the model need not be here: its configuration suffices for a memory plan.
     """
+    if is_finished(Path(s.checkpoints.ckpt_output_dir), s):
+        return
     forge_dist.check_model_path(s.model.model_path, task=task.model_task(s), weights=weights)
     for name, path in {"model_path": s.model.model_path, **task.other_models(s)}.items():
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import forge_accel
+import forge_dist
 from forge._errors import SettingsError
 from forge._progress import Reporter
+from forge.tasks._task import Task
 
 
 def trained_dtype(s: Any) -> Any:
@@ -20,6 +22,17 @@ def choose_dtype(s: Any, machine: forge_accel.Accelerator) -> forge_accel.Choice
         found = machine.dtype("bfloat16")
         return forge_accel.Choice(found.value, found.reason.replace("asked for", "the dtype of the weights"))
     return machine.dtype(s.device.dtype)
+
+
+def dtype_of_exports(task: Task, s: Any, writes: str) -> Any:
+    """Return the torch dtype of an exported model: its directory's, or save_dtype.
+
+    None for an adapter, which stays in the float32 of its training.
+    """
+    if writes != "model":
+        return None
+    asked = s.checkpoints.save_dtype
+    return forge_dist.base_dtype(s.model.model_path, task=task.model_task(s)) if asked is None else getattr(forge_accel, asked)
 
 
 def for_low_precision(s: Any) -> Any:

@@ -28,15 +28,16 @@ from forge.run._early_checks import check_before_rows, check_prompts
 from forge.run._loading import try_packing
 from forge.run._memory import is_small, planned_of, write_plan
 from forge.run._positions import check_positions
-from forge.run._resume import ORDER, Identity, compare_order, compare_settings, former_choice, former_tokens, same_request
+from forge.run._resume import ORDER, Identity, compare_order, compare_settings, former_choice, former_tokens, is_finished
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import ADAPTER, Start, check_adapter_base, starting_model
 from forge.run._stores import STORES, compare_stores, copy_linked, fingerprints, link_stores
-from forge.saving._damage import has_result, refuse_damaged_run
+from forge.saving._changed_inputs import changed_inputs
+from forge.saving._damage import refuse_damaged_run
 from forge.saving._emergency import check_emergency_dir
 from forge.saving._full_state import OPENED, ended_for_good, finished_error, refuse_closed_states
-from forge.saving._inputs import changed_inputs, write_inputs
+from forge.saving._inputs import Inputs
 from forge.saving._room import room_of
 from forge.tasks._answers import read_prompts
 from forge.tasks._lint_check import warn_of_plain_text, warn_of_system_message
@@ -99,8 +100,7 @@ def prepare(
     s = describe_rows(s, rows)
     if (moved := moved_run(s)) is not None:
         report.note(moved)
-    again = s.checkpoints.resume in ("auto", "never")
-    if out.resuming and again and has_result(out.path) and same_request(out.path, s):
+    if out.resuming and is_finished(out.path, s):
         refuse_damaged_run(out.path, task.name)
         _note_finished(task, s, out.path, report)
         return {"finished": True}
@@ -116,7 +116,7 @@ def prepare(
         if out.resuming:
             identity.resume(out.path, wait=not out.has_steps)
             compare_settings(out.path, s, open_left=True)
-            if again and ended_for_good(out.path):
+            if s.checkpoints.resume in ("auto", "never") and ended_for_good(out.path):
                 raise finished_error(out.path)
             report.note(f"{out.path} holds this run already: resuming it")
             link_stores(task, out.path, out.staging)
@@ -139,20 +139,13 @@ def prepare(
     task.check_data(s, report, found.train.store, None if found.held_out is None else found.held_out.store)
     parts = [found.train] if found.held_out is None else [found.train, found.held_out]
     check_positions(task, s, start.path, parts, asked, report)
-    plan_now = partial(planned_of, task, s, machine, divided, start, tokenizer, identity=identity.known, tried=tried)
-    s, found = _with_checkpointing(s, found, start.path, target, plan_now, chosen, report)
+    planned = partial(planned_of, task, s, machine, divided, start, tokenizer, identity=identity.known, tried=tried)
+    s, found = _with_checkpointing(s, found, start.path, target, planned, chosen, report)
     memory = None
-    if open_tokens and not chosen and target is not None and (target.elsewhere or not is_small(start.path)):
-        tokens, why, memory = choose_tokens(
-            planned_of(task, s, machine, divided, start, tokenizer, found, identity.known, tried), target, report
-        )
-        if tokens is None:
-            tokens, default = found.settings.plan.max_tokens_per_gpu, found.settings.origins["max_tokens_per_gpu"]
-            why = f"{default.removeprefix('chosen: ')}; {why}"
-        chosen["max_tokens_per_gpu"] = tokens, why
-        s = with_chosen(s, chosen)
+    open_tokens = open_tokens and "max_tokens_per_gpu" not in chosen
+    if open_tokens and target is not None and (target.elsewhere or not is_small(start.path)):
+        s, memory = _with_tokens(s, found, target, planned, chosen, report)
         found = open_prepared(task, s, machine, out.root, divided[1])
-        report.note(f"max_tokens_per_gpu: {tokens:,} ({why})")
     found = _with_compiling(task, found, start.path, machine, target, out, chosen)
     (out.root / "plan").mkdir()
     found.plan.save(out.root / "plan" / "plan.npz")
@@ -166,7 +159,7 @@ def prepare(
     turn_end = choose_turn_end(task, found.settings, found.train.store, tokenizer, out.path if out.resuming else None)
     _record(task, found, out, paths, identity, report, turn_end=turn_end, since=None if dry else since)
     if memory is None and target is not None and (dry or not is_small(start.path)):
-        memory = forecast(planned_of(task, s, machine, divided, start, tokenizer, found, identity.known, tried), target, report)
+        memory = forecast(planned(prepared=found), target, report)
     if memory is not None:
         write_plan(memory, out.path, out.root, report, dry=dry)
     return {
@@ -209,7 +202,7 @@ def _record(
     """
     root = out.root
     if since is not None:
-        write_inputs(task, found.settings, root, report, since=since)
+        out.inputs = Inputs(task, found.settings, root, report, since=since, former=out.path if out.resuming else None)
     if out.resuming:
         return
     about = {STORES: fingerprints(task, root, paths), ORDER: found.plan.order_fingerprint}
@@ -252,6 +245,24 @@ def _with_checkpointing(
     report.note(f"activation_checkpointing: {kind} ({why})")
     chosen["activation_checkpointing"] = kind, why
     return with_chosen(s, chosen), found._replace(settings=with_chosen(found.settings, chosen))
+
+
+def _with_tokens(
+    s: Any,
+    found: Prepared,
+    target: Target,
+    planned: Callable[..., Any],
+    chosen: dict[str, tuple[Any, str]],
+    report: Reporter,
+) -> tuple[Any, MemoryPlan]:
+    """Choose a max_tokens_per_gpu that is left open, into settings and `chosen`."""
+    tokens, why, memory = choose_tokens(planned(prepared=found), target, report)
+    if tokens is None:
+        tokens, default = found.settings.plan.max_tokens_per_gpu, found.settings.origins["max_tokens_per_gpu"]
+        why = f"{default.removeprefix('chosen: ')}; {why}"
+    chosen["max_tokens_per_gpu"] = tokens, why
+    report.note(f"max_tokens_per_gpu: {tokens:,} ({why})")
+    return with_chosen(s, chosen), memory
 
 
 def _with_compiling(

@@ -15,10 +15,11 @@ from typing import Any
 import forge_algos
 import forge_dist
 import forge_packing
-from forge._errors import SettingsError
+from forge._errors import ForgeError, SettingsError
 from forge._turn_end import TURN_END
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._stores import STORES
+from forge.saving._damage import has_result
 from forge.saving._directories import run_values
 from forge.settings._origin import origin_note
 from forge.settings._recipe import as_values, left_open, origins_in
@@ -116,6 +117,14 @@ ADDED = {
     "unfrozen_parameters": None,
 }
 """Setting that earlier versions did not know → what their runs had, with which their full states are resumed."""
+
+
+def is_finished(path: Path, s: RunSettings) -> bool:
+    """Return whether the run in `path` is finished, and of these settings."""
+    try:
+        return s.checkpoints.resume in ("auto", "never") and has_result(path) and same_request(path, s)
+    except (ForgeError, OSError, ValueError):  # its config.yaml, which RunDirectory names
+        return False
 
 
 def same_request(path: Path, s: RunSettings) -> bool:

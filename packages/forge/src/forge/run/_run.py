@@ -23,7 +23,7 @@ from forge._turn_end import stop_as_trained
 from forge._uncollected import uncollected
 from forge.memory._divided import keeps_casts
 from forge.memory._target import Target
-from forge.run._adaptation import adapt_model, check_projections, frozen_with_adapter
+from forge.run._adaptation import adapt_model, check_projections, exported_as, frozen_with_adapter
 from forge.run._choices import absolute_paths, choose_machine, cost_alone, report_routers, warn_of_higher_loss, warn_of_rounding
 from forge.run._early_checks import check_names
 from forge.run._explained import explained, out_of_memory
@@ -31,7 +31,7 @@ from forge.run._fused import StepsMade, compile_blocks, fuse_layers
 from forge.run._launching import on_ranks, preempted
 from forge.run._loading import computing, gathered, load_frozen, load_with_attention
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
-from forge.run._precision import choose_dtype, report_weights, trained_dtype
+from forge.run._precision import choose_dtype, dtype_of_exports, report_weights, trained_dtype
 from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._resume import Identity, must_match
 from forge.run._rows import Rows, with_descriptions
@@ -165,12 +165,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     report_routers(report, s, model, plan, device)
     num_steps = task.num_steps(s, plan)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=num_steps)
-    # A model is exported in the dtype of its directory or in save_dtype; adapters stay in the float32 of their training.
-    stored = forge_dist.base_dtype(s.model.model_path, task=task.model_task(s))
-    asked = s.checkpoints.save_dtype
-    export_dtype = None if adaptation.writes != "model" else stored if asked is None else getattr(forge_accel, asked)
+    export_dtype = dtype_of_exports(task, s, adaptation.writes)
     rounds = export_dtype not in (None, forge_accel.float32, trained_dtype(s))
-    as_plain: Any = {"without": (*task.extra_modules, *adaptation.additions), "plain": adaptation.plain}
+    as_plain: Any = exported_as(task, adaptation)
 
     def frozen(path: str | None) -> Any:
         if path is None:

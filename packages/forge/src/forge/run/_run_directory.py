@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -28,40 +28,12 @@ from forge.locking._run_lock import RunLock, is_record, unwritable
 from forge.reports._report import LiveReport
 from forge.saving._damage import has_result
 from forge.saving._directories import check_files, make_directories, next_start, remove_at_once, remove_empty
-from forge.saving._exports import MARK, put_back, samples_of
-from forge.saving._hashes import FILE as HASHES, FOLDER as EXPORTS
+from forge.saving._entries import GROWING, PLAN, PREPARED, REPLACED, WRITTEN, check_kinds
+from forge.saving._exports import put_back, samples_of
+from forge.saving._inputs import FILE as INPUTS, Inputs
 from forge.storage._restore import remove_half
 
 _STAGING = ".forge-preparing"
-_GROWING = ("log.txt", "metrics.jsonl", "events.jsonl")
-"""Files that are appended to while the run goes on."""
-_PREPARED = frozenset({"adapter", "base_model", "data", "plan", "osft", "inputs.json", "run.json", "memory.json", *_GROWING})
-_REPLACED = (
-    *("full_state", "hf_format", "rollouts", "samples", "trackers", "answers.jsonl", "report.html"),
-    *("config.yaml", *sorted(_PREPARED)),
-)
-"""What is removed of a run that is replaced, in this order: until config.yaml it is a run, then what a kill may leave."""
-_PLAN = "plan/plan.npz"
-_RECORDS = (f"{EXPORTS}/{HASHES}", f"{EXPORTS}/{MARK}")
-_FILES = frozenset(
-    {
-        "config.yaml",
-        "result.json",
-        "inputs.json",
-        "run.json",
-        "memory.json",
-        "answers.jsonl",
-        "report.html",
-        _PLAN,
-        *_RECORDS,
-        *_GROWING,
-    }
-)
-_FOLDERS = frozenset(
-    {"adapter", "base_model", "data", "plan", "osft", "full_state", "hf_format", "rollouts", "samples", "trackers"}
-)
-_WRITTEN = ("data", "plan", "osft", "hf_format", "rollouts", "samples")
-"""Folders with files that are written under a hidden name first."""
 _LOGS = "logs"
 """Folder of the ranks' output, which a launcher makes before the run itself."""
 
@@ -89,6 +61,8 @@ class RunDirectory:
         """Steps made, which an event is recorded with."""
         self.watch: Callable[[dict[str, Any]], None] | None = None
         """Is given what a line of metrics.jsonl says, once it is written."""
+        self.inputs: Inputs | None = None
+        """Record of what the run reads, whose hashes are waited for at its end."""
         self._resume = resume
         self._prepare = prepare
         self._replaces = False
@@ -109,7 +83,7 @@ class RunDirectory:
             self.staging.mkdir()
             self._entries.append(self.staging)
             # All are opened here, so that a directory that cannot be written is refused before any work.
-            for name in _GROWING:
+            for name in GROWING:
                 self._open(name)
         except ForgeError:
             self._undo()
@@ -122,6 +96,16 @@ class RunDirectory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if self.inputs is not None and error is None and self.published:
+                self.inputs.complete(self.path)
+        finally:
+            if self.inputs is not None:
+                self.inputs.stop()
+            self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        """Log how the run ended, undo one that was not published, and release the lock."""
         name_for_good(error, self.path)
         if isinstance(error, KeyboardInterrupt):
             error.args = (": ".join([*map(str, error.args), next_start(self.path)]),)
@@ -205,7 +189,7 @@ class RunDirectory:
         self.published = True
 
     def _remove_replaced(self) -> None:
-        for name in _REPLACED:
+        for name in REPLACED:
             if name in self._placed:
                 continue  # it is the new run's by now
             entry = self.path / name
@@ -215,7 +199,7 @@ class RunDirectory:
                 entry.unlink(missing_ok=True)
 
     def _publish_resumed(self) -> None:
-        for name in _GROWING:
+        for name in GROWING:
             self._files[name].close()
             written = (self.staging / name).read_text(encoding="utf-8")
             self._open(name, self.path)
@@ -223,12 +207,12 @@ class RunDirectory:
         put_back(self.path)
         # A finished run may be resumed for more steps.
         (self.path / "result.json").unlink(missing_ok=True)
-        for name in (_PLAN, "memory.json", "inputs.json", "config.yaml"):
+        for name in (PLAN, "memory.json", INPUTS, "config.yaml"):
             if (self.staging / name).exists():  # a small model has no memory plan
                 (self.path / name).parent.mkdir(exist_ok=True)
                 (self.staging / name).replace(self.path / name)
         # What a killed run left half-written has a hidden name; its owner is gone, for this process holds the lock.
-        for folder in (self.path, *(self.path / name for name in _WRITTEN)):
+        for folder in (self.path, *(self.path / name for name in WRITTEN)):
             for left in folder.glob(".*.tmp"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         for half in sorted(self.path.glob("hf_format/*/**/.*.tmp")):  # of a file that was being mended
@@ -360,14 +344,14 @@ class RunDirectory:
         held = sorted(name for name in names if name not in (_STAGING, _LOGS))
         if self.staging.exists() and "config.yaml" not in held:
             # A run was killed while it published what it had prepared: it is made again.
-            for name in _PREPARED.intersection(held):
+            for name in PREPARED.intersection(held):
                 entry = self.path / name
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-            held = [name for name in held if name not in _PREPARED]
+            held = [name for name in held if name not in PREPARED]
         self.resuming = "config.yaml" in held
         if self.resuming:
             check_files(self.path)
-            self._check_kinds([*held, *(name for name in _FILES - set(held) if os.path.lexists(self.path / name))])
+            check_kinds(self.path, held)
         if self.resuming and self._resume == "never":
             which = "another run" if "hf_format" in held else "another run, which made no export"
             raise RunDirectoryError(
@@ -384,20 +368,6 @@ class RunDirectory:
             self._prepare(self.path, resuming=self.resuming)
             self._fetched = sorted(entry for entry in set(self.path.iterdir()) - before if not entry.name.startswith("."))
             self.resuming = (self.path / "config.yaml").exists()
-
-    def _check_kinds(self, held: Iterable[str]) -> None:
-        """Raise RunDirectoryError where a file of the run is a directory, or a directory a file."""
-        for name in held:
-            entry = self.path / name
-            for names, right, here, there in (
-                (_FILES, entry.is_file, "directory", "file"),
-                (_FOLDERS, entry.is_dir, "file", "directory"),
-            ):
-                if name in names and not right():
-                    found = f"a {here}" if entry.exists() else "a link to nothing"
-                    raise RunDirectoryError(
-                        f"{entry}: is {found}, and a run has a {there} of that name. Put it back, or remove what is there."
-                    )
 
     def _undo(self) -> None:
         """Remove what this object made, unless the directory was lost, and release the lock."""

@@ -19,6 +19,7 @@ from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.run._run_directory import RunDirectory
 from forge.saving._directories import remove_at_once, run_values
+from forge.saving._inputs import ADAPTER_FILES
 from forge.settings._origin import origin_note
 from forge.tasks._task import Task
 
@@ -28,7 +29,6 @@ ADAPTER = "adapter"
 """Folder of a run with adapter_path: the adapter as it starts, so that a resume needs no other directory."""
 
 _SHOWN = 8
-_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _BASE_FILE = "forge_base.json"
 _DIGEST = re.compile("[0-9a-f]{64}")
 _OF_THE_HUB = re.compile(r"(?:(?:https?:/+)?(?:www\.)?huggingface\.co/+|hf:/+)?([\w-][\w.-]*/[\w-][\w.-]*)(?:/tree/[^/]+)?/?")
@@ -219,9 +219,9 @@ def _keep_adapter(s: Any, out: RunDirectory, report: Reporter) -> str | None:
     if s.adapter.adapter_path is None:
         return None
     given, own = _where(s), out.place(ADAPTER)
-    files = [name for name in (*_ADAPTER_FILES, _BASE_FILE) if (given / name).is_file()]
+    files = [name for name in (*ADAPTER_FILES, _BASE_FILE) if (given / name).is_file()]
     if own.exists() and given != own:
-        if not all(_same_file(given / name, own / name) for name in _ADAPTER_FILES):
+        if not all(_same_file(given / name, own / name) for name in ADAPTER_FILES):
             if out.has_steps:
                 raise SettingsError(
                     f"ckpt_output_dir {out.path}: the adapter in adapter_path {given} is not the one that its run began with, "

@@ -142,18 +142,7 @@ class Exports:
         # A last export that differs from the model in memory is not recorded: the run is not proved.
         self._ranks.first(lambda: take_name(self._run, place, directory, None if differs and final else files, then))
         if check is not None:
-            what = {"reward": "mean reward", "causal": "loss", "embedding": "mean hidden state"}.get(self._task, "mean logit")
-            self._report.note(
-                f"exported {directory}: loaded back, on {counted(len(self._samples), 'short samples')} its {what} "
-                f"is {check.reloaded:.4f}, {check.in_memory:.4f} in memory",
-                event="exported",
-                export=directory.name,
-                measure=what,
-                on=len(self._samples),
-                reloaded=check.reloaded,
-                in_memory=check.in_memory,
-                files=files,
-            )
+            note_exported(self._report, directory, self._task, len(self._samples), check, files)
             if name != BEST:
                 self._ranks.first(lambda: self._remove_others(directory, final=final))
         if final and self._damaged:
@@ -220,6 +209,29 @@ class Exports:
             count = samples_of(other.name)
             if count is not None and own is not None and ((self._newest_only and count < own) or (final and count > own)):
                 remove_at_once(other)
+
+
+def compared_by(task: str) -> str:
+    """Return in words the figure by which an export is compared with the model in memory."""
+    return {"reward": "mean reward", "causal": "loss", "embedding": "mean hidden state"}.get(task, "mean logit")
+
+
+def note_exported(
+    report: Reporter, directory: Path, task: str, samples: int, check: forge_dist.ExportCheck, files: Hashes
+) -> None:
+    """Log an export that was loaded back, with the figures and the hashes of its files."""
+    what = compared_by(task)
+    report.note(
+        f"exported {directory}: loaded back, on {counted(samples, 'short samples')} its {what} is {check.reloaded:.4f}, "
+        f"{check.in_memory:.4f} in memory",
+        event="exported",
+        export=directory.name,
+        measure=what,
+        on=samples,
+        reloaded=check.reloaded,
+        in_memory=check.in_memory,
+        files=files,
+    )
 
 
 def take_name(run: Path, place: Path, directory: Path, files: Hashes | None, then: Callable[[], None] | None = None) -> None:

@@ -1,18 +1,18 @@
-"""Files that a run reads → inputs.json, and later which of them hold something else.
+"""Files that a run reads → inputs.json, by which what holds something else is found later.
 
-Size and times are compared first, and the content only where these differ: of files up to `_HASHED` bytes in all by their
-SHA-256, of a model's weights by the digest in run.json, of an adapter with the run's own copy.
+The record has size and times of each file at once. A thread adds SHA-256 while the run trains, of files up to `_HASHED` bytes
+in all; a run that ends before has a record without them.
 """
 
 from __future__ import annotations
 
-import filecmp
 import glob
 import hashlib
 import json
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,110 +21,113 @@ from typing import Any
 import attrs
 
 import forge_dist
-from forge._counted import counted
 from forge._progress import Reporter
 from forge.tasks._task import Task
 
 FILE = "inputs.json"
-_INFO = "dataset_info.json"
+INFO = "dataset_info.json"
 """LLaMA-Factory's file of many data sets."""
-_HASHED = 8 * 2**30
-"""Bytes of data files in all that are hashed, the smallest first: some seconds. Of the others size and times must do."""
-_SHOWN = 3
-_WEIGHTS = ("config.json", "adapter_config.json", "*.safetensors")
+WEIGHTS = ("config.json", "adapter_config.json", "*.safetensors")
 """What a model's digest in run.json is of."""
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _TOKENIZER = ("tokenizer*", "chat_template*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model")
-_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+_HASHED = 8 * 2**30
+"""Bytes of files in all that are hashed, the smallest first. Of the others size and times must do."""
+_SECONDS = 1.0
+"""Seconds between two signs that the end of the run waits for the hashes."""
+_AT_ONCE = 2**22
+"""Bytes that are hashed between two looks at whether to stop."""
 _ROWS = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|arrow|feather)(\.(gz|zst))?$", re.IGNORECASE)
 _FUNCTION = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):\w+")
 _GLOB = re.compile(r"[*?\[]")
-_DIGEST = re.compile("[0-9a-f]{64}")
 
-_Stamp = list[int]
+Stamp = list[int]
 """Size, and times in nanoseconds of the last change of the content and of the file's record: no program sets the latter."""
 
+_Entry = list[Any]
+"""Stamp of a file and its SHA-256. No hash: not known. No stamp: written to since its rows were read."""
 
-def write_inputs(task: Task, s: Any, root: Path, report: Reporter, *, since: int) -> None:
-    """Write to `root` what the run reads, as it is now.
+
+class Inputs:
+    """Record of what a run reads, as it is now; a thread hashes the files from now on.
 
     Args:
         task: the verb.
         s: its settings.
-        root: folder that holds the run's stores.
-        report: says what takes time.
-        since: `time.time_ns()` from before the rows were read. A file that was written to later is recorded without a stamp.
+        root: folder that holds the run's stores, in which inputs.json is written.
+        report: says what is waited for at the end of the run.
+        since: `time.time_ns()` from before the rows were read.
+        former: directory of the run that is resumed. A file that has the stamp in its record is not hashed again.
 
     """
-    with report.taking("hashing the data files", "hashed the data files"):
-        files = _recorded({*_sources(root), *_named(s)}, since)
-    models = {name: _of_model(path, since) for name, (_, path) in _models(task, s).items()}
-    folder = s.adapter.adapter_path
-    about = {
-        "files": files,
-        "places": {entry: names for entry in _entries(s) if (names := _listed(entry)) is not None},
-        "entries": {entry: digest for entry in _entries(s) if (digest := _described(entry)) is not None},
-        "models": {name: found for name, found in models.items() if found is not None},
-        "adapter": {} if folder is None else _stamps(Path(folder), _ADAPTER),
-    }
-    (root / FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
-
-def changed_inputs(task: Task, s: Any, run: Path, report: Reporter, *, adapter: Path) -> list[str]:
-    """Return warnings that inputs of a finished run are not what it read.
-
-    Files that are gone are not judged. `adapter` is the run's copy of that in `adapter_path`.
-    """
-    with report.taking("comparing what the run read with what is there now"):
+    def __init__(self, task: Task, s: Any, root: Path, report: Reporter, *, since: int, former: Path | None) -> None:
+        self._report = report
+        models = {name: Path(path) for name, (_, path) in models_of(task, s).items()}
+        folder = s.adapter.adapter_path
+        self._record: dict[str, Any] = {
+            "files": _recorded({path: Path(path) for path in (*_sources(root), *_named(s))}, since),
+            "places": {entry: names for entry in _entries(s) if (names := listed_files(entry)) is not None},
+            "entries": {entry: digest for entry in _entries(s) if (digest := entry_digest(entry)) is not None},
+            "models": {name: _of_model(path, since) for name, path in models.items() if path.is_dir()},
+            "adapter": {} if folder is None else stamps_of(Path(folder), ADAPTER_FILES),
+        }
+        known = {} if former is None else _hashed_before(former)
+        self._open: list[tuple[Path, _Entry]] = []
+        for place, entry in _file_entries(self._record).items():
+            stamp, entry[1] = entry[0], known.get((*place, str(entry[0])))
+            if stamp is not None and entry[1] is None:
+                self._open.append((models.get(place[0], Path()) / place[1], entry))
+        (root / FILE).write_text(self._text(), encoding="utf-8")
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = threading.Thread(target=self._hash, name="hashes of inputs", daemon=True)
         try:
-            was = json.loads((run / FILE).read_text(encoding="utf-8"))
-            changed, written = _compared(task, s, run, adapter, was)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            # A run of an earlier version, or a record that is damaged.
-            changed, written = _compared(task, s, run, adapter, None)
-    return [_warning(names, verb) for names, verb in ((changed, "changed"), (written, "written to")) if names]
+            self._thread.start()
+        except RuntimeError:  # no memory for its stack, or no process more is allowed
+            self._thread = None
 
+    def complete(self, run: Path) -> None:
+        """Wait for the hashes, and write the record with them into the run's directory.
 
-def _compared(task: Task, s: Any, run: Path, adapter: Path, was: Any) -> tuple[list[str], list[str]]:
-    """Name what changed, and what was written to and cannot be compared; `was` is the record."""
-    known = was or {"files": {}, "places": {}, "models": {}, "adapter": {}}
-    states = {name: _state(Path(name), stamp, digest) for name, (stamp, digest) in known["files"].items()}
-    kept = _with_same_entries(known.get("entries", {}))
-    changed = [name for name, state in states.items() if state == "changed" and name not in kept]
-    written = [name for name, state in states.items() if state == "written"]
-    if was is None:
-        written += _written_since(run)
-    for entry, names in known["places"].items():
-        if (now := _listed(entry)) is not None and now != names:
-            changed.append(f"{entry} (other files)")
-    for name, (setting, path) in _models(task, s).items():
-        if not _same_model(Path(path), known["models"].get(name), run, name):
-            changed.append(f"{setting} {path}")
-    path = s.adapter.adapter_path
-    if path is not None and not _same_adapter(Path(path), adapter, known["adapter"]):
-        changed.append(f"adapter_path {path}")
-    return changed, written
+        Where it cannot be written the one without them stays.
+        """
+        if not self._open:
+            return
+        with self._report.taking("hashing the data files", "hashed the data files, which was not done when training ended,"):
+            if self._thread is None:
+                self._hash()
+            while self._thread is not None and self._thread.is_alive():
+                self._thread.join(_SECONDS)
+                forge_dist.beat()
+        with suppress(forge_dist.ExportError):
+            forge_dist.write_text_atomically(run / FILE, self._text())
 
+    def stop(self) -> None:
+        """Let the thread end; the record stays as it is on disk."""
+        self._stopping.set()
 
-def _written_since(run: Path) -> list[str]:
-    """List the local data files that were written to after the run had read them."""
-    found = []
-    for store in sorted((run / "data").glob("*/store.json")):
-        for source in json.loads(store.read_text(encoding="utf-8")).get("sources", []):
-            with suppress(OSError, ValueError):
-                if Path(source["path"]).stat().st_mtime > store.stat().st_mtime:
-                    found.append(source["path"])
-    return found
+    def _text(self) -> str:
+        return json.dumps(self._record, indent=1) + "\n"
 
+    def _hash(self) -> None:
+        """Add the hashes, the smallest file first, until they are `_HASHED` bytes in all."""
+        left = _HASHED
+        for path, entry in sorted(self._open, key=lambda each: (each[1][0][0], each[0])):
+            stamp = entry[0]
+            left -= stamp[0]
+            if left < 0 or self._stopping.is_set():
+                return
+            with suppress(OSError):
+                digest = self._sha256(path)
+                # Equal stamps before and after: the content is what the hash is of, and was there before the rows were read.
+                entry[:] = (stamp, digest) if stamp_of(path) == stamp else (None, None)
 
-def _warning(names: list[str], verb: str) -> str:
-    more = [counted(len(names) - _SHOWN, "others")] if len(names) > _SHOWN else []
-    *first, last = [*names[:_SHOWN], *more]
-    shown = f"{', '.join(first)} and {last}" if first else last
-    how = verb if verb == "changed" else f"{'were' if first else 'was'} {verb}"
-    return (
-        f"WARNING: {shown} {how} after this run had read {'them' if first else 'it'}, and its result is of what was there; to "
-        "train on what is there now, give another ckpt_output_dir"
-    )
+    def _sha256(self, path: Path) -> str | None:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while not self._stopping.is_set() and (block := file.read(_AT_ONCE)):
+                digest.update(block)
+        return None if self._stopping.is_set() else digest.hexdigest()
 
 
 def _sources(root: Path) -> Iterator[str]:
@@ -179,7 +182,7 @@ def _entries(s: Any) -> list[str]:
     return [entry for each in given for entry in each if isinstance(entry, str) and "://" not in entry]
 
 
-def _listed(entry: str) -> list[str] | None:
+def listed_files(entry: str) -> list[str] | None:
     """List the files of a directory or a pattern; None for anything else, or nothing."""
     try:
         path = Path(entry).expanduser()
@@ -192,116 +195,62 @@ def _listed(entry: str) -> list[str] | None:
         return None
 
 
-def _described(entry: str) -> str | None:
+def entry_digest(entry: str) -> str | None:
     """Return the SHA-256 of a data set's entry in dataset_info.json; None for anything else."""
-    folder, found, name = entry.partition(f"{_INFO}:")
+    folder, found, name = entry.partition(f"{INFO}:")
     if not found:
         return None
     try:
-        said = json.loads((Path(folder) / _INFO).expanduser().read_text(encoding="utf-8"))[name]
+        said = json.loads((Path(folder) / INFO).expanduser().read_text(encoding="utf-8"))[name]
     except (OSError, ValueError, LookupError, TypeError, RuntimeError, RecursionError):
         return None
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def _with_same_entries(known: Mapping[str, str]) -> set[str]:
-    """Return the files whose entries of this run are what they were, whatever others say."""
-    same: dict[str, bool] = {}
-    for entry, digest in known.items():
-        file = os.path.abspath((Path(entry.partition(f"{_INFO}:")[0]) / _INFO).expanduser())
-        same[file] = same.get(file, True) and _described(entry) == digest
-    return {file for file, is_same in same.items() if is_same}
-
-
-def _stamp(path: Path) -> _Stamp:
+def stamp_of(path: Path) -> Stamp:
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
-def _stamps(folder: Path, patterns: Iterable[str]) -> dict[str, _Stamp]:
+def stamps_of(folder: Path, patterns: Iterable[str]) -> dict[str, Stamp]:
     """Return name → stamp of the files of a directory that match."""
-    return {file.name: _stamp(file) for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file()}
+    return {file.name: stamp_of(file) for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file()}
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    forge_dist.beat()
-    return found
-
-
-def _recorded(paths: Iterable[str], since: int) -> dict[str, tuple[_Stamp | None, str | None]]:
-    """Return path → stamp and hash.
-
-    Both are None where the file was written to since, and the hash alone where that would take long.
-    """
-    found: dict[str, tuple[_Stamp | None, str | None]] = {}
-    left = _HASHED
-    stamps: dict[str, _Stamp] = {}
-    for path in paths:
-        with suppress(OSError):
-            stamps[path] = _stamp(Path(path))
-    for path, stamp in sorted(stamps.items(), key=lambda item: (item[1][0], item[0])):
-        left -= stamp[0]
-        with suppress(OSError):
-            digest = _sha256(Path(path)) if left >= 0 else None
-            whole = max(stamp[1:]) <= since and _stamp(Path(path)) == stamp
-            found[path] = (stamp, digest) if whole else (None, None)
-    return found
-
-
-def _state(path: Path, stamp: _Stamp | None, digest: str | None) -> str:
-    """Return `same`, `changed`, or `written` for a file that cannot be compared."""
-    try:
-        now = _stamp(path)
-        if now == stamp:
-            return "same"
-        if stamp is None:
-            return "written"
-        if now[0] != stamp[0]:
-            return "changed"
-        if digest is None:
-            return "written" if now[1] != stamp[1] else "same"
-        return "same" if _sha256(path) == digest else "changed"
-    except OSError:
-        return "same"
-
-
-def _models(task: Task, s: Any) -> dict[str, tuple[str, str]]:
+def models_of(task: Task, s: Any) -> dict[str, tuple[str, str]]:
     """Return the name in run.json → setting and path of each model of a run."""
-    return {"model": ("model_path", s.model.model_path), **{name: (name, path) for name, path in task.other_models(s).items()}}
+    return {
+        "model": ("model_path", s.model.model_path),
+        **{name: (name, path) for name, path in task.other_models(s).items()},
+    }
 
 
-def _of_model(path: str, since: int) -> dict[str, Any] | None:
-    """Return what is recorded of a model directory; None for a hub name."""
-    folder = Path(path)
-    if not folder.is_dir():
-        return None
-    beside = {str(file) for pattern in _TOKENIZER for file in folder.glob(pattern) if file.is_file()}
-    files = {Path(name).name: known for name, known in _recorded(beside, since).items()}
-    return {"weights": _stamps(folder, _WEIGHTS), "beside": files}
+def _recorded(files: Mapping[str, Path], since: int) -> dict[str, _Entry]:
+    """Return name → entry: no hash yet, and no stamp where the file was written to since."""
+    found: dict[str, _Entry] = {}
+    for name, path in files.items():
+        with suppress(OSError):
+            stamp = stamp_of(path)
+            found[name] = [stamp if max(stamp[1:]) <= since else None, None]
+    return found
 
 
-def _same_model(folder: Path, was: Mapping[str, Any] | None, run: Path, name: str) -> bool:
-    """Return whether a model directory holds what the run began with, as far as is known."""
-    if not folder.is_dir():
-        return True
+def _of_model(folder: Path, since: int) -> dict[str, Any]:
+    """Return what is recorded of a model directory."""
+    beside = {file.name: file for pattern in _TOKENIZER for file in folder.glob(pattern) if file.is_file()}
+    return {"weights": stamps_of(folder, WEIGHTS), "beside": _recorded(beside, since)}
+
+
+def _file_entries(record: Mapping[str, Any]) -> dict[tuple[str, str], _Entry]:
+    """Return the part of a record and a name in it → the entry of each file."""
+    parts = {"files": record["files"]} | {name: about["beside"] for name, about in record["models"].items()}
+    return {(part, name): entry for part, files in parts.items() for name, entry in files.items()}
+
+
+def _hashed_before(run: Path) -> dict[tuple[str, ...], str]:
+    """Return part, name and stamp → SHA-256, for those files of a run's record that have one."""
     try:
-        now, began = _stamps(folder, _WEIGHTS), (run / "run.json").stat().st_mtime_ns
-        known = json.loads((run / "run.json").read_text(encoding="utf-8")).get(name)
-        differs = any(stamp[1] > began for stamp in now.values()) if was is None else now != was["weights"]
-        if differs and isinstance(known, str) and _DIGEST.fullmatch(known) and forge_dist.model_identity(str(folder)) != known:
-            return False
-    except (OSError, ValueError, AttributeError):
-        return True
-    return was is None or all(_state(folder / file, *of) != "changed" for file, of in was["beside"].items())
-
-
-def _same_adapter(folder: Path, own: Path, was: Mapping[str, _Stamp]) -> bool:
-    """Return whether an adapter's directory holds what the run has a copy of."""
-    if not folder.is_dir() or not own.is_dir() or (was and _stamps(folder, _ADAPTER) == was):
-        return True
-    try:
-        return all(filecmp.cmp(folder / name, own / name, shallow=False) for name in _ADAPTER)
-    except OSError:
-        return True
+        entries = _file_entries(json.loads((run / FILE).read_text(encoding="utf-8")))
+        return {(*place, str(stamp)): digest for place, (stamp, digest) in entries.items() if isinstance(digest, str)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

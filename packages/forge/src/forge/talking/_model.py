@@ -21,7 +21,7 @@ from forge._errors import SettingsError
 from forge._printable import printable
 from forge._progress import Reporter
 from forge._redact import is_hub_form
-from forge._turn_end import stop_at_turn_end
+from forge._turn_end import stop_at_turn_end, trained_turn_end
 from forge.saving._directories import last_export, run_values
 from forge.tasks._system_message import shared_system
 
@@ -98,7 +98,8 @@ class AnsweringModel:
             )
         forge_algos.name_cache_for_peft(self._model)
         self._tokenizer: Any = forge_data.load_tokenizer(directory)
-        stop_at_turn_end(self._model, self._tokenizer)  # an adapter has no generation_config.json of its own
+        # An adapter has no generation_config.json of its own.
+        stop_at_turn_end(self._model, self._tokenizer, trained_turn_end(directory))
         self.about: str = f"{directory}: {_template(self._tokenizer.chat_template, model_path)}"
         """Which chat template and which thinking mode answers are asked with, in words."""
         self._data = Path(directory).expanduser().absolute().parent.parent / "data" / "train"

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 import forge_algos
 import forge_dist
+from forge._counted import counted
 from forge._disk import write_remedy
 from forge._errors import RunWriteError
 from forge.tasks._offline import shard_of
@@ -27,13 +28,17 @@ def store_references(run: Run, parts: dict[str, Items | None]) -> None:
     """Compute and store the reference log-probabilities of all items that the run uses.
 
     The work is divided over the data-parallel ranks. What is stored already is not computed again.
+
+    Raises:
+        forge_algos.LossError: the reference gives a row no finite number; on all ranks.
+
     """
     own = run.settings.objective
     missing = {}
     for name, items in parts.items():
         if isinstance(items, Pairs):
             known = _read(run, name, items)
-            unknown = np.ones(len(items), bool) if known is None else np.any(np.isnan(known.logps), axis=1)
+            unknown = np.ones(len(items), bool) if known is None else np.any(~np.isfinite(known.logps), axis=1)
             wanted = _used(run, items)
             rows = wanted[unknown[wanted]]
             if run.ranks.broadcast(len(rows)):
@@ -58,9 +63,23 @@ def store_references(run: Run, parts: dict[str, Items | None]) -> None:
             show(done, number)
         # Every row was scored in one shard and is zero in the others: their sum is exact.
         total = np.array(run.strategy.sum(found.ravel().tolist())).reshape(found.shape)
+        _refuse_not_finite(run, items, rows[~np.isfinite(total[rows]).all(axis=1)])
         whole = np.full(found.shape, np.nan) if known is None else known.logps.astype(np.float64)
         whole[rows] = total[rows]
         run.ranks.first(partial(_write, _file(run.root, name), whole.astype(np.float32), _key(run, items)))
+
+
+def _refuse_not_finite(run: Run, items: Pairs, rows: Ints) -> None:
+    """Raise LossError for rows whose log-probabilities are NaN or infinite."""
+    if not len(rows):
+        return
+    s = run.settings
+    path = s.objective.reference_path or s.model.model_path
+    others = f", nor {counted(len(rows) - 1, 'others')}" if len(rows) > 1 else ""
+    raise forge_algos.LossError(
+        f"{items.source(int(rows[0]))}: the reference {path} gives this row no finite log-probability{others}. Its weights are "
+        f"NaN or infinite, or overflow with dtype={s.device.dtype}: give another model, or dtype=float32."
+    )
 
 
 def make_up_references(run: Run) -> None:

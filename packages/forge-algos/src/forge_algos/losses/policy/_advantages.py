@@ -60,7 +60,9 @@ def gae(
     given = _check.samples(rewards=rewards, values=values)
     r, v = given["rewards"].detach(), given["values"].detach()
     cut = torch.tensor(_check.cuts(lengths, r, "rewards"), dtype=torch.int64, device=r.device)
-    after = _check.samples(bootstrap=bootstrap).get("bootstrap", r.new_zeros(len(cut))).detach().to(r.dtype, copy=True)
+    after = (
+        _check.samples("bootstrap", bootstrap=bootstrap).get("bootstrap", r.new_zeros(len(cut))).detach().to(r.dtype, copy=True)
+    )
     if len(after) != len(cut):
         raise LossError(
             f"the lengths disagree: lengths {len(cut)}, bootstrap {len(after)}; all of them are over the same samples"
@@ -108,8 +110,8 @@ def group_advantages(
     _check.one_of("baseline", baseline, BASELINES)
     _check.one_of("scale", scale, SCALES)
     r = _check.samples(rewards=rewards)["rewards"].detach()
-    ids = torch.as_tensor(groups, device=r.device)
-    if ids.is_floating_point() or ids.shape != r.shape:
+    ids = _check.integers("groups", groups).to(r.device)
+    if ids.shape != r.shape:
         raise LossError(f"groups: one integer for each of {len(r)} rewards is wanted, not {_check.described(groups)}")
     if len(r) == 0:
         return r

@@ -99,7 +99,7 @@ def policy_gradient(
     how = POLICY_KINDS[kind]
     low, high = how.bounds(clip, clip_high)
     _check_settings(kind, low, high, dual_clip, max_length, ref_logps, kl_weight, kl_estimator)
-    given = _check.samples(logps=logps, old_logps=old_logps, ref_logps=ref_logps)
+    given = _check.samples("ref_logps", logps=logps, old_logps=old_logps, ref_logps=ref_logps)
     new = given["logps"]
     sizes = _check.cuts(lengths, new, "logps")
     row = _Row(sizes, torch.tensor(sizes, dtype=torch.int64, device=new.device))

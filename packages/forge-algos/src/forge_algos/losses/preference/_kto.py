@@ -53,7 +53,7 @@ def kto(
     given = _check.samples(logps=logps, ref_logps=ref_logps)
     if not isinstance(desirable, torch.Tensor) or desirable.dtype != torch.bool or desirable.shape != logps.shape:
         raise LossError(f"desirable: bool{list(logps.shape)} is wanted, not {_check.described(desirable)}")
-    if isinstance(kl, torch.Tensor) and kl.numel() != 1:
+    if not isinstance(kl, torch.Tensor | float | int) or (isinstance(kl, torch.Tensor) and kl.numel() != 1):
         raise LossError(f"kl: one number for the whole batch is wanted, not {_check.described(kl)}")
     ratios = given["logps"] - given["ref_logps"].detach()
     z = torch.as_tensor(kl, dtype=ratios.dtype, device=ratios.device).detach().reshape(()).clamp(min=0)

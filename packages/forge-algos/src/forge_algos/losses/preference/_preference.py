@@ -58,7 +58,7 @@ def orpo(
     _check.number("beta", beta, above=0)
     if (nll_logps is None) != (nll_lengths is None):
         raise LossError("nll_logps and nll_lengths: both or none")
-    given = _check.samples(chosen_logps=chosen_logps, rejected_logps=rejected_logps, nll_logps=nll_logps)
+    given = _check.samples("nll_logps", chosen_logps=chosen_logps, rejected_logps=rejected_logps, nll_logps=nll_logps)
     chosen, rejected = _a_token(given, chosen_lengths, rejected_lengths)
     lengths = chosen_lengths if nll_lengths is None else nll_lengths
     nll = _nll(given.get("nll_logps", given["chosen_logps"]), lengths, tokens_per_pair)

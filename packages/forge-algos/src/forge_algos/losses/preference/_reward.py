@@ -33,7 +33,7 @@ def reward(
     (1.3863, 2, 1.0)
     """
     _check.number("centering", centering, least=0)
-    given = _check.samples(chosen_rewards=chosen_rewards, rejected_rewards=rejected_rewards, margin=margin)
+    given = _check.samples("margin", chosen_rewards=chosen_rewards, rejected_rewards=rejected_rewards, margin=margin)
     chosen, rejected = given["chosen_rewards"], given["rejected_rewards"]
     wanted = chosen - rejected - given["margin"] if "margin" in given else chosen - rejected
     losses = -logsigmoid(wanted)

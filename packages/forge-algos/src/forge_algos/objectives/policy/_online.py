@@ -10,6 +10,7 @@ from torch import nn
 from forge_algos.batches._groups import group_tensors
 from forge_algos.batches._learned import token_count
 from forge_algos.batches._online import OnlineBatch, check_online, idle_online
+from forge_algos.batches._packed import require
 from forge_algos.heads._completions import Completions, to_float32
 from forge_algos.losses import LossTerms, kl, policy_gradient
 from forge_algos.settings._online import OnlineSettings
@@ -53,6 +54,7 @@ class OnlineObjective(Generic[S]):
 
     def count(self, batch: OnlineBatch) -> int:
         """Count the completions or tokens of a batch, whichever `unit` names, without a forward."""
+        require(batch, "groups", "an OnlineBatch")
         if not len(batch.groups.lengths):
             return 0
         check_online(batch)

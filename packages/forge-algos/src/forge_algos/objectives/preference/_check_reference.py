@@ -73,7 +73,7 @@ def _compare(
         for number, batch in enumerate(batches):
             mine = objective.count(batch) > 0
             with autocast():
-                coarse = coarse or torch.is_autocast_enabled(device.type)
+                coarse = coarse or torch.is_autocast_enabled(torch.device(device).type)
                 found, expected, nats = (
                     values.cpu().double() for values in bound.at_start(batch if mine else objective.idle())
                 )

@@ -14,6 +14,7 @@ from forge_algos._modules import mode
 from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
 from forge_algos.batches._learned import token_count
+from forge_algos.batches._packed import require
 from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, kto
 from forge_algos.objectives._mean import Mean, require_totals
@@ -68,6 +69,7 @@ class KTO:
 
     def count(self, batch: KTOBatch) -> int:
         """Count the completions B, without a forward."""
+        require(batch, "completions", "a KTOBatch")
         if not len(batch.completions.group_sizes):
             return 0
         _check(batch)
@@ -171,6 +173,7 @@ class _BoundKTO:
 
 
 def _check(batch: KTOBatch) -> None:
+    require(batch, "completions", "a KTOBatch")
     B = len(batch.completions.group_sizes)
     for name in ("completions", "mismatched"):
         groups: PackedGroups = getattr(batch, name)

@@ -14,6 +14,7 @@ from forge_algos._errors import PackedBatchError
 from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
 from forge_algos.batches._learned import token_count
+from forge_algos.batches._packed import require
 from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms
 from forge_algos.objectives._mean import Mean
@@ -56,6 +57,7 @@ class Pairwise:
 
     def count(self, batch: PreferenceBatch) -> int:
         """Count the pairs of a batch, without a forward."""
+        require(batch, "groups", "a PreferenceBatch")
         if not len(batch.groups.group_sizes):
             return 0
         check_pairs(batch)
@@ -152,6 +154,7 @@ class BoundPairs:
 
 def check_pairs(batch: PreferenceBatch) -> None:
     """Raise PackedBatchError if the row does not hold pairs, or an array has another length."""
+    require(batch, "groups", "a PreferenceBatch")
     check_groups(batch.groups)
     sizes = np.asarray(batch.groups.group_sizes)
     if (sizes != 2).any():

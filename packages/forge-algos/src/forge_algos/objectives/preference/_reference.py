@@ -14,6 +14,7 @@ from forge_algos._errors import LossError
 from forge_algos._modules import mode, unwrap
 from forge_algos.adaptations._switched_off import check_switchable, switched_off
 from forge_algos.batches._groups import PackedGroups, idle_groups
+from forge_algos.batches._packed import require
 from forge_algos.heads._completions import Completions, sum_by_completion, to_float32
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.objectives.preference._pairs import sum_pairs
@@ -59,11 +60,17 @@ class Reference:
         return self.read(stored, name)
 
     def read(self, stored: ArrayLike | None, name: str) -> torch.Tensor:
-        """Return a stored array of the batch, or raise LossError where it is missing."""
+        """Return a stored array of the batch, or raise LossError where it is missing or not finite."""
         if stored is None:
             raise LossError(
                 f"{name}: reference='stored' reads it and the batch has none; compute it with reference_logps(...) before "
                 "training, or set reference='adapter_off' or 'live'"
+            )
+        wrong = np.flatnonzero(~np.isfinite(stored))
+        if len(wrong):
+            raise LossError(
+                f"{name}: number {wrong[0]} of {np.size(stored)} is {np.ravel(stored)[wrong[0]]}, and a finite one is wanted "
+                "for each completion: score this one again with reference_logps(...), or leave its row out"
             )
         return to_float32(stored, self._model.device)
 
@@ -110,6 +117,7 @@ def reference_logps(
         policy = Completions(model, device=device)
         for groups in batches:
             with switched_off(model) if adapter_off else nullcontext(), autocast():
+                require(groups, "group_sizes", "a packed row of groups, such as batch.groups,")
                 empty = not len(groups.group_sizes)
                 tokens = policy.tokens(idle_groups((1,)) if empty else groups)
             yield (tokens[:0] if empty else add_up(tokens, groups)).cpu().numpy()

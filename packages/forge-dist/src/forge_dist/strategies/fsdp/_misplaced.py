@@ -9,6 +9,7 @@ shape, or cannot be put together at all.
 import copy
 import functools
 import re
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,25 +32,29 @@ if TYPE_CHECKING:
 _OF_ANY_SHARD = ("MergeModulelist", "SplitModulelist", "Transpose", "_IdentityOp")
 """Operations of transformers that make a rank's shard of what it reads of each tensor."""
 
+_taking_turns = threading.RLock()
+
 
 @contextmanager
 def placeholders() -> Iterator[set[str]]:
     """Let weights that transformers cannot make of shards be zeros, and yield their names.
 
-    `place_again` reads them.
+    `place_again` reads them. Threads take turns: meanwhile transformers' operations are changed for the whole process, though
+    only for weights that are divided and cannot be made.
     """
     from transformers import core_model_loading as loading
 
     made: set[str] = set()
-    kinds = [each for each in loading.ConversionOps.__subclasses__() if each.__module__ == loading.__name__]
-    before = {each: each.convert for each in kinds if each.__name__ not in _OF_ANY_SHARD}
-    for kind, convert in before.items():
-        kind.convert = _or_zeros(convert, made)
-    try:
-        yield made
-    finally:
+    with _taking_turns:
+        kinds = [each for each in loading.ConversionOps.__subclasses__() if each.__module__ == loading.__name__]
+        before = {each: each.convert for each in kinds if each.__name__ not in _OF_ANY_SHARD}
         for kind, convert in before.items():
-            kind.convert = convert
+            kind.convert = _or_zeros(convert, made)
+        try:
+            yield made
+        finally:
+            for kind, convert in before.items():
+                kind.convert = convert
 
 
 def _or_zeros(convert: Any, made: set[str]) -> Any:

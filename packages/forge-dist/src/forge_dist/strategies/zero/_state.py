@@ -6,7 +6,8 @@ At any moment a rank holds one whole tensor. DeepSpeed's public functions for th
 access.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,6 +65,7 @@ class ZeroState:
         into = self._allocate(stored.tensors)
         stored.read(into)
         self._check_step_counters(into)
+        self._refuse_moved(into)
         keys = self._keys(stored.tensors)
         self._create_state(stored.tensors, keys)
         self._link_moments()
@@ -85,7 +87,10 @@ class ZeroState:
         buffers = _buffers(self._engine.module)
         wanted = {f"{MODEL}{name}" for name in (*self._names, *buffers)}
         wanted |= {f"{OPTIMIZER}{name}/{key}" for name in self._names for key in self._keys(there)}
-        _compare(set(there), wanted)
+        frozen = {f"{MODEL}{name}" for name in self._frozen_in(there)}
+        frozen |= {f"{OPTIMIZER}{name}/{key}" for name in self._frozen_in(there) for key in self._keys(there)} & set(there)
+        _compare(set(there), wanted | frozen)
+        into |= {name: self._empty(*there[name]) for name in frozen}
         for name, parameter in self._names.items():
             shape = _shape(parameter)
             _check_shape(f"{MODEL}{name}", there, shape, parameter.dtype)
@@ -105,6 +110,28 @@ class ZeroState:
         """Return the optimizer's keys for each parameter: those that it has, else the checkpoint's."""
         listed = {name.rpartition("/")[2] for name in there if name.startswith(OPTIMIZER)}
         return sorted(set(self._partition_state()) or listed)
+
+    def _frozen_in(self, there: Iterable[str]) -> dict[str, nn.Parameter]:
+        """Return the weights that are frozen here and not in a state, of a version that froze less."""
+        frozen = {name: p for name, p in self._engine.module.named_parameters() if not p.requires_grad}
+        return {name: frozen[name] for name in frozen.keys() & {each.removeprefix(MODEL) for each in there}}
+
+    def _refuse_moved(self, into: Mapping[str, torch.Tensor]) -> None:
+        """Raise CheckpointError where a weight that is frozen here had moved in the state.
+
+        One that had not has moments all the same: DeepSpeed's are those of a whole partition.
+        """
+        import deepspeed
+
+        for name, parameter in sorted(self._frozen_in(into).items()):
+            with deepspeed.zero.GatheredParameters([parameter]) if is_partitioned(parameter) else nullcontext():
+                moved = not torch.equal(self._gathered(into[f"{MODEL}{name}"]), parameter.detach())
+            moments = [value for key, value in sorted(into.items()) if key.startswith(f"{OPTIMIZER}{name}/") and value.dim()]
+            if any([moved, *(bool(self._gathered(moment).any()) for moment in moments)]):
+                raise CheckpointError(
+                    f"the full state does not fit: {MODEL}{name} learned there, and is frozen here: resume with the versions "
+                    "that it was saved with"
+                )
 
     def _check_step_counters(self, into: Mapping[str, torch.Tensor]) -> None:
         first: dict[str, tuple[str, torch.Tensor]] = {}
