@@ -6,6 +6,7 @@ count those of earlier micro-batches again (transformers 5.23): the strategy add
 """
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _SUMMED = "replicated_with_grad_allreduce"
 """transformers' style of a module whose weight every rank holds whole, and of whose gradient each has a part."""
+_ACTIVATION = ".act_fn"
+"""How the name of an MLP's activation ends."""
 _PARTIAL = "_partial_over_ranks"
 """Attribute of a model: the rules of that style."""
 
@@ -24,9 +27,22 @@ def keep_plan(model: "PreTrainedModel") -> None:
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     whole = {wildcard(name) for name, module in model.named_modules() if module in ends}
     plan: dict[str, str] = dict(model.tp_plan or {})
-    setattr(model, _PARTIAL, {rule for rule, style in plan.items() if style == _SUMMED})
+    summed = {rule for rule, style in plan.items() if style == _SUMMED}
+    setattr(model, _PARTIAL, summed | _activations(model, plan))
     # The public property's setter validates each of them; these were valid before.
     model._tp_plan = {rule: style for rule, style in plan.items() if style != _SUMMED and rule not in whole}
+
+
+def _activations(model: "PreTrainedModel", plan: Mapping[str, str]) -> set[str]:
+    """Return the activations between two divided layers that have weights of their own (Apertus').
+
+    transformers' plan has no rule for them (5.24): each rank's gradient is that of its part of the numbers.
+    """
+    divided = {rule.rpartition(".")[0] for rule in plan}
+    names = {
+        wildcard(name) for name, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None
+    }
+    return {name for name in names - plan.keys() if name.endswith(_ACTIVATION) and name.removesuffix(_ACTIVATION) in divided}
 
 
 def partial_parameters(model: nn.Module) -> list[nn.Parameter]:
