@@ -260,3 +260,13 @@ def gathering(model: nn.Module) -> Iterator[None]:
                 hooks.enter_context(module.register_forward_pre_hook(enter))
                 hooks.enter_context(module.register_forward_hook(leave))
         yield
+
+
+def free_gathered(model: nn.Module) -> None:
+    """Free the weights that FSDP keeps gathered after a forward without a backward.
+
+    Whoever moves weights outside of a step calls this first: the next forward would compute with the former ones.
+    """
+    for module in model.modules():
+        if callable(reshard := getattr(module, "reshard", None)):
+            reshard()

@@ -158,7 +158,7 @@ def train(
                 model.train()
             learning_rate = float(optimizer.param_groups[0]["lr"])
             loss, grad_norm, figures, load, moves = 0.0, 0.0, {}, (), False
-            with optimizer_training(optimizer):
+            with optimizer_training(optimizer, model):
                 parallel.zero_grad(optimizer)
                 if counted.count:
                     sums = _accumulate(
