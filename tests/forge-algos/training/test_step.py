@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from forge_algos import NoTargetsError, evaluate, train
+from forge_algos import DivergedError, NoTargetsError, evaluate, train
 
 from ..measuring import Measuring, rows_of_numbers, three_numbers
 from ..oracle import distance, gradients
@@ -174,3 +174,14 @@ def test_a_step_computes_with_the_weights_of_training():
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
     (output,) = train(model, [[ROWS]], objective=Measuring(), optimizer=optimizer, scheduler=scheduler)
     assert output.figures["mean_output"] == pytest.approx(2 * measured, rel=1e-5)
+
+
+def test_a_weight_that_is_no_number_is_named():
+    """Lower rates mend no file."""
+    model = three_numbers()
+    with torch.no_grad():
+        model.weight[0, 0] = torch.nan
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    with pytest.raises(DivergedError, match="The weight weight holds numbers that are not finite"):
+        list(train(model, [[ROWS]], objective=Measuring(), optimizer=optimizer, scheduler=scheduler))

@@ -270,3 +270,13 @@ def free_gathered(model: nn.Module) -> None:
     for module in model.modules():
         if callable(reshard := getattr(module, "reshard", None)):
             reshard()
+
+
+def not_finite(model: nn.Module) -> str:
+    """Name a weight of the model, or this rank's part of one, that holds NaN or infinity; else ""."""
+    for name, parameter in model.named_parameters():
+        held = parameter.detach()
+        held = held.to_local() if hasattr(held, "to_local") else held
+        if held.is_floating_point() and not held.isfinite().all():
+            return name
+    return ""
