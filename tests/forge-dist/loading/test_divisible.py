@@ -63,12 +63,24 @@ def test_rows_of_several_weights_in_turn_are_refused(tmp_path):
         check_divisible(str(tmp_path), tp_size=2)
 
 
-def test_weights_of_an_activation_have_a_part_of_their_gradient_on_each_rank():
-    """Apertus' lie between two divided layers, and transformers' plan has no rule for them."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(ApertusConfig(**SHAPE, num_key_value_heads=2, hidden_act="xielu"))
-    keep_plan(model)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    found = {names[parameter].removeprefix("model.layers.0.") for parameter in partial_parameters(model)}
-    assert {"mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n", "self_attn.q_norm.weight"} <= found
-    assert not {"input_layernorm.weight", "mlp.up_proj.weight"} & found
+def test_weights_that_compute_with_a_part_have_a_part_of_their_gradient():
+    """Apertus' activations and Sarvam MoE's norms of queries, for which transformers' plans have no rules."""
+    transformers = pytest.importorskip("transformers", "5.24")
+    shape = {**SHAPE, "num_key_value_heads": 2}
+    apertus = ApertusConfig(**shape, hidden_act="xielu")
+    sarvam = transformers.SarvamMoEConfig(**shape, head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=8)
+    for config, own in ((apertus, {"mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n"}), (sarvam, set())):
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        keep_plan(model)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        found = {names[parameter].removeprefix("model.layers.0.") for parameter in partial_parameters(model)}
+        assert {"self_attn.q_norm.weight", "self_attn.k_norm.weight"} | own == found
+
+
+def test_experts_that_a_model_has_not_are_not_divided(tmp_path):
+    """Gemma 4 has experts where its configuration says so."""
+    transformers = pytest.importorskip("transformers", "5.24")
+    transformers.Gemma4TextConfig(**SHAPE, num_key_value_heads=2, head_dim=8).save_pretrained(tmp_path)
+    with pytest.raises(StrategyError, match="no layer of it has experts: leave ep_size out"):
+        check_divisible(str(tmp_path), ep_size=2)

@@ -36,9 +36,13 @@ def check_divisible(model_path: str, *, tp_size: int = 1, ep_size: int = 1, task
     if ep_size > 1:
         if not dispatched:
             raise StrategyError(f"{what}: transformers has no plan by which experts of {name} are divided: leave ep_size out")
-        experts = next(module for path, module in model.named_modules() if wildcard(path) in dispatched).num_experts
-        if experts % ep_size:
-            raise StrategyError(f"{what}: ep_size={ep_size} does not divide its {experts} experts: use a divisor of them")
+        layer: Any = next((module for path, module in model.named_modules() if wildcard(path) in dispatched), None)
+        if layer is None:
+            raise StrategyError(f"{what}: no layer of it has experts: leave ep_size out")
+        if layer.num_experts % ep_size:
+            raise StrategyError(
+                f"{what}: ep_size={ep_size} does not divide its {layer.num_experts} experts: use a divisor of them"
+            )
     if tp_size == 1:
         return
     keep_plan(model)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _SUMMED = "replicated_with_grad_allreduce"
 """transformers' style of a module whose weight every rank holds whole, and of whose gradient each has a part."""
-_ACTIVATION = ".act_fn"
-"""How the name of an MLP's activation ends."""
+_AFTER = {"act_fn": "up_proj", "q_norm": "q_proj", "k_norm": "k_proj"}
+"""Module → the layer beside it whose output it is given."""
 _PARTIAL = "_partial_over_ranks"
 """Attribute of a model: the rules of that style."""
 
@@ -28,21 +28,23 @@ def keep_plan(model: "PreTrainedModel") -> None:
     whole = {wildcard(name) for name, module in model.named_modules() if module in ends}
     plan: dict[str, str] = dict(model.tp_plan or {})
     summed = {rule for rule, style in plan.items() if style == _SUMMED}
-    setattr(model, _PARTIAL, summed | _activations(model, plan))
+    setattr(model, _PARTIAL, summed | _unplanned(model, plan))
     # The public property's setter validates each of them; these were valid before.
     model._tp_plan = {rule: style for rule, style in plan.items() if style != _SUMMED and rule not in whole}
 
 
-def _activations(model: "PreTrainedModel", plan: Mapping[str, str]) -> set[str]:
-    """Return the activations between two divided layers that have weights of their own (Apertus').
+def _unplanned(model: "PreTrainedModel", plan: Mapping[str, str]) -> set[str]:
+    """Return the modules with weights that compute with a divided layer's part, and that the plan has no rule for.
 
-    transformers' plan has no rule for them (5.24): each rank's gradient is that of its part of the numbers.
+    Each rank's gradient is that of its part: of Apertus' activations, and of Sarvam MoE's norms of queries and keys (5.24).
     """
-    divided = {rule.rpartition(".")[0] for rule in plan}
-    names = {
-        wildcard(name) for name, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None
-    }
-    return {name for name in names - plan.keys() if name.endswith(_ACTIVATION) and name.removesuffix(_ACTIVATION) in divided}
+    found = set()
+    for name, module in model.named_modules():
+        parent, _, child = wildcard(name).rpartition(".")
+        divided = plan.get(f"{parent}.{_AFTER[child]}") == "colwise" if child in _AFTER else False
+        if divided and f"{parent}.{child}" not in plan and next(module.parameters(), None) is not None:
+            found.add(f"{parent}.{child}")
+    return found
 
 
 def partial_parameters(model: nn.Module) -> list[nn.Parameter]:
