@@ -273,7 +273,10 @@ def free_gathered(model: nn.Module) -> None:
 
 
 def not_finite(model: nn.Module) -> str:
-    """Name a weight of the model, or this rank's part of one, that holds NaN or infinity; else ""."""
+    """Return the name of a weight that holds NaN or infinity; "" for none.
+
+    Of a divided weight this rank's part is looked at.
+    """
     for name, parameter in model.named_parameters():
         held = parameter.detach()
         held = held.to_local() if hasattr(held, "to_local") else held

@@ -106,7 +106,10 @@ def check_expert_shards(model_path: str, *, shards: int, ep_size: int = 1, task:
 
 
 def _interleaved(model: Any) -> set[str]:
-    """Return the weights, as rules name them, that are several whose rows the files have in turn (Inkling 2's experts)."""
+    """Return the rules of weights that are several, interleaved in the files.
+
+    Inkling 2's experts are: put in order, a rank's part would be rows of one of them alone.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     targets = [
