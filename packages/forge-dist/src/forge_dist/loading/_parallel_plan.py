@@ -34,7 +34,7 @@ def keep_plan(model: "PreTrainedModel") -> None:
 
 
 def _unplanned(model: "PreTrainedModel", plan: Mapping[str, str]) -> set[str]:
-    """Return the modules with weights that compute with a divided layer's part, and that the plan has no rule for.
+    """Return the modules that compute with part of a divided layer, without a rule of the plan.
 
     Each rank's gradient is that of its part: of Apertus' activations, and of Sarvam MoE's norms of queries and keys (5.24).
     """
