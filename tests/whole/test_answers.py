@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import forge
+from forge.tasks._answers import read_prompts
 
 from .conftest import write_rows
 
@@ -117,6 +119,17 @@ def test_a_prompt_that_the_template_refuses_is_found_before_training(
     with pytest.raises(forge.SettingsError, match=r"rows\.jsonl:2: the chat template does not write it: no system messages"):
         forge.sft(**given, eval_prompts=[str(rows)], ckpt_output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
+def test_a_prompt_is_a_line(name: str, tmp_path: Path) -> None:
+    """Of a file with or without a byte order mark, and a line ends at a newline alone."""
+    asked = ["one\u2028two\x85three", "four"]
+    lines = asked if name.endswith("txt") else [json.dumps({"prompt": text}, ensure_ascii=False) for text in asked]
+    (tmp_path / name).write_bytes(("\ufeff" + "\r\n".join(lines) + "\r\n").encode())
+    s: Any = SimpleNamespace(evaluation=SimpleNamespace(eval_prompts=[str(tmp_path / name)]))
+    task: Any = SimpleNamespace(model_task=lambda _: "causal")
+    assert [each.prompt for each in read_prompts(task, s)] == asked
 
 
 @pytest.mark.parametrize("name", ["empty.txt", "empty.jsonl"])

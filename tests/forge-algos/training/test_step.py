@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from forge_algos import NoTargetsError, evaluate, train
+from forge_algos import DivergedError, NoTargetsError, evaluate, train
 
 from ..measuring import Measuring, rows_of_numbers, three_numbers
 from ..oracle import distance, gradients
@@ -133,3 +133,55 @@ def test_an_evaluation_without_terms_names_the_unit():
         evaluate(three_numbers(), [ROWS[:0]], objective=Measuring())
     output, _ = still([ROWS[:0]])
     assert (output.loss, output.loss_count, output.figures) == (0.0, 0, {})
+
+
+class Gathered(torch.nn.Linear):
+    """A layer as FSDP leaves it after a forward without a backward: it computes with a copy until it is resharded."""
+
+    def __init__(self):
+        super().__init__(3, 1, bias=False)
+        self.copy = None
+
+    def reshard(self):
+        self.copy = None
+
+    def forward(self, x):
+        if self.copy is None:
+            self.copy = self.weight.detach().clone()
+        return torch.nn.functional.linear(x, self.weight + (self.copy - self.weight).detach())
+
+
+class Modes(torch.optim.SGD):
+    """An optimizer whose weights in training are twice those that it has found."""
+
+    def train(self):
+        self._times(2.0)
+
+    def eval(self):
+        self._times(0.5)
+
+    def _times(self, factor):
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.mul_(factor)
+
+
+def test_a_step_computes_with_the_weights_of_training():
+    """Also where FSDP holds the others, gathered for a measurement before it or for a probe."""
+    model = Gathered()
+    measured = model(torch.tensor(ROWS)).mean().item()
+    optimizer = Modes(model.parameters(), lr=0.0)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    (output,) = train(model, [[ROWS]], objective=Measuring(), optimizer=optimizer, scheduler=scheduler)
+    assert output.figures["mean_output"] == pytest.approx(2 * measured, rel=1e-5)
+
+
+def test_a_weight_that_is_no_number_is_named():
+    """Lower rates mend no file."""
+    model = three_numbers()
+    with torch.no_grad():
+        model.weight[0, 0] = torch.nan
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    with pytest.raises(DivergedError, match="The weight weight holds numbers that are not finite"):
+        list(train(model, [[ROWS]], objective=Measuring(), optimizer=optimizer, scheduler=scheduler))

@@ -2,10 +2,17 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
+from transformers import (
+    ApertusConfig,
+    AutoModelForCausalLM,
+    Gemma3nTextConfig,
+    LlamaConfig,
+    MixtralConfig,
+)
 
 from forge_dist import StrategyError
-from forge_dist.loading._divisible import check_expert_shards
+from forge_dist.loading._divisible import check_divisible, check_expert_shards
+from forge_dist.loading._parallel_plan import keep_plan, partial_parameters
 
 SHAPE = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -33,3 +40,47 @@ def test_dense_models_are_divided_as_they_are(tmp_path):
     """A model without experts may have any number of ranks."""
     LlamaConfig(**SHAPE).save_pretrained(tmp_path)
     check_expert_shards(str(tmp_path), shards=512)
+
+
+def test_a_mean_over_what_ranks_divide_is_refused(tmp_path):
+    """Gemma 3n's sparse layers compare each number with the mean of all, of which a rank would have a part."""
+    sparse = {**SHAPE, "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 8, "num_kv_shared_layers": 0}
+    layers = {"layer_types": ["full_attention"] * 2, "intermediate_size": [24, 24], "vocab_size_per_layer_input": 64}
+    for pattern, refused in (([0.0, 0.0], False), ([0.0, 0.95], True)):
+        Gemma3nTextConfig(**{**sparse, **layers, "activation_sparsity_pattern": pattern}).save_pretrained(tmp_path)
+        if not refused:
+            check_divisible(str(tmp_path), tp_size=2)
+            continue
+        with pytest.raises(StrategyError, match=r"model\.layers\.1\.mlp compares each number with the mean of all"):
+            check_divisible(str(tmp_path), tp_size=2)
+
+
+def test_rows_of_several_weights_in_turn_are_refused(tmp_path):
+    """Inkling 2's experts become gates before the others while they are read: a rank would have gates alone."""
+    transformers = pytest.importorskip("transformers", "5.24")
+    transformers.Inkling2TextConfig(**SHAPE, num_key_value_heads=2, n_routed_experts=2).save_pretrained(tmp_path)
+    with pytest.raises(StrategyError, match=r"experts\.gate_up_proj is several weights in one.* leave tp_size out"):
+        check_divisible(str(tmp_path), tp_size=2)
+
+
+def test_weights_that_compute_with_a_part_have_a_part_of_their_gradient():
+    """Apertus' activations and Sarvam MoE's norms of queries, for which transformers' plans have no rules."""
+    transformers = pytest.importorskip("transformers", "5.24")
+    shape = {**SHAPE, "num_key_value_heads": 2}
+    apertus = ApertusConfig(**shape, hidden_act="xielu")
+    sarvam = transformers.SarvamMoEConfig(**shape, head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=8)
+    for config, own in ((apertus, {"mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n"}), (sarvam, set())):
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        keep_plan(model)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        found = {names[parameter].removeprefix("model.layers.0.") for parameter in partial_parameters(model)}
+        assert {"self_attn.q_norm.weight", "self_attn.k_norm.weight"} | own == found
+
+
+def test_experts_that_a_model_has_not_are_not_divided(tmp_path):
+    """Gemma 4 has experts where its configuration says so."""
+    transformers = pytest.importorskip("transformers", "5.24")
+    transformers.Gemma4TextConfig(**SHAPE, num_key_value_heads=2, head_dim=8).save_pretrained(tmp_path)
+    with pytest.raises(StrategyError, match="no layer of it has experts: leave ep_size out"):
+        check_divisible(str(tmp_path), ep_size=2)

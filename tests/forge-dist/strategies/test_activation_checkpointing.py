@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from forge_dist import StrategyError, StrategySettings, make_strategy
-from forge_dist.strategies._wrappers import _policy
+from forge_dist.strategies._wrappers import _PRODUCTS, _policy
 
 from ..training import alone
 
@@ -41,11 +41,11 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def passed(path, **options):
+def passed(path, attention="sdpa", **options):
     """Return loss, gradients, and the calls of a forward and of its backward pass."""
     with alone() as ranks:
         strategy = make_strategy(StrategySettings(strategy="single", **options), ranks, device=CPU, adapter=False)
-        model = strategy.load(path, dtype=torch.float32)
+        model = strategy.load(path, dtype=torch.float32, attention=attention)
         model, _ = strategy.wrap(model, lambda model: torch.optim.SGD(model.parameters()))
         model.train()
         ids = torch.arange(12)[None]
@@ -75,10 +75,31 @@ def test_what_is_computed_twice(path):
     assert again["selective"] == {"mm": 0, attention: 0, "rsqrt": 2 * LAYERS, "silu": LAYERS}
 
 
+def test_biases_of_experts_are_added_to_no_kept_product(tmp_path):
+    """gpt-oss adds them in place: selective computes those products again, and losses and gradients are equal."""
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(
+        vocab_size=61,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+    )
+    transformers.GptOssForCausalLM(config).save_pretrained(tmp_path)
+    loss, gradients, *_ = passed(str(tmp_path), "eager")
+    loss_again, gradients_again, *_ = passed(str(tmp_path), "eager", activation_checkpointing="selective")
+    assert torch.equal(loss_again, loss)
+    assert all(map(torch.equal, gradients_again, gradients))
+
+
 def test_attention_of_packed_rows_on_a_gpu_is_kept():
     """The kernel for variable lengths, which is no operator of aten, is one of those whose outputs are kept."""
-    assert _policy(None, torch.ops.torch_attn._varlen_attn.default) == CheckpointPolicy.MUST_SAVE
-    assert _policy(None, torch.ops.aten.silu.default) == CheckpointPolicy.PREFER_RECOMPUTE
+    assert _policy(_PRODUCTS, None, torch.ops.torch_attn._varlen_attn.default) == CheckpointPolicy.MUST_SAVE
+    assert _policy(_PRODUCTS, None, torch.ops.aten.silu.default) == CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def test_inputs_of_layers_go_to_the_host(path, monkeypatch):

@@ -37,7 +37,7 @@ def write_rollout(run: Path, step: int, words: str = "plain", prompts: int = 2) 
     ]
     file = run / "rollouts" / f"step_{step}.jsonl"
     file.parent.mkdir(exist_ok=True)
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     return file
 
 
@@ -62,6 +62,13 @@ def test_words_make_no_elements(tmp_path: Path) -> None:
         pages.append(Elements(rollouts(run).read_text()))
     assert pages[0].tags == pages[1].tags
     assert f"prompt 0 {HOSTILE}" in pages[1].words
+
+
+def test_a_line_ends_at_a_newline_alone(tmp_path: Path) -> None:
+    """Texts hold other ends of lines (U+2028, U+0085), which stand in the file as they are."""
+    run = make_run(tmp_path / "run")
+    write_rollout(run, 1, "one\u2028two\x85three")
+    assert "prompt 0 one\u2028two\x85three" in Elements(rollouts(run).read_text()).words
 
 
 def test_a_long_run_has_a_short_page(tmp_path: Path) -> None:

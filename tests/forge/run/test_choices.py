@@ -91,10 +91,12 @@ def test_the_record_of_a_run_that_was_moved(tmp_path: Path) -> None:
 def test_a_run_that_ends_worse_than_it_began_says_so(before: float | None, after: float | None, said: bool) -> None:
     """With both losses and what helps; what was not measured is not compared."""
     lines: list[str] = []
-    for keep_best in (False, True):
-        warn_of_higher_loss(types.SimpleNamespace(note=lines.append), before, after, keep_best=keep_best)
-    assert len(lines) == 2 * said
+    for best_step in (None, 4, 0):
+        warn_of_higher_loss(types.SimpleNamespace(note=lines.append), before, after, best_step=best_step)
+    assert len(lines) == 3 * said
     if said:
         assert lines[0].startswith("WARNING: the held-out loss is higher than before training, 10.8000 after 3.1000")
         assert "keep_best=true" in lines[0]
         assert "hf_format/best" in lines[1]
+        assert "hf_format/best" not in lines[2]
+        assert "no step was better than none" in lines[2]

@@ -260,3 +260,26 @@ def gathering(model: nn.Module) -> Iterator[None]:
                 hooks.enter_context(module.register_forward_pre_hook(enter))
                 hooks.enter_context(module.register_forward_hook(leave))
         yield
+
+
+def free_gathered(model: nn.Module) -> None:
+    """Free the weights that FSDP keeps gathered after a forward without a backward.
+
+    Whoever moves weights outside of a step calls this first: the next forward would compute with the former ones.
+    """
+    for module in model.modules():
+        if callable(reshard := getattr(module, "reshard", None)):
+            reshard()
+
+
+def not_finite(model: nn.Module) -> str:
+    """Return the name of a weight that holds NaN or infinity; "" for none.
+
+    Of a divided weight this rank's part is looked at.
+    """
+    for name, parameter in model.named_parameters():
+        held = parameter.detach()
+        held = held.to_local() if hasattr(held, "to_local") else held
+        if held.is_floating_point() and not held.isfinite().all():
+            return name
+    return ""

@@ -1,6 +1,8 @@
 """Rollout files: read back to the bit, and refused where they are not whole."""
 
 import json
+import math
+import re
 
 import attrs
 import numpy as np
@@ -73,6 +75,7 @@ def test_a_person_can_read_it(tmp_path):
     """
     made_up_rollout().write(tmp_path / "r.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().split("\n")[:-1]]
+    assert len(lines[0].pop("sha256")) == 64
     assert lines[0] == {
         "rollout": 1, "seed": 7, "resampled": 5, "prompts": 2, "completions": 3, "functions": ["m:f"],
         "arrays": ["old_logps", "ref_logps", "values", "advantages", "returns"],
@@ -84,24 +87,43 @@ def test_a_person_can_read_it(tmp_path):
     assert [line["masked"] for line in lines[1:]] == [False, True, False]
 
 
+def of_an_earlier_version(text):
+    return re.sub(r', "sha256": "[0-9a-f]{64}"', "", text)
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
+        (lambda text: text.replace('"reward": 3.0', '"reward": 2.0'), "does not have the SHA-256 that it says it has"),
+        (lambda text: text.replace('"seed": 7', '"seed": 8'), "does not have the SHA-256 that it says it has"),
+        (lambda text: text.replace('"quoted', '"quotes'), "does not have the SHA-256 that it says it has"),
         (lambda text: text[: text.rindex('{"group"')], "is not whole: it has 2 of 3 completions"),
-        (lambda text: text[:-20], "damaged"),
+        (lambda text: text[:-20], "does not have the SHA-256"),
+        (lambda text: of_an_earlier_version(text)[:-20], "damaged"),
         (lambda text: text.replace('"rollout": 1', '"rollout": 9'), "no rollout of version 1"),
-        (lambda text: text.replace('"prompt_ids": [3]', '"other": [3]'), "1 of 2 prompts"),
-        (lambda text: text.replace('"completion_ids": [0, 1]', '"completion_ids": [0]'), "6 old_logps for 5 tokens"),
+        (lambda text: of_an_earlier_version(text).replace('"prompt_ids": [3]', '"other": [3]'), "1 of 2 prompts"),
+        (
+            lambda text: of_an_earlier_version(text).replace('"completion_ids": [0, 1]', '"completion_ids": [0]'),
+            "6 old_logps for 5 tokens",
+        ),
         (lambda text: "", "damaged"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path, harm, message):
-    """A damaged file is an error."""
+    """A damaged file is an error, also where what it says could be trained on."""
     file = tmp_path / "r.jsonl"
     made_up_rollout().write(file)
     file.write_text(harm(file.read_text()))
     with pytest.raises(RolloutError, match=message):
         Rollout.read(file)
+
+
+def test_a_file_of_an_earlier_version(tmp_path):
+    """A file without a SHA-256 is read as it is."""
+    file = tmp_path / "r.jsonl"
+    made_up_rollout().write(file)
+    file.write_text(of_an_earlier_version(file.read_text()))
+    same(Rollout.read(file), made_up_rollout())
 
 
 def test_a_missing_file(tmp_path):
@@ -127,3 +149,13 @@ def test_figures():
     assert found["reward"] == pytest.approx(1.55)
     assert (found["completions"], found["tokens"], found["cut_off"], found["unscored"], found["trained"]) == (3, 6, 1, 1, 2)
     assert found["reward/m:f"] == pytest.approx(1.55)
+
+
+def test_a_mean_of_nothing_is_no_number():
+    """Where nothing could be scored there is no mean reward: 0 would be better than every negative one."""
+    rollout = made_up_rollout()
+    nothing = np.full(3, np.nan, np.float32)
+    found = attrs.evolve(rollout, rewards=nothing, scores={"m:f": nothing}).figures()
+    assert math.isnan(found["reward"])
+    assert math.isnan(found["reward/m:f"])
+    assert found["unscored"] == 3

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import PackedBatchError
-from forge_algos._modules import attention_of, causal_model, decoder, mode, text_config, vocabulary
+from forge_algos._modules import attention_of, causal_model, decoder, mode, not_finite, text_config, vocabulary
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.isolation._by_layers import Run, in_row
 from forge_algos.isolation._compare import REFUSALS, Compare, Decide, is_autocast
@@ -203,7 +203,8 @@ def _problem(model: nn.Module, device: torch.device, decide: Decide = int) -> st
         for which, name in enumerate(("first", "second")):
             ours, theirs = partial(in_packed, which), partial(alone, which)
             if not compare.holds(lambda theirs=theirs: bool(theirs().isfinite().all())):
-                return "its outputs on made-up ids are not finite, so nothing can be compared"
+                found = f" (its weight {name} is not)" if (name := not_finite(model)) else ""
+                return f"its outputs on made-up ids are not finite{found}, so nothing can be compared"
             if not compare.equal(ours, theirs) and not apart(which):
                 return f"the {name} of two comes out otherwise than alone"
         other = partial(_run, model, *changed[1])

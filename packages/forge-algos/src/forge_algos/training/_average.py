@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import OptimizerError
+from forge_algos._modules import free_gathered
 
 _KEY = "average"
 """Entry of the optimizer's state of a parameter; it is saved, divided and restored with it."""
@@ -51,13 +52,12 @@ class WeightAverage:
     @contextmanager
     def exchanged(self, model: nn.Module) -> Iterator[None]:
         """Exchange the weights for their averages in the block; then they are back to the bit."""
-        # FSDP keeps weights gathered after a forward without a backward: those would not be the exchanged ones.
-        _free(model)
+        free_gathered(model)
         self._exchange()
         try:
             yield
         finally:
-            _free(model)
+            free_gathered(model)
             self._exchange()
 
     @torch.no_grad()
@@ -68,9 +68,3 @@ class WeightAverage:
                 before = p.detach().clone()
                 p.copy_(average)
                 average.copy_(before)
-
-
-def _free(model: nn.Module) -> None:
-    for module in model.modules():
-        if callable(reshard := getattr(module, "reshard", None)):
-            reshard()

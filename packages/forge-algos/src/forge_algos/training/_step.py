@@ -10,7 +10,9 @@ from typing import Any
 
 import attrs
 import torch
+from torch import nn
 
+from forge_algos._modules import free_gathered
 from forge_algos._parallel import Parallel
 from forge_algos.losses import LossTerms
 from forge_algos.objectives import Bound, Objective
@@ -92,7 +94,7 @@ def begin_step(
 
 
 @contextmanager
-def optimizer_training(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def optimizer_training(optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[None]:
     """Put an optimizer that has modes into training mode inside the block, and out of it after.
 
     Its weights in training are not the ones that it has found: those are in place wherever the caller can look.
@@ -101,8 +103,11 @@ def optimizer_training(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     if not callable(for_training) or not callable(for_use):
         yield
         return
+    # The caller may have measured the model since the last step, and a probe runs before the first one.
+    free_gathered(model)
     for_training()
     try:
         yield
     finally:
+        free_gathered(model)
         for_use()

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import AdapterError, DivergedError
-from forge_algos._modules import mode
+from forge_algos._modules import mode, not_finite
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.adaptations.base._adaptation import Adaptation
 from forge_algos.isolation._guard import guard_packed
@@ -158,7 +158,7 @@ def train(
                 model.train()
             learning_rate = float(optimizer.param_groups[0]["lr"])
             loss, grad_norm, figures, load, moves = 0.0, 0.0, {}, (), False
-            with optimizer_training(optimizer):
+            with optimizer_training(optimizer, model):
                 parallel.zero_grad(optimizer)
                 if counted.count:
                     sums = _accumulate(
@@ -173,10 +173,10 @@ def train(
                     # Freed in the next step, they would be said to be unknown to a profiler that begins there.
                     del sums, norm
                     if problem and on_nan == "stop":
-                        raise DivergedError(
-                            f"step {step}: {problem}. The optimizer did not move. Lower the learning rate, warm up longer, "
-                            "look at this step's samples, or train in float32"
-                        )
+                        remedy = "Lower the learning rate, warm up longer, look at this step's samples, or train in float32"
+                        if name := not_finite(model):
+                            remedy = f"The weight {name} holds numbers that are not finite: look at the model's files"
+                        raise DivergedError(f"step {step}: {problem}. The optimizer did not move. {remedy}")
                     moves = not problem
                 if moves:
                     # Only then: scaling passes over every gradient, to multiply by 1 where there is nothing to clip.

@@ -15,6 +15,8 @@ _PACKED = re.compile("packed_")
 """Styles that divide each of several weights in one tensor, of which a rank's part is no block."""
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Names by which configurations have their number of experts."""
+_OF_ALL = "activation_sparsity"
+"""Attribute of a layer that computes with the mean over all of its numbers (Gemma 3n's MLP; transformers 5.24 divides it)."""
 _DISPATCHED = "ep_dispatch_experts"
 """Style of a module whose experts are divided, and which is brought its tokens."""
 
@@ -34,18 +36,30 @@ def check_divisible(model_path: str, *, tp_size: int = 1, ep_size: int = 1, task
     if ep_size > 1:
         if not dispatched:
             raise StrategyError(f"{what}: transformers has no plan by which experts of {name} are divided: leave ep_size out")
-        experts = next(module for path, module in model.named_modules() if wildcard(path) in dispatched).num_experts
-        if experts % ep_size:
-            raise StrategyError(f"{what}: ep_size={ep_size} does not divide its {experts} experts: use a divisor of them")
+        layer: Any = next((module for path, module in model.named_modules() if wildcard(path) in dispatched), None)
+        if layer is None:
+            raise StrategyError(f"{what}: no layer of it has experts: leave ep_size out")
+        if layer.num_experts % ep_size:
+            raise StrategyError(
+                f"{what}: ep_size={ep_size} does not divide its {layer.num_experts} experts: use a divisor of them"
+            )
     if tp_size == 1:
         return
     keep_plan(model)
     plan = {rule: style for rule, style in model.tp_plan.items() if ep_size == 1 or not _inside(rule, dispatched)}
     if not plan:
         raise StrategyError(f"{what}: transformers has no plan by which layers of {name} are divided: leave tp_size out")
-    packed = [rule for rule, style in plan.items() if _PACKED.match(style)]
+    for path, module in model.named_modules():
+        if getattr(module, _OF_ALL, 0) and any(_inside(rule, {wildcard(path)}) for rule in plan):
+            raise StrategyError(
+                f"{what}: {path} compares each number with the mean of all ({_OF_ALL}), and a rank would have a part of them: "
+                "leave tp_size out"
+            )
+    interleaved = _interleaved(model)
+    packed = [rule for rule, style in plan.items() if _PACKED.match(style) or rule in interleaved]
     if packed:
-        remedy = f"divide its experts by ep_size={tp_size} too" if _inside(packed[0], dispatched) else "leave tp_size out"
+        experts = _inside(packed[0], dispatched) and not all(_inside(rule, dispatched) for rule in plan)
+        remedy = f"divide its experts by ep_size={tp_size} too" if experts else "leave tp_size out"
         raise StrategyError(
             f"{what}: {packed[0]} is several weights in one, whose parts on a rank no full state can hold: {remedy}"
         )
@@ -89,6 +103,24 @@ def check_expert_shards(model_path: str, *, shards: int, ep_size: int = 1, task:
                     f"transformers cannot read a part with none: use strategy=hsdp with a shard_size of at most {experts}, "
                     "strategy=ddp, or fewer ranks"
                 )
+
+
+def _interleaved(model: Any) -> set[str]:
+    """Return the rules of weights that are several, interleaved in the files.
+
+    Inkling 2's experts are: put in order, a rank's part would be rows of one of them alone.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    targets = [
+        pattern
+        for conversion in get_model_conversion_mapping(model)
+        # Cut afterwards, each is a weight by itself.
+        if [type(step).__name__ for step in getattr(conversion, "operations", ())][-1:] == ["Interleave"]
+        for pattern in conversion.target_patterns
+    ]
+    names = (name for name, _ in model.named_parameters()) if targets else ()
+    return {wildcard(name) for name in names if any(re.search(pattern, name) for pattern in targets)}
 
 
 def _inside(rule: str, modules: set[str]) -> bool:

@@ -6,6 +6,7 @@ count those of earlier micro-batches again (transformers 5.23): the strategy add
 """
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _SUMMED = "replicated_with_grad_allreduce"
 """transformers' style of a module whose weight every rank holds whole, and of whose gradient each has a part."""
+_AFTER = {"act_fn": "up_proj", "q_norm": "q_proj", "k_norm": "k_proj"}
+"""Module → the layer beside it whose output it is given."""
 _PARTIAL = "_partial_over_ranks"
 """Attribute of a model: the rules of that style."""
 
@@ -24,9 +27,24 @@ def keep_plan(model: "PreTrainedModel") -> None:
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     whole = {wildcard(name) for name, module in model.named_modules() if module in ends}
     plan: dict[str, str] = dict(model.tp_plan or {})
-    setattr(model, _PARTIAL, {rule for rule, style in plan.items() if style == _SUMMED})
+    summed = {rule for rule, style in plan.items() if style == _SUMMED}
+    setattr(model, _PARTIAL, summed | _unplanned(model, plan))
     # The public property's setter validates each of them; these were valid before.
     model._tp_plan = {rule: style for rule, style in plan.items() if style != _SUMMED and rule not in whole}
+
+
+def _unplanned(model: "PreTrainedModel", plan: Mapping[str, str]) -> set[str]:
+    """Return the modules that compute with part of a divided layer, without a rule of the plan.
+
+    Each rank's gradient is that of its part: of Apertus' activations, and of Sarvam MoE's norms of queries and keys (5.24).
+    """
+    found = set()
+    for name, module in model.named_modules():
+        parent, _, child = wildcard(name).rpartition(".")
+        divided = plan.get(f"{parent}.{_AFTER[child]}") == "colwise" if child in _AFTER else False
+        if divided and f"{parent}.{child}" not in plan and next(module.parameters(), None) is not None:
+            found.add(f"{parent}.{child}")
+    return found
 
 
 def partial_parameters(model: nn.Module) -> list[nn.Parameter]:

@@ -1,6 +1,6 @@
 """FSDP's modules inside a model, and activation checkpointing."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,22 +53,28 @@ def checkpoint_activations(model: nn.Module, kind: str, *, offload: bool = False
     # The reentrant kind would hide the layers' gradients from DDP's and FSDP's hooks.
     how: dict[str, Any] = {"use_reentrant": False}
     if kind == "selective":
-        how["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+        # transformers adds the biases of experts (gpt-oss) in place to their product, which must not be one that is kept.
+        biased = any(getattr(module, "has_bias", False) for module in base.modules())
+        kept = _PRODUCTS - {_OF_EXPERTS} if biased else _PRODUCTS
+        how["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, kept))
     try:
         base.activation_checkpointing_enable(how, offload=offload)
     except ValueError as error:
         raise StrategyError(f"activation_checkpointing: {error}") from error
 
 
-def _policy(_context: SelectiveCheckpointContext, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """Keep the outputs of matrix products and attention, nearly all of a layer's time."""
+def _policy(
+    products: Collection[str], _context: SelectiveCheckpointContext, operator: Any, *_args: Any, **_kwargs: Any
+) -> CheckpointPolicy:
+    """Keep the outputs of these matrix products and of attention, nearly all of a layer's time."""
     # Of "aten.mm.default": attention of a packed row is an operator of another namespace.
     name = str(operator).partition(".")[2].partition(".")[0]
-    kept = name in _PRODUCTS or name.startswith(_ATTENTION)
+    kept = name in products or name.startswith(_ATTENTION)
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-_PRODUCTS = frozenset({"mm", "addmm", "_grouped_mm", "_scaled_mm"})
+_OF_EXPERTS = "_grouped_mm"
+_PRODUCTS = frozenset({"mm", "addmm", _OF_EXPERTS, "_scaled_mm"})
 """Products of activations and weights; those of queries and keys, which are as large as a row is long squared, are none."""
 _ATTENTION = ("_scaled_dot_product_", "_flash_attention_forward", "_efficient_attention_forward", "_varlen_attn", "documents")
 """How names of attention kernels begin; of packed rows torch's on a GPU and forge_accel's on a CPU."""

@@ -67,7 +67,9 @@ def read_rollout(file: Path, step: int, *, whole: bool) -> dict[str, Any]:
 
     """
     try:
-        head, *lines = [json.loads(line) for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
+        # A text may hold what Python takes for an end of a line (U+2028); JSONL has one alone.
+        with file.open(encoding="utf-8", errors="replace", newline="\n") as opened:
+            head, *lines = map(json.loads, opened)
         if len(lines) != head["completions"]:
             raise ValueError(f"it has {len(lines)} of {head['completions']} completions")
         groups: dict[int, dict[str, Any]] = {}

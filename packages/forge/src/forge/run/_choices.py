@@ -227,11 +227,20 @@ def report_routers(report: Reporter, s: Any, model: Any, plan: forge_packing.Bat
     report.note(f"moe_aux_loss: {kind}: {why}{cost}")
 
 
-def warn_of_higher_loss(report: Reporter, before: float | None, after: float | None, *, keep_best: bool) -> None:
-    """Log a warning where the held-out loss is higher than it was before training."""
+def warn_of_higher_loss(report: Reporter, before: float | None, after: float | None, *, best_step: int | None) -> None:
+    """Log a warning where the held-out loss is higher than it was before training.
+
+    Args:
+        report: gets the warning.
+        before: loss before the first step.
+        after: loss after the last one.
+        best_step: of `keep_best`, 0 where no step was better than none; None without it.
+
+    """
     if before is None or after is None or after <= before:
         return
-    best = f"the best step's model is in hf_format/{BEST}" if keep_best else "keep_best=true keeps the best step's model"
+    best = f"the best step's model is in hf_format/{BEST}" if best_step else "keep_best=true keeps the best step's model"
+    best = "no step was better than none, and keep_best has kept no model" if best_step == 0 else best
     report.note(
         f"WARNING: the held-out loss is higher than before training, {after:.4f} after {before:.4f}: lower learning_rate, or "
         f"train for fewer steps; {best}"

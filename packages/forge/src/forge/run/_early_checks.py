@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 import forge_accel
 import forge_algos
 import forge_data
@@ -197,7 +199,9 @@ def _check_draft(s: Any, machine: forge_accel.Accelerator, draft: Any) -> None:
     """Ask the small random model for its optimizer and its routers."""
     if s.optimizer.optimizer in ("adamw_8bit", "schedule_free"):
         try:
-            forge_algos.make_optimizer(draft, s.optimizer, fused=machine.fused_optimizer.value)
+            # The draft carries no adapter, of which this ratio is.
+            optimizer = attrs.evolve(s.optimizer, loraplus_lr_ratio=1.0)
+            forge_algos.make_optimizer(draft, optimizer, fused=machine.fused_optimizer.value)
         except forge_algos.MissingPackageError as error:
             if not s.origins["optimizer"].startswith("chosen"):
                 raise

@@ -82,8 +82,11 @@ def starting_model(task: Task, s: Any, out: RunDirectory, report: Reporter, *, w
     _check_trained(s)
     ids = tuple(sorted(new.values()))
     folder = out.place(BASE)
-    if folder.exists() and not out.has_steps:
-        remove_at_once(folder)  # a run without a step, which other tokens may replace
+    if folder.exists() and not (out.has_steps and _is_whole(folder, task.model_task(s))):
+        # Of a run without a step, which other tokens may replace; or with links into a model that was moved since then, or
+        # without what they led to, as a copy in checkpoint_storage is. It is made again, and compared with its digest.
+        remove_at_once(folder)
+        folder = out.place(BASE)
     if not folder.exists():
         forge_dist.write_with_token_rows(path, folder, ids, tokenizer=tokenizer, task=task.model_task(s))
     size = forge_dist.check_model(str(folder), task=task.model_task(s))
@@ -95,6 +98,14 @@ def starting_model(task: Task, s: Any, out: RunDirectory, report: Reporter, *, w
         f"the run starts from {folder}"
     )
     return Start(str(folder), ids), tokenizer
+
+
+def _is_whole(folder: Path, model_task: Any) -> bool:
+    try:
+        forge_dist.check_model(str(folder), task=model_task)
+    except (forge_dist.ModelError, OSError):
+        return False
+    return True
 
 
 def _check_rows(path: str, rows: int, tokenizer: Any, new: dict[str, int]) -> None:

@@ -144,7 +144,8 @@ def tokenized(tokenizer: Any, asked: Asked) -> Any:
 def _of_file(path: Path) -> list[Asked]:
     """Read prompts from a file: a line each, or rows of JSON with a prompt or messages."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # By newlines alone: a prompt may hold what Python takes for an end of a line (U+2028).
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
         raise SettingsError(f"eval_prompts {path}: cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     found: list[Asked] = []
@@ -157,7 +158,7 @@ def _of_file(path: Path) -> list[Asked]:
             continue
         try:
             row: Any = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SettingsError(f"eval_prompts {where}: is not JSON: {error}.") from error
         found.append(Asked(_of_row(row, where), where))
     if not found:

@@ -101,7 +101,14 @@ class RolloutSteps:
         run = self._run
         file = run.root / "rollouts" / f"step_{planned * self._updates + 1}.jsonl"
         if begun:
-            stored = forge_algos.online.Rollout.read(file)
+            try:
+                stored = forge_algos.online.Rollout.read(file)
+            except forge_algos.RolloutError as error:
+                raise forge_algos.RolloutError(
+                    f"{error}. The run was stopped within the steps on this rollout, which cannot be sampled again: put the "
+                    f"file back, go on from a full state of step {planned * self._updates} or before (resume=PATH), or give "
+                    "another ckpt_output_dir"
+                ) from error
             run.report.rollout_figures = shown_figures(stored.figures())
             return stored
         rows = [int(i) for i in run.plan.samples(planned)]

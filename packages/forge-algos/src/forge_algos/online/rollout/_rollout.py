@@ -1,5 +1,6 @@
 """Rollout: sampled completions, their rewards, and all that the updates on them need."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class Rollout:
 
     def figures(self) -> dict[str, float]:
         """Compute figures for reports: means over completions, and counts that explain them.
-        Counted are completions that were cut off, could not be scored, or teach nothing.
+        Counted are completions that were cut off, could not be scored, or teach nothing. A mean over none of them is NaN.
         """
         groups, lengths = self.groups, self.lengths
         scored = ~np.isnan(self.rewards)
@@ -126,7 +127,7 @@ class Rollout:
         """Read back what `write` wrote.
 
         Raises:
-            RolloutError: the file is not there, is no rollout, or is not whole.
+            RolloutError: the file is not there, is no rollout, or is not what `write` wrote.
         """
         fields: dict[str, Any] = _rollout_file.read(Path(path))
         return cls(**fields)
@@ -142,4 +143,4 @@ def equal_groups(rewards: Floats, groups: NDArray[np.int64], number: int) -> NDA
 
 
 def _mean(values: NDArray[Any]) -> float:
-    return float(values.astype(np.float64).mean()) if len(values) else 0.0
+    return float(values.astype(np.float64).mean()) if len(values) else math.nan

@@ -1,8 +1,10 @@
 """JSONL file of a rollout that a person can read: a line about the whole, then completions.
 
-A float32 is written with nine significant digits, which name it and no other.
+A float32 is written with nine significant digits, which name it and no other. The first line ends with the SHA-256 of all that
+the file says, so that what a run goes on from is what it wrote.
 """
 
+import hashlib
 import json
 import os
 import tempfile
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from forge_algos._errors import RolloutError
 
 VERSION = 1
+_SEAL = "sha256"
 _OF_TOKENS = ("old_logps", "ref_logps", "values", "advantages", "returns", "sampler_logps")
 
 
@@ -24,16 +27,29 @@ def write(fields: Mapping[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
-        # A lone surrogate in a text is written as JSON's escape.
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            for line in _lines(fields):
-                file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        with os.fdopen(handle, "wb") as file:
+            head, *lines = _lines(fields)
+            written = [_bytes(line) for line in lines]
+            file.write(_bytes({**head, _SEAL: _digest(head, written)}))
+            file.writelines(written)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _bytes(line: Mapping[str, Any]) -> bytes:
+    # A lone surrogate in a text is written as JSON's escape.
+    return json.dumps(line, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _digest(head: Mapping[str, Any], lines: list[bytes]) -> str:
+    digest = hashlib.sha256(_bytes(head))
+    for line in lines:
+        digest.update(line)
+    return digest.hexdigest()
 
 
 def _lines(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -78,20 +94,20 @@ def read(path: Path) -> dict[str, Any]:
     """Read the fields of a `Rollout`.
 
     Raises:
-        RolloutError: the file is missing, is no rollout, or is not whole.
+        RolloutError: the file is missing, is no rollout, or is not what was written.
     """
     try:
-        with path.open(encoding="utf-8", newline="\n") as file:
+        with path.open("rb") as file:
             head = json.loads(file.readline())
             if not isinstance(head, dict) or head.get("rollout") != VERSION:
                 raise RolloutError(f"{path} holds no rollout of version {VERSION}: its first line is {str(head)[:80]}")
-            lines = [json.loads(line) for line in file]
+            lines = list(file)
         if len(lines) != head["completions"]:
-            raise RolloutError(
-                f"{path} is not whole: it has {len(lines)} of {head['completions']} completions; remove it, and it is made "
-                "again"
-            )
-        return _fields(head, lines)
+            raise RolloutError(f"{path} is not whole: it has {len(lines)} of {head['completions']} completions")
+        # Files of earlier versions have none.
+        if (seal := head.pop(_SEAL, None)) is not None and seal != _digest(head, lines):
+            raise RolloutError(f"{path} does not have the SHA-256 that it says it has: it was edited or damaged")
+        return _fields(head, [json.loads(line) for line in lines])
     except OSError as error:
         raise RolloutError(f"{path} cannot be read: {error}") from error
     except (KeyError, TypeError, ValueError) as error:
