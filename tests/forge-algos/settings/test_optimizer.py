@@ -60,6 +60,7 @@ LORAS = ("lora", "qlora", "dora", "rslora")
 READ_BY = {
     "target_modules": (("q_proj",), (*LORAS, "ia3", "osft")),
     "modules_to_save": (("embed_tokens",), (*LORAS, "ia3")),
+    "unfrozen_parameters": (("lm_head",), ("none",)),
     "lora_r": (8, LORAS),
     "lora_alpha": (1, LORAS),
     "lora_dropout": (0.1, LORAS),
