@@ -2,6 +2,7 @@
 
 A tiny random model of each is trained, exported, resumed, divided over two ranks and adapted, and its loss and gradients are
 compared with those of plain transformers on one document at a time. What each check is stands in family_check.py.
+`hatch run families --tensor-parallel` divides the layers of each over two ranks, for docs/lanes/tensor_parallel.md.
 """
 
 from __future__ import annotations
@@ -19,33 +20,37 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import lane
 from family_configs import model_types
-from repository import LANES, ROOT
+from repository import LANES, RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "models.md"
+INSIDE = ("tp_size=2", "ep_size=2", "tp_size=2, ep_size=2")
+"""Ways to divide layers, as family_check.py has them."""
 SECONDS = 600
 """A family that takes longer is ended, and said to hang."""
 
 Answers = Mapping[str, Mapping[str, Any]]
 
 
-def one(model_type: str) -> lane.Result:
-    """Check a family in a process of its own, and return its answers."""
+def one(model_type: str, only: Sequence[str] = ()) -> lane.Result:
+    """Check a family in a process of its own, or some checks of it alone, and return its answers."""
     folder = LANES / "families"
     folder.mkdir(parents=True, exist_ok=True)
     file, output = folder / f"{model_type}.json", folder / f"{model_type}.txt"
     file.unlink(missing_ok=True)
-    process = _server().Process(target=_into_files, args=(model_type, str(file), str(output)))
+    process = _server().Process(target=_into_files, args=(model_type, str(file), str(output), *([only] if only else [])))
     process.start()
     ended = wait(process, SECONDS)
     if file.is_file():
         answers = json.loads(file.read_text(encoding="utf-8"))
     else:
         answers = {"built": {"ok": True, "says": ""}, "numbers": {"ok": False, "says": f"its process {ended}: {output}"}}
-    return {"says": state(answers), "answers": answers}
+    says = ", ".join(f"{name}: {_cell(answers.get(name))}" for name in INSIDE) if only else state(answers)
+    return {"says": says, "answers": answers}
 
 
 @cache
@@ -71,7 +76,7 @@ def wait(process: multiprocessing.process.BaseProcess, seconds: float) -> str:
     return f"did not end within {seconds:g} s"
 
 
-def _into_files(*arguments: str) -> None:
+def _into_files(*arguments: Any) -> None:
     # In the forked process, where it is imported already.
     import family_check
 
@@ -239,10 +244,39 @@ def _plain(reason: str) -> str:
     return reason
 
 
+def write_inside(found: Mapping[str, Answers]) -> None:
+    """Write docs/lanes/tensor_parallel.md: of each family that one of the ways can divide, how far its losses are."""
+    asked = {name: {way: answers[way] for way in INSIDE if way in answers} for name, answers in found.items()}
+    shown = {name: ways for name, ways in asked.items() if any(answer["ok"] is not None for answer in ways.values())}
+    cells = [
+        [f"`{name}`", *(ways[way]["says"] if ways[way]["ok"] else _cell(ways[way]) for way in INSIDE)]
+        for name, ways in shown.items()
+    ]
+    refused = {name: [answer["says"] for answer in ways.values() if answer["ok"] is False] for name, ways in shown.items()}
+    others = {name: [next(iter(ways.values()))["says"]] for name, ways in asked.items() if ways and name not in shown}
+    trained = sum(map(bool, asked.values()))
+    lines = [
+        f"Of {len(asked)} model types {trained} train on one rank, and the layers of {len(shown)} of these can be divided, by "
+        "the plans that transformers has. Two steps on two ranks, exported and compared as any run; the figures are how far "
+        "the losses are from those of one rank. `-` is refused by name: there is no plan, or not of that kind.",
+        "",
+        lane.table(["model type", *INSIDE], cells),
+        *_section(
+            "What is wrong or fails", {name: list(map(_plain, map(_same, each))) for name, each in refused.items() if each}
+        ),
+        *_section("What is refused", {name: list(map(_plain, map(_same, each))) for name, each in others.items()}),
+    ]
+    head = f"# Layers divided over two ranks\n\n{lane.origin('hatch run families --tensor-parallel')} With {_versions()}."
+    _write(head, "\n".join(lines), RESULTS / "tensor_parallel.md")
+
+
+def _versions() -> str:
+    return ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch", "peft"))
+
+
 def write(found: Mapping[str, Answers]) -> None:
     """Write docs/models.md."""
-    versions = ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch", "peft"))
-    _write(f"# Models\n\n{lane.origin('hatch run families')} With {versions}.", parts(found))
+    _write(f"# Models\n\n{lane.origin('hatch run families')} With {_versions()}.", page(parts(found)), PAGE)
 
 
 def update(found: Mapping[str, Answers], order: Sequence[str]) -> None:
@@ -250,12 +284,13 @@ def update(found: Mapping[str, Answers], order: Sequence[str]) -> None:
     old = PAGE.read_text(encoding="utf-8")
     head = old.partition("\n\nOf the ")[0]
     named = ", ".join(f"`{name}`" for name in found)
-    _write(f"{head}\n\n{named}: {lane.origin('hatch run families --update')}", replaced(read_parts(old), parts(found), order))
+    of = replaced(read_parts(old), parts(found), order)
+    _write(f"{head}\n\n{named}: {lane.origin('hatch run families --update')}", page(of), PAGE)
 
 
-def _write(head: str, of: Parts) -> None:
-    PAGE.write_text(f"{head}\n\n{page(of).rstrip()}\n", encoding="utf-8")
-    print(f"\n{PAGE}")
+def _write(head: str, text: str, file: Path) -> None:
+    file.write_text(f"{head}\n\n{text.rstrip()}\n", encoding="utf-8")
+    print(f"\n{file}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -265,6 +300,7 @@ def main(arguments: Sequence[str]) -> int:
     some = parser.add_mutually_exclusive_group()
     some.add_argument("--only", nargs="+", metavar="TYPE", help="these model types alone; prints answers and writes no page")
     some.add_argument("--update", nargs="+", metavar="TYPE", help="these model types alone; puts their answers into the page")
+    some.add_argument("--tensor-parallel", action="store_true", help="divide layers over two ranks; its own page")
     options = parser.parse_args(arguments)
     known = model_types()
     chosen = options.only or options.update
@@ -272,10 +308,14 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"no causal language model of transformers has the type {unknown[0]!r}: {', '.join(known)}")
     types = chosen or list(known)
     # What is asked for by name is checked again.
-    state_file = lane.Lane("families-only" if chosen else "families", fresh=options.fresh or bool(chosen))
-    state_file.run({name: partial(one, name) for name in types}, workers=os.cpu_count() or 1)
+    lane_name = "families-inside" if options.tensor_parallel else "families-only" if chosen else "families"
+    state_file = lane.Lane(lane_name, fresh=options.fresh or bool(chosen))
+    only = ("built", "export", *INSIDE) if options.tensor_parallel else ()
+    state_file.run({name: partial(one, name, only) for name in types}, workers=os.cpu_count() or 1)
     found = {name: state_file.done[name]["answers"] for name in types}
-    if options.only:
+    if options.tensor_parallel:
+        write_inside(found)
+    elif options.only:
         print(json.dumps(found, indent=1))
     elif options.update:
         update(found, list(known))

@@ -61,6 +61,13 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "osft": {"adapter": "osft", "unfreeze_rank_ratio": 0.5},
 }
 
+INSIDE: dict[str, dict[str, int]] = {
+    "tp_size=2": {"tp_size": 2},
+    "ep_size=2": {"ep_size": 2},
+    "tp_size=2, ep_size=2": {"tp_size": 2, "ep_size": 2},
+}
+"""Ways to divide layers over two ranks."""
+
 Answer = dict[str, Any]
 """`ok` (None: it cannot be asked), `says` (a few words), and what a table shows (`cell`), figures or a `reason`."""
 
@@ -299,8 +306,8 @@ def adapted(folder: Path, adapter: str) -> Answer:
     return {"ok": True, "says": said[0], "cell": said[1]}
 
 
-def rank(number: int, port: int, strategy: str, folder: Path, where: Path) -> None:
-    """Run one of two ranks."""
+def rank(number: int, port: int, name: str, settings: dict[str, Any], folder: Path, where: Path) -> None:
+    """Run one of two ranks; its error goes to a file of this name."""
     os.environ |= {
         "RANK": str(number),
         "LOCAL_RANK": str(number),
@@ -311,11 +318,11 @@ def rank(number: int, port: int, strategy: str, folder: Path, where: Path) -> No
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     try:
-        run(folder, where, strategy=strategy)
+        run(folder, where, **settings)
     except Exception as error:
         refused = "refused" if isinstance(error, forge_dist.StrategyError) else "failed"
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        (where.parent / f"{strategy} {refused}.txt").write_text(said, encoding="utf-8")
+        (where.parent / f"{name} {refused}.txt").write_text(said, encoding="utf-8")
         raise
 
 
@@ -323,25 +330,41 @@ def two_ranks(folder: Path, whole: Sequence[float]) -> Answer:
     """Divide the model over two ranks by fsdp2, or repeat it by ddp where it cannot be divided, and compare."""
     home = folder.parent
     for strategy in ("fsdp2", "ddp"):
-        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        context = multiprocessing.get_context("fork")
-        where = home / strategy
-        processes = [context.Process(target=rank, args=(number, store.port, strategy, folder, where)) for number in range(2)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if not any(process.exitcode for process in processes):
-            found = equal(losses(where), whole, CLOSE["ranks"])
+        ended = on_two_ranks(folder, strategy, {"strategy": strategy})
+        if not any(ended):
+            found = equal(losses(home / strategy), whole, CLOSE["ranks"])
             return found if strategy == "fsdp2" else {**found, "cell": strategy, "reason": _said(home)}
         if list(home.glob("* failed.txt")):
             break
-    return {"ok": False, "says": _said(home) or f"exit statuses {[process.exitcode for process in processes]}"}
+    return {"ok": False, "says": _said(home) or f"exit statuses {ended}"}
 
 
-def _said(home: Path) -> str:
+def on_two_ranks(folder: Path, name: str, settings: dict[str, Any]) -> list[int | None]:
+    """Run two ranks in a directory of this name; return their exit statuses."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("fork")
+    where = folder.parent / name
+    processes = [context.Process(target=rank, args=(n, store.port, name, settings, folder, where)) for n in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+def inside_layers(folder: Path, whole: Sequence[float], name: str) -> Answer:
+    """Divide the layers themselves over two ranks, and compare; a refusal by name is an answer too."""
+    ended = on_two_ranks(folder, name, {"strategy": "fsdp2", **INSIDE[name]})
+    if not any(ended):
+        return equal(losses(folder.parent / name), whole, CLOSE["ranks"])
+    said = _said(folder.parent, name)
+    refused = not list(folder.parent.glob(f"{name} failed.txt"))
+    return {"ok": None if said and refused else False, "says": said or f"exit statuses {ended}"}
+
+
+def _said(home: Path, name: str = "*") -> str:
     """Return the first error of a rank."""
-    return next((file.read_text(encoding="utf-8") for file in sorted(home.glob("*ed.txt"), key=os.path.getmtime)), "")
+    return next((file.read_text(encoding="utf-8") for file in sorted(home.glob(f"{name} *ed.txt"), key=os.path.getmtime)), "")
 
 
 def gguf(folder: Path) -> Answer:
@@ -406,6 +429,8 @@ def check(model_type: str, home: Path, only: Sequence[str] = CHECKS) -> dict[str
     if ask("export", export):
         # Before anything else makes threads: the ranks are forks.
         ask("ranks", lambda: two_ranks(folder, whole))
+        for name in INSIDE:
+            ask(name, partial(inside_layers, folder, whole, name))
         ask("resumed", lambda: resumed(folder, whole))
         ask("gguf", lambda: gguf(folder))
     for adapter in ADAPTERS:
@@ -413,7 +438,7 @@ def check(model_type: str, home: Path, only: Sequence[str] = CHECKS) -> dict[str
     return found
 
 
-def into_files(model_type: str, answers: str, output: str) -> None:
+def into_files(model_type: str, answers: str, output: str, only: Sequence[str] = CHECKS) -> None:
     """Check a family, with all that is printed in the file `output`; write the answers to the file `answers`."""
     # A group of its own, which can be ended with the ranks that it starts.
     os.setpgid(0, 0)
@@ -423,7 +448,7 @@ def into_files(model_type: str, answers: str, output: str) -> None:
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as home:
-        found = check(model_type, Path(home))
+        found = check(model_type, Path(home), only)
     Path(answers).write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -67,6 +67,22 @@ def test_some_families_are_checked_again():
     assert families.page(new) == families.page(families.parts(FOUND | again))
 
 
+def test_the_page_of_divided_layers(tmp_path, monkeypatch):
+    """A family stands in the table where one way divides it, and under what is refused where none does."""
+    monkeypatch.setattr(families, "RESULTS", tmp_path)
+    yes, no = {"ok": True, "says": "5e-08"}, {"ok": None, "says": "StrategyError: no plan"}
+    wrong = {"ok": False, "says": "8e-03"}
+    asked = {"llama": (yes, no, no), "dots": (wrong, yes, yes), "bart": (no, no, no)}
+    found = {name: {"built": RIGHT["built"], **dict(zip(families.INSIDE, ways, strict=True))} for name, ways in asked.items()}
+    families.write_inside({**found, "timm": FOUND["timm"]})
+    text = (tmp_path / "tensor_parallel.md").read_text()
+    assert "Of 4 model types 3 train on one rank, and the layers of 2 of these can be divided" in text
+    assert "| `llama` | 5e-08 | - | - |" in text
+    assert "| `dots` | **fails** | 5e-08 | 5e-08 |" in text
+    assert "## What is wrong or fails\n\n- `dots`: 8e-03" in text
+    assert "## What is refused\n\n- `bart`: StrategyError: no plan" in text
+
+
 def endless():
     """A process with a group of its own that does not end."""
     os.setpgid(0, 0)
