@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import forge_algos
+import forge_dist
+from forge.run import _loading
 from forge.run._loading import _no_packing, keep_apart
 
 
@@ -33,3 +35,27 @@ def test_ranks_decide_alike_how_samples_are_kept_apart(monkeypatch: pytest.Monke
     keep_apart(None, machine, dtype, strategy, "auto", 1)
     assert given["decide"](1) == 101
     assert given["agree"](1) == (101 if divides else 1)
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "kind", "message"),
+    [
+        (2, forge_dist.StrategyError, r"tp_size=2: transformers' plan .* leave tp_size out. \(Doge alone\)"),
+        (1, forge_algos.PackedBatchError, "Doge packed. Its samples cannot run alone either: Doge alone"),
+    ],
+)
+def test_a_plan_that_does_not_compute_is_the_divisions(
+    monkeypatch: pytest.MonkeyPatch, tp_size: int, kind: type[Exception], message: str
+) -> None:
+    """A model that runs whole and in no way once its layers are divided is refused for the division."""
+    leaks = iter(forge_algos.PackedBatchError(f"Doge {way}") for way in ("packed", "alone"))
+    monkeypatch.setattr(_loading, "_ways", lambda *_: (None, None))
+
+    def refused(*_: object) -> None:
+        raise next(leaks)
+
+    monkeypatch.setattr(_loading, "_loaded", refused)
+    s = SimpleNamespace(strategy=SimpleNamespace(tp_size=tp_size, cp_size=1), packing=SimpleNamespace(packing="auto"))
+    given: Any = (None, s, "model", None, None, None, 1)
+    with pytest.raises(kind, match=message):
+        _loading._load_in_some_way(*given)

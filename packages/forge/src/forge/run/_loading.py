@@ -89,6 +89,12 @@ def _load_in_some_way(
     leaks = [error for error in refusals if isinstance(error, forge_algos.PackedBatchError)]
     if (s.packing.packing == "on" or s.strategy.cp_size > 1) and leaks:
         raise _no_packing(s, leaks[0]) from leaks[0]
+    if s.strategy.tp_size > 1 and leaks:
+        # Whole, a small one of its kind computed before the rows were read.
+        raise forge_dist.StrategyError(
+            f"tp_size={s.strategy.tp_size}: transformers' plan divides layers of this model that then do not compute: leave "
+            f"tp_size out. ({leaks[-1]})"
+        ) from leaks[-1]
     if leaks and leaks[-1] is refusals[-1] and len(refusals) > 1:
         first = _without_remedy(refusals[0])
         raise forge_algos.PackedBatchError(f"{first}. Its samples cannot run alone either: {leaks[-1]}") from leaks[-1]
