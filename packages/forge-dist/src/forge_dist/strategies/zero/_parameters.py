@@ -1,9 +1,9 @@
-"""Gather ZeRO-3's partitioned parameters for forwards and copies outside DeepSpeed's engine.
+"""Gather ZeRO-3's partitioned parameters outside DeepSpeed's engine, and see to their gradients within it.
 
-For models that are not trained: frozen ones, and the second copy that an export is checked with.
+The former is for models that are not trained: frozen ones, and the second copy that an export is checked with.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -43,6 +43,25 @@ def gather_on_forward(model: torch.nn.Module) -> list[RemovableHandle]:
                 module.register_forward_hook(gathering.leave, always_call=True),
             ]
     return hooks
+
+
+def give_inputs_gradients(modules: Iterable[torch.nn.Module]) -> None:
+    """Make DeepSpeed's leaf modules (blocks of experts) wait for the gradients of their weights.
+
+    It divides those gradients once that of the module's input is there. Where nothing below trains there is none, and it would
+    divide zeros before the backward of the module.
+    """
+    for module in modules:
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            module.register_forward_pre_hook(_require_gradient, prepend=True)
+
+
+def _require_gradient(_module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    floats = [given for given in args if isinstance(given, torch.Tensor) and given.is_floating_point()]
+    if not torch.is_grad_enabled() or any(given.requires_grad for given in floats):
+        return None
+    first = next(iter(floats), None)
+    return tuple(given.detach().requires_grad_() if given is first else given for given in args)
 
 
 class _Gathering:
