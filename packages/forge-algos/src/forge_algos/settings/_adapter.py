@@ -48,7 +48,7 @@ def _check_names(_instance: Any, field: Any, value: Any) -> None:
 
 
 def unfrozen(pattern: str) -> re.Pattern[str]:
-    """Return one of `unfrozen_parameters` as what names begin with, up to the end of one of their parts."""
+    """Return the expression of one of `unfrozen_parameters`: the beginning of names."""
     return re.compile(rf"(?:{pattern})(?=\.|\Z)")
 
 

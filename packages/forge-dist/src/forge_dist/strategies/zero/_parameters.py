@@ -46,7 +46,7 @@ def gather_on_forward(model: torch.nn.Module) -> list[RemovableHandle]:
 
 
 def give_inputs_gradients(modules: Iterable[torch.nn.Module]) -> None:
-    """Make DeepSpeed's leaf modules (blocks of experts) wait for the gradients of their weights.
+    """Make DeepSpeed's leaf modules (experts) wait for their weights' gradients.
 
     It divides those gradients once that of the module's input is there. Where nothing below trains there is none, and it would
     divide zeros before the backward of the module.
@@ -57,11 +57,13 @@ def give_inputs_gradients(modules: Iterable[torch.nn.Module]) -> None:
 
 
 def _require_gradient(_module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    floats = [given for given in args if isinstance(given, torch.Tensor) and given.is_floating_point()]
-    if not torch.is_grad_enabled() or any(given.requires_grad for given in floats):
+    if not torch.is_grad_enabled() or any(_is_float(given) and given.requires_grad for given in args):
         return None
-    first = next(iter(floats), None)
-    return tuple(given.detach().requires_grad_() if given is first else given for given in args)
+    return tuple(given.detach().requires_grad_() if _is_float(given) else given for given in args)
+
+
+def _is_float(given: Any) -> bool:
+    return isinstance(given, torch.Tensor) and given.is_floating_point()
 
 
 class _Gathering:
