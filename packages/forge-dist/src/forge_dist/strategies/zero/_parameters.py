@@ -1,4 +1,4 @@
-"""Gather ZeRO-3's partitioned parameters outside DeepSpeed's engine, and see to their gradients within it.
+"""Gather ZeRO-3's partitioned parameters outside DeepSpeed's engine; let experts learn in it.
 
 The former is for models that are not trained: frozen ones, and the second copy that an export is checked with.
 """
