@@ -1,4 +1,4 @@
-"""Gather ZeRO-3's partitioned parameters outside DeepSpeed's engine; let experts learn in it.
+"""Gather ZeRO-3's parameters outside DeepSpeed's engine; hooks for experts within it.
 
 The former is for models that are not trained: frozen ones, and the second copy that an export is checked with.
 """
