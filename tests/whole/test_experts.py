@@ -169,3 +169,14 @@ def test_experts_are_switched_off_for_a_reference(model: Path, tmp_path: Path) -
     written = json.loads(next((tmp_path / "run" / "hf_format").glob("*/adapter_config.json")).read_text())
     assert written["target_parameters"] == ["experts.down_proj", "experts.gate_up_proj"]
     assert written["target_modules"] == []
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+def test_experts_alone_train_under_zero3(given: dict[str, Any], tmp_path: Path) -> None:
+    """Nothing below them has a gradient, and DeepSpeed's leaf modules are blocks of experts: the losses of one process."""
+    settings = {**given, "unfrozen_parameters": ("model.layers.1.mlp.experts.down_proj",), "learning_rate": 1e-2}
+    run_verb("sft", {**settings, "ckpt_output_dir": str(tmp_path / "one")})
+    two = {**settings, "strategy": "zero3", "ckpt_output_dir": str(tmp_path / "two")}
+    run_on_ranks(run_verb, 2, "sft", two, joined=False)
+    np.testing.assert_allclose(figures(tmp_path / "two"), figures(tmp_path / "one"), rtol=1e-5)

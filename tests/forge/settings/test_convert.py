@@ -620,6 +620,18 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
     assert about(found) <= {"assistant_only_loss", "eval_strategy", "verb", "normalize"}
 
 
+@pytest.mark.parametrize(("alpha", "there"), [("", 1.0), ("cpo_alpha: null\n", 1.0), ("cpo_alpha: 0.0\n", 0.0)])
+@pytest.mark.parametrize("text", [TRL + "loss_type: simpo\nuse_peft: true\n", AXOLOTL + "rl: simpo\nadapter: lora\n"])
+def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there: float) -> None:
+    """TRL's CPOConfig, and Axolotl, which hands it on, have a likelihood of weight 1 where a file says nothing of it."""
+    found = converted(text + alpha)
+    assert found.verb == "simpo"
+    assert (found.settings["cpo_alpha"], found.settings["beta"]) == (there, 0.1)
+    assert ("normalize" in about(found)) == bool(there)
+    assert "loss_type" not in about(found)
+    assert "lora_dropout" not in found.settings
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [

@@ -58,6 +58,8 @@ def test_a_pattern_that_moves_nothing_is_refused(patterns, message):
     ("given", "message"),
     [
         ({"unfrozen_parameters": ("model.(",)}, r"unfrozen_parameters=model.\( is no regular expression"),
+        ({"unfrozen_parameters": ("(?i)LM_HEAD",)}, r"is no regular expression: global flags"),
+        ({"unfrozen_parameters": ("a{99999999999999999999}",)}, r"is no regular expression"),
         ({"unfrozen_parameters": ("model.embed_tokens.weight$[:10]",)}, "a weight trains as a whole"),
         ({"unfrozen_parameters": ()}, "at least one name"),
         ({"unfrozen_parameters": ("lm_head",), "adapter": "lora"}, "has no effect with adapter='lora'.*set adapter=none"),

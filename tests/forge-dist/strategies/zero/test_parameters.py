@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from forge_dist.strategies.zero import _parameters
-from forge_dist.strategies.zero._parameters import computing, gather_on_forward
+from forge_dist.strategies.zero._parameters import computing, gather_on_forward, give_inputs_gradients
 
 
 @pytest.fixture
@@ -52,3 +52,20 @@ def test_another_model_gathers_within_the_block(gathered):
             model(torch.ones(1, 2))
     model(torch.ones(1, 2))
     assert gathered == [2, 2]
+
+
+def test_an_input_gets_a_gradient_where_nothing_below_trains():
+    """The module's backward ends at the gradient of its input, when its weights have theirs; elsewhere nothing changes."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    for layer in (model[0], model[2]):
+        layer.requires_grad_(requires_grad=False)
+    give_inputs_gradients(model)
+    at_end = []
+    model[1].register_full_backward_hook(lambda module, *_: at_end.append(module.weight.grad is not None))
+    model(torch.randn(2, 3)).sum().backward()
+    assert at_end == [True]
+    with torch.no_grad():
+        assert not model(torch.randn(2, 3)).requires_grad
+    model[0].requires_grad_(requires_grad=True)
+    model(torch.randn(2, 3)).sum().backward()
+    assert model[0].weight.grad is not None

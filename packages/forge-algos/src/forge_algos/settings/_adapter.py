@@ -47,14 +47,19 @@ def _check_names(_instance: Any, field: Any, value: Any) -> None:
         raise ValueError(f"{field.name} must hold at least one name and no empty one, got {value!r}")
 
 
+def unfrozen(pattern: str) -> re.Pattern[str]:
+    """Return the expression of one of `unfrozen_parameters`: the beginning of names."""
+    return re.compile(rf"(?:{pattern})(?=\.|\Z)")
+
+
 def _check_parameters(_instance: Any, field: Any, value: Any) -> None:
     _check_names(_instance, field, value)
     for pattern in value:
         if _ROWS.search(pattern):
             raise ValueError(f"{field.name}={pattern}: a weight trains as a whole, without [FROM:TO] behind its name")
         try:
-            re.compile(pattern)
-        except re.error as error:
+            unfrozen(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"{field.name}={pattern} is no regular expression: {error}") from error
 
 

@@ -201,6 +201,8 @@ TOLD = {
         "the same command resumes, and SIGTERM saves": """enable_jit_checkpoint on_demand_checkpointing
             resume_from_full_state_checkpoint""",
         "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights, or cpo_alpha of simpo": "pref_ftx",
+        "name the weights that train in unfrozen_parameters": """freeze_trainable_layers freeze_trainable_modules
+            freeze_extra_modules""",
         "the ratio is a completion's with loss_type=gspo, and each token's with the others": "importance_sampling_level",
         "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token special_tokens",
         "give paths in data_path": "dataset_dir",

@@ -1,6 +1,5 @@
 """Names of the weights that train → a model whose other weights are frozen."""
 
-import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -8,6 +7,7 @@ from torch import nn
 
 from forge_algos._errors import AdapterError
 from forge_algos.adaptations.base._parts import score
+from forge_algos.settings._adapter import unfrozen
 
 
 def freeze_others(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -26,16 +26,16 @@ def freeze_others(model: nn.Module, patterns: Sequence[str]) -> None:
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     top = score(model)
-    unfrozen = set() if top is None else {id(parameter) for parameter in top.parameters()}
+    moving = set() if top is None else {id(parameter) for parameter in top.parameters()}
     for pattern in patterns:
-        fitting = re.compile(rf"(?:{pattern})(?=\.|\Z)")
+        fitting = unfrozen(pattern)
         named = [name for name in parameters if fitting.match(name)]
         movable = {id(parameters[name]) for name in named if parameters[name].requires_grad}
         if not movable:
             like = get_close_matches(pattern, parameters, n=1, cutoff=0) or ["none"]
             why = f"is frozen in this model ({named[0]})" if named else f"names no weight, whose names are like {like[0]}"
             raise AdapterError(f"unfrozen_parameters={pattern}: {why}")
-        unfrozen |= movable
+        moving |= movable
     for parameter in parameters.values():
-        if id(parameter) not in unfrozen:
+        if id(parameter) not in moving:
             parameter.requires_grad = False

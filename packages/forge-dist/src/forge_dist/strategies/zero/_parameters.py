@@ -1,9 +1,9 @@
-"""Gather ZeRO-3's partitioned parameters for forwards and copies outside DeepSpeed's engine.
+"""Gather ZeRO-3's parameters outside DeepSpeed's engine; hooks for experts within it.
 
-For models that are not trained: frozen ones, and the second copy that an export is checked with.
+The former is for models that are not trained: frozen ones, and the second copy that an export is checked with.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -43,6 +43,27 @@ def gather_on_forward(model: torch.nn.Module) -> list[RemovableHandle]:
                 module.register_forward_hook(gathering.leave, always_call=True),
             ]
     return hooks
+
+
+def give_inputs_gradients(modules: Iterable[torch.nn.Module]) -> None:
+    """Make DeepSpeed's leaf modules (experts) wait for their weights' gradients.
+
+    It divides those gradients once that of the module's input is there. Where nothing below trains there is none, and it would
+    divide zeros before the backward of the module.
+    """
+    for module in modules:
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            module.register_forward_pre_hook(_require_gradient, prepend=True)
+
+
+def _require_gradient(_module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    if not torch.is_grad_enabled() or any(_is_float(given) and given.requires_grad for given in args):
+        return None
+    return tuple(given.detach().requires_grad_() if _is_float(given) else given for given in args)
+
+
+def _is_float(given: Any) -> bool:
+    return isinstance(given, torch.Tensor) and given.is_floating_point()
 
 
 class _Gathering:

@@ -21,7 +21,7 @@ from forge_dist.strategies._parallel_dims import ParallelDims
 from forge_dist.strategies._strategy import MakeOptimizer, StoredState, Strategy, Wanted
 from forge_dist.strategies.zero._engine import engine_config, import_deepspeed, prepare_import
 from forge_dist.strategies.zero._load import load_partitioned, with_whole_shapes
-from forge_dist.strategies.zero._parameters import computing, gather_on_forward
+from forge_dist.strategies.zero._parameters import computing, gather_on_forward, give_inputs_gradients
 from forge_dist.strategies.zero._state import ZeroState, whole_tensors
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ class ZeroStrategy(Strategy):
         elements = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
         config = engine_config(self.settings, self.stage, elements=elements)
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        if self.stage == 3:
+            give_inputs_gradients(module for module in model.modules() if deepspeed.utils.z3_leaf_module(module))
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         self._state = ZeroState(self._engine, self.stage, groups, optimizer, self.ranks)

@@ -15,6 +15,15 @@ TRL: dict[str, dict[str, object]] = {
     "sft": {"learning_rate": 2e-5, "max_seq_len": 1024, "on_overflow": "truncate"},
     "dpo": {"learning_rate": 1e-6, "max_seq_len": 1024, "on_overflow": "truncate"},
     "kto": {"learning_rate": 1e-6, "max_seq_len": 1024, "on_overflow": "truncate"},
+    "orpo": {"learning_rate": 1e-6, "max_seq_len": 1024, "on_overflow": "truncate", "learn_prompt": True},
+    "simpo": {
+        "learning_rate": 1e-6,
+        "max_seq_len": 1024,
+        "on_overflow": "truncate",
+        "beta": 0.1,
+        "gamma": 0.5,
+        "cpo_alpha": 1.0,
+    },
     "reward": {"learning_rate": 1e-4, "max_seq_len": 1024},
     "grpo": {"learning_rate": 1e-6, "max_new_tokens": 512, "kl_estimator": "unbiased"},
     "rloo": {"learning_rate": 1e-6, "max_new_tokens": 512, "num_generations": 2},
@@ -30,7 +39,6 @@ _LLAMA_FACTORY_BY_VERB: dict[str, dict[str, object]] = {
     "pretrain": {"cross_documents": True},
 }
 _AXOLOTL: dict[str, object] = {"beta2": 0.999, "max_seq_len": 512}
-_ORPO: dict[str, object] = {"learn_prompt": True}
 
 
 def add_defaults(draft: Draft, given: set[str]) -> None:
@@ -63,13 +71,12 @@ def _wanted(draft: Draft) -> dict[str, object]:
         own = TRL.get("sft" if verb in ("osft", "pretrain") else verb, {})
         found = {**TRAINER, **own, **(TRL_LORA if adapter in LORA else {})}
         found |= {"double_quant": False} if adapter == "qlora" else {}
-        found |= _ORPO if verb == "orpo" else {}
     elif draft.library == "LLaMA-Factory":
         found = {**_LLAMA_FACTORY, **_LLAMA_FACTORY_BY_VERB.get(verb, {}), **({"lora_r": 8} if adapter in LORA else {})}
     else:
         found = {
             **_AXOLOTL,
-            **(_ORPO if verb == "orpo" else {}),
+            **({"learn_prompt": True} if verb == "orpo" else {}),
             **({"beta": 0.1, "cpo_alpha": 1.0} if verb == "simpo" else {}),
         }
     if verb == "pretrain" and "max_seq_len" in found:

@@ -27,6 +27,7 @@ _FORMS = {
     "sft": ("nll", "dft", "chunked_nll"),
     "kto": ("kto", "apo_zero_unpaired"),
     "grpo": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo"),
+    "simpo": ("simpo",),
 }
 """Verb → its values of `loss_type` in TRL; any other is one of DPO's."""
 _REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
@@ -98,8 +99,11 @@ def preferences(draft: Draft) -> None:
             draft.lose("dpo_label_smoothing", "only DPO reads it")
         if draft.verb == "simpo" and left.get("pref_ftx"):
             left["cpo_alpha"] = left.pop("pref_ftx")
-        # Axolotl's default is 1.
-        if draft.verb == "orpo" or (draft.verb == "simpo" and left.get("cpo_alpha", draft.library == "Axolotl")):
+        if draft.verb == "simpo":
+            draft.drop("loss_type", when=("simpo", ["simpo"]))
+        alpha = left.get("cpo_alpha")
+        # The default of TRL, and of Axolotl, is 1.
+        if draft.verb == "orpo" or (draft.verb == "simpo" and (draft.library != "LLaMA-Factory" if alpha is None else alpha)):
             draft.lost.append(_LIKELIHOOD[draft.library == "LLaMA-Factory"])
         return
     given = (left[key] for key in ("loss_type", "pref_loss", "dpo_loss_type") if left.get(key))

@@ -250,7 +250,7 @@ def _stored(draft: Draft, kind: object) -> None:
 
 
 WITHOUT_DROPOUT = {
-    "TRL": ("dpo", "kto", "reward", "orpo"),
+    "TRL": ("dpo", "kto", "reward", "orpo", "simpo"),
     "Axolotl": ("dpo", "kto", "reward", "orpo", "simpo"),
     "LLaMA-Factory": ("dpo", "kto", "orpo", "simpo"),
 }
