@@ -6,6 +6,7 @@ from transformers import (
     ApertusConfig,
     AutoModelForCausalLM,
     Gemma3nTextConfig,
+    Gemma4TextConfig,
     LlamaConfig,
     MixtralConfig,
 )
@@ -60,6 +61,16 @@ def test_rows_of_several_weights_in_turn_are_refused(tmp_path):
     transformers = pytest.importorskip("transformers", "5.24")
     transformers.Inkling2TextConfig(**SHAPE, num_key_value_heads=2, n_routed_experts=2).save_pretrained(tmp_path)
     with pytest.raises(StrategyError, match=r"experts\.gate_up_proj is several weights in one.* leave tp_size out"):
+        check_divisible(str(tmp_path), tp_size=2)
+
+
+@pytest.mark.parametrize(("experts", "remedy"), [(0, "leave tp_size out"), (2, "divide its experts by ep_size=2 too")])
+def test_experts_that_are_not_there_are_not_to_be_divided(tmp_path, experts, remedy):
+    """A dense Gemma 4 has the plan of one with experts, and none for ep_size."""
+    shape = {**SHAPE, "num_key_value_heads": 2, "head_dim": 8, "num_kv_shared_layers": 0, "layer_types": ["full_attention"]}
+    mixture = {"enable_moe_block": True, "num_experts": experts, "top_k_experts": 1, "moe_intermediate_size": 8}
+    Gemma4TextConfig(**shape, **(mixture if experts else {})).save_pretrained(tmp_path)
+    with pytest.raises(StrategyError, match=rf"gate_up_proj is several weights in one.*: {remedy}"):
         check_divisible(str(tmp_path), tp_size=2)
 
 
