@@ -24,6 +24,9 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 # A shell lets what it starts in the background ignore Ctrl-C, and every process that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# And `nohup` a closed terminal.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A slow example is no bug (a timing is a benchmark, never a test), nor is one that a busy machine draws slowly. The examples
 # of one commit are always the same, so that a failure is caused by the change; `--hypothesis-profile=explore` draws new ones.
