@@ -196,20 +196,26 @@ def wait_for(*paths):
         time.sleep(0.02)
 
 
-def test_signals_are_passed_on(run, tmp_path):
-    """SIGTERM, then SIGINT, reach every worker in this order; nobody is killed, and the status is the workers'."""
+def sent(run, tmp_path, *signals):
+    """Run workers that note their signals, and send the launcher these in order; return the status."""
 
     def send():
         wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGINT)
+        for number in signals:
+            os.kill(os.getpid(), number)
+            time.sleep(0.3)
 
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     thread = threading.Thread(target=send)
     thread.start()
-    assert run("signals") == 75
+    status = run("signals")
     thread.join()
+    return status
+
+
+def test_signals_are_passed_on(run, tmp_path):
+    """SIGTERM, then SIGINT, reach every worker in this order; nobody is killed, and the status is the workers'."""
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    assert sent(run, tmp_path, signal.SIGTERM, signal.SIGINT) == 75
     expected = f"{int(signal.SIGTERM)} {int(signal.SIGINT)}"
     assert [(tmp_path / f"got_{rank}").read_text() for rank in range(2)] == [expected, expected]
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
@@ -217,19 +223,7 @@ def test_signals_are_passed_on(run, tmp_path):
 
 def test_a_closed_terminal_is_one_sigterm(run, tmp_path):
     """SIGHUP reaches the workers as a SIGTERM, and a second one, which the kernel sends after the shell's, asks for no more."""
-
-    def send():
-        wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
-        os.kill(os.getpid(), signal.SIGHUP)
-        time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGHUP)
-        time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    assert run("signals") == 75
-    thread.join()
+    assert sent(run, tmp_path, signal.SIGHUP, signal.SIGHUP, signal.SIGINT) == 75
     assert (tmp_path / "got_0").read_text() == f"{int(signal.SIGTERM)} {int(signal.SIGINT)}"
 
 
