@@ -47,8 +47,13 @@ TOKENS = 260
 MAX_TOKENS = 64
 DEVICE = "cpu"
 """The accelerator that trains; a benchmark of a GPU sets another. The reference is computed on a CPU where that can be."""
-CLOSE = {"loss": 1e-5, "gradients": 1e-4, "resumed": 1e-6, "ranks": 1e-5}
-"""Largest relative differences: of gradients to the norm of all, of figures of two runs to the figure."""
+CLOSE = {"loss": 1e-5, "gradients": 1e-4, "resumed": 1e-6, "ranks": 1e-5, "rounded": 5e-5}
+"""Largest relative differences: of gradients to the norm of all, of figures of two runs to the figure.
+
+`rounded`: of runs whose layers add up in another order, of the types in `ROUNDED`.
+"""
+ROUNDED = {"gemma4", "gemma4_text"}
+"""Types whose gradients rounding to float32 alone moves by 3e-5 on one rank; in float64 they are equal to 3e-8 on two."""
 STEPS = {
     "max_steps": 2,
     "effective_batch_size": len(LENGTHS),
@@ -352,11 +357,11 @@ def on_two_ranks(folder: Path, name: str, settings: dict[str, Any]) -> list[int 
     return [process.exitcode for process in processes]
 
 
-def inside_layers(folder: Path, whole: Sequence[float], name: str) -> Answer:
+def inside_layers(folder: Path, whole: Sequence[float], name: str, *, close: float) -> Answer:
     """Divide the layers themselves over two ranks, and compare; a refusal by name is an answer too."""
     ended = on_two_ranks(folder, name, {"strategy": "fsdp2", **INSIDE[name]})
     if not any(ended):
-        return equal(losses(folder.parent / name), whole, CLOSE["ranks"])
+        return equal(losses(folder.parent / name), whole, close)
     said = _said(folder.parent, name)
     refused = not list(folder.parent.glob(f"{name} failed.txt"))
     return {"ok": None if said and refused else False, "says": said or f"exit statuses {ended}"}
@@ -430,7 +435,8 @@ def check(model_type: str, home: Path, only: Sequence[str] = CHECKS) -> dict[str
         # Before anything else makes threads: the ranks are forks.
         ask("ranks", lambda: two_ranks(folder, whole))
         for name in INSIDE:
-            ask(name, partial(inside_layers, folder, whole, name))
+            close = CLOSE["rounded" if model_type in ROUNDED else "ranks"]
+            ask(name, partial(inside_layers, folder, whole, name, close=close))
         ask("resumed", lambda: resumed(folder, whole))
         ask("gguf", lambda: gguf(folder))
     for adapter in ADAPTERS:

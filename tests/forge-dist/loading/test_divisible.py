@@ -64,13 +64,23 @@ def test_rows_of_several_weights_in_turn_are_refused(tmp_path):
         check_divisible(str(tmp_path), tp_size=2)
 
 
-@pytest.mark.parametrize(("experts", "remedy"), [(0, "leave tp_size out"), (2, "divide its experts by ep_size=2 too")])
-def test_experts_that_are_not_there_are_not_to_be_divided(tmp_path, experts, remedy):
-    """A dense Gemma 4 has the plan of one with experts, and none for ep_size."""
-    shape = {**SHAPE, "num_key_value_heads": 2, "head_dim": 8, "num_kv_shared_layers": 0, "layer_types": ["full_attention"]}
-    mixture = {"enable_moe_block": True, "num_experts": experts, "top_k_experts": 1, "moe_intermediate_size": 8}
-    Gemma4TextConfig(**shape, **(mixture if experts else {})).save_pretrained(tmp_path)
-    with pytest.raises(StrategyError, match=rf"gate_up_proj is several weights in one.*: {remedy}"):
+GEMMA4 = {**SHAPE, "num_key_value_heads": 2, "head_dim": 8, "num_kv_shared_layers": 0, "layer_types": ["full_attention"]}
+
+
+def test_rules_of_experts_that_a_model_lacks_do_not_count(tmp_path):
+    """A dense Gemma 4 has the plan of one with experts."""
+    Gemma4TextConfig(**GEMMA4).save_pretrained(tmp_path / "dense")
+    check_divisible(str(tmp_path / "dense"), tp_size=2)
+    mixture = {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 8}
+    Gemma4TextConfig(**GEMMA4, **mixture).save_pretrained(tmp_path / "mixture")
+    with pytest.raises(StrategyError, match=r"gate_up_proj is several weights in one.*: divide its experts by ep_size=2 too"):
+        check_divisible(str(tmp_path / "mixture"), tp_size=2)
+
+
+def test_heads_of_layers_without_a_window_are_divided_too(tmp_path):
+    """Gemma 4's larger models have fewer keys in them."""
+    Gemma4TextConfig(**GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1).save_pretrained(tmp_path)
+    with pytest.raises(StrategyError, match="tp_size=2 does not divide its 1 num_key_value_heads"):
         check_divisible(str(tmp_path), tp_size=2)
 
 

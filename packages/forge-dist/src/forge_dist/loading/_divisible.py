@@ -55,21 +55,25 @@ def check_divisible(model_path: str, *, tp_size: int = 1, ep_size: int = 1, task
                 f"{what}: {path} compares each number with the mean of all ({_OF_ALL}), and a rank would have a part of them: "
                 "leave tp_size out"
             )
-    interleaved = _interleaved(model)
-    # Of a dense Gemma 4, which has no experts, too: divided, its gradients are off by 5e-4 (transformers 5.24).
-    packed = [rule for rule, style in plan.items() if _PACKED.match(style) or rule in interleaved]
+    interleaved, weights = _interleaved(model), {wildcard(name) for name, _ in model.named_parameters()}
+    # A dense Gemma 4 has the plan of one with experts, which it lacks.
+    packed = [
+        rule
+        for rule, style in plan.items()
+        if (_PACKED.match(style) or rule in interleaved) and any(_inside(name, {rule}) for name in weights)
+    ]
     if packed:
-        there = any(_inside(wildcard(name), {packed[0]}) for name, _ in model.named_parameters())
-        experts = there and _inside(packed[0], dispatched) and not all(_inside(rule, dispatched) for rule in plan)
+        experts = _inside(packed[0], dispatched) and not all(_inside(rule, dispatched) for rule in plan)
         remedy = f"divide its experts by ep_size={tp_size} too" if experts else "leave tp_size out"
         raise StrategyError(
             f"{what}: {packed[0]} is several weights in one, whose parts on a rank no full state can hold: {remedy}"
         )
     text = model.config.get_text_config()
     for kind in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(text, kind, None)
-        if isinstance(heads, int) and heads % tp_size:
-            raise StrategyError(f"{what}: tp_size={tp_size} does not divide its {heads} {kind}: use a divisor of them")
+        # Layers may have different numbers, as Gemma 4's with and without a window.
+        for heads in sorted({getattr(layer, kind, None) for layer in text.per_layer_config} - {None}):
+            if heads % tp_size:
+                raise StrategyError(f"{what}: tp_size={tp_size} does not divide its {heads} {kind}: use a divisor of them")
 
 
 def check_expert_shards(model_path: str, *, shards: int, ep_size: int = 1, task: Task = "causal") -> None:
