@@ -102,7 +102,7 @@ def keep_as_loaded(model: "PreTrainedModel") -> None:
 def multiply_exactly(model: nn.Module) -> None:
     """Let layers in 8 bits multiply by the numbers that their codes stand for, whatever the mode and the device.
 
-    bitsandbytes does so on the CPU in training mode alone. Elsewhere it rounds the inputs to 8 bits too: one percent of the
+    bitsandbytes does so on the CPU in training mode alone. Elsewhere it rounds the inputs to 8 bits too: a percent of the
     product, and a gradient that is not the product's. And the columns that LLM.int8 spares from it (arXiv 2208.07339, section
     3.2) are those that are large in any row, so that a sample's numbers would depend on its neighbours in a packed row.
     """
@@ -131,7 +131,7 @@ class _Product(torch.autograd.Function):
 
 def _dequantized(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the weight [N, M] of int8 codes and the largest |weight| of each row, float32[N]; rounded once."""
-    return codes.to(dtype).mul_(scales.unsqueeze(1) / 127)
+    return codes.to(dtype).mul_(scales.unsqueeze(1) * (1 / 127))
 
 
 @cache
