@@ -72,6 +72,6 @@ def refuse_quantization(quant_type: str, device: str) -> AccelError:
     It names the CPU, which every machine has: what other devices can is known in their own files.
     """
     return AccelError(
-        f"quant_type={quant_type}: bitsandbytes is not known to hold these {BITS[quant_type]} bits on {device}. It does on every CPU: use "
-        "device=cpu, or a base that is not quantized (adapter=lora)."
+        f"quant_type={quant_type}: bitsandbytes is not known to hold these {BITS[quant_type]} bits on {device}. It does on "
+        "every CPU: use device=cpu, or a base that is not quantized (adapter=lora)."
     )

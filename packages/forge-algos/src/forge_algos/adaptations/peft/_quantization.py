@@ -70,8 +70,8 @@ def check_quantized(model: nn.Module, settings: AdapterSettings) -> None:
         )
     if wanted != found:
         raise AdapterError(
-            f"quant_type={settings.quant_type} is a base in {wanted} bits, and {type(model).__name__}'s weights are in {found}: "
-            f"set quant_type={'int8' if found == 8 else 'nf4 or fp4'}, or load the model with "
+            f"quant_type={settings.quant_type} is a base in {wanted} bits, and {type(model).__name__}'s weights are in "
+            f"{found}: set quant_type={'int8' if found == 8 else 'nf4 or fp4'}, or load the model with "
             "quantization_config=forge_algos.quantization_config(settings, compute_dtype)"
         )
     if wanted:
