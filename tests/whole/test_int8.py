@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import forge
-import forge_algos
 import forge_dist
 from forge.cli._app import main
 from forge_algos.adaptations.peft import _quantization as of_algos
@@ -33,8 +32,13 @@ def given(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """Settings of a run of four steps, in several micro-batches a step."""
     return {
         **settings_of("sft", model_dir, tmp_path_factory.mktemp("rows")),
-        **{"adapter": "qlora", "quant_type": "int8", "lora_r": 4, "learning_rate": 2e-2, "max_tokens_per_gpu": 64},
-        **{"full_state_every_steps": 1, "keep_full_state": True},
+        "adapter": "qlora",
+        "quant_type": "int8",
+        "lora_r": 4,
+        "learning_rate": 2e-2,
+        "max_tokens_per_gpu": 64,
+        "full_state_every_steps": 1,
+        "keep_full_state": True,
     }
 
 

@@ -118,7 +118,9 @@ class _Product(torch.autograd.Function):
     """Product with dequantized weights, of which the codes alone are kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    def forward(  # pyrefly: ignore[bad-override]  torch's own signature is *args
+        ctx: Any, x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         ctx.save_for_backward(codes, scales)
         return nn.functional.linear(x, _dequantized(codes, scales, x.dtype), bias)
 
