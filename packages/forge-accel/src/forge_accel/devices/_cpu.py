@@ -187,7 +187,7 @@ class CPUAccelerator(Accelerator):
         return "WARNING: this CPU has no bf16 matrix units, so expect a run about 10 times slower than in float32"
 
     def quantization(self, quant_type: str) -> Choice[str]:
-        """Choose 4 or 8 bits by bitsandbytes' CPU kernels, which unpack the weights for each product."""
+        """Choose 4 or 8 bits by bitsandbytes; the weights are unpacked for each product."""
         found = check_quantization(quant_type)
         return Choice(
             quant_type,

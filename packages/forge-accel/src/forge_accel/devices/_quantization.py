@@ -62,7 +62,7 @@ def choose_quantization(quant_type: str, there: tuple[str, ...], device: str) ->
 
 
 def held(quant_type: str, found: str) -> str:
-    """Return the beginning of a reason: what holds the weights, of which version, in how many bits."""
+    """Return the first words of a reason: bitsandbytes' version and the bits of a weight."""
     return f"{quant_type}: bitsandbytes {found} holds the frozen weights in {BITS[quant_type]} bits"
 
 

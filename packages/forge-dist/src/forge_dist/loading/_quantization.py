@@ -49,7 +49,7 @@ class QuantizedLoad:
 
 
 def quantize_outline(model: "PreTrainedModel", config: "QuantizationConfigMixin", task: Task) -> None:
-    """Put layers in 4 or 8 bits in the places in which a quantized load has them; on the meta device."""
+    """Put quantized layers where a quantized load has them; on the meta device."""
     from transformers.integrations import replace_with_bnb_linear
     from transformers.quantizers.base import get_keys_to_not_convert
 
@@ -100,7 +100,7 @@ def keep_as_loaded(model: "PreTrainedModel") -> None:
 
 
 def multiply_exactly(model: nn.Module) -> None:
-    """Let layers in 8 bits multiply by the numbers that their codes stand for, whatever the mode and the device.
+    """Let layers in 8 bits multiply by what their codes stand for, in any mode, on any device.
 
     bitsandbytes does so on the CPU in training mode alone. Elsewhere it rounds the inputs to 8 bits too: a percent of the
     product, and a gradient that is not the product's. And the columns that LLM.int8 spares from it (arXiv 2208.07339, section
@@ -132,13 +132,19 @@ class _Product(torch.autograd.Function):
 
 
 def _dequantized(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weight [N, M] of int8 codes and the largest |weight| of each row, float32[N]; rounded once."""
+    """Return the weight [N, M] of int8 codes [N, M] and scales float32[N], rounded once.
+
+    A scale is the largest |weight| of its row, whose code is ±127.
+    """
     return codes.to(dtype).mul_(scales.unsqueeze(1) * (1 / 127))
 
 
 @cache
 def _exact_linear() -> type[nn.Module]:
-    """Make the class of the layers; importing bitsandbytes waits for a model that needs it."""
+    """Make the class of layers in 8 bits.
+
+    Importing bitsandbytes waits for a model that needs it.
+    """
     import bitsandbytes
 
     class Int8Linear(bitsandbytes.nn.Linear8bitLt):

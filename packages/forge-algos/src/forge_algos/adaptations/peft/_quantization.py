@@ -1,4 +1,4 @@
-"""Loading qlora's base in 4 bits (arXiv 2305.14314) or 8 (2208.07339), and checking that it was."""
+"""Loading qlora's base in 4 bits (arXiv 2305.14314) or 8 (2208.07339), and checking it."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -126,13 +126,19 @@ class _Product(torch.autograd.Function):
 
 
 def dequantized(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weight [N, M] of int8 codes and the largest |weight| of each row, float32[N]; rounded once."""
+    """Return the weight [N, M] of int8 codes [N, M] and scales float32[N], rounded once.
+
+    A scale is the largest |weight| of its row, whose code is ±127.
+    """
     return codes.to(dtype).mul_(scales.unsqueeze(1) * (1 / 127))
 
 
 @cache
 def _exact_linear() -> type[nn.Module]:
-    """Make the class of layers in 8 bits; importing bitsandbytes waits for a model that needs it."""
+    """Make the class of layers in 8 bits.
+
+    Importing bitsandbytes waits for a model that needs it.
+    """
     import bitsandbytes
 
     class Int8Linear(bitsandbytes.nn.Linear8bitLt):

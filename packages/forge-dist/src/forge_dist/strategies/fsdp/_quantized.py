@@ -1,4 +1,4 @@
-"""Bases in 4 or 8 bits under FSDP2: sharded after every rank read them and attached an adapter.
+"""Quantized bases under FSDP2: sharded after every rank read them and attached an adapter.
 
 transformers can quantize a model while it reads it, or shard it, not both. And PEFT looks at such a layer for bitsandbytes'
 attributes of its weight. So every rank reads the base whole, and it is sharded once the adapter is there; the adapter stays
