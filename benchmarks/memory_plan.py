@@ -95,6 +95,7 @@ class Case:
     documents: tuple[tuple[int, ...], ...] = ((300, 200, 100),)
     checkpointing: str = "none"
     packing: str = "on"
+    quant_type: str = "nf4"
 
 
 CASES = (
@@ -108,6 +109,7 @@ CASES = (
     Case("llama", optimizer="adafactor", packing="off"),
     Case("llama", adapter="lora", dtype="bfloat16"),
     Case("llama", adapter="qlora", dtype="bfloat16"),
+    Case("llama", adapter="qlora", quant_type="int8", dtype="bfloat16"),
     Case("llama", adapter="osft"),
     Case("qwen3"),
     Case("qwen3", adapter="lora", documents=((500,), (300, 200))),
@@ -137,7 +139,7 @@ class Row:
 def measure(case: Case, machine: forge_accel.Accelerator) -> dict[str, Any]:
     """Plan and measure one case."""
     device, dtype = machine.device.value, machine.dtype(case.dtype).value
-    adapter = forge_algos.AdapterSettings(adapter=case.adapter)
+    adapter = forge_algos.AdapterSettings(adapter=case.adapter, quant_type=case.quant_type)
     frozen = case.adapter not in ("none", "osft")
     autocast = partial(machine.autocast, dtype)
     rows = [Row(lengths) for lengths in case.documents]
@@ -246,9 +248,10 @@ def main() -> None:
             continue
         documents = "; ".join("+".join(map(str, row)) for row in case.documents)
         attention = found["attention"] + {"none": "", "full": ", checkpointed", "selective": ", selective"}[case.checkpointing]
+        bits = " int8" if case.quant_type == "int8" else ""
         mib = [f"{found[name] / 2**20:.1f} MiB" for name in ("planned", "measured")]
         print(
-            f"| {case.model} | {case.adapter} | {case.optimizer} | {case.dtype} | {documents} | {attention} | {mib[0]} | "
+            f"| {case.model} | {case.adapter}{bits} | {case.optimizer} | {case.dtype} | {documents} | {attention} | {mib[0]} | "
             f"{mib[1]} | {found['ratio']:.4f} |",
             flush=True,
         )

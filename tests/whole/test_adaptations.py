@@ -37,6 +37,7 @@ needs_bitsandbytes = pytest.mark.skipif(
 ADAPTERS: dict[str, dict[str, Any]] = {
     "lora": {"lora_r": 4, "learning_rate": 2e-2},
     "qlora": {"lora_r": 4, "learning_rate": 2e-2},
+    "qlora int8": {"quant_type": "int8", "lora_r": 4, "learning_rate": 2e-2},
     "dora": {"lora_r": 4, "learning_rate": 2e-2},
     "rslora": {"lora_r": 4, "learning_rate": 1e-2},
     "ia3": {"learning_rate": 1e-1},
@@ -48,7 +49,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "osft paper": {"osft_rule": "paper", "unfreeze_rank_ratio": 0.5, "learning_rate": 5e-3},
 }
 CASES = [
-    pytest.param(verb, name, marks=needs_bitsandbytes if name == "qlora" else ())
+    pytest.param(verb, name, marks=needs_bitsandbytes if name.startswith("qlora") else ())
     for verb in ("sft", "dpo")
     for name in ADAPTERS
 ]

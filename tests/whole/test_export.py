@@ -200,11 +200,11 @@ def test_another_base_is_refused(tmp_path: Path, model_dir: Path, chats: Path) -
 
 
 def test_four_bits_need_a_type(tmp_path: Path, lora: Path) -> None:
-    """Merging an adapter that was trained beside a base in 4 bits is refused without the dtype of what comes out."""
+    """Merging an adapter that was trained beside a quantized base is refused without the dtype of what comes out."""
     adapter = shutil.copytree(next(lora.glob("hf_format/samples_*")), tmp_path / "adapter")
     note = json.loads((adapter / "forge_base.json").read_text())
     (adapter / "forge_base.json").write_text(json.dumps(note | {"quantization": {"quant_method": "bitsandbytes"}}))
-    with pytest.raises(forge.SettingsError, match="beside a base in 4 bits.*give the dtype"):
+    with pytest.raises(forge.SettingsError, match="beside a base in 4 or 8 bits.*give the dtype"):
         forge.export(adapter, tmp_path / "out", merge=True)
 
 

@@ -141,6 +141,7 @@ def test_hints() -> None:
         "lr": "`learning_rate`",
         "base_model": "`model_path`",
         "load_in_4bit": "adapter=qlora",
+        "load_in_8bit": "quant_type=int8",
         "report_to": "`trackers`",
         "gradient_accumulation_steps": "effective_batch_size is the samples of a whole step",
         "use_liger": "kernels=liger",

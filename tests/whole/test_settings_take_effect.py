@@ -80,7 +80,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "loraplus_lr_ratio": (LORA, 1.0, 4.0),
     "target_modules": (LORA, ("q_proj",), ("q_proj", "v_proj")),
     "modules_to_save": (LORA, None, ("embed_tokens",)),
-    "quant_type": ({"adapter": "qlora"}, "nf4", "fp4"),
+    "quant_type": ({"adapter": "qlora"}, "nf4", "int8"),
     "double_quant": ({"adapter": "qlora"}, True, False),
     "feedforward_modules": (IA3, ("down_proj",), ("v_proj", "down_proj")),
     "num_virtual_tokens": ({"adapter": "prompt"}, 3, 4),

@@ -1,4 +1,4 @@
-"""Weights in 4 bits: the devices that can hold them, and the errors of the others."""
+"""Weights in 4 or 8 bits: the devices that can hold them, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ def bitsandbytes(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
+@pytest.mark.parametrize("quant_type", ["nf4", "fp4", "int8"])
 @pytest.mark.parametrize("found", ["0.50.0", "0.50.2.dev0", "0.51", "1.0.0"])
 def test_the_cpu_can(bitsandbytes, quant_type, found):
     """With a bitsandbytes that has kernels for it; the reason names the type and the version."""
     bitsandbytes(found)
     choice = CPUAccelerator().quantization(quant_type)
     assert choice.value == quant_type
-    assert choice.reason.startswith(f"{quant_type}: bitsandbytes {found} ")
+    bits = 8 if quant_type == "int8" else 4
+    assert choice.reason.startswith(f"{quant_type}: bitsandbytes {found} holds the frozen weights in {bits} bits")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_what_is_missing_is_named(bitsandbytes, found, message):
 def test_an_unknown_type_is_refused(bitsandbytes):
     """Before anything else is looked for."""
     bitsandbytes(None)
-    with pytest.raises(AccelError, match="quant_type='int3' is unknown: use nf4 or fp4"):
+    with pytest.raises(AccelError, match="quant_type='int3' is unknown: use nf4, fp4 or int8"):
         check_quantization("int3")
 
 

@@ -91,13 +91,13 @@ def test_counting_takes_no_device(found, kind):
     assert set(found[kind]["counting"]) <= {"is_available", "device_count"}
 
 
-def test_four_bits_are_those_that_bitsandbytes_documents(found):
-    """XPU and MPS have both types, Gaudi NF4, Ascend none; another is refused with what the device has."""
+def test_quantization_is_what_bitsandbytes_documents(found):
+    """XPU and MPS have every type, Gaudi NF4 and 8 bits, Ascend none; another is refused with what the device has."""
     refused = {
         kind: {name for name, why in found[kind]["quantization"].items() if f"on {kind}" in (why or "")} for kind in KINDS
     }
-    assert refused == {"xpu": set(), "mps": set(), "hpu": {"fp4"}, "npu": {"nf4", "fp4"}}
-    assert "on hpu (it documents nf4 there)" in found["hpu"]["quantization"]["fp4"]
+    assert refused == {"xpu": set(), "mps": set(), "hpu": {"fp4"}, "npu": {"nf4", "fp4", "int8"}}
+    assert "on hpu (it documents nf4 and int8 there)" in found["hpu"]["quantization"]["fp4"]
 
 
 def test_what_a_chip_lacks_is_refused(found):

@@ -55,6 +55,12 @@ def test_bad_adapter_settings_are_refused(name, bad):
     assert "no effect" not in str(caught.value)
 
 
+def test_8_bits_have_no_double_quantisation():
+    """Its scales are one a row: double_quant has no effect, and is refused."""
+    with pytest.raises(ValueError, match="double_quant=False has no effect with quant_type='int8'.*quant_type=nf4 or fp4"):
+        AdapterSettings(adapter="qlora", quant_type="int8", double_quant=False)
+
+
 LORAS = ("lora", "qlora", "dora", "rslora")
 # For each setting of an adapter a value that is not its default, and the adapters that read it.
 READ_BY = {
@@ -64,7 +70,7 @@ READ_BY = {
     "lora_r": (8, LORAS),
     "lora_alpha": (1, LORAS),
     "lora_dropout": (0.1, LORAS),
-    "quant_type": ("fp4", ("qlora",)),
+    "quant_type": ("int8", ("qlora",)),
     "double_quant": (False, ("qlora",)),
     "feedforward_modules": (("down_proj",), ("ia3",)),
     "num_virtual_tokens": (5, ("prefix", "prompt", "adapter_prompt")),

@@ -1,4 +1,4 @@
-"""A base in 4 bits under an adapter: read, trained, divided, exported and proved."""
+"""A base in 4 or 8 bits under an adapter: read, trained, divided, exported and proved."""
 
 import importlib.util
 import json
@@ -9,6 +9,7 @@ import torch
 
 from forge_dist import (
     ExportError,
+    LoadRequest,
     ModelError,
     StrategyError,
     adapter_base,
@@ -17,6 +18,8 @@ from forge_dist import (
     load_model,
     load_trained,
 )
+from forge_dist.loading._outline import outline_model
+from forge_dist.loading._quantization import int8_layers
 
 from ...ranks import run_on_ranks
 from ..divided import SAMPLES, strategy_of, zero
@@ -40,6 +43,12 @@ def nf4(double_quant=True):
         bnb_4bit_use_double_quant=double_quant,
         bnb_4bit_compute_dtype=torch.float32,
     )
+
+
+def int8():
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(load_in_8bit=True)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +83,8 @@ def adapted(model):
         )
 
 
-def start(strategy, base, kept=None):
-    model = strategy.load(base, dtype=torch.float32, quantization=nf4())
+def start(strategy, base, kept=None, bits=nf4):
+    model = strategy.load(base, dtype=torch.float32, quantization=bits())
     strategy.settle(model)
     model, optimizer = strategy.wrap(
         adapted(model), lambda m: torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=1e-2)
@@ -89,14 +98,14 @@ def frozen(strategy, model):
     return {key: tensor.clone() for key, tensor in strategy.whole(model) if tensor is not None and "lora" not in key}
 
 
-def scenario(ranks, names, base, directory, kept=None):
+def scenario(ranks, names, base, directory, kept=None, bits=nf4):
     """name → what a run saw: two steps, its state, gradients and export, whether the base moved, its size; a third step; and
     `kept` given back.
     """
     found = {}
     for name in names:
         strategy = strategy_of(ranks, name, adapter=True)
-        model, optimizer = start(strategy, base)
+        model, optimizer = start(strategy, base, bits=bits)
         before = frozen(strategy, model)
         seen = found[name] = {"base": before, "done": train(strategy, model, optimizer, steps=(0, 0))}
         seen["gradients"], seen["state"] = gradients(model), Kept.of(strategy.state(model, optimizer))
@@ -110,7 +119,7 @@ def scenario(ranks, names, base, directory, kept=None):
         seen["again"] = train(strategy, model, optimizer, steps=(0,))
         if kept is not None:
             strategy = strategy_of(ranks, name, adapter=True)
-            model, optimizer = start(strategy, base, kept)
+            model, optimizer = start(strategy, base, kept, bits)
             seen["kept"] = Kept.of(strategy.state(model, optimizer))
             seen["next"] = train(strategy, model, optimizer, steps=(0,))
     return found
@@ -120,11 +129,26 @@ def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def scenarios(ranks, names, base, directory, kept):
+    """(name, bits) → what a run saw, with 4 bits and with 8."""
+    return {
+        (name, bits): seen
+        for bits in (nf4, int8)
+        for name, seen in scenario(ranks, names, base, f"{directory}/{bits.__name__}", kept[bits], bits).items()
+    }
+
+
 @pytest.fixture(scope="module")
 def one(base):
     """In one process; the export lies beside the base."""
     with alone() as ranks:
         return scenario(ranks, ["single"], base, Path(base).parent)["single"]
+
+
+@pytest.fixture(scope="module")
+def one_int8(base):
+    with alone() as ranks:
+        return scenario(ranks, ["single"], base, Path(base).parent / "int8", bits=int8)["single"]
 
 
 def test_in_one_process(base, one):
@@ -210,12 +234,15 @@ def test_a_look_in_eval_mode_changes_nothing(base):
 
 @pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="torch 2.11 divides no codes over ranks")
 @pytest.mark.slow
-def test_on_two_ranks(base, one, tmp_path):
+def test_on_two_ranks(base, one, one_int8, tmp_path):
     """ddp holds a copy a rank and fsdp2 half of the codes; both train as one process does, and what that saved goes on there,
     bit for bit.
     """
-    for rank in run_on_ranks(scenario, 2, ["ddp", "fsdp2"], base, str(tmp_path), one["state"]):
-        for name, seen in rank.items():
+    alone = {nf4: one, int8: one_int8}
+    kept = {bits: seen["state"] for bits, seen in alone.items()}
+    for rank in run_on_ranks(scenarios, 2, ["ddp", "fsdp2"], base, str(tmp_path), kept):
+        for (name, bits), seen in rank.items():
+            one = alone[bits]
             for (loss, norm, _), (expected, expected_norm, _) in zip(seen["done"], one["done"], strict=True):
                 assert loss == pytest.approx(expected, rel=1e-5), name
                 assert norm == pytest.approx(expected_norm, rel=1e-4), name
@@ -293,3 +320,61 @@ def test_a_reward_head_is_spared(base):
     assert type(model.score) is torch.nn.Linear
     assert model.score.weight.dtype == torch.float32
     assert model.model.layers[0].mlp.up_proj.weight.dtype == torch.uint8
+
+
+def load_int8(folder, **how):
+    return load_model(folder, dtype=torch.float32, device="cpu", quantization=int8(), **how)
+
+
+def test_8_bits_are_those_of_transformers(base):
+    """Bit for bit those of transformers' own load, whose logits in training mode on a CPU are the same too."""
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(base, quantization_config=int8(), dtype=torch.float32).train()
+    ours, ids = load_int8(base), torch.tensor([SAMPLES[1][0]])
+    assert len(int8_layers(ours)) == 14
+    for name, layer in int8_layers(ours).items():
+        theirs = plain.get_submodule(name).weight
+        assert torch.equal(layer.weight.data, theirs.data), name
+        assert torch.equal(layer.scales, theirs.SCB), name
+    assert type(ours.lm_head) is torch.nn.Linear
+    expected = plain(input_ids=ids).logits
+    for model in (ours.train(), ours.eval()):
+        assert torch.equal(model(input_ids=ids).logits, expected)
+
+
+def test_an_outline_in_8_bits_has_its_sizes(base):
+    """What a memory plan counts is a byte a weight and four a row."""
+    request = LoadRequest(model_path=base, dtype=torch.float32, attention="sdpa", quantization=int8())
+    outline, model = outline_model(request), load_int8(base)
+    sizes = [sum(t.nbytes for t in (*m.parameters(), *m.buffers())) for m in (outline, model)]
+    assert sizes[0] == sizes[1]
+    assert {name: t.dtype for name, t in outline.named_parameters()} == {n: t.dtype for n, t in model.named_parameters()}
+    layer = int8_layers(outline)["model.layers.0.mlp.up_proj"]
+    assert layer.weight.nbytes + layer.scales.nbytes == 36 * 48 + 36 * 4
+
+
+def test_an_export_beside_8_bits_is_checked_and_read_as_it_was_trained(base, tmp_path):
+    """The base is noted in 8 bits and read so again; one bit of one code shows."""
+    model = adapted(load_int8(base)).eval()
+    directory = export_model(model, tmp_path / "export")
+    assert check_export(model, directory, SAMPLES).difference <= 1e-6
+    assert adapter_base(directory).quantization["load_in_8bit"] is True
+    ids = torch.tensor([SAMPLES[1][0]])
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits
+        again = load_trained(str(directory), dtype=torch.float32, device="cpu", as_trained=True)
+        torch.testing.assert_close(again(input_ids=ids).logits, expected, rtol=0, atol=1e-6)
+        whole = load_trained(str(directory), dtype=torch.float32, device="cpu")
+        assert not int8_layers(whole)
+        assert 1e-5 < (whole(input_ids=ids).logits - expected).abs().max() < 0.1
+    codes = model.base_model.model.model.layers[1].mlp.up_proj.base_layer.weight.data
+    codes.view(-1)[7] ^= 1
+    with pytest.raises(ExportError, match=r"layers\.1\.mlp\.up_proj.*weight"):
+        check_export(model, directory, SAMPLES)
+
+
+def test_a_reward_head_is_spared_8_bits(base):
+    model = load_int8(base, task="reward")
+    assert type(model.score) is torch.nn.Linear
+    assert model.model.layers[0].mlp.up_proj.weight.dtype == torch.int8

@@ -117,14 +117,32 @@ def test_another_template_is_no_misspelling(name: str) -> None:
 
 def test_what_is_lost_is_in_two_groups() -> None:
     """What may change what is trained is apart from trackers, logs, uploads and saving; what is unknown may."""
-    text = "base_model: m\nwandb_watch: all\npush_to_hub: true\nsave_strategy: best\nlogging_dir: x\nload_in_8bit: true\n"
+    text = "base_model: m\nwandb_watch: all\npush_to_hub: true\nsave_strategy: best\nlogging_dir: x\nplugins: [y]\n"
     text += "foo_bar: 8\n"
     (look, lost), (beside, kept) = converted(text).groups.items()
     assert look == "not carried over, to be looked at"
-    assert [line.partition(":")[0] for line in lost] == ["effective_batch_size", "load_in_8bit", "foo_bar"]
+    assert [line.partition(":")[0] for line in lost] == ["effective_batch_size", "plugins", "foo_bar"]
     assert beside == "not carried over, without effect on what is trained"
     assert {line.partition(":")[0] for line in kept} == {"wandb_watch", "push_to_hub", "save_strategy", "logging_dir"}
     assert list(converted(AXOLOTL).groups) == ["not carried over, to be looked at"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "base_model: m\nadapter: lora\nload_in_8bit: true\n",
+        "stage: sft\nmodel_name_or_path: m\nquantization_bit: 8\n",
+        "model_name_or_path: m\nuse_peft: true\nload_in_8bit: true\n",
+    ],
+)
+def test_8_bits(text: str) -> None:
+    """Axolotl's, LLaMA-Factory's and TRL's base in 8 bits; what is of 4 bits alone is named, and 8 bits without LoRA."""
+    found = converted(text)
+    assert (found.settings["adapter"], found.settings["quant_type"]) == ("qlora", "int8")
+    assert "double_quant" not in found.settings
+    assert not {"load_in_8bit", "quantization_bit"} & about(found)
+    assert "bnb_4bit_quant_type" in about(converted(f"{text}bnb_4bit_quant_type: nf4\n"))
+    assert any("this trains none" in line for line in converted("base_model: m\nload_in_8bit: true\n").lost)
 
 
 def test_trl() -> None:

@@ -12,7 +12,7 @@ def quiet_imports() -> None:
     """Filter messages below ERROR that DeepSpeed and bitsandbytes log at import.
 
     DeepSpeed writes them to standard output, where a command's answer goes; bitsandbytes warns of a kernel that it would fetch
-    from the hub, which `disable_repacking` keeps it from using. transformers, accelerate and peft import both wherever they are
+    from the hub, which `keep_as_loaded` keeps it from using. transformers, accelerate and peft import both wherever they are
     installed. DeepSpeed sets its logger's level; a filter that is there first stays.
     """
     for name in ("DeepSpeed", "bitsandbytes.backends.cpu.ops"):

@@ -60,7 +60,7 @@ def look(kind):
         "count": count,
         "counting": counting,
         "index": refusal(accelerator, f"{kind}:5"),
-        "quantization": {name: refusal(machine.quantization, name) for name in ("nf4", "fp4")},
+        "quantization": {name: refusal(machine.quantization, name) for name in ("nf4", "fp4", "int8")},
         "ranks": refusal(machine.check_ranks, 2),
         "compiling": [machine.compiling(asked).value for asked in ("auto", "blocks", "off")],
         "full": [

@@ -254,16 +254,17 @@ def test_the_same_on_divided_weights(a_mesh, init):
 
 @needs_bitsandbytes
 @pytest.mark.slow
+@pytest.mark.parametrize("quant_type", ["nf4", "int8"])
 @pytest.mark.parametrize("init", ci_keeps(["pissa"], ["pissa", "olora", "mica", "orthogonal"]))
-def test_beside_a_base_in_4_bits(init, tmp_path):
-    """qlora begins as its base in 4 bits, whose bytes stay; the factors are those of the unpacked weight."""
+def test_beside_a_quantised_base(init, quant_type, tmp_path):
+    """qlora begins as its base in 4 or 8 bits, whose bytes stay; the factors are those of the unpacked weight."""
     make().save_pretrained(tmp_path)
-    plain = load(tmp_path)
+    plain = load(tmp_path, AdapterSettings(adapter="qlora", quant_type=quant_type))
     with torch.no_grad():
         expected = plain(input_ids=IDS).logits
-    base = load(tmp_path)
+    base = load(tmp_path, AdapterSettings(adapter="qlora", quant_type=quant_type))
     kept = {name: p.clone() for name, p in base.named_parameters()}
-    adaptation = adapted(init, base, adapter="qlora")
+    adaptation = adapted(init, base, adapter="qlora", quant_type=quant_type)
     with torch.no_grad():
         torch.testing.assert_close(adaptation.model(input_ids=IDS).logits, expected, rtol=0, atol=2e-5)
     losses = trained(adaptation)

@@ -1,7 +1,8 @@
-"""qlora: loading its base, refused combinations, and 4 bits that training leaves alone."""
+"""qlora: loading its base, refused combinations, and 4 or 8 bits that training leaves alone."""
 
 import sys
 
+import attrs
 import pytest
 import torch
 import transformers
@@ -13,6 +14,7 @@ from ...oracle import make, pack, samples
 from .test_attach import IDS, LORA, same, saved, state, trained
 
 QLORA = AdapterSettings(adapter="qlora", lora_r=3, lora_alpha=5.0)
+INT8 = AdapterSettings(adapter="qlora", quant_type="int8", lora_r=3, lora_alpha=5.0)
 
 needs_bitsandbytes = pytest.mark.skipif(
     not transformers.utils.is_bitsandbytes_available(), reason="bitsandbytes, an extra, is not installed"
@@ -33,7 +35,7 @@ def load(folder, settings=QLORA):
 
 
 def weights(model):
-    """Return the bytes of the 4-bit weights and of their quantisation state."""
+    """Return the bytes of the quantised weights and of what scales them."""
     return {n: t for n, t in state(model).items() if "base_layer" in n}
 
 
@@ -57,6 +59,8 @@ def test_settings_arrive():
     assert found == (True, "nf4", True, torch.bfloat16)
     config = quantization_config(AdapterSettings(adapter="qlora", quant_type="fp4", double_quant=False), torch.float32)
     assert (config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant) == ("fp4", False)
+    config = quantization_config(INT8, torch.bfloat16)
+    assert (config.load_in_8bit, config.load_in_4bit) == (True, False)
 
 
 def test_missing_bitsandbytes_is_named(monkeypatch):
@@ -71,8 +75,17 @@ def test_missing_bitsandbytes_is_named(monkeypatch):
 @pytest.mark.parametrize("adapter", ["none", "lora", "dora", "ia3", "osft"])
 def test_a_quantised_base_needs_qlora(base, adapter):
     """Any other adapter on a quantised base is refused; the error names qlora."""
-    with pytest.raises(AdapterError, match=f"quantised, which adapter={adapter} does not expect: use adapter=qlora"):
-        adapt(load(base), AdapterSettings(adapter=adapter))
+    for settings in (QLORA, INT8):
+        with pytest.raises(AdapterError, match=f"quantised, which adapter={adapter} does not expect: use adapter=qlora"):
+            adapt(load(base, settings), AdapterSettings(adapter=adapter))
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize(("loaded", "asked", "remedy"), [(QLORA, INT8, "nf4 or fp4"), (INT8, QLORA, "int8")])
+def test_other_bits_than_the_bases_are_refused(base, loaded, asked, remedy):
+    """quant_type must say what the base is in: the error names the type that does."""
+    with pytest.raises(AdapterError, match=f"quant_type={asked.quant_type} is a base in .* bits, .*: set quant_type={remedy}"):
+        adapt(load(base, loaded), asked)
 
 
 def test_qlora_needs_a_quantised_base():
@@ -84,7 +97,9 @@ def test_qlora_needs_a_quantised_base():
 
 
 @needs_bitsandbytes
-@pytest.mark.parametrize("settings", [QLORA, AdapterSettings(adapter="qlora", quant_type="fp4", double_quant=False, lora_r=3)])
+@pytest.mark.parametrize(
+    "settings", [QLORA, AdapterSettings(adapter="qlora", quant_type="fp4", double_quant=False, lora_r=3), INT8]
+)
 def test_it_begins_as_pefts_and_learns_beside_constant_bits(base, settings, tmp_path):
     """The adapter begins as PEFT's and learns; the base's bytes never change.
     Plain PEFT has the same logits on a base quantised in the same way.
@@ -101,7 +116,7 @@ def test_it_begins_as_pefts_and_learns_beside_constant_bits(base, settings, tmp_
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
     assert adaptation.describe()[1] == "trains 1,392 of 6,288 parameters (22.14 %)"
     before = weights(model)
-    assert any("quant_state" in name for name in before)
+    assert any("quant_state" in name or name.endswith("SCB") for name in before)
     row = pack(samples([6, 9, 4], learned=1.0))
     first = evaluate(model, [row], objective=SFT()).loss
     losses = trained(model)
@@ -130,6 +145,33 @@ def test_an_evaluation_on_any_processor_leaves_the_weights_trainable(base, monke
     assert same(weights(adapted), before)
     first = next(p for n, p in adapted.named_parameters() if "layers.0.self_attn.q_proj.lora_B" in n)
     assert first.abs().max() > 0
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("looked", [False, True])
+def test_8_bits_are_multiplied_as_the_numbers_they_stand_for(base, looked):
+    """In training and in evaluation, and wherever a sample lies: loss and gradients are those of plain LoRA on the
+    dequantised base. A forward before `adapt` changes nothing.
+    """
+    model, row = load(base, INT8), pack(samples([6, 9, 4], learned=1.0))
+    if looked:
+        logits(model.eval())
+    plain = load(base, INT8).dequantize(dtype=torch.float32)
+    found = []
+    for each, settings in ((model, INT8), (plain, attrs.evolve(INT8, adapter="lora", quant_type="nf4"))):
+        torch.manual_seed(3)
+        adapted = adapt(each, settings).model
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(len(name)))
+        adapted.eval()(input_ids=IDS, labels=IDS).loss.backward()
+        grads = {n: p.grad for n, p in adapted.named_parameters() if p.requires_grad}
+        rows = [row, *(pack([sample]) for sample in samples([6, 9, 4], learned=1.0))]
+        found.append(([evaluate(adapted, [each], objective=SFT()).loss for each in rows], grads))
+    (losses, grads), (expected, expected_grads) = found
+    assert losses == pytest.approx(expected, rel=1e-6)
+    for name, grad in expected_grads.items():
+        torch.testing.assert_close(grads[name], grad, rtol=1e-5, atol=1e-6)
 
 
 @needs_bitsandbytes

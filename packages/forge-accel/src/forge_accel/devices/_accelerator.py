@@ -170,12 +170,12 @@ class Accelerator(ABC):
         )
 
     def quantization(self, quant_type: str) -> Choice[str]:
-        """Choose the 4-bit type of a frozen base model, computed with by bitsandbytes.
+        """Choose the type in which bitsandbytes holds a frozen base model.
 
         This class refuses: a subclass whose devices bitsandbytes has kernels for overrides it.
 
         Args:
-            quant_type: `nf4` (4-bit NormalFloat, arXiv 2305.14314) or `fp4` (4-bit floats).
+            quant_type: `nf4` (4-bit NormalFloat, arXiv 2305.14314), `fp4` (4-bit floats) or `int8` (2208.07339).
 
         Returns:
             The type; the reason says what computes with it.

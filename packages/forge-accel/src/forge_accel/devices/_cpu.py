@@ -18,7 +18,7 @@ from forge_accel.devices import _cpuinfo
 from forge_accel.devices._accelerator import Accelerator
 from forge_accel.devices._memory import MemoryMeter, ProfilerMeter
 from forge_accel.devices._products import product_scratch
-from forge_accel.devices._quantization import check_quantization
+from forge_accel.devices._quantization import check_quantization, held
 from forge_accel.fused._choices import INDUCTOR, missing_compiler
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
@@ -187,12 +187,11 @@ class CPUAccelerator(Accelerator):
         return "WARNING: this CPU has no bf16 matrix units, so expect a run about 10 times slower than in float32"
 
     def quantization(self, quant_type: str) -> Choice[str]:
-        """Choose 4 bits by bitsandbytes' CPU kernels, which unpack the weights for each product."""
+        """Choose 4 or 8 bits by bitsandbytes; the weights are unpacked for each product."""
         found = check_quantization(quant_type)
         return Choice(
             quant_type,
-            f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits on the CPU and unpacks them for each "
-            "product: less memory, and no less time",
+            f"{held(quant_type, found)} on the CPU, and they are unpacked for each product: less memory, and no less time",
         )
 
     @contextmanager

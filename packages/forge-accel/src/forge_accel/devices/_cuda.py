@@ -18,7 +18,7 @@ from forge_accel.attention._varlen import find_kernel, with_grouped_heads
 from forge_accel.devices._accelerator import Accelerator, local_rank, tokens_for
 from forge_accel.devices._memory import BLOCK_BYTES, CONTEXT_BYTES, AllocatorMeter, MemoryMeter
 from forge_accel.devices._peak_flops import peak_of
-from forge_accel.devices._quantization import check_quantization, refuse_quantization
+from forge_accel.devices._quantization import check_quantization, held, refuse_quantization
 from forge_accel.fused._choices import INDUCTOR
 
 _HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -206,12 +206,13 @@ class CUDAAccelerator(Accelerator):
         )
 
     def quantization(self, quant_type: str) -> Choice[str]:
-        """Choose 4 bits by bitsandbytes' CUDA kernels, which need compute capability 6.0."""
+        """Choose 4 or 8 bits by bitsandbytes' CUDA kernels, which need compute capability 6.0."""
         found, chip = check_quantization(quant_type), self._properties.name
         major, minor = torch.cuda.get_device_capability(self._index)
         if (major, minor) < (6, 0):
             raise refuse_quantization(quant_type, f"{chip}, of compute capability {major}.{minor} (6.0 is needed)")
-        return Choice(quant_type, f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits on {chip}")
+        untried = "; 8 bits are untried on GPUs" if quant_type == "int8" else ""
+        return Choice(quant_type, f"{held(quant_type, found)} on {chip}{untried}")
 
     def rng_state(self) -> dict[str, torch.Tensor]:
         """Read the states of the CPU's generator and this device's."""

@@ -36,7 +36,7 @@ class HPUAccelerator(ModuleAccelerator):
     nodes = ("/dev/accel/accel[0-9]*", "/dev/hl[0-9]*")
     collectives = "hccl"
     out_of_memory = ("Allocation failed for size",)
-    quant_types = ("nf4",)
+    quant_types = ("nf4", "int8")
 
     @classmethod
     def _load(cls) -> None:

@@ -47,7 +47,7 @@ class ModuleAccelerator(Accelerator):
     out_of_memory: ClassVar[tuple[str, ...]]
     """Texts of the device's errors where its memory is full, beside `torch.OutOfMemoryError`."""
     quant_types: ClassVar[tuple[str, ...]] = ()
-    """4-bit types that bitsandbytes documents for this device."""
+    """Types that bitsandbytes documents for this device."""
 
     def __init__(self, *, index: int | None = None, why: str = "asked for by name") -> None:
         super().__init__(why=why)
@@ -167,7 +167,7 @@ class ModuleAccelerator(Accelerator):
         )
 
     def quantization(self, quant_type: str) -> Choice[str]:
-        """Choose 4 bits where bitsandbytes documents them for this device."""
+        """Choose 4 or 8 bits where bitsandbytes documents them for this device."""
         return choose_quantization(quant_type, self.quant_types, self.name)
 
     def seed(self, seed: int) -> None:

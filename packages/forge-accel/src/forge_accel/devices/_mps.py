@@ -101,8 +101,8 @@ class MPSAccelerator(Accelerator):
         )
 
     def quantization(self, quant_type: str) -> Choice[str]:
-        """Choose 4 bits by bitsandbytes: its kernels from macOS 26 on, plain torch before."""
-        return choose_quantization(quant_type, ("nf4", "fp4"), self.name)
+        """Choose 4 or 8 bits by bitsandbytes: its kernels from macOS 26 on, plain torch before."""
+        return choose_quantization(quant_type, ("nf4", "fp4", "int8"), self.name)
 
     def seed(self, seed: int) -> None:
         """Seed the generators of the CPU and the GPU."""

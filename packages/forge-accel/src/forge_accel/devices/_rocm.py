@@ -9,7 +9,7 @@ from forge_accel.attention._attention import Attention
 from forge_accel.attention._documents import document_attention
 from forge_accel.devices._accelerator import Accelerator
 from forge_accel.devices._cuda import CUDAAccelerator
-from forge_accel.devices._quantization import check_quantization
+from forge_accel.devices._quantization import check_quantization, held
 
 
 class ROCMAccelerator(CUDAAccelerator):
@@ -43,9 +43,7 @@ class ROCMAccelerator(CUDAAccelerator):
         return Accelerator.compiling(self, requested, operations=operations)
 
     def quantization(self, quant_type: str) -> Choice[str]:
-        """Choose 4 bits by bitsandbytes' kernels for ROCm."""
+        """Choose 4 or 8 bits by bitsandbytes' kernels for ROCm."""
         found = check_quantization(quant_type)
         chip = self._properties.name
-        return Choice(
-            quant_type, f"{quant_type}: bitsandbytes {found} holds the frozen weights in 4 bits on {chip}; untried on ROCm"
-        )
+        return Choice(quant_type, f"{held(quant_type, found)} on {chip}; untried on ROCm")

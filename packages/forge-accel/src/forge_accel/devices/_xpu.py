@@ -22,7 +22,7 @@ class XPUAccelerator(ModuleAccelerator):
     collectives = "xccl"
     # The second is the driver's, outside of torch's allocator.
     out_of_memory = ("XPU out of memory", "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY")
-    quant_types = ("nf4", "fp4")
+    quant_types = ("nf4", "fp4", "int8")
 
     @classmethod
     def possible(cls) -> bool:

@@ -62,7 +62,7 @@ def adapt(
         raise AdapterError(f"AdapterSettings(adapter='lora', ...) are wanted, not {settings!r}")
     if hasattr(model, "peft_config"):
         raise AdapterError("the model carries a PEFT adapter already; merge it (merge_and_unload) or start from its base")
-    check_quantized(model, settings.adapter)
+    check_quantized(model, settings)
     attach = ADAPTERS[settings.adapter].attach if settings.adapter_path is None else _STORED
     if isinstance(attach, str):
         module, _, name = attach.partition(":")

@@ -12,7 +12,7 @@ import attrs
 from forge_algos.settings._adapter_table import ADAPTERS, Adapter
 from forge_algos.settings._validators import either, key_of, number, one_of
 
-QuantType = Literal["nf4", "fp4"]
+QuantType = Literal["nf4", "fp4", "int8"]
 OSFTDirections = Literal["weights", "inputs"]
 OSFTRule = Literal["strict", "paper"]
 OSFTForm = Literal["direct", "factors"]
@@ -116,7 +116,7 @@ class AdapterSettings:
 
     adapter: Adapter = attrs.field(default="none", validator=key_of(ADAPTERS))
     """What is trained: every weight (none); low-rank adapters beside frozen layers and experts
-    (lora, arXiv 2106.09685), on a base in 4 bits (qlora, 2305.14314), with a magnitude of their own (dora, 2402.09353) or
+    (lora, arXiv 2106.09685), on a base in 4 or 8 bits (qlora, 2305.14314), with a magnitude of their own (dora, 2402.09353) or
     scaled for high ranks (rslora, 2312.03732); a factor for each channel (ia3, 2205.05638); virtual tokens before each layer
     (prefix, 2101.00190) or before the first (prompt, 2104.08691), or gated beside the attention (adapter_prompt,
     2303.16199); or the directions of each matrix with small singular values (osft, 2504.07097)."""
@@ -152,9 +152,10 @@ class AdapterSettings:
     """Train B alone, by the gradient that is nearest to the whole matrix's (LoRA-FA, arXiv 2308.03303):
     A keeps its first values and needs no gradient and no optimizer state."""
     quant_type: QuantType = attrs.field(default="nf4", validator=one_of(QuantType))
-    """How qlora's base is stored in 4 bits: NormalFloat (nf4) or 4-bit floats (fp4)."""
+    """How qlora's base is stored: in 4 bits as NormalFloat (nf4) or floats (fp4),
+    or in 8 bits as integers with a scale for each row (int8, arXiv 2208.07339)."""
     double_quant: bool = attrs.field(default=True, validator=_flag)
-    """Whether the constants of those 4 bits are stored in 8 bits, which saves 0.4 bits a weight."""
+    """Whether the constants of nf4 and fp4 are stored in 8 bits, which saves 0.4 bits a weight."""
     feedforward_modules: tuple[str, ...] | None = attrs.field(**_names)
     """Which of ia3's targets are scaled at their input instead of their output,
     named as targets are. By default those that PEFT has for the architecture."""
@@ -219,6 +220,7 @@ class AdapterSettings:
             readers = [adapter for adapter, kind in ADAPTERS.items() if field.name in kind.fields]
             if readers:
                 self._refuse_unread(field.name, "adapter", readers)
+        self._refuse_unread("double_quant", "quant_type", ["nf4", "fp4"])
         if self.adapter_path is not None and self.init_lora_weights != "default":
             raise ValueError(
                 f"init_lora_weights={self.init_lora_weights!r} has no effect with adapter_path, which holds the first values; "

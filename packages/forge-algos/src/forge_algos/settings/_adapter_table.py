@@ -34,8 +34,8 @@ class AdapterKind:
     reads: tuple[str, ...] = ()
     """Fields of AdapterSettings that it reads beside those in `arguments`;
     any other is refused if it is set."""
-    in_4_bits: bool = False
-    """Whether its base model is loaded in 4 bits; on any other base it is refused."""
+    quantized: bool = False
+    """Whether its base model is loaded in 4 or 8 bits; on any other base it is refused."""
     child: str = ""
     """Name of the modules that it adds beside layers, where it is not PEFT's:
     a model with such modules has this adapter."""
@@ -67,7 +67,7 @@ ADAPTERS: dict[str, AdapterKind] = {
         peft="LoraConfig",
         arguments=_LORA,
         reads=(*_OF_LORA, "quant_type", "double_quant"),
-        in_4_bits=True,
+        quantized=True,
     ),
     "dora": AdapterKind(learning_rate=2e-4, peft="LoraConfig", arguments=_LORA, options={"use_dora": True}, reads=_OF_DORA),
     "rslora": AdapterKind(learning_rate=2e-4, peft="LoraConfig", arguments=_LORA, options={"use_rslora": True}, reads=_OF_LORA),

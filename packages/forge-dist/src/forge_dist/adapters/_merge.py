@@ -1,6 +1,6 @@
 """Merge an adapter into the weights of its base model, proved by the logits of both.
 
-A base that was in 4 bits during training is dequantized first: the adapter was trained beside those rounded weights.
+A base that was quantized during training is dequantized first: the adapter was trained beside those rounded weights.
 """
 
 import os
@@ -81,7 +81,7 @@ def merge_adapter(
         doing("merging the adapter into its base, and comparing the logits")
     before = logits_of(model, samples)
     if quantization_of(base_of(model)) is not None:
-        del model  # PEFT would round what it merged to 4 bits again
+        del model  # PEFT would round what it merged to codes again
         model = _on_dequantized(path, task)
     with quiet_transformers():
         merged = model.merge_and_unload(safe_merge=True).eval()

@@ -136,7 +136,7 @@ def first_names(model: torch.nn.Module) -> dict[str, str]:
     """Return name in the state → the first name of the same tensor, as in `Strategy.whole`."""
     owners = owners_of(model)
     first: dict[int, str] = {}
-    # bitsandbytes' constants beside a weight in 4 bits are in the state, and neither parameter nor buffer.
+    # bitsandbytes' constants beside a quantized weight are in the state, and neither parameter nor buffer.
     return {name: first.setdefault(id(owners.get(name, name)), name) for name in model.state_dict()}
 
 

@@ -18,7 +18,7 @@ from forge_dist.loading._modalities import freeze_other_modalities, is_multimoda
 from forge_dist.loading._model_path import check_config, check_model_path, expand_user, is_hub_name
 from forge_dist.loading._moving import moved
 from forge_dist.loading._mxfp4 import dequantizing
-from forge_dist.loading._quantization import QuantizedLoad, disable_repacking
+from forge_dist.loading._quantization import QuantizedLoad, keep_as_loaded
 from forge_dist.loading._request import LoadRequest
 from forge_dist.loading._task import (
     Broadcast,
@@ -176,7 +176,7 @@ def read_model(
     check_report(report, model_path)
     if divided is None and request.quantization is None:
         _freeze_as_made(model)
-    disable_repacking(model)
+    keep_as_loaded(model)
     change_config(model)
     if is_multimodal(model.config):
         freeze_other_modalities(model, base_dtype(model_path, task=task), model_path)

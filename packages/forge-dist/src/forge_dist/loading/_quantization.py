@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -48,13 +49,18 @@ class QuantizedLoad:
 
 
 def quantize_outline(model: "PreTrainedModel", config: "QuantizationConfigMixin", task: Task) -> None:
-    """Put layers in 4 bits in the places in which a quantized load has them; on the meta device."""
+    """Put quantized layers where a quantized load has them; on the meta device."""
     from transformers.integrations import replace_with_bnb_linear
     from transformers.quantizers.base import get_keys_to_not_convert
 
     own: Any = config
     kept = {*(own.llm_int8_skip_modules or get_keys_to_not_convert(model)), *([HEAD] if makes_head(task) else [])}
     replace_with_bnb_linear(model, modules_to_not_convert=sorted(kept), quantization_config=own)
+    for module in int8_layers(model).values():
+        weight, scales = module.weight, torch.empty(module.out_features, device="meta")
+        codes = torch.empty_like(weight, dtype=torch.int8)
+        module.weight = type(weight)(codes, requires_grad=False, has_fp16_weights=False, SCB=scales)
+    multiply_exactly(model)
     functional = sys.modules["bitsandbytes"].functional
     # It keeps its table of numbers for all later calls, and must make it where there are numbers.
     functional.quantize_blockwise(torch.zeros(256))
@@ -82,19 +88,92 @@ def quantization_from(stored: dict[str, Any] | None) -> "QuantizationConfigMixin
     return AutoQuantizationConfig.from_dict(stored)
 
 
-def disable_repacking(model: "PreTrainedModel") -> None:
-    """Keep the layout of a quantized model's weights.
+def keep_as_loaded(model: "PreTrainedModel") -> None:
+    """Let a quantized model's layers compute one product in both modes, with a gradient.
 
-    On CPUs with bfloat16 instructions a forward in eval mode would repack them for a kernel that has no backward: what is
-    trained after it would silently learn nothing. That kernel also computes in bfloat16.
+    Of 4 bits, on CPUs with bfloat16 instructions, a forward in eval mode would repack the weights for a kernel that has no
+    backward: what is trained after it would silently learn nothing. That kernel also computes in bfloat16.
     """
     for module in four_bit_layers(model).values():
         module.support_avx512bf16_for_cpu = False
+    multiply_exactly(model)
+
+
+def multiply_exactly(model: nn.Module) -> None:
+    """Let layers in 8 bits multiply by what their codes stand for, in any mode, on any device.
+
+    bitsandbytes does so on the CPU in training mode alone. Elsewhere it rounds the inputs to 8 bits too: a percent of the
+    product, and a gradient that is not the product's. And the columns that LLM.int8 spares from it (arXiv 2208.07339, section
+    3.2) are those that are large in any row, so that a sample's numbers would depend on its neighbours in a packed row.
+    """
+    for module in int8_layers(model).values():
+        if type(module) is sys.modules["bitsandbytes"].nn.Linear8bitLt:
+            module.__class__ = _exact_linear()
+            # A buffer: shards and copies of a weight lack its attributes.
+            module.register_buffer("scales", module.weight.SCB, persistent=False)
+            module.weight.CB = None  # the codes again, which would stay where they are when the weight moves
+
+
+class _Product(torch.autograd.Function):
+    """Product with dequantized weights, of which the codes alone are kept for the backward pass."""
+
+    @staticmethod
+    def forward(  # pyrefly: ignore[bad-override]  torch's own signature is *args
+        ctx: Any, x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(codes, scales)
+        return nn.functional.linear(x, _dequantized(codes, scales, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # pyrefly: ignore[bad-override]
+        codes, scales = ctx.saved_tensors
+        of_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[3] else None
+        return grad @ _dequantized(codes, scales, grad.dtype), None, None, of_bias
+
+
+def _dequantized(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the weight [N, M] of int8 codes [N, M] and scales float32[N], rounded once.
+
+    A scale is the largest |weight| of its row, whose code is ±127.
+    """
+    return codes.to(dtype).mul_(scales.unsqueeze(1) * (1 / 127))
+
+
+@cache
+def _exact_linear() -> type[nn.Module]:
+    """Make the class of layers in 8 bits.
+
+    Importing bitsandbytes waits for a model that needs it.
+    """
+    import bitsandbytes
+
+    class Int8Linear(bitsandbytes.nn.Linear8bitLt):
+        """bitsandbytes' layer in 8 bits, with the product of its dequantized weights."""
+
+        scales: torch.Tensor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kind = x.device.type
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                x = x.to(torch.get_autocast_dtype(kind))
+            bias = None if self.bias is None else self.bias.to(x.dtype)
+            return _Product.apply(x, self.weight, self.scales, bias)
+
+    return Int8Linear
 
 
 def four_bit_layers(model: nn.Module) -> dict[str, Any]:
     """Return name → linear layer in 4 bits."""
+    return _layers(model, "Linear4bit")
+
+
+def int8_layers(model: nn.Module) -> dict[str, Any]:
+    """Return name → linear layer in 8 bits."""
+    return _layers(model, "Linear8bitLt")
+
+
+def _layers(model: nn.Module, kind: str) -> dict[str, Any]:
     bitsandbytes: Any = sys.modules.get("bitsandbytes")  # making such a layer has imported it
     if bitsandbytes is None:
         return {}
-    return {name: module for name, module in model.named_modules() if isinstance(module, bitsandbytes.nn.Linear4bit)}
+    return {name: module for name, module in model.named_modules() if isinstance(module, getattr(bitsandbytes.nn, kind))}

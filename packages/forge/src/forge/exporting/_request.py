@@ -125,7 +125,7 @@ def _base_of(folder: Path, run: Path | None, *, merge: bool, dtype: str | None) 
         )
     if merge and known.quantization is not None and dtype is None:
         raise SettingsError(
-            f"{folder} was trained beside a base in 4 bits, and the merged weights need more bits: give the dtype (float32, "
+            f"{folder} was trained beside a base in 4 or 8 bits, and the merged weights need more: give the dtype (float32, "
             "float16 or bfloat16, with gguf also q8_0)."
         )
     if run is not None:

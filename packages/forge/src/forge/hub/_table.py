@@ -212,7 +212,7 @@ LORA = (
     Parameter("lr_scheduler", "lr_scheduler", "`linear` where it is left out", take=v.lr_scheduler),
     Parameter("warmup_steps", "warmup_steps", "10 where it is left out"),
     Parameter("load_in_4bit", "adapter", "true is `adapter=qlora`", take=v.elsewhere),
-    *refused("load_in_8bit", "adapter=qlora has 4 bits (load_in_4bit=True); there are no 8 bits", neutral=(False,)),
+    Parameter("load_in_8bit", "quant_type", "true is `adapter=qlora` with `quant_type=int8`", take=v.eight_bits),
     Parameter("bnb_4bit_quant_type", "quant_type", take=v.four_bits("bnb_4bit_quant_type", "quant_type")),
     Parameter("bnb_4bit_compute_dtype", "dtype", take=v.bnb_4bit_compute_dtype),
     Parameter("bnb_4bit_use_double_quant", "double_quant", take=v.four_bits("bnb_4bit_use_double_quant", "double_quant")),
@@ -399,6 +399,6 @@ REFUSED: Mapping[str, str] = {
 
 SWITCHES = frozenset(
     """is_pretraining unmask_messages use_processed_dataset process_data disable_flash_attn sample_packing bf16 load_in_4bit
-    flash_attention use_liger use_rslora use_dora use_dr_grpo""".split()
+    load_in_8bit flash_attention use_liger use_rslora use_dora use_dr_grpo""".split()
 )
 """Parameters that are True or False."""

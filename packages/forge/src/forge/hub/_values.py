@@ -190,6 +190,11 @@ def bnb_4bit_compute_dtype(value: Any, given: Given) -> Taken:
     return {"dtype": value}
 
 
+def eight_bits(value: Any, _given: Given) -> Taken:
+    """Hold the base in 8 bits."""
+    return {"quant_type": "int8"} if value else {}
+
+
 def four_bits(theirs: str, ours: str) -> Any:
     """Return how a setting of a base in 4 bits is taken."""
 
@@ -207,7 +212,7 @@ def _only_4bit(name: str, given: Given) -> None:
 
 def lora_adapter(given: Given) -> str:
     """Return the adapter that the switches of `lora_sft` ask for."""
-    kinds = {"load_in_4bit": "qlora", "use_dora": "dora", "use_rslora": "rslora"}
+    kinds = {"load_in_4bit": "qlora", "load_in_8bit": "qlora", "use_dora": "dora", "use_rslora": "rslora"}
     on = [name for name in kinds if given.get(name)]
     if len(on) > 1:
         raise SettingsError(

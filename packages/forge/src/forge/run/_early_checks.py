@@ -161,7 +161,7 @@ def check_before_rows(task: Task, s: Any, machine: forge_accel.Accelerator, star
 
     Raises:
         forge_algos.ForgeAlgosError: the adapter's targets match nothing, the optimizer's package is missing, and the like.
-        forge_accel.AccelError: this machine cannot compute with a base in 4 bits.
+        forge_accel.AccelError: this machine cannot hold a base in such bits.
         SettingsError: a setting would have no effect, or could never end.
 
     """

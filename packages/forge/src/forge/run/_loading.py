@@ -294,7 +294,7 @@ def quantized(s: Any, machine: forge_accel.Accelerator, dtype: Any) -> dict[str,
     """Return the loading options of adapter=qlora, none for another adapter.
 
     Raises:
-        forge_accel.AccelError: this machine cannot compute with a base in 4 bits.
+        forge_accel.AccelError: this machine cannot hold a base in such bits.
 
     """
     if s.adapter.adapter != "qlora":
@@ -303,7 +303,7 @@ def quantized(s: Any, machine: forge_accel.Accelerator, dtype: Any) -> dict[str,
         machine.quantization(s.adapter.quant_type)
     except forge_accel.AccelError as error:
         given = f"quant_type={s.adapter.quant_type}"
-        # Whoever left the type of the 4 bits open asked for the adapter.
+        # Whoever left the type open asked for the adapter.
         named = f"adapter=qlora ({given})" if s.origins["quant_type"] == "default" else given
         raise forge_accel.AccelError(str(error).replace(given, named, 1)) from error
     return {"quantization": forge_algos.quantization_config(s.adapter, compute_dtype=dtype)}
@@ -322,7 +322,7 @@ def load_frozen(
 ) -> Any:
     """Load a frozen model for the same ranks, with the attention of the first where it fits.
 
-    With `initial` it is the base of the run itself, in 4 bits where that is.
+    With `initial` it is the base of the run itself, quantized where that is.
     """
     loading = quantized(s, machine, dtype.value) if initial else {}
     refusals: list[Exception] = []

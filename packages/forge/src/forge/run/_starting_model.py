@@ -265,8 +265,14 @@ def _tell_base(s: Any, folder: Path, report: Reporter) -> None:
     """Log where the adapter's own record does not show that `model_path` is its base."""
     stored, model = forge_algos.adaptations.stored_adapter(folder, s.adapter.adapter), s.model.model_path
     named, recorded = stored.base, _recorded(folder)
-    if recorded is not None and recorded.quantization is not None and s.adapter.adapter != "qlora":
-        report.note(f"adapter_path: it was trained beside a base in 4 bits, and adapter={s.adapter.adapter} has a whole one")
+    held = None if recorded is None else recorded.quantization
+    was = None if held is None else 8 if held.get("load_in_8bit") else 4
+    bits = None if s.adapter.adapter != "qlora" else 8 if s.adapter.quant_type == "int8" else 4
+    if was is not None and was != bits:
+        here = (
+            f"adapter={s.adapter.adapter} has a whole one" if bits is None else f"quant_type={s.adapter.quant_type} has {bits}"
+        )
+        report.note(f"adapter_path: it was trained beside a base in {was} bits, and {here}")
     if recorded is not None and recorded.identity is not None and not recorded.identity.startswith("hub:"):
         return  # `check_adapter_base` compares the weights
     same = named is None or os.path.realpath(named) == os.path.realpath(model) or Path(named).name == Path(model).name

@@ -155,7 +155,7 @@ TOLD = {
             per_device_eval_batch_size""",
         "set dtype: float32 or bfloat16, chosen by the device when left out": """bf16 fp16 tf32 fp8 pure_bf16 torch_dtype
             train_dtype osft_upcast_dtype""",
-        "adapter=qlora has 4 bits; 8 bits are not available": "load_in_8bit quantization_bit",
+        "a base in 8 bits is adapter=qlora with quant_type=int8, in 4 bits adapter=qlora": "load_in_8bit quantization_bit",
         "give beta1 and beta2": "adamw_betas betas",
         _SCHEDULE: "lr_scheduler_kwargs lr_scheduler_args",
         "choose adapter: none (every weight), lora, qlora, dora, rslora, osft and more": """finetuning_type peft_config

@@ -21,10 +21,10 @@ from forge_algos.adaptations.peft import _trained_rows as trained_rows
 from forge_algos.adaptations.peft._dora import dora_attached
 from forge_algos.adaptations.peft._experts import (
     check_parameters,
-    experts_in_4_bits,
     keep_order,
     taken_for_experts,
     target_parameters,
+    unquantized_experts,
 )
 from forge_algos.adaptations.peft._input_casts import follow_autocast
 from forge_algos.adaptations.peft._lora_init import Halves, Lora
@@ -122,8 +122,8 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -
     parameters = [stack.parameter for stack in stacks.values()] + [f"{name}.weight" for name in taken]
     if parameters:
         arguments["target_parameters"] = target_parameters(model, parameters)
-    if ADAPTERS[settings.adapter].in_4_bits and known:
-        notes.append(experts_in_4_bits(known))
+    if ADAPTERS[settings.adapter].quantized and known:
+        notes.append(unquantized_experts(known))
     return attach_to_targets(
         model,
         settings,

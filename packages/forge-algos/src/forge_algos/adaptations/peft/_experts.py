@@ -55,7 +55,7 @@ def check_parameters(
     """Refuse what PEFT cannot do with expert matrices, and with layers taken for experts.
 
     Raises:
-        AdapterError: the adapter has no form for them, or not with dropout, in 4 bits, or for a single expert [1, inputs,
+        AdapterError: the adapter has no form for them, or not with dropout, quantized, or for a single expert [1, inputs,
             outputs].
     """
     names = [*stacks, *taken]
@@ -78,8 +78,8 @@ def check_parameters(
         )
     if quantized := [name for name in taken if not model.get_parameter(f"{name}.weight").is_floating_point()]:
         raise AdapterError(
-            f"adapter={settings.adapter}: PEFT takes {quantized[0]} for an expert, whose weight it adapts whole, and it is in "
-            f"4 bits: use adapter=lora, or {left_out}{',experts' if stacks else ''}"
+            f"adapter={settings.adapter}: PEFT takes {quantized[0]} for an expert, whose weight it adapts whole, and it is "
+            f"quantized: use adapter=lora, or {left_out}{',experts' if stacks else ''}"
         )
     for stack in stacks.values():
         # PEFT computes the ΔW of one expert as a linear layer's, [outputs, inputs].
@@ -112,11 +112,11 @@ def _restore_order(module: nn.Module, order: Sequence[str], *_: Any) -> None:
         module.register_parameter(name, parameter)
 
 
-def experts_in_4_bits(stacks: Mapping[str, Stack]) -> str:
-    """Return a line for the log: expert matrices of a base in 4 bits are not in 4 bits."""
+def unquantized_experts(stacks: Mapping[str, Stack]) -> str:
+    """Return a line for the log: expert matrices of a quantized base are not quantized."""
     weights = [stack.weight for stack in stacks.values()]
     size = sum(stack.shape[0] * stack.shape[1] * stack.shape[2] * stack.weight.element_size() for stack in stacks.values())
     return (
-        f"the experts stay in {str(weights[0].dtype).removeprefix('torch.')} ({size / 2**30:.2f} GiB): bitsandbytes puts "
-        "linear layers into 4 bits, and they are none"
+        f"the experts stay in {str(weights[0].dtype).removeprefix('torch.')} ({size / 2**30:.2f} GiB): bitsandbytes "
+        "quantizes linear layers, and they are none"
     )

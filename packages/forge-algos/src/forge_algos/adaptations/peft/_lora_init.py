@@ -20,6 +20,7 @@ from forge_algos._counted import counted
 from forge_algos._errors import AdapterError, OptimizerError
 from forge_algos.adaptations.base._adaptation import Context
 from forge_algos.adaptations.peft._lora_patterns import alphas_of, pattern_of, ranks_of
+from forge_algos.adaptations.peft._quantization import dequantized
 from forge_algos.settings._adapter import SUBTRACTED, AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS
 
@@ -293,6 +294,8 @@ def _whole(base: Any) -> torch.Tensor:
         from bitsandbytes.functional import dequantize_4bit
 
         weight = dequantize_4bit(base.weight.data, base.weight.quant_state)
+    elif weight.dtype == torch.int8:
+        weight = dequantized(weight, base.scales, torch.float32)
     return (weight.T if isinstance(base, Conv1D) else weight).to(torch.float32, copy=True).contiguous()
 
 
@@ -312,7 +315,7 @@ def _same_on_all(weight: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Te
 
 
 def _shape(layer: Any) -> tuple[int, int]:
-    """Return [N, M] of a linear layer, also in 4 bits or as a Conv1D."""
+    """Return [N, M] of a linear layer, also quantized or as a Conv1D."""
     if isinstance(layer, Conv1D):
         return layer.nf, layer.nx
     return layer.out_features, layer.in_features

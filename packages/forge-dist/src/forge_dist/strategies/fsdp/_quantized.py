@@ -1,6 +1,6 @@
-"""Bases in 4 bits under FSDP2: sharded after every rank read them and attached an adapter.
+"""Quantized bases under FSDP2: sharded after every rank read them and attached an adapter.
 
-transformers can quantize a model while it reads it, or shard it, not both. And PEFT looks at a 4-bit layer for bitsandbytes'
+transformers can quantize a model while it reads it, or shard it, not both. And PEFT looks at such a layer for bitsandbytes'
 attributes of its weight. So every rank reads the base whole, and it is sharded once the adapter is there; the adapter stays
 whole.
 """
@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
 from forge_dist.loading._fsdp_groups import RESHARDED, fsdp_groups, without_shared
 from forge_dist.loading._parallel_plan import wildcard
-from forge_dist.loading._quantization import four_bit_layers
+from forge_dist.loading._quantization import four_bit_layers, int8_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def shard_quantized(model: "PreTrainedModel", *, device: torch.device, sizes: tuple[int, int], cpu_offload: bool) -> None:
     """Shard every parameter of `model` that is not trained, in place; collective.
 
-    The codes of a weight are sharded like any tensor; the few constants that scale them (0.13 to 0.5 bits a weight) stay whole
+    The codes of a weight are sharded like any tensor; the few constants that scale them (0.01 to 0.5 bits a weight) stay whole
     on every rank. `sizes` are the number of copies, and the ranks that share one.
     """
     shape = sizes[-1:] if sizes[0] == 1 else sizes
@@ -47,8 +47,11 @@ def shard_quantized(model: "PreTrainedModel", *, device: torch.device, sizes: tu
         # A shard lacks the attribute with its scales: bitsandbytes reads the layer's one next, and saves the weight's one.
         layer.quant_state = state
         layer.weight.quant_state = state
+    for layer in int8_layers(model).values():
+        layer.weight.SCB = layer.scales
 
 
 def awaits_sharding(model: nn.Module) -> bool:
     """Return whether `model` is quantized and not yet sharded by `shard_quantized`."""
-    return bool(four_bit_layers(model)) and not any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+    quantized = four_bit_layers(model) or int8_layers(model)
+    return bool(quantized) and not any(hasattr(parameter, "device_mesh") for parameter in model.parameters())

@@ -70,7 +70,7 @@ def _wanted(draft: Draft) -> dict[str, object]:
     if draft.library == "TRL":
         own = TRL.get("sft" if verb in ("osft", "pretrain") else verb, {})
         found = {**TRAINER, **own, **(TRL_LORA if adapter in LORA else {})}
-        found |= {"double_quant": False} if adapter == "qlora" else {}
+        found |= {"double_quant": False} if adapter == "qlora" and draft.found.get("quant_type") != "int8" else {}
     elif draft.library == "LLaMA-Factory":
         found = {**_LLAMA_FACTORY, **_LLAMA_FACTORY_BY_VERB.get(verb, {}), **({"lora_r": 8} if adapter in LORA else {})}
     else:

@@ -186,9 +186,6 @@ def dtype(draft: Draft) -> None:
 def adapter(draft: Draft) -> None:
     """Read which weights are trained; LLaMA-Factory trains LoRA unless it is told otherwise."""
     left, lost = draft.left, draft.lost
-    four = left.pop("load_in_4bit", False) is True
-    if left.get("quantization_bit") == 4:
-        four = bool(left.pop("quantization_bit"))
     kind = left.pop("adapter", None) or left.pop("finetuning_type", None)
     if kind is None and draft.library == "LLaMA-Factory":
         kind = "lora"
@@ -199,10 +196,7 @@ def adapter(draft: Draft) -> None:
     for key in ("use_dora", "peft_use_dora", "use_rslora", "peft_use_rslora"):
         if left.pop(key, False) is True:
             kind = "dora" if "dora" in key else "rslora"
-    if four and kind in ("lora", "qlora"):
-        kind = "qlora"
-    elif four:
-        lost.append(f"load_in_4bit: true: a base in 4 bits is adapter=qlora, and this trains {kind}")
+    kind = _quantized(draft, kind)
     _dropout(draft)
     for key in ("add_tokens", "add_special_tokens"):
         if draft.library == "LLaMA-Factory" and isinstance(left.get(key), str):
@@ -222,6 +216,29 @@ def adapter(draft: Draft) -> None:
         draft.found["adapter"] = kind
     _stored(draft, kind)
 
+
+def _quantized(draft: Draft, kind: Any) -> Any:
+    """Read in how many bits the base is held; return the adapter beside it."""
+    left, lost = draft.left, draft.lost
+    asked = [bits for bits in (4, 8) if left.pop(f"load_in_{bits}bit", False) is True]
+    if left.get("quantization_bit") in (4, 8):
+        asked.append(left.pop("quantization_bit"))
+    if not asked:
+        return kind
+    if kind not in ("lora", "qlora"):
+        lost.append(f"load_in_{asked[0]}bit: true: a base in {asked[0]} bits is adapter=qlora, and this trains {kind}")
+        return kind
+    if asked == [8]:
+        draft.found["quant_type"] = "int8"
+        unread = [key for key in sorted(_OF_4_BITS & left.keys()) if left.pop(key) not in (None, False)]
+        lost += [f"{key}: is of 4 bits, and these are 8" for key in unread]
+    return "qlora"
+
+
+_OF_4_BITS = set(
+    """bnb_4bit_quant_type quantization_type bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant
+    bnb_4bit_compute_dtype""".split()
+)
 
 _SHAPE = ("lora_r lora_rank lora_alpha lora_target lora_target_modules lora_modules_to_save additional_target").split()
 
