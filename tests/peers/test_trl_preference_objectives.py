@@ -136,6 +136,8 @@ def as_given(trainer_class):
         {"loss_type": ["aot"]},
         {"loss_type": ["ipo"]},
         {"loss_type": ["discopop", "sft"], "ld_alpha": 0.3},
+        {"wpo": True},
+        {"loss_type": ["ipo", "sigmoid"], "loss_weights": [1.0, 0.3], "wpo": True},
     ],
     ids=str,
 )
@@ -148,7 +150,8 @@ def test_dpo(settings, tmp_path):
     theirs = run_trl(
         as_given(trl.DPOTrainer), trl.DPOConfig, a_model(),
         columns("prompt_ids", "chosen_ids", "rejected_ids", prompt=[""] * NUMBER),
-        tmp_path, beta=0.3, trainer={"ref_model": a_model(seed=1)}, **settings,
+        tmp_path, beta=0.3, trainer={"ref_model": a_model(seed=1)},
+        **{"use_weighting" if name == "wpo" else name: value for name, value in settings.items()},
     )  # fmt: skip
     objective = forge_algos.DPO(
         forge_algos.DPOSettings(beta=0.3, reference="live", normalize="trl", **settings), reference=a_model(seed=1)

@@ -59,6 +59,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "f_divergence_alpha": ({"learning_rate": 1e-1, "f_divergence": "alpha_divergence"}, 0.5, 0.0),
         "discopop_tau": ({"learning_rate": 1e-1, "loss_type": "discopop"}, 0.05, 0.5),
         "ld_alpha": ({"learning_rate": 1e-1}, None, 0.0),
+        "wpo": ({}, False, True),
         "reference": ({"adapter": "lora", "reference_path": None}, "stored", "adapter_off"),
         "reference_path": ({}, None, "TEACHER"),
         "normalize": ({"loss_type": ("sigmoid", "sft"), "max_tokens_per_gpu": 200}, "global", "trl"),

@@ -73,6 +73,8 @@ def test_settings_refuse_what_the_loss_refuses(options):
         (lambda: KTOSettings(desirable_weight=0), "desirable_weight must be above 0"),
         (lambda: ORPOSettings(learn_prompt=1), "learn_prompt"),
         (lambda: ORPOSettings(normalize="mean"), "normalize"),
+        (lambda: DPOSettings(loss_type="aot", normalize="trl", wpo=True), "loss_type=aot sorts them"),
+        (lambda: DPOSettings(wpo=1), "wpo"),
         (lambda: SimPOSettings(gamma=-1), "gamma must be at least 0"),
         (lambda: RewardSettings(centering=-1), "centering must be at least 0"),
     ],

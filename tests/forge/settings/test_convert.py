@@ -605,6 +605,7 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             "dpo",
             {"loss_type": ("discopop",), "discopop_tau": 0.1, "ld_alpha": 0.5},
         ),
+        (TRL + "use_weighting: true\n", "dpo", {"wpo": True}),
         (
             TRL + "f_divergence_type: alpha_divergence\nf_alpha_divergence_coef: 0.2\ndiscopop_tau: 0.1\n",
             "dpo",

@@ -83,6 +83,9 @@ class DPOSettings:
     ld_alpha: float | None = attrs.field(default=None, validator=attrs.validators.optional(_share))
     """Weight of the tokens of an answer beyond the length of the shorter one (LD-DPO, arXiv 2409.06411),
     from 0 to 1; by default all count alike."""
+    wpo: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    """Whether a pair counts the more, the likelier both answers are under the model itself
+    (WPO, arXiv 2406.11827)."""
     reference: ReferenceKind = attrs.field(default="stored", validator=one_of(ReferenceKind))
     """Source of the reference's log-probabilities:
     computed once before training ("stored"), the model with its adapter switched off ("adapter_off"), or a second model
@@ -122,6 +125,11 @@ class DPOSettings:
         if self.ld_alpha is not None:
             _check_read("ld_alpha", self.ld_alpha, self.loss_type, [kind for kind in DPO_TYPES if kind != "sft"])
         for kind in self.loss_type:
+            if DPO_TYPES[kind].sorts and self.wpo:
+                raise ValueError(
+                    f"wpo=True weighs pairs, and loss_type={kind} sorts them, so that no term is that of one pair; leave wpo "
+                    "out, or take another loss"
+                )
             if DPO_TYPES[kind].sorts and self.normalize == "global":
                 raise ValueError(
                     f"loss_type={kind} sorts the pairs of a micro-batch, so its gradients depend on how a step is cut, which "

@@ -29,6 +29,7 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "f_divergence_alpha": "f_alpha_divergence_coef",
         "discopop_tau": "discopop_tau",
         "ld_alpha": "ld_alpha",
+        "wpo": "use_weighting",
     },
     "kto": {"beta": "beta", "desirable_weight": "desirable_weight", "undesirable_weight": "undesirable_weight"},
     "reward": {"centering": "center_rewards_coefficient"},

@@ -113,6 +113,7 @@ ADDED = {
     "f_divergence_alpha": 0.5,
     "discopop_tau": 0.05,
     "ld_alpha": None,
+    "wpo": False,
     "cpo_alpha": 0.0,
     "unfrozen_parameters": None,
 }

@@ -74,6 +74,7 @@ RENAMED = {
         "loss_weights": "dpo_loss_weights",
         "f_divergence": "f_divergence_type",
         "f_divergence_alpha": "f_alpha_divergence_coef",
+        "wpo": "use_weighting dpo_use_weighting",
         "desirable_weight": "kto_desirable_weight kto_chosen_weight",
         "undesirable_weight": "kto_undesirable_weight kto_rejected_weight",
         "reference_path": "ref_model ref_model_name_or_path",
@@ -222,7 +223,7 @@ TOLD = {
         _NO_CODE: "trust_remote_code",
         _OFF: """use_unsloth use_kt plugins
             parallelism_config relora loftq_config gptq
-            use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
+            use_galore use_apollo use_badam use_adam_mini sync_ref_model
             disable_dropout dataset_exact_deduplication min_sample_len tool_format val_loss_improvement_threshold lora_bias""",
         "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()
@@ -254,7 +255,7 @@ OWN = {
         "pretrain": "block_size cross_documents",
         "distill": "teacher_path",
         "sdft": "demonstration_template teacher teacher_rate skip_tokens",
-        "dpo": "loss_weights f_divergence f_divergence_alpha discopop_tau ld_alpha",
+        "dpo": "loss_weights f_divergence f_divergence_alpha discopop_tau ld_alpha wpo",
         "simpo": "cpo_alpha",
         "orpo": "learn_prompt",
         "reward": "centering",
