@@ -75,6 +75,8 @@ RENAMED = {
         "f_divergence": "f_divergence_type",
         "f_divergence_alpha": "f_alpha_divergence_coef",
         "wpo": "use_weighting dpo_use_weighting",
+        "reference_sync_steps": "ref_model_sync_steps",
+        "reference_mixup": "ref_model_mixup_alpha",
         "desirable_weight": "kto_desirable_weight kto_chosen_weight",
         "undesirable_weight": "kto_undesirable_weight kto_rejected_weight",
         "reference_path": "ref_model ref_model_name_or_path",
@@ -120,6 +122,7 @@ SWITCHES = {
     "unmask_messages": "train_on=all",
     "mask_history": "train_on=last",
     "precompute_ref_log_probs": "reference=stored",
+    "sync_ref_model": "reference=moving",
     "use_bias_correction_kl": "kl_estimator=unbiased",
     "dynamic_sampling": "on_equal_rewards=resample",
     "filter_groups": "on_equal_rewards=resample",
@@ -223,7 +226,7 @@ TOLD = {
         _NO_CODE: "trust_remote_code",
         _OFF: """use_unsloth use_kt plugins
             parallelism_config relora loftq_config gptq
-            use_galore use_apollo use_badam use_adam_mini sync_ref_model
+            use_galore use_apollo use_badam use_adam_mini
             disable_dropout dataset_exact_deduplication min_sample_len tool_format val_loss_improvement_threshold lora_bias""",
         "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()
@@ -266,7 +269,7 @@ OWN = {
         "sft and osft": "neftune_alpha",
         "sft, osft and embed": "loss",
         "dpo and grpo": "loss_type",
-        "dpo and kto": "reference reference_path",
+        "dpo and kto": "reference reference_path reference_sync_steps reference_mixup",
         "kto": "desirable_weight undesirable_weight",
         "simpo and ppo": "gamma",
         "grpo and rloo": "on_equal_rewards max_resamples min_group_reward max_group_reward",

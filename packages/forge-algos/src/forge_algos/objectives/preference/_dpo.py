@@ -10,7 +10,9 @@ from torch import nn
 
 from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, dpo, wpo_weights
+from forge_algos._parallel import Parallel
 from forge_algos.objectives._mean import Mean
+from forge_algos.objectives._objective import BeginsSteps, Weights
 from forge_algos.objectives.preference._pairs import (
     Pairwise,
     PreferenceBatch,
@@ -35,8 +37,9 @@ class DPO(Pairwise):
     """
 
     settings: DPOSettings = attrs.field(factory=DPOSettings)
-    reference: nn.Module | None = attrs.field(default=None, kw_only=True)
-    """The frozen second model of `reference="live"`, on the same device; None otherwise."""
+    reference: nn.Module | Weights | None = attrs.field(default=None, kw_only=True)
+    """The frozen second model of `reference="live"`, on the same device; of "moving" what gives the model the reference's weights,
+    as `WeightAverage.exchanged`; None otherwise."""
 
     shown: ClassVar[dict[str, str]] = Pairwise.shown | {"chosen_logp": "chosen_logps", "rejected_logp": "rejected_logps"}
 
@@ -46,9 +49,10 @@ class DPO(Pairwise):
         Raises:
             PackedBatchError: a model does not keep the completions of a row apart.
             AdapterError: virtual tokens that a model cannot be given, or `adapter_off` without an adapter.
-            LossError: a live reference that is missing, not asked for, or the model itself.
+            LossError: a live or moving reference that is missing, not asked for, or the model itself.
         """
-        return _BoundDPO(self.settings, self.reference, model, device)
+        kind = _BoundMovingDPO if self.settings.reference == "moving" else _BoundDPO
+        return kind(self.settings, self.reference, model, device)
 
 
 class _Scores(NamedTuple):
@@ -63,7 +67,7 @@ class _Scores(NamedTuple):
 
 
 class _BoundDPO:
-    def __init__(self, settings: DPOSettings, live: nn.Module | None, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, settings: DPOSettings, live: nn.Module | Weights | None, model: nn.Module, device: torch.device) -> None:
         self.settings = settings
         self.policy = Completions(model, device=device)
         ld_alpha = settings.ld_alpha
@@ -128,3 +132,9 @@ class _BoundDPO:
             pair_weights=scores.weights,
             tokens_per_pair=tokens_per_pair,
         )
+
+
+class _BoundMovingDPO(_BoundDPO, BeginsSteps):
+    def begin(self, batches: Sequence[PreferenceBatch | None], parallel: Parallel) -> None:
+        del parallel
+        self.reference.begin([None if batch is None else batch.groups for batch in batches], completions=2)

@@ -94,6 +94,9 @@ def preferences(draft: Draft) -> None:
     left, found = draft.left, draft.found
     if "orpo_alpha" in left and left.get("rl_beta") is None:
         left["rl_beta"] = left.pop("orpo_alpha")
+    if not left.get("sync_ref_model"):
+        for key in ("ref_model_sync_steps", "ref_model_mixup_alpha"):
+            left.pop(key, None)
     if draft.verb != "dpo":
         if left.get("dpo_label_smoothing"):
             draft.lose("dpo_label_smoothing", "only DPO reads it")
