@@ -55,7 +55,9 @@ def a_model(adapter="none"):
         return model
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return adapt(model, AdapterSettings(adapter=adapter, **({"lora_r": 3, "lora_dropout": 0.5} if adapter == "lora" else {}))).model
+        return adapt(
+            model, AdapterSettings(adapter=adapter, **({"lora_r": 3, "lora_dropout": 0.5} if adapter == "lora" else {}))
+        ).model
 
 
 def optimizer_of(model):
@@ -94,9 +96,7 @@ def moved(verb, *cuts, adapter="none", parallel=ALONE):
     )
     torch.manual_seed(0)
     steps = [batches(verb, *cuts)] * STEPS
-    found = train(
-        model, steps, objective=own, optimizer=optimizer, scheduler=scheduler, average=average, parallel=parallel
-    )
+    found = train(model, steps, objective=own, optimizer=optimizer, scheduler=scheduler, average=average, parallel=parallel)
     losses = [output.loss for output in found]
     return [*losses, evaluate(model, batches(verb, *cuts), objective=own, parallel=parallel).loss]
 

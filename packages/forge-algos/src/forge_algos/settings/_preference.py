@@ -35,19 +35,9 @@ def _tuple_of(check: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-def _check_path(instance: Any, field: Any, value: Any) -> None:
+def _check_path(_instance: Any, field: Any, value: Any) -> None:
     if not isinstance(value, str) or not value:
         raise TypeError(f"{field.name} must be a path or a model's name, got {value!r}")
-    if instance.reference == "adapter_off":
-        raise ValueError(
-            f"reference_path={value!r} has no effect with reference='adapter_off', whose reference is the model under the "
-            "adapter; leave it out, or set reference='stored' or 'live'"
-        )
-    if instance.reference == "moving":
-        raise ValueError(
-            f"reference_path={value!r} has no effect with reference='moving', whose reference begins as the model that training "
-            "starts from; leave it out, or set reference='stored' or 'live'"
-        )
 
 
 _beta = number(kind=float, above=True)
@@ -134,7 +124,7 @@ class DPOSettings:
             _check_read("discopop_tau", self.discopop_tau, self.loss_type, ["discopop"])
         if self.ld_alpha is not None:
             _check_read("ld_alpha", self.ld_alpha, self.loss_type, [kind for kind in DPO_TYPES if kind != "sft"])
-        _check_moving(self)
+        _check_reference(self)
         for kind in self.loss_type:
             if DPO_TYPES[kind].sorts and self.wpo:
                 raise ValueError(
@@ -209,7 +199,7 @@ class KTOSettings:
     averaged, as TRL ("trl")."""
 
     def __attrs_post_init__(self) -> None:
-        _check_moving(self)
+        _check_reference(self)
 
 
 @attrs.frozen(kw_only=True)
@@ -232,8 +222,17 @@ def _check_read(name: str, value: object, types: tuple[str, ...], known: list[st
         )
 
 
-def _check_moving(settings: DPOSettings | KTOSettings) -> None:
-    """Raise ValueError where a reference that stays is told how to move."""
+def _check_reference(settings: DPOSettings | KTOSettings) -> None:
+    """Raise ValueError for a path that is not read, or where a reference that stays is told how to move."""
+    begins = {
+        "adapter_off": "whose reference is the model under the adapter",
+        "moving": "whose reference begins as the model that training starts from",
+    }
+    if settings.reference_path is not None and settings.reference in begins:
+        raise ValueError(
+            f"reference_path={settings.reference_path!r} has no effect with reference={settings.reference!r}, "
+            f"{begins[settings.reference]}; leave it out, or set reference='stored' or 'live'"
+        )
     if settings.reference == "moving":
         return
     for name in ("reference_sync_steps", "reference_mixup"):

@@ -16,8 +16,9 @@ _KEY = "average"
 class WeightAverage:
     """Moving average a ← a + rate · (w - a) of an optimizer's parameters.
 
-    It begins as the weights at the first step and follows each step that moves them, or each `every`-th step. Each parameter's average lies in the
-    optimizer's state of it, in the shape and on the ranks of the parameter, so that whoever saves the one saves the other.
+    It begins as the weights at the first step and follows each step that moves them, or each `every`-th step. Each parameter's
+    average lies in the optimizer's state of it, in the shape and on the ranks of the parameter, so that whoever saves the one
+    saves the other.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, rate: float, *, every: int | None = None) -> None:

@@ -127,8 +127,8 @@ class TRLBackend(Backend):
             )
         if verb in ("dpo", "kto") and s.objective.reference == "moving" and s.adapter.adapter != "none":
             raise SettingsError(
-                f"reference=moving with adapter={s.adapter.adapter} is not available with backend=trl, which keeps no reference "
-                "beside an adapter: choose backend=forge."
+                f"reference=moving with adapter={s.adapter.adapter} is not available with backend=trl, which keeps no "
+                "reference beside an adapter: choose backend=forge."
             )
         if s.passed_on.pad_to_multiple_of is not None and verb == "grpo":
             raise SettingsError("pad_to_multiple_of has no effect with grpo: leave it out.")

@@ -312,7 +312,9 @@ def hint(name: str, known: Collection[str]) -> str | None:
             "" if here in known else f", a setting of forge {OWN.get(here, 'sft and all others that train')}"
         )
     if name in SWITCHES:
-        return f"here it is {SWITCHES[name]}"
+        setting = SWITCHES[name].partition("=")[0]
+        whose = f", a setting of forge {OWN[setting]}" if setting in OWN and setting not in known else ""
+        return f"here it is {SWITCHES[name]}{whose}"
     if name in TOLD:
         return f"here: {TOLD[name]}"
     return f"a setting of forge {OWN[name]}" if name in OWN else None

@@ -48,8 +48,8 @@ def check_moving(s: Any) -> None:
         return
     if s.strategy.strategy.startswith("zero"):
         raise SettingsError(
-            f"reference=moving with strategy={s.strategy.strategy}: DeepSpeed holds the weights in a buffer of its own, in which "
-            "they cannot be exchanged for the reference's. Take strategy=fsdp2, or reference=stored."
+            f"reference=moving with strategy={s.strategy.strategy}: DeepSpeed holds the weights in a buffer of its own, in "
+            "which they cannot be exchanged for the reference's. Take strategy=fsdp2, or reference=stored."
         )
     if s.optimizer.optimizer == "schedule_free":
         raise SettingsError(

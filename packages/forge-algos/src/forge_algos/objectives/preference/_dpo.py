@@ -5,12 +5,13 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 import attrs
+import numpy as np
 import torch
 from torch import nn
 
+from forge_algos._parallel import Parallel
 from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, dpo, wpo_weights
-from forge_algos._parallel import Parallel
 from forge_algos.objectives._mean import Mean
 from forge_algos.objectives._objective import BeginsSteps, Weights
 from forge_algos.objectives.preference._pairs import (
@@ -38,8 +39,8 @@ class DPO(Pairwise):
 
     settings: DPOSettings = attrs.field(factory=DPOSettings)
     reference: nn.Module | Weights | None = attrs.field(default=None, kw_only=True)
-    """The frozen second model of `reference="live"`, on the same device; of "moving" what gives the model the reference's weights,
-    as `WeightAverage.exchanged`; None otherwise."""
+    """The frozen second model of `reference="live"`, on the same device; of "moving" what gives the trained model
+    the reference's weights, as `WeightAverage.exchanged`; None otherwise."""
 
     shown: ClassVar[dict[str, str]] = Pairwise.shown | {"chosen_logp": "chosen_logps", "rejected_logp": "rejected_logps"}
 
@@ -102,7 +103,7 @@ class _BoundDPO:
         weights = None
         if self.settings.wpo:
             tokens, collisions = self.policy.tokens_and_collision(batch.groups)
-            weights = wpo_weights(tokens, collisions, batch.groups.lengths)
+            weights = wpo_weights(tokens, collisions, torch.tensor(np.asarray(batch.groups.lengths)))
         else:
             tokens = self.policy.tokens(batch.groups)
         policy = self.add_up(tokens, batch.groups)

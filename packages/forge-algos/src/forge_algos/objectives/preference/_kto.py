@@ -11,13 +11,13 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import mode
+from forge_algos._parallel import Parallel
 from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
 from forge_algos.batches._learned import token_count
 from forge_algos.batches._packed import require
 from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, kto
-from forge_algos._parallel import Parallel
 from forge_algos.objectives._mean import Mean, require_totals
 from forge_algos.objectives._objective import BeginsSteps, Weights
 from forge_algos.objectives.preference._reference import Reference
@@ -57,8 +57,8 @@ class KTO:
 
     settings: KTOSettings = attrs.field(factory=KTOSettings)
     reference: nn.Module | Weights | None = attrs.field(default=None, kw_only=True)
-    """The frozen second model of `reference="live"`, on the same device; of "moving" what gives the model the reference's weights,
-    as `WeightAverage.exchanged`; None otherwise."""
+    """The frozen second model of `reference="live"`, on the same device; of "moving" what gives the trained model
+    the reference's weights, as `WeightAverage.exchanged`; None otherwise."""
 
     @property
     def unit(self) -> str:
