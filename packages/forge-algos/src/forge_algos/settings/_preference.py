@@ -223,7 +223,7 @@ def _check_read(name: str, value: object, types: tuple[str, ...], known: list[st
 
 
 def _check_reference(settings: DPOSettings | KTOSettings) -> None:
-    """Raise ValueError for a path that is not read, or where a reference that stays is told how to move."""
+    """Raise ValueError for a path or a move that the kind of reference does not read."""
     begins = {
         "adapter_off": "whose reference is the model under the adapter",
         "moving": "whose reference begins as the model that training starts from",

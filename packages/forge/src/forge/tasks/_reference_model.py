@@ -59,7 +59,7 @@ def check_moving(s: Any) -> None:
 
 
 def moving_reference(run: Run) -> forge_algos.WeightAverage | None:
-    """Return what keeps the reference of reference=moving, in the optimizer's state; None with another."""
+    """Return the average that reference=moving is; None with another reference."""
     own = run.settings.objective
     if own.reference != "moving":
         return None

@@ -163,7 +163,7 @@ class ReferencedSettings(PreferenceSettings):
     """Settings that the verbs with a reference model share."""
 
     def check(self) -> None:
-        """Refuse reference=adapter_off where it is not the initial model, and =moving where it cannot move."""
+        """Refuse adapter_off where it is not the initial model, and moving where it cannot."""
         super().check()
         check_reference(self)
         check_moving(self)

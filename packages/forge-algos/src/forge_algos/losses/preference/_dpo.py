@@ -151,7 +151,7 @@ def dpo(
 
 
 def wpo_weights(logps: torch.Tensor, collisions: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> torch.Tensor:
-    """Compute the weights of completions of pairs under the model itself (WPO, arXiv 2406.11827).
+    """Compute weights of pairs from the model's own probabilities (WPO, arXiv 2406.11827).
 
     A completion of L tokens has exp((1/L) Σ (log p(token) - log Σ p²)), so that one that the model would hardly sample counts
     less; that of a pair is the product of both.
