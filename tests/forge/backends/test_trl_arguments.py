@@ -181,6 +181,8 @@ def test_short_steps_are_found(sizes: list[int], shards: int, cut: Cut, first: i
         ("sft", {"strategy": "fsdp2"}, "strategy=fsdp2 is not available with backend=trl; it has auto, single, ddp"),
         ("sft", {"adapter": "ia3"}, "adapter=ia3 is not available with backend=trl"),
         ("sft", {"optimizer": "schedule_free", "lr_scheduler": "constant"}, "optimizer=schedule_free is not available"),
+        ("dpo", {"loss_type": "hinge", "wpo": True}, "wpo with loss_type=hinge is not available with backend=trl"),
+        ("kto", {"reference": "moving", "adapter": "lora"}, "reference=moving with adapter=lora is not available with backend"),
         ("dpo", {"loss_type": "cdpo", "label_smoothing": 0.1}, "loss_type=cdpo is not available with backend=trl"),
         ("grpo", {"pad_to_multiple_of": 8}, "pad_to_multiple_of has no effect with grpo"),
         ("grpo", {"loss_type": "cispo", "clip": 0.5}, "clip=0.5 is not available with loss_type=cispo of backend=trl"),
