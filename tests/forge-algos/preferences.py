@@ -136,6 +136,28 @@ def naive_dpo(model, pairs, reference, *, beta=0.1, kind="sigmoid"):
     return likelihood / tokens if kind == "sft" else torch.stack(losses).mean()
 
 
+def naive_weight(model, prompt, completions):
+    """Return WPO's weight of a pair: the product of exp(mean of log p - log Σ p²), from full logits."""
+    weight = 1.0
+    with torch.no_grad():
+        for y in completions:
+            ids = torch.tensor(np.concatenate([prompt, y]))
+            given = model(input_ids=ids[None], use_cache=False).logits[0, len(prompt) - 1 : -1].float().log_softmax(1)
+            own = given.gather(1, ids[len(prompt) :, None]).squeeze(1)
+            weight = weight * (own - given.exp().square().sum(1).log()).mean().exp()
+    return weight
+
+
+def naive_wpo(model, pairs, reference, *, beta=0.1):
+    """Return the mean over pairs of the weighted `sigmoid`, and of the weighted likelihood a token of all."""
+    losses, tokens = [], sum(len(chosen) for _, chosen, _ in pairs) / len(pairs)
+    for prompt, *completions in pairs:
+        loss = naive_dpo(model, [(prompt, *completions)], reference, beta=beta)
+        likelihood = -token_logps(model, prompt, completions[0]).sum() / tokens
+        losses.append(naive_weight(model, prompt, completions) * (loss + likelihood))
+    return torch.stack(losses).mean()
+
+
 def naive_orpo(model, pairs, *, beta=0.1, learn_prompt=False):
     """Return the likelihood of all chosen tokens plus the mean of -β log σ(log odds ratio)."""
     losses, likelihood, tokens = [], 0.0, 0

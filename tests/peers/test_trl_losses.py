@@ -71,7 +71,7 @@ def compare(ours, theirs, leaf):
     assert (mine - other).norm() <= 1e-5 * other.norm() + 1e-8
 
 
-def both_dpo(seed, types, weights=None, divergence="reverse_kl", B=5, alpha=0.5, tau=0.05, ld_alpha=None):
+def both_dpo(seed, types, weights=None, divergence="reverse_kl", B=5, alpha=0.5, tau=0.05, ld_alpha=None, wpo=False):
     """(our mean, TRL's loss, the leaf) for one random batch of pairs."""
     leaf, mask, lengths, g = a_row(2 * B, seed)
     beta = float(10 ** (torch.rand((), generator=g) * 1.7 - 1.7))
@@ -84,7 +84,7 @@ def both_dpo(seed, types, weights=None, divergence="reverse_kl", B=5, alpha=0.5,
     whole = losses.completion_logps(flat(leaf, mask), lengths)
     trainer = a_trainer(
         beta=beta, loss_types=types, loss_weights=weights or [1.0] * len(types), ld_alpha=ld_alpha,
-        precompute_ref_logps=True, f_divergence_type=divergence, f_alpha_divergence_coef=alpha, use_weighting=False,
+        precompute_ref_logps=True, f_divergence_type=divergence, f_alpha_divergence_coef=alpha, use_weighting=wpo,
         args=SimpleNamespace(discopop_tau=tau), label_smoothing=eps,
     )  # fmt: skip
     inputs = {
@@ -94,9 +94,16 @@ def both_dpo(seed, types, weights=None, divergence="reverse_kl", B=5, alpha=0.5,
         "ref_chosen_logps": ref_sums[:B],
         "ref_rejected_logps": ref_sums[B:],
     }
-    theirs = trl.DPOTrainer._compute_loss(trainer, lambda **_: outputs_of(leaf, mask), inputs, return_outputs=False)
+    outputs = outputs_of(leaf, mask)
+    outputs.log_sum_sq_probs = -torch.rand(leaf.shape, generator=g)
+    theirs = trl.DPOTrainer._compute_loss(trainer, lambda **_: outputs, inputs, return_outputs=False)
     own = {"f_divergence_alpha": alpha} if divergence == "alpha_divergence" else {}
     own |= {"discopop_tau": tau} if "discopop" in types else {}
+    if wpo:
+        # Their batch has the chosen ones first, a row of ours the two of each pair.
+        order = torch.arange(2 * B).view(2, B).t().flatten()
+        tokens = (flat(row[order], mask[order]) for row in (leaf, outputs.log_sum_sq_probs))
+        own["pair_weights"] = losses.wpo_weights(*tokens, lengths[order])
     terms = losses.dpo(
         *sums.split(B), *ref_sums.split(B), beta=beta, loss_type=types, loss_weights=weights, f_divergence=divergence,
         sft_logps=whole[:B], **own,
@@ -132,6 +139,16 @@ def test_dpo_without_the_longer_one_s_tail(kind, ld_alpha):
     """LD-DPO: what one completion is longer counts less, in every form."""
     terms, theirs, leaf, _ = both_dpo(7, [kind], ld_alpha=ld_alpha, tau=0.3)
     compare(terms.sum / terms.count, theirs, leaf)
+
+
+@pytest.mark.parametrize("kind", [name for name in TRLS if not DPO_TYPES[name].sorts and name not in {"hinge", "sft"}])
+def test_wpo(kind):
+    """WPO: a pair counts by the model's own probability of both completions.
+    Of `hinge` and `sft` TRL multiplies in place what autograd or an expanded tensor still needs, and fails.
+    """
+    for seed, more in enumerate(({}, {"ld_alpha": 0.3}, {"weights": [0.7]})):
+        terms, theirs, leaf, _ = both_dpo(seed, [kind], wpo=True, tau=0.3, **more)
+        compare(terms.sum / terms.count, theirs, leaf)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

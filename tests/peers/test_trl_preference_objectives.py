@@ -78,16 +78,19 @@ def run_trl(trainer_class, config_class, model, rows, scratch, **options):
     return [(line["loss"], line["grad_norm"]) for line in trainer.state.log_history if "grad_norm" in line]
 
 
-def run_ours(model, objective, batches, cuts=(slice(0, 4), slice(4, 7))):
+def run_ours(model, objective, batches, cuts=(slice(0, 4), slice(4, 7)), moving=None):
+    """The same of ours; with `moving`, (share, every), `objective` is made of what exchanges the weights."""
     import forge_algos
 
     settings = forge_algos.OptimizerSettings(learning_rate=RATE, lr_scheduler="constant", max_grad_norm=0.5)
     optimizer = forge_algos.adamw(model, settings)
+    average = None if moving is None else forge_algos.WeightAverage(optimizer, moving[0], every=moving[1])
     outputs = forge_algos.train(
         model,
         ([batches(cut) for cut in cuts] for _ in range(EPOCHS)),
-        objective=objective,
+        objective=objective if average is None else objective(average.exchanged),
         optimizer=optimizer,
+        average=average,
         scheduler=forge_algos.schedule(optimizer, settings, num_steps=EPOCHS),
         max_grad_norm=settings.max_grad_norm,
     )
@@ -136,6 +139,8 @@ def as_given(trainer_class):
         {"loss_type": ["aot"]},
         {"loss_type": ["ipo"]},
         {"loss_type": ["discopop", "sft"], "ld_alpha": 0.3},
+        {"wpo": True},
+        {"loss_type": ["ipo", "sigmoid"], "loss_weights": [1.0, 0.3], "wpo": True},
     ],
     ids=str,
 )
@@ -148,12 +153,41 @@ def test_dpo(settings, tmp_path):
     theirs = run_trl(
         as_given(trl.DPOTrainer), trl.DPOConfig, a_model(),
         columns("prompt_ids", "chosen_ids", "rejected_ids", prompt=[""] * NUMBER),
-        tmp_path, beta=0.3, trainer={"ref_model": a_model(seed=1)}, **settings,
+        tmp_path, beta=0.3, trainer={"ref_model": a_model(seed=1)},
+        **{"use_weighting" if name == "wpo" else name: value for name, value in settings.items()},
     )  # fmt: skip
     objective = forge_algos.DPO(
         forge_algos.DPOSettings(beta=0.3, reference="live", normalize="trl", **settings), reference=a_model(seed=1)
     )
     compare(run_ours(a_model(), objective, pair_batch), theirs)
+
+
+@pytest.mark.parametrize(("every", "share"), [(1, 0.6), (2, 1.0)])
+def test_dpo_with_a_reference_that_moves(every, share, tmp_path):
+    """TR-DPO: the reference begins as the model, and follows it after each step, or after the second."""
+    import trl
+
+    import forge_algos
+
+    theirs = run_trl(
+        as_given(trl.DPOTrainer), trl.DPOConfig, a_model(),
+        columns("prompt_ids", "chosen_ids", "rejected_ids", prompt=[""] * NUMBER), tmp_path, beta=0.3,
+        sync_ref_model=True, ref_model_sync_steps=every, ref_model_mixup_alpha=share, trainer={"ref_model": a_model()},
+    )  # fmt: skip
+    settings = forge_algos.DPOSettings(
+        beta=0.3, reference="moving", reference_sync_steps=every, reference_mixup=share, normalize="trl"
+    )
+    found = run_ours(a_model(), lambda weights: forge_algos.DPO(settings, reference=weights), pair_batch, moving=(share, every))
+    compare(found, theirs)
+    if every == 1:
+        assert found[1][0] != pytest.approx(run_ours(a_model(), static(a_model()), pair_batch)[1][0], rel=1e-3)
+
+
+def static(reference):
+    """DPO with a reference that stays."""
+    import forge_algos
+
+    return forge_algos.DPO(forge_algos.DPOSettings(beta=0.3, reference="live", normalize="trl"), reference=reference)
 
 
 @pytest.mark.parametrize(("kind", "likelihood"), [("orpo", 1.0), ("simpo", 0.0), ("simpo", 0.6)])

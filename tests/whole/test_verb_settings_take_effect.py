@@ -22,6 +22,8 @@ from .sampling_stub import served
 from .test_settings_take_effect import once, traces
 from .verbs import VERBS, settings_of, teacher
 
+MOVING = {"reference": "moving", "learning_rate": 1e-1}
+
 # For every verb: its own settings, as (what is given beside it, and two values that must tell two runs apart).
 CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
     "pretrain": {
@@ -59,6 +61,9 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "f_divergence_alpha": ({"learning_rate": 1e-1, "f_divergence": "alpha_divergence"}, 0.5, 0.0),
         "discopop_tau": ({"learning_rate": 1e-1, "loss_type": "discopop"}, 0.05, 0.5),
         "ld_alpha": ({"learning_rate": 1e-1}, None, 0.0),
+        "wpo": ({}, False, True),
+        "reference_sync_steps": (MOVING, 1, 2),
+        "reference_mixup": ({**MOVING, "reference_sync_steps": 1}, 0.6, 1.0),
         "reference": ({"adapter": "lora", "reference_path": None}, "stored", "adapter_off"),
         "reference_path": ({}, None, "TEACHER"),
         "normalize": ({"loss_type": ("sigmoid", "sft"), "max_tokens_per_gpu": 200}, "global", "trl"),
@@ -79,6 +84,8 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "beta": ({}, 0.1, 1.0),
         "desirable_weight": ({}, 1.0, 2.0),
         "undesirable_weight": ({}, 1.0, 2.0),
+        "reference_sync_steps": (MOVING, 1, 2),
+        "reference_mixup": ({**MOVING, "reference_sync_steps": 1}, 0.6, 1.0),
         "reference": ({"adapter": "lora", "reference_path": None}, "stored", "adapter_off"),
         "reference_path": ({}, None, "TEACHER"),
         "normalize": ({"max_tokens_per_gpu": 200, "effective_batch_size": 5}, "global", "trl"),

@@ -92,6 +92,9 @@ def test_log_probabilities_are_the_models_own(name):
     torch.testing.assert_close(logps, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(entropy, -(theirs.exp() * theirs).sum(1).detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(head.logps(inputs, rows, targets, temperature=0.7), logps, rtol=0, atol=0)
+    _, collision = head.logps_and_collision(inputs, rows, targets)
+    squares = (2 * logits_of(model, inputs, rows).log_softmax(1)).logsumexp(1)
+    torch.testing.assert_close(collision, squares.detach(), rtol=1e-5, atol=1e-5)
     same_gradients(model, logps.square().sum(), expected.square().sum())
 
 

@@ -7,19 +7,19 @@ from hypothesis import given, strategies as st
 from forge_algos import LossError
 from forge_algos.losses import nll, token_logps
 from forge_algos.losses._rows import Given, Projected
-from forge_algos.losses._token_logps import logps_and_entropy_of_rows, logps_of_rows
+from forge_algos.losses._token_logps import logps_and_collision_of_rows, logps_and_entropy_of_rows, logps_of_rows
 
 from .test_nll import Largest, problem
 
 
 def full(hidden, weight, bias, targets, scale=1.0, softcap=None, temperature=1.0):
-    """Return (log-probabilities, entropies) of the labelled rows from all logits at once."""
+    """Return (log-probabilities, entropies, log Σ p²) of the labelled rows from all logits at once."""
     logits = torch.nn.functional.linear(hidden, weight, bias) * scale
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
     rows = targets != -100
     logps = (logits / temperature).log_softmax(1)[rows]
-    return logps.gather(1, targets[rows, None]).squeeze(1), -(logps.exp() * logps).sum(1)
+    return logps.gather(1, targets[rows, None]).squeeze(1), -(logps.exp() * logps).sum(1), (2 * logps).logsumexp(1)
 
 
 def uneven_sum(logps):
@@ -43,21 +43,24 @@ def grads(value, tensors):
     seed=st.integers(0, 99),
 )
 def test_equals_log_softmax(T, D, V, chunk_rows, bias, scale, softcap, temperature, seed):
-    """Values, entropies and every gradient equal log_softmax's, for any chunk and temperature.
+    """Values, entropies, collisions and every gradient are log_softmax's, for any chunk and temperature.
     At odd sizes, with any transform and upstream gradient.
     """
     hidden, weight, b, targets = problem(T, D, V, seed=seed, bias=bias)
     how = {"scale": scale, "softcap": softcap, "temperature": temperature}
     ours = token_logps(hidden, weight, targets, bias=b, chunk_rows=chunk_rows, **how)
-    theirs, entropy = full(hidden, weight, b, targets, **how)
+    theirs, entropy, squares = full(hidden, weight, b, targets, **how)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
     rows = (targets != -100).nonzero().squeeze(1)
     source = Projected(product=torch.float64, chunk_rows=chunk_rows, **how)
     again, found = logps_and_entropy_of_rows(source, (hidden[rows], weight, b), targets[rows])
     torch.testing.assert_close(found, entropy.detach(), rtol=1e-9, atol=1e-9)
+    third, collision = logps_and_collision_of_rows(source, (hidden[rows], weight, b), targets[rows])
+    torch.testing.assert_close(collision, squares.detach(), rtol=1e-9, atol=1e-9)
     assert not found.requires_grad
+    assert not collision.requires_grad
     expected = grads(uneven_sum(theirs), (hidden, weight, b))
-    for logps in (ours, again):
+    for logps in (ours, again, third):
         for mine, wanted in zip(grads(uneven_sum(logps), (hidden, weight, b)), expected, strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-9, atol=1e-9)
 
@@ -86,7 +89,7 @@ def test_float32_is_as_good_as_torch(chunk_rows):
     """In float32 values are within 1e-5 and gradients within 1e-5 relative of float64's."""
     hidden, weight, _, targets = problem(129, 48, 1009, dtype=torch.float32)
     ours = token_logps(hidden, weight, targets, chunk_rows=chunk_rows)
-    exact, _ = full(hidden.double(), weight.double(), None, targets)
+    exact, _, _ = full(hidden.double(), weight.double(), None, targets)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
     for mine, theirs in zip(grads(uneven_sum(ours), (hidden, weight)), grads(uneven_sum(exact), (hidden, weight)), strict=True):
@@ -183,7 +186,7 @@ def test_bfloat16(way):
     Autocast is off again when the backward pass runs.
     """
     hidden, weight, _, targets = problem(64, 32, 101, dtype=torch.float32, size=0.3)
-    exact, _ = full(hidden, weight, None, targets)
+    exact, _, _ = full(hidden, weight, None, targets)
     expected = grads(exact.sum(), (hidden, weight))
     if way == "weights":
         hidden, weight = (t.detach().bfloat16().requires_grad_() for t in (hidden, weight))

@@ -623,6 +623,23 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             "dpo",
             {"loss_type": ("discopop",), "discopop_tau": 0.1, "ld_alpha": 0.5},
         ),
+        (TRL + "use_weighting: true\n", "dpo", {"wpo": True}),
+        (
+            TRL
+            + "sync_ref_model: true\nref_model_sync_steps: 64\nref_model_mixup_alpha: 0.5\nprecompute_ref_log_probs: false\n",
+            "dpo",
+            {"reference": "moving", "reference_sync_steps": 64, "reference_mixup": 0.5},
+        ),
+        (
+            TRL + "desirable_weight: 2.0\nsync_ref_model: true\n",
+            "kto",
+            {"reference": "moving", "desirable_weight": 2.0},
+        ),
+        (
+            TRL + "sync_ref_model: false\nref_model_sync_steps: 64\nprecompute_ref_log_probs: true\n",
+            "dpo",
+            {"reference": "stored"},
+        ),
         (
             TRL + "f_divergence_type: alpha_divergence\nf_alpha_divergence_coef: 0.2\ndiscopop_tau: 0.1\n",
             "dpo",
@@ -670,6 +687,10 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
         ),
         (AXOLOTL + "rl: dpo\ndpo_label_smoothing: 0.1\n", "dpo_label_smoothing: 0.1: loss_type=sigmoid reads none"),
         (FACTORY.format(stage="pt") + "cutoff_len: 64\npacking: false\n", "packing: False: documents are cut into blocks"),
+        (
+            TRL + "num_generations: 4\nsync_ref_model: true\n",
+            "sync_ref_model: True: here it is reference=moving, a setting of forge dpo and kto",
+        ),
         (
             TRL + "loss_type: [sigmoid, sft]\n",
             "normalize: the likelihood of the wanted answers is a mean over a micro-batch",

@@ -30,6 +30,7 @@ from ...preferences import (
     naive_orpo,
     naive_reward,
     naive_simpo,
+    naive_wpo,
     one_step,
     pair_batch,
     rotated,
@@ -103,6 +104,10 @@ CASES = {
     "sppo_hard": dpo("sppo_hard"),
     "sft": dpo("sft"),
     "sigmoid+sft": dpo("sigmoid", "sft"),
+    "wpo": (
+        DPO(DPOSettings(loss_type=["sigmoid", "sft"], beta=0.5, wpo=True)),
+        lambda model, n: naive_wpo(model, PAIRS[:n], reference(), beta=0.5),
+    ),
     "mpo": dpo("sigmoid", "bco_pair", "sft", weights=[0.8, 0.2, 1.5]),
     "orpo": (ORPO(ORPOSettings(beta=0.7)), lambda model, n: naive_orpo(model, PAIRS[:n], beta=0.7)),
     "orpo with prompts": (
@@ -192,7 +197,7 @@ def test_shared_prompts_give_the_naive_gradients(name, cut):
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[3, 0, 5], [1, 7], [8, 0]])
 @pytest.mark.parametrize(
-    "name", ["sigmoid+sft", "orpo", "orpo with prompts", "simpo", "simpo with likelihood", "kto", "reward"]
+    "name", ["sigmoid+sft", "wpo", "orpo", "orpo with prompts", "simpo", "simpo with likelihood", "kto", "reward"]
 )
 def test_two_ranks_equal_one(name, sizes):
     """Two ranks with unequal shares have the loss, figures and gradients of one process.

@@ -24,7 +24,7 @@ from forge_algos import (
 from forge_algos.settings._dpo_types import DPO_TYPES
 
 from ...oracle import CPU, distance, gradients, make
-from ...preferences import one_step, pair_batch, rows_of, some_pairs, token_logps
+from ...preferences import naive_weight, one_step, pair_batch, rows_of, some_pairs, token_logps
 
 PAIRS = some_pairs(6, seed=11)
 SORTED = ("aot", "aot_unpaired")
@@ -118,6 +118,27 @@ def test_the_longer_one_s_tail_counts_less(where):
     loss.backward()
     assert any(len(chosen) != len(rejected) for _, chosen, rejected in PAIRS)
     assert output.loss == pytest.approx(loss.item(), rel=1e-5)
+    assert distance(grads, gradients(model)) < 1e-5
+
+
+def test_a_tail_does_not_change_the_weights():
+    """WPO beside LD-DPO: each pair's loss by its weight, of which every token is a part; no gradient runs through it."""
+    reference, model = make(seed=5), make()
+    settings = DPOSettings(beta=0.5, ld_alpha=0.3, wpo=True, reference="live")
+    output, grads = one_step(model, DPO(settings, reference=reference), [pair_batch(PAIRS)])
+    model.zero_grad()
+    terms = []
+    for prompt, *completions in PAIRS:
+        shorter, ratios = min(map(len, completions)), []
+        for y in completions:
+            with torch.no_grad():
+                theirs = token_logps(reference, prompt, y)
+            each = token_logps(model, prompt, y) - theirs
+            ratios.append(each[:shorter].sum() + 0.3 * each[shorter:].sum())
+        loss = -torch.nn.functional.logsigmoid(0.5 * (ratios[0] - ratios[1]))
+        terms.append(naive_weight(model, prompt, completions) * loss)
+    torch.stack(terms).mean().backward()
+    assert output.loss == pytest.approx(torch.stack(terms).mean().item(), rel=1e-5)
     assert distance(grads, gradients(model)) < 1e-5
 
 

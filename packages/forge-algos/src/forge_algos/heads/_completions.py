@@ -59,6 +59,13 @@ class Completions(GroupModel):
             rows, targets = (torch.cat(both) for both in zip((rows, targets), further, strict=True))
         return self.head.logps(inputs, rows, targets)
 
+    def tokens_and_collision(self, groups: PackedGroups) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the log-probabilities float32[M] of the learned tokens, and log Σ p²[M].
+        The sum is over the vocabulary at each of them, and has no gradient.
+        """
+        rows, targets, _ = group_tensors(groups, self.device)
+        return self.head.logps_and_collision(self.inputs(groups), rows, targets)
+
 
 def sum_by_completion(tokens: torch.Tensor, groups: PackedGroups) -> torch.Tensor:
     """Sum tokens' float32[M] over each completion: float32[B]."""

@@ -27,7 +27,7 @@ from forge_algos.losses._likelihood import Likelihood
 from forge_algos.losses._nll import nll_of_rows
 from forge_algos.losses._numeric import wide
 from forge_algos.losses._rows import Given, LogitSource, Projected, Tensors, product_dtype
-from forge_algos.losses._token_logps import logps_and_entropy_of_rows, logps_of_rows
+from forge_algos.losses._token_logps import logps_and_collision_of_rows, logps_and_entropy_of_rows, logps_of_rows
 from forge_algos.losses.distillation._compare import Compared, compare_rows
 from forge_algos.losses.distillation._rows import distillation_of_rows
 
@@ -153,6 +153,24 @@ class Head:
 
         part, *rest = self._scored(inputs, rows[mine], compute, temperature=temperature, beside=beside)
         return (ranks.gather(part, len(rows)), ranks.gather(entropy[0], len(rows)), *rest)
+
+    def logps_and_collision(
+        self, inputs: Inputs, rows: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute (logps, log Σ p²), float32[M] each, the sum over the vocabulary.
+        It is that of the rows' distributions, without a gradient.
+        """
+        collision: list[torch.Tensor] = []
+        ranks = rows_over_ranks(self.model)
+        mine = ranks.part(len(rows))
+
+        def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
+            logps, found = logps_and_collision_of_rows(source, tensors, targets[mine])
+            collision.append(found)
+            return (logps,)
+
+        (part,) = self._scored(inputs, rows[mine], compute)
+        return ranks.gather(part, len(rows)), ranks.gather(collision[0], len(rows))
 
     def distillation(
         self,

@@ -15,7 +15,7 @@ from forge_algos.losses._triplet import batch_all_triplet
 from forge_algos.losses.distillation._distillation import distillation
 from forge_algos.losses.policy._advantages import Advantages, gae, group_advantages
 from forge_algos.losses.policy._policy import policy_gradient, value
-from forge_algos.losses.preference._dpo import dpo
+from forge_algos.losses.preference._dpo import dpo, wpo_weights
 from forge_algos.losses.preference._kto import kto
 from forge_algos.losses.preference._preference import cpo, orpo, simpo
 from forge_algos.losses.preference._reward import reward
@@ -46,4 +46,5 @@ __all__ = [
     "simpo",
     "token_logps",
     "value",
+    "wpo_weights",
 ]

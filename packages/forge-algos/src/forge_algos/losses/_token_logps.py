@@ -4,7 +4,7 @@ What is computed from the log-probabilities is not known here, so the backward p
 between the passes there is one number a row, and no [M, V].
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -66,7 +66,7 @@ def token_logps(
 
 def logps_of_rows(source: LogitSource, tensors: Tensors, targets: torch.Tensor) -> torch.Tensor:
     """Compute log p(target)[M] of rows that all have a target, from any source of logits."""
-    logps, _ = _logps(source, tensors, targets, wants_entropy=False)
+    logps, _ = _logps(source, tensors, targets, None)
     return logps
 
 
@@ -76,22 +76,33 @@ def logps_and_entropy_of_rows(
     """Compute the same, and the entropy[M] of each row's distribution in nats.
     The entropy has no gradient.
     """
-    return _logps(source, tensors, targets, wants_entropy=True)
+    return _logps(source, tensors, targets, "entropy")
 
 
-def _logps(
-    source: LogitSource, tensors: Tensors, targets: torch.Tensor, *, wants_entropy: bool
+def logps_and_collision_of_rows(
+    source: LogitSource, tensors: Tensors, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _TokenLogps.apply(source, targets, needs_of(tensors), wants_entropy, *tensors)
+    """Compute the same, and log Σ p²[M] of each row's distribution: what two draws are equal by.
+    It has no gradient.
+    """
+    return _logps(source, tensors, targets, "collision")
+
+
+Beside = Literal["entropy", "collision"] | None
+"""What is computed of each row's distribution, beside the target's log-probability."""
+
+
+def _logps(source: LogitSource, tensors: Tensors, targets: torch.Tensor, beside: Beside) -> tuple[torch.Tensor, torch.Tensor]:
+    return _TokenLogps.apply(source, targets, needs_of(tensors), beside, *tensors)
 
 
 class _TokenLogps(torch.autograd.Function):
     @staticmethod
     def forward(  # pyrefly: ignore[bad-override]  torch's own signature is *args
-        ctx: Any, source: LogitSource, targets: torch.Tensor, needs: Needs, wants_entropy: bool, *tensors: torch.Tensor | None
+        ctx: Any, source: LogitSource, targets: torch.Tensor, needs: Needs, beside: Beside, *tensors: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logps = torch.empty(len(targets), dtype=source.dtype, device=targets.device)
-        entropy = torch.empty_like(logps if wants_entropy else logps[:0])
+        further = torch.empty_like(logps if beside else logps[:0])
         normaliser = torch.empty_like(logps)
         with torch.autocast(targets.device.type, enabled=False):
             logit_pass = source.start(tensors, [False] * len(tensors))
@@ -103,13 +114,16 @@ class _TokenLogps(torch.autograd.Function):
                 total = logits.exp_().sum(1, keepdim=True)
                 logps[rows] = (own - total.log()).squeeze(1)
                 normaliser[rows] = (total.log() + top).squeeze(1)
-                if wants_entropy:
+                if beside == "entropy":
                     # entr(p) is 0 at p = 0, where p · log p is NaN.
-                    entropy[rows] = torch.special.entr(logits.div_(total)).sum(1)
+                    further[rows] = torch.special.entr(logits.div_(total)).sum(1)
+                elif beside == "collision":
+                    # The largest is 1 before the division, so that their squares do not vanish.
+                    further[rows] = (logits.square_().sum(1, keepdim=True).log() - 2 * total.log()).squeeze(1)
         ctx.save_for_backward(targets, normaliser, *tensors)
         ctx.source, ctx.needs = source, needs
-        ctx.mark_non_differentiable(entropy)
-        return logps, entropy
+        ctx.mark_non_differentiable(further)
+        return logps, further
 
     @staticmethod
     @once_differentiable

@@ -23,6 +23,7 @@ from forge_algos.objectives import Objective
 from forge_algos.optimizers._schedules import schedule
 from forge_algos.settings._moe import MoEAuxLoss
 from forge_algos.settings._optimizer import OptimizerSettings
+from forge_algos.training._average import WeightAverage
 from forge_algos.training._evaluate import evaluate
 from forge_algos.training._train import train
 
@@ -122,6 +123,7 @@ class Rehearsal:
         max_grad_norm: float = 1.0,
         moe_aux_loss: MoEAuxLoss = "global",
         keep_casts: bool = False,
+        average: WeightAverage | None = None,
     ) -> Peak:
         """Take a step on `micro_batches`, as `train` does.
 
@@ -137,6 +139,7 @@ class Rehearsal:
             max_grad_norm: as of `train`.
             moe_aux_loss: as of `train`.
             keep_casts: as of `train`.
+            average: as of `train`.
 
         Raises:
             RehearsalError: it needs values.
@@ -146,6 +149,9 @@ class Rehearsal:
             with _counted(tracker, model, optimizer):
                 if not first and not optimizer.state:
                     _make_state(model, optimizer)
+                if average is not None:
+                    with tracker.counting("optimizer"):
+                        average.before_step()
                 began = tracker.position
                 for _ in train(
                     model,
@@ -161,6 +167,7 @@ class Rehearsal:
                     on_nan="skip",
                     moe_aux_loss=moe_aux_loss,
                     keep_casts=keep_casts,
+                    average=average,
                 ):
                     pass
             for parameter in model.parameters():

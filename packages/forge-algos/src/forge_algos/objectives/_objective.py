@@ -1,12 +1,18 @@
 """Interface between the loop and an objective: counts before any forward, sums not divided."""
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from forge_algos._parallel import Parallel
 from forge_algos.losses import LossTerms
+
+Weights = Callable[[nn.Module], AbstractContextManager[Any]]
+"""Function (model) → context in which the model has other weights: a teacher's, a reference's."""
 
 
 class Bound(Protocol):
@@ -33,6 +39,19 @@ class Bound(Protocol):
         `totals` are `measure`'s numbers added up over the step's micro-batches and data shards; [] with needs 0.
         """
         ...
+
+
+class BeginsSteps(ABC):
+    """Base class of a bound objective that is given all micro-batches of a step beforehand."""
+
+    @abstractmethod
+    def begin(self, batches: Sequence[Any | None], parallel: Parallel) -> None:
+        """Compute what the step's terms need; an evaluation is one step.
+
+        Args:
+            batches: this rank's, None where it has nothing and other ranks have: it makes a forward all the same.
+            parallel: the ranks.
+        """
 
 
 class Objective(Protocol):

@@ -1,8 +1,6 @@
 """Self-distillation: on its own samples a model learns from itself, shown the demonstration."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
@@ -18,10 +16,8 @@ from forge_algos.heads._completions import GroupModel
 from forge_algos.heads._head import choose_head
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.losses import LossTerms
+from forge_algos.objectives._objective import Weights
 from forge_algos.settings._self_distill import SDFTSettings
-
-Weights = Callable[[nn.Module], AbstractContextManager[Any]]
-"""Function (model) → context in which the model has the teacher's weights."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

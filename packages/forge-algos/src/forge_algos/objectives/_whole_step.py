@@ -22,6 +22,7 @@ from forge_algos.batches._learned import RowLoader
 from forge_algos.heads._embedding import Pool, choose_embedder
 from forge_algos.heads._packable import require_packable
 from forge_algos.losses import LossTerms
+from forge_algos.objectives._objective import BeginsSteps
 
 _SCORES = 1 << 24
 """Most pairs of texts that are compared at a time."""
@@ -127,7 +128,7 @@ class _Known:
         return self.gradients[self.begin + mine.start : self.begin + mine.stop]
 
 
-class BoundWholeStep:
+class BoundWholeStep(BeginsSteps):
     """A `WholeStepLoss` on one model."""
 
     needs = 0

@@ -12,7 +12,7 @@ import attrs
 from forge_algos.settings._dpo_types import ALPHA, DPO_TYPES, TAU, Divergence, DPOLoss, readers
 from forge_algos.settings._validators import key_of, number, one_of
 
-ReferenceKind = Literal["stored", "adapter_off", "live"]
+ReferenceKind = Literal["stored", "adapter_off", "live", "moving"]
 Normalize = Literal["global", "trl"]
 
 
@@ -35,19 +35,15 @@ def _tuple_of(check: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-def _check_path(instance: Any, field: Any, value: Any) -> None:
+def _check_path(_instance: Any, field: Any, value: Any) -> None:
     if not isinstance(value, str) or not value:
         raise TypeError(f"{field.name} must be a path or a model's name, got {value!r}")
-    if instance.reference == "adapter_off":
-        raise ValueError(
-            f"reference_path={value!r} has no effect with reference='adapter_off', whose reference is the model under the "
-            "adapter; leave it out, or set reference='stored' or 'live'"
-        )
 
 
 _beta = number(kind=float, above=True)
 _smoothing = number(kind=float, below=0.5)
 _share = number(kind=float, high=1)
+_above_share = number(kind=float, above=True, high=1)
 
 
 @attrs.frozen(kw_only=True)
@@ -83,12 +79,19 @@ class DPOSettings:
     ld_alpha: float | None = attrs.field(default=None, validator=attrs.validators.optional(_share))
     """Weight of the tokens of an answer beyond the length of the shorter one (LD-DPO, arXiv 2409.06411),
     from 0 to 1; by default all count alike."""
+    wpo: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    """Whether a pair counts the more, the likelier both answers are under the model itself
+    (WPO, arXiv 2406.11827)."""
     reference: ReferenceKind = attrs.field(default="stored", validator=one_of(ReferenceKind))
     """Source of the reference's log-probabilities:
-    computed once before training ("stored"), the model with its adapter switched off ("adapter_off"), or a second model
-    beside it ("live")."""
+    computed once before training ("stored"), the model with its adapter switched off ("adapter_off"), a second model beside it
+    ("live"), or one that follows the trained model ("moving"; TR-DPO, arXiv 2404.09656)."""
     reference_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_path))
     """Reference model of "stored" and "live"; by default the model that training starts from."""
+    reference_sync_steps: int = attrs.field(default=512, validator=number(kind=int, low=1))
+    """Number of steps after which reference=moving moves towards the trained model, each time."""
+    reference_mixup: float = attrs.field(default=0.6, validator=_above_share)
+    """Share of the trained weights that reference=moving then takes on, above 0; 1 makes it a copy of them."""
     normalize: Normalize = attrs.field(default="global", validator=one_of(Normalize))
     """Mean over all pairs of a step, whatever its cut ("global"),
     or each micro-batch's own mean, averaged, as TRL ("trl")."""
@@ -121,7 +124,13 @@ class DPOSettings:
             _check_read("discopop_tau", self.discopop_tau, self.loss_type, ["discopop"])
         if self.ld_alpha is not None:
             _check_read("ld_alpha", self.ld_alpha, self.loss_type, [kind for kind in DPO_TYPES if kind != "sft"])
+        _check_reference(self)
         for kind in self.loss_type:
+            if DPO_TYPES[kind].sorts and self.wpo:
+                raise ValueError(
+                    f"wpo=True weighs pairs, and loss_type={kind} sorts them, so that no term is that of one pair; leave wpo "
+                    "out, or take another loss"
+                )
             if DPO_TYPES[kind].sorts and self.normalize == "global":
                 raise ValueError(
                     f"loss_type={kind} sorts the pairs of a micro-batch, so its gradients depend on how a step is cut, which "
@@ -177,13 +186,20 @@ class KTOSettings:
     """Weight of the bad completions."""
     reference: ReferenceKind = attrs.field(default="stored", validator=one_of(ReferenceKind))
     """Source of the reference's log-probabilities:
-    computed once before training ("stored"), the model with its adapter switched off ("adapter_off"), or a second model
-    beside it ("live")."""
+    computed once before training ("stored"), the model with its adapter switched off ("adapter_off"), a second model beside it
+    ("live"), or one that follows the trained model ("moving"; TR-DPO, arXiv 2404.09656)."""
     reference_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_path))
     """Reference model of "stored" and "live"; by default the model that training starts from."""
+    reference_sync_steps: int = attrs.field(default=512, validator=number(kind=int, low=1))
+    """Number of steps after which reference=moving moves towards the trained model, each time."""
+    reference_mixup: float = attrs.field(default=0.6, validator=_above_share)
+    """Share of the trained weights that reference=moving then takes on, above 0; 1 makes it a copy of them."""
     normalize: Normalize = attrs.field(default="global", validator=one_of(Normalize))
     """Mean and KL over a whole step, whatever its cut ("global"), or over each micro-batch,
     averaged, as TRL ("trl")."""
+
+    def __attrs_post_init__(self) -> None:
+        _check_reference(self)
 
 
 @attrs.frozen(kw_only=True)
@@ -204,3 +220,24 @@ def _check_read(name: str, value: object, types: tuple[str, ...], known: list[st
         raise ValueError(
             f"{name}={value} has no effect with loss_type={', '.join(types)}; those that read it: {', '.join(known)}"
         )
+
+
+def _check_reference(settings: DPOSettings | KTOSettings) -> None:
+    """Raise ValueError for a path or a move that the kind of reference does not read."""
+    begins = {
+        "adapter_off": "whose reference is the model under the adapter",
+        "moving": "whose reference begins as the model that training starts from",
+    }
+    if settings.reference_path is not None and settings.reference in begins:
+        raise ValueError(
+            f"reference_path={settings.reference_path!r} has no effect with reference={settings.reference!r}, "
+            f"{begins[settings.reference]}; leave it out, or set reference='stored' or 'live'"
+        )
+    if settings.reference == "moving":
+        return
+    for name in ("reference_sync_steps", "reference_mixup"):
+        value = getattr(settings, name)
+        if value != getattr(attrs.fields(type(settings)), name).default:
+            raise ValueError(
+                f"{name}={value} has no effect with reference={settings.reference!r}; leave it out, or set reference='moving'"
+            )

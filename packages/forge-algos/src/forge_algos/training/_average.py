@@ -16,12 +16,18 @@ _KEY = "average"
 class WeightAverage:
     """Moving average a ← a + rate · (w - a) of an optimizer's parameters.
 
-    It begins as the weights at the first step and follows each step that moves them. Each parameter's average lies in the
-    optimizer's state of it, in the shape and on the ranks of the parameter, so that whoever saves the one saves the other.
+    It begins as the weights at the first step and follows each step that moves them, or each `every`-th step. Each parameter's
+    average lies in the optimizer's state of it, in the shape and on the ranks of the parameter, so that whoever saves the one
+    saves the other.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, rate: float, *, every: int | None = None) -> None:
         """Take an optimizer before its first step, or with the state of a run that is resumed.
+
+        Args:
+            optimizer: holds the weights.
+            rate: above 0, at most 1.
+            every: moves after the steps whose number is a multiple of it, whether or not these moved the weights.
 
         Raises:
             OptimizerError: the optimizer keeps no state of its own for each parameter.
@@ -30,7 +36,7 @@ class WeightAverage:
             raise OptimizerError(
                 f"{type(optimizer).__name__} keeps no state for each parameter, beside which an average could be kept"
             )
-        self._optimizer, self._rate = optimizer, rate
+        self._optimizer, self._rate, self._every = optimizer, rate, every
         self._parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         self._began: dict[nn.Parameter, torch.Tensor] = {}
 
@@ -40,14 +46,16 @@ class WeightAverage:
             if p not in self._began and _KEY not in self._optimizer.state.get(p, {}):
                 self._began[p] = p.detach().clone()
 
-    def after_step(self) -> None:
-        """Move the average towards the weights."""
+    def after_step(self, step: int, *, moved: bool) -> None:
+        """Move the average towards the weights, where it follows the step of this number."""
+        due = moved if self._every is None else step % self._every == 0
         for p in self._parameters:
             # An optimizer makes a parameter's state at its first gradient, and only where there is none yet.
             if state := self._optimizer.state.get(p):
                 if _KEY not in state:
                     state[_KEY] = self._began.pop(p)
-                state[_KEY].lerp_(p.detach().to(state[_KEY].dtype), self._rate)
+                if due:
+                    state[_KEY].lerp_(p.detach().to(state[_KEY].dtype), self._rate)
 
     @contextmanager
     def exchanged(self, model: nn.Module) -> Iterator[None]:
@@ -68,3 +76,5 @@ class WeightAverage:
                 before = p.detach().clone()
                 p.copy_(average)
                 average.copy_(before)
+        # An autocast that is open would go on with its casts of the former weights.
+        torch.clear_autocast_cache()

@@ -13,7 +13,7 @@ from forge_algos._modules import mode
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.objectives import Objective
-from forge_algos.objectives._whole_step import BoundWholeStep
+from forge_algos.objectives._objective import BeginsSteps
 from forge_algos.training._columns import Columns, columns
 from forge_algos.training._step import Sums, begin_step, measure_totals
 
@@ -58,7 +58,7 @@ def evaluate(
             bound = objective.bind(model, device=device)
         steps: Iterable[tuple[list[Any], Columns]] = _steps(batches, objective, parallel)
         totals: list[float] = []
-        if bound.needs or isinstance(bound, BoundWholeStep):
+        if bound.needs or isinstance(bound, BeginsSteps):
             steps = list(steps)
             begin_step(bound, steps, autocast, parallel)
             totals = measure_totals(bound, steps, objective, autocast, parallel)

@@ -16,7 +16,7 @@ from forge_algos._modules import free_gathered
 from forge_algos._parallel import Parallel
 from forge_algos.losses import LossTerms
 from forge_algos.objectives import Bound, Objective
-from forge_algos.objectives._whole_step import BoundWholeStep
+from forge_algos.objectives._objective import BeginsSteps
 from forge_algos.training._columns import Columns
 
 
@@ -85,8 +85,8 @@ def begin_step(
     autocast: Callable[[], AbstractContextManager[Any]],
     parallel: Parallel,
 ) -> None:
-    """Give an objective over a whole step all of its micro-batches beforehand; others nothing."""
-    if not isinstance(bound, BoundWholeStep):
+    """Give an objective that asks for it all micro-batches of a step beforehand; others nothing."""
+    if not isinstance(bound, BeginsSteps):
         return
     batches = [micro_batches[k] if counted.mine[k] > 0 else None for micro_batches, counted in steps for k in counted.active]
     with autocast():

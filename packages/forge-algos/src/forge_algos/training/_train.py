@@ -113,7 +113,7 @@ def train(
             "global", over all tokens of the step's micro-batches that have something to learn, for which each is run once more
             without gradients where a rank has several; "trl", the mean of each micro-batch's own; or "off". An evaluation's
             loss is without it.
-        average: moving average of the weights, which follows each step that moves them.
+        average: moving average of the weights, which follows the steps.
         keep_casts: make the casts of `autocast` once a step, not for each micro-batch and recomputation. They lie beside the
             weights until the step's last backward pass: not for weights that ranks divide.
 
@@ -186,8 +186,8 @@ def train(
                         average.before_step()
                     parallel.step(optimizer)
                     adaptation.after_step()
-                    if average is not None:
-                        average.after_step()
+                if average is not None:
+                    average.after_step(step, moved=moves)
             _advance(scheduler, moved=moves)
             yield StepOutput(
                 step=step,
@@ -221,8 +221,8 @@ def _accumulate(
     """Add up gradients of the global mean over the active columns; returns this rank's sums.
     The host has not waited for them yet.
     """
-    totals = measure_totals(bound, [(micro_batches, counted)], objective, autocast, parallel)
     begin_step(bound, [(micro_batches, counted)], autocast, parallel)
+    totals = measure_totals(bound, [(micro_batches, counted)], objective, autocast, parallel)
     sums = Sums(objective.stats)
     active = counted.active
     # Casts of weights are kept while an autocast is open: one that is off around the step makes one cast a step, not one a use.

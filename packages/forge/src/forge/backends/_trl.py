@@ -120,6 +120,16 @@ class TRLBackend(Backend):
             raise SettingsError("attention=documents is for packed rows, and backend=trl pads them: choose sdpa or eager.")
         if verb == "dpo" and "cdpo" in s.objective.loss_type:
             raise SettingsError("loss_type=cdpo is not available with backend=trl: choose robust, or backend=forge.")
+        if verb == "dpo" and s.objective.wpo and (unable := {"hinge", "sft"} & set(s.objective.loss_type)):
+            raise SettingsError(
+                f"wpo with loss_type={', '.join(sorted(unable))} is not available with backend=trl, which fails in it: choose "
+                "backend=forge."
+            )
+        if verb in ("dpo", "kto") and s.objective.reference == "moving" and s.adapter.adapter != "none":
+            raise SettingsError(
+                f"reference=moving with adapter={s.adapter.adapter} is not available with backend=trl, which keeps no "
+                "reference beside an adapter: choose backend=forge."
+            )
         if s.passed_on.pad_to_multiple_of is not None and verb == "grpo":
             raise SettingsError("pad_to_multiple_of has no effect with grpo: leave it out.")
         if verb == "grpo" and s.objective.loss_type == "cispo" and s.objective.clip is not None:

@@ -29,8 +29,17 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "f_divergence_alpha": "f_alpha_divergence_coef",
         "discopop_tau": "discopop_tau",
         "ld_alpha": "ld_alpha",
+        "wpo": "use_weighting",
+        "reference_sync_steps": "ref_model_sync_steps",
+        "reference_mixup": "ref_model_mixup_alpha",
     },
-    "kto": {"beta": "beta", "desirable_weight": "desirable_weight", "undesirable_weight": "undesirable_weight"},
+    "kto": {
+        "beta": "beta",
+        "desirable_weight": "desirable_weight",
+        "undesirable_weight": "undesirable_weight",
+        "reference_sync_steps": "ref_model_sync_steps",
+        "reference_mixup": "ref_model_mixup_alpha",
+    },
     "reward": {"centering": "center_rewards_coefficient"},
     "grpo": {
         "loss_type": "loss_type",
@@ -155,6 +164,8 @@ def arguments(
         found[theirs] = list(value) if isinstance(value, tuple) else None if ours in NONE_IF_ZERO and not value else value
     if verb in ("dpo", "kto", "reward"):
         found["disable_dropout"] = False  # TRL's default is True, under which lora_dropout does nothing
+    if verb in ("dpo", "kto"):
+        found["sync_ref_model"] = s.objective.reference == "moving"
     if verb == "grpo":
         found["scale_rewards"] = s.objective.scale
         found |= _ratio(s.objective)

@@ -253,6 +253,7 @@ class Rehearsed(NamedTuple):
             max_grad_norm=s.optimizer.max_grad_norm,
             moe_aux_loss=s.moe.moe_aux_loss,
             keep_casts=keeps_casts(self.planned.strategy),
+            average=getattr(source, "average", None),
         )
 
     def _within(self, body: Callable[[Any, Items, Items | None], Any]) -> Any:

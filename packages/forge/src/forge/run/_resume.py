@@ -113,6 +113,9 @@ ADDED = {
     "f_divergence_alpha": 0.5,
     "discopop_tau": 0.05,
     "ld_alpha": None,
+    "wpo": False,
+    "reference_sync_steps": 512,
+    "reference_mixup": 0.6,
     "cpo_alpha": 0.0,
     "unfrozen_parameters": None,
 }

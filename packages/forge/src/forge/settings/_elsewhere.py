@@ -74,6 +74,9 @@ RENAMED = {
         "loss_weights": "dpo_loss_weights",
         "f_divergence": "f_divergence_type",
         "f_divergence_alpha": "f_alpha_divergence_coef",
+        "wpo": "use_weighting dpo_use_weighting",
+        "reference_sync_steps": "ref_model_sync_steps",
+        "reference_mixup": "ref_model_mixup_alpha",
         "desirable_weight": "kto_desirable_weight kto_chosen_weight",
         "undesirable_weight": "kto_undesirable_weight kto_rejected_weight",
         "reference_path": "ref_model ref_model_name_or_path",
@@ -119,6 +122,7 @@ SWITCHES = {
     "unmask_messages": "train_on=all",
     "mask_history": "train_on=last",
     "precompute_ref_log_probs": "reference=stored",
+    "sync_ref_model": "reference=moving",
     "use_bias_correction_kl": "kl_estimator=unbiased",
     "dynamic_sampling": "on_equal_rewards=resample",
     "filter_groups": "on_equal_rewards=resample",
@@ -222,7 +226,7 @@ TOLD = {
         _NO_CODE: "trust_remote_code",
         _OFF: """use_unsloth use_kt plugins
             parallelism_config relora loftq_config gptq
-            use_galore use_apollo use_badam use_adam_mini sync_ref_model use_weighting
+            use_galore use_apollo use_badam use_adam_mini
             disable_dropout dataset_exact_deduplication min_sample_len tool_format val_loss_improvement_threshold lora_bias""",
         "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()
@@ -254,7 +258,7 @@ OWN = {
         "pretrain": "block_size cross_documents",
         "distill": "teacher_path",
         "sdft": "demonstration_template teacher teacher_rate skip_tokens",
-        "dpo": "loss_weights f_divergence f_divergence_alpha discopop_tau ld_alpha",
+        "dpo": "loss_weights f_divergence f_divergence_alpha discopop_tau ld_alpha wpo",
         "simpo": "cpo_alpha",
         "orpo": "learn_prompt",
         "reward": "centering",
@@ -265,7 +269,7 @@ OWN = {
         "sft and osft": "neftune_alpha",
         "sft, osft and embed": "loss",
         "dpo and grpo": "loss_type",
-        "dpo and kto": "reference reference_path",
+        "dpo and kto": "reference reference_path reference_sync_steps reference_mixup",
         "kto": "desirable_weight undesirable_weight",
         "simpo and ppo": "gamma",
         "grpo and rloo": "on_equal_rewards max_resamples min_group_reward max_group_reward",
@@ -308,7 +312,9 @@ def hint(name: str, known: Collection[str]) -> str | None:
             "" if here in known else f", a setting of forge {OWN.get(here, 'sft and all others that train')}"
         )
     if name in SWITCHES:
-        return f"here it is {SWITCHES[name]}"
+        setting = SWITCHES[name].partition("=")[0]
+        whose = f", a setting of forge {OWN[setting]}" if setting in OWN and setting not in known else ""
+        return f"here it is {SWITCHES[name]}{whose}"
     if name in TOLD:
         return f"here: {TOLD[name]}"
     return f"a setting of forge {OWN[name]}" if name in OWN else None

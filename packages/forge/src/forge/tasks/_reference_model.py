@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import forge_algos
 import forge_data
 from forge._errors import SettingsError
 
@@ -39,6 +40,30 @@ def check_reference(s: Any) -> None:
             f"reference=adapter_off is the model without its adapter, and {why}: set another adapter, or reference=stored or "
             "reference=live."
         )
+
+
+def check_moving(s: Any) -> None:
+    """Raise SettingsError where reference=moving cannot be kept beside the trained weights."""
+    if s.objective.reference != "moving":
+        return
+    if s.strategy.strategy.startswith("zero"):
+        raise SettingsError(
+            f"reference=moving with strategy={s.strategy.strategy}: DeepSpeed holds the weights in a buffer of its own, in "
+            "which they cannot be exchanged for the reference's. Take strategy=fsdp2, or reference=stored."
+        )
+    if s.optimizer.optimizer == "schedule_free":
+        raise SettingsError(
+            "optimizer=schedule_free with reference=moving: it computes its gradients at other weights than those that it has "
+            "found, and which of them a reference should follow is not said. Take another optimizer, or reference=stored."
+        )
+
+
+def moving_reference(run: Run) -> forge_algos.WeightAverage | None:
+    """Return the average that reference=moving is; None with another reference."""
+    own = run.settings.objective
+    if own.reference != "moving":
+        return None
+    return forge_algos.WeightAverage(run.optimizer, own.reference_mixup, every=own.reference_sync_steps)
 
 
 def require_same_tokens(s: Any, name: str, path: str) -> None:

@@ -13,9 +13,9 @@ from forge.settings._settings import RunSettings
 from forge.tasks._lint_check import check_kind, check_lint
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._reference_logps import read_references, store_references
-from forge.tasks._reference_model import check_reference, live_reference, require_same_tokens
+from forge.tasks._reference_model import check_moving, check_reference, live_reference, moving_reference, require_same_tokens
 from forge.tasks._sharing import may_share, sharing
-from forge.tasks._task import Run, Task
+from forge.tasks._task import Evaluation, Run, Task
 from forge.tasks.items._pairs import Answers, Pairs
 from forge.verbs._registry import verb
 
@@ -163,9 +163,10 @@ class ReferencedSettings(PreferenceSettings):
     """Settings that the verbs with a reference model share."""
 
     def check(self) -> None:
-        """Refuse reference=adapter_off where it is not the initial model."""
+        """Refuse adapter_off where it is not the initial model, and moving where it cannot."""
         super().check()
         check_reference(self)
+        check_moving(self)
 
 
 class ReferencedPreferences(Preferences):
@@ -190,11 +191,25 @@ class ReferencedPreferences(Preferences):
         """Take the steps of the batch plan, and check the first loss against the reference."""
         objective: Any = self.objective(run)
         others = [] if objective.reference is None else [objective.reference]
-        return ReferencedSteps(with_prompts_and_references(run, *others), objective)
+        average = moving_reference(run)
+        if average is not None:
+            objective = attrs.evolve(objective, reference=average.exchanged)
+        return ReferencedSteps(with_prompts_and_references(run, *others), objective, average)
 
 
 class ReferencedSteps(OfflineSteps):
     """Steps of a model that begins as its own reference, so that its first loss is known."""
+
+    def __init__(self, run: Run, objective: forge_algos.Objective, average: forge_algos.WeightAverage | None = None) -> None:
+        super().__init__(run, objective)
+        self.average = average
+
+    def evaluate(self, model: Any) -> Evaluation | None:
+        """Compute the loss and figures over the held-out rows.
+
+        None for another model than the trained one, whose weights a moving reference takes the place of.
+        """
+        return None if self.average is not None and model is not self.run.model else super().evaluate(model)
 
     def check_start(self) -> None:
         """Raise ReferenceMismatchError unless the first loss is that of the reference itself."""

@@ -8,6 +8,7 @@ import torch
 from forge_algos._counted import counted
 from forge_algos._errors import LossError
 from forge_algos.losses import _check
+from forge_algos.losses._sums import completion_logps
 from forge_algos.losses._terms import LossTerms, summed
 from forge_algos.losses.preference._dpo_types import TERMS, Pairs, scores
 from forge_algos.settings._dpo_types import ALPHA, DPO_TYPES, TAU, Divergence, readers
@@ -30,6 +31,7 @@ def dpo(
     loss_weights: Sequence[float] | None = None,
     tokens_per_pair: float | None = None,
     sft_logps: torch.Tensor | None = None,
+    pair_weights: torch.Tensor | None = None,
 ) -> LossTerms:
     """Sum a form of direct preference optimisation over pairs; by default -log σ(β(c - r)).
 
@@ -76,6 +78,8 @@ def dpo(
         loss_weights: a number for each type; None is 1 for each.
         tokens_per_pair: chosen tokens / pairs over the global batch, above 0; read by `sft`.
         sft_logps: float[B], what `sft` learns, where `chosen_logps` are weighted sums; None is `chosen_logps`.
+        pair_weights: float[B], by which each pair's terms are multiplied, as by `wpo_weights`; no gradient reaches them. Not
+            for `aot` and `aot_unpaired`, whose terms are no single pair's.
 
     Returns:
         LossTerms: over the B pairs. Stats: `chosen_rewards` (βc), `rejected_rewards`, `margins`, `correct` (c > r),
@@ -92,13 +96,18 @@ def dpo(
     types, weights = _types(loss_type, loss_weights)
     _check_settings(types, beta, label_smoothing, f_divergence, tokens_per_pair)
     _check_parameters(types, f_divergence, f_divergence_alpha, discopop_tau)
+    if pair_weights is not None and (sorting := [kind for kind in types if DPO_TYPES[kind].sorts]):
+        raise LossError(f"pair_weights: {', '.join(sorting)} sorts the pairs, so that no term is that of one pair")
     given = _check.samples(
+        "pair_weights",
         chosen_logps=chosen_logps,
         rejected_logps=rejected_logps,
         ref_chosen_logps=ref_chosen_logps,
         ref_rejected_logps=ref_rejected_logps,
         sft_logps=chosen_logps if sft_logps is None else sft_logps,
+        pair_weights=pair_weights,
     )
+    each = given.pop("pair_weights", None)
     chosen, rejected, ref_chosen, ref_rejected, likelihood = given.values()
     c, r = chosen - ref_chosen.detach(), rejected - ref_rejected.detach()
     lengths = {
@@ -128,6 +137,8 @@ def dpo(
         tau=discopop_tau,
     )
     losses = sum((weight * TERMS[kind](pairs) for kind, weight in zip(types, weights, strict=True)), torch.zeros_like(chosen))
+    if each is not None:
+        losses = losses * each.detach()
     stats = {
         "chosen_rewards": beta * c,
         "rejected_rewards": beta * r,
@@ -137,6 +148,36 @@ def dpo(
         "rejected_logps": rejected,
     }
     return summed(losses, stats)
+
+
+def wpo_weights(logps: torch.Tensor, collisions: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> torch.Tensor:
+    """Compute weights of pairs from the model's own probabilities (WPO, arXiv 2406.11827).
+
+    A completion of L tokens has exp((1/L) Σ (log p(token) - log Σ p²)), so that one that the model would hardly sample counts
+    less; that of a pair is the product of both.
+
+    Args:
+        logps: float[T], log-probabilities of the completions' tokens, in nats; no gradient reaches them.
+        collisions: float[T], log of the sum of the squared probabilities of all tokens at each of them.
+        lengths: int[2P], tokens of each completion, the chosen and the rejected one of each pair in turn; they add up to T. On
+            the CPU, so that nothing waits for the device.
+
+    Returns:
+        torch.Tensor: float32[P], the pairs' weights.
+
+    Raises:
+        LossError: lengths that do not add up to T, or of no pairs.
+
+    >>> wpo_weights(torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.0, -1.0, -1.0]), [1, 2])
+    tensor([0.2231])
+    """
+    given = _check.samples(logps=logps, collisions=collisions)
+    counts = _check.integers("lengths", lengths)
+    if len(counts) % 2:
+        raise LossError(f"lengths: two completions a pair are wanted, got {len(counts)}")
+    aligned = completion_logps((given["logps"] - given["collisions"]).detach(), counts)
+    means = aligned / counts.to(device=aligned.device, dtype=aligned.dtype, non_blocking=True).clamp(min=1)
+    return means.view(-1, 2).sum(1).exp()
 
 
 def _types(loss_type: str | Sequence[str], loss_weights: Sequence[float] | None) -> tuple[list[str], list[float]]:

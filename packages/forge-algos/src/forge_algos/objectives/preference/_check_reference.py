@@ -11,6 +11,7 @@ from forge_algos._errors import ReferenceMismatchError
 from forge_algos._modules import causal_model, decoder, language_modules, mode
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.isolation._guard import guard_packed
+from forge_algos.objectives._objective import BeginsSteps
 from forge_algos.objectives.preference._dpo import DPO
 from forge_algos.objectives.preference._kto import KTO
 
@@ -70,6 +71,9 @@ def _compare(
     with torch.no_grad(), mode(model, training=False), guard_packed(model):
         with autocast():
             bound: Any = objective.bind(model, device=device)
+            if isinstance(bound, BeginsSteps):
+                batches = list(batches)
+                bound.begin([batch if objective.count(batch) else None for batch in batches], parallel)
         for number, batch in enumerate(batches):
             mine = objective.count(batch) > 0
             with autocast():

@@ -11,6 +11,7 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import mode
+from forge_algos._parallel import Parallel
 from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, idle_groups
 from forge_algos.batches._learned import token_count
@@ -18,6 +19,7 @@ from forge_algos.batches._packed import require
 from forge_algos.heads._completions import Completions, sum_by_completion
 from forge_algos.losses import LossTerms, kto
 from forge_algos.objectives._mean import Mean, require_totals
+from forge_algos.objectives._objective import BeginsSteps, Weights
 from forge_algos.objectives.preference._reference import Reference
 from forge_algos.settings._preference import KTOSettings
 
@@ -54,8 +56,9 @@ class KTO:
     """
 
     settings: KTOSettings = attrs.field(factory=KTOSettings)
-    reference: nn.Module | None = attrs.field(default=None, kw_only=True)
-    """The frozen second model of `reference="live"`, on the same device; None otherwise."""
+    reference: nn.Module | Weights | None = attrs.field(default=None, kw_only=True)
+    """The frozen second model of `reference="live"`, on the same device; of "moving" what gives the trained model
+    the reference's weights, as `WeightAverage.exchanged`; None otherwise."""
 
     @property
     def unit(self) -> str:
@@ -108,13 +111,14 @@ class KTO:
             AdapterError: virtual tokens that a model cannot be given, or `adapter_off` without an adapter.
             LossError: a live reference that is missing, not asked for, or the model itself.
         """
-        return _BoundKTO(self.settings, self.reference, model, device)
+        kind = _BoundMovingKTO if self.settings.reference == "moving" else _BoundKTO
+        return kind(self.settings, self.reference, model, device)
 
 
 class _BoundKTO:
     needs = 2
 
-    def __init__(self, settings: KTOSettings, live: nn.Module | None, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, settings: KTOSettings, live: nn.Module | Weights | None, model: nn.Module, device: torch.device) -> None:
         self.settings = settings
         self.policy = Completions(model, device=device)
         self.reference = Reference(settings.reference, self.policy, live)
@@ -170,6 +174,13 @@ class _BoundKTO:
         ratios = (logps - reference).detach()
         correct = torch.where(good, ratios > kl, ratios < kl).sum()
         return terms._replace(stats=dict(terms.stats) | {"correct": correct, "kl": kl * len(logps)})
+
+
+class _BoundMovingKTO(_BoundKTO, BeginsSteps):
+    def begin(self, batches: Sequence[KTOBatch | None], parallel: Parallel) -> None:
+        del parallel
+        rows = [(None, None) if batch is None else (batch.completions, batch.mismatched) for batch in batches]
+        self.reference.begin([row for both in rows for row in both], completions=1)
 
 
 def _check(batch: KTOBatch) -> None:

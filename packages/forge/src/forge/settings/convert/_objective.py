@@ -94,6 +94,7 @@ def preferences(draft: Draft) -> None:
     left, found = draft.left, draft.found
     if "orpo_alpha" in left and left.get("rl_beta") is None:
         left["rl_beta"] = left.pop("orpo_alpha")
+    _moving_reference(left)
     if draft.verb != "dpo":
         if left.get("dpo_label_smoothing"):
             draft.lose("dpo_label_smoothing", "only DPO reads it")
@@ -128,6 +129,13 @@ def preferences(draft: Draft) -> None:
         found |= {"loss_type": forms, "loss_weights": (*[1.0] * (len(forms) - 1), float(weight))}
     if "sft" in forms:
         draft.lost.append(_LIKELIHOOD[draft.library == "LLaMA-Factory"])
+
+
+def _moving_reference(left: dict[str, Any]) -> None:
+    """Take out what nothing reads where the reference stays."""
+    if not left.get("sync_ref_model"):
+        for key in ("ref_model_sync_steps", "ref_model_mixup_alpha"):
+            left.pop(key, None)
 
 
 def online(draft: Draft) -> None:

@@ -1,0 +1,50 @@
+"""The moving average of weights: when it moves, and that nothing computes with the former ones."""
+
+import pytest
+import torch
+
+from forge_algos import OptimizerSettings, WeightAverage, adamw
+
+
+def setup(rate, every=None):
+    layer = torch.nn.Linear(3, 2)
+    optimizer = adamw(layer, OptimizerSettings(learning_rate=0.1))
+    return layer, optimizer, WeightAverage(optimizer, rate, every=every)
+
+
+def step(layer, optimizer, average, number, *, moved=True):
+    if moved:
+        layer(torch.ones(1, 3)).sum().backward()
+        average.before_step()
+        optimizer.step()
+        optimizer.zero_grad()
+    average.after_step(number, moved=moved)
+
+
+@pytest.mark.parametrize(("every", "after"), [(None, [1, 3]), (2, [2, 4])])
+def test_when_it_moves(every, after):
+    """After each step that moves the weights, or after those whose number is a multiple; steps 2 and 4 move nothing here."""
+    layer, optimizer, average = setup(0.25, every)
+    wanted = layer.weight.detach().clone()
+    for number in (1, 2, 3, 4):
+        step(layer, optimizer, average, number, moved=number in (1, 3))
+        if number in after:
+            wanted = 0.75 * wanted + 0.25 * layer.weight.detach()
+        with average.exchanged(layer):
+            torch.testing.assert_close(layer.weight.detach(), wanted)
+
+
+def test_an_open_autocast_has_no_casts_of_former_weights():
+    """Inside the exchange, and after it, a forward under autocast computes with the weights that are in place."""
+    layer, optimizer, average = setup(1e-6)
+    step(layer, optimizer, average, 1)
+    x = torch.randn(4, 3)
+
+    def bits(weight):
+        return torch.nn.functional.linear(x.bfloat16(), weight.detach().bfloat16(), layer.bias.detach().bfloat16())
+
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(layer(x), bits(layer.weight), rtol=0, atol=0)
+        with average.exchanged(layer), torch.no_grad():
+            torch.testing.assert_close(layer(x), bits(layer.weight), rtol=0, atol=0)
+        torch.testing.assert_close(layer(x), bits(layer.weight), rtol=0, atol=0)
