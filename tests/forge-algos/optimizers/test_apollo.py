@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
-from forge_algos import AdapterSettings, OptimizerError, OptimizerSettings, adapt, make_optimizer
+from forge_algos import SFT, AdapterSettings, OptimizerError, OptimizerSettings, adapt, make_optimizer, schedule, train
 from forge_algos._modules import trainable
 from forge_algos.optimizers._apollo import Apollo, projection
 from forge_algos.optimizers._rounding import rounding_key
 
 from ..experts import E, mixture
-from ..oracle import make
+from ..oracle import make, pack, samples
 
 RATE, DECAY, BETAS, EPS, EVERY, SEED = 0.01, 0.1, (0.8, 0.7), 1e-3, 3, 5
 GIVEN = {
@@ -208,3 +208,19 @@ def test_steps_are_about_as_large_as_adamws():
         sizes[name] = float((p.detach() - before).norm())
     for name in ("channel", "tensor"):
         assert 0.5 < sizes[name] / sizes["adamw"] < 2, sizes
+
+
+def test_the_loss_falls_as_adamws():
+    """At AdamW's rate, whatever the rank: 25 steps on one batch bring the loss down as far, within a tenth of the way."""
+    losses = {}
+    for name in ("adamw", "apollo", "apollo_mini"):
+        model = make()
+        settings = OptimizerSettings(optimizer=name, learning_rate=1e-2, lr_scheduler="constant")
+        optimizer = make_optimizer(model, settings)
+        steps = [[pack(samples((9, 12, 7)))]] * 25
+        outputs = train(model, steps, objective=SFT(), optimizer=optimizer, scheduler=schedule(optimizer, settings, 25))
+        losses[name] = [output.loss for output in outputs]
+    first, last = losses["adamw"][0], losses["adamw"][-1]
+    assert last < first / 2
+    for name in ("apollo", "apollo_mini"):
+        assert losses[name][-1] < last + (first - last) / 10, losses

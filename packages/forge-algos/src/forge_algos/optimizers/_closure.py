@@ -1,4 +1,4 @@
-"""The step of optimizers of our own: the closure, then the move, by one algorithm or several."""
+"""The step of optimizers of our own: the closure, then the move, by one algorithm or more."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -45,10 +45,9 @@ class Combined(ClosureOptimizer):
 
     def __init__(self, parts: Sequence[tuple[str, torch.optim.Optimizer]]) -> None:
         """Take algorithms by name, in the order of their groups."""
-        # Every group has all options of its own algorithm, so that defaults are read by none.
-        super().__init__(
-            [{**group, "algorithm": name} for name, part in parts for group in part.param_groups], parts[0][1].defaults
-        )
+        # Every group has all options of its own algorithm; there are no defaults for all.
+        groups = [{**group, "algorithm": name} for name, part in parts for group in part.param_groups]
+        super().__init__(groups, {"lr": parts[0][1].defaults["lr"]})
         self._parts = parts
 
     def _move_all(self) -> None:
