@@ -106,6 +106,7 @@ CASES = (
     Case("llama", dtype="bfloat16"),
     Case("llama", optimizer="muon"),
     Case("llama", optimizer="adamw_8bit"),
+    Case("llama", optimizer="apollo"),
     Case("llama", optimizer="adafactor", packing="off"),
     Case("llama", adapter="lora", dtype="bfloat16"),
     Case("llama", adapter="qlora", dtype="bfloat16"),

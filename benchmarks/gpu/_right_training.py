@@ -136,7 +136,7 @@ def optimizers(here: Here) -> tuple[bool, dict[str, Any]]:
     from forge_algos import MissingPackageError, OptimizerSettings
 
     facts: dict[str, Any] = {}
-    for name in ("adamw", "adafactor", "muon", "adamw_8bit", "schedule_free"):
+    for name in ("adamw", "adafactor", "muon", "adamw_8bit", "schedule_free", "apollo", "apollo_mini"):
         model = here.model("small", dtype=here.torch.float32, layers=2)
         settings = OptimizerSettings(optimizer=name, learning_rate=1e-3, lr_scheduler="constant")
         try:

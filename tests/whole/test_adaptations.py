@@ -465,6 +465,7 @@ def test_a_reference_is_the_base_whatever_the_first_values(model_dir: Path, fold
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"adapter": "lora", "optimizer": "apollo"}, "optimizer=apollo with adapter=lora, whose matrices are small"),
         ({"loraplus_lr_ratio": 4.0}, "loraplus_lr_ratio=4 has no effect with adapter=none"),
         ({"adapter": "lora", "init_lora_weights": "pissa", "lora_r": 999}, "directions, and its rank is 999"),
         ({"adapter": "lora", "init_lora_weights": "loftq"}, "init_lora_weights"),

@@ -131,7 +131,10 @@ def named(text: str) -> set[str]:
 def test_a_sentence_names_settings(text: str) -> None:
     """A word with an underscore or before "=" in a sentence of the table is a setting."""
     told = re.sub(r"rollouts/\S+|[^ ]+\.jsonl|RUN|\{[^}]*\}", "", text)
-    assert {*re.findall(r"[a-z0-9]+(?:_[a-z0-9]+)+", told), *re.findall(r"(\w+)=", told)} <= settings() | {"adamw_8bit"}
+    assert {*re.findall(r"[a-z0-9]+(?:_[a-z0-9]+)+", told), *re.findall(r"(\w+)=", told)} <= settings() | {
+        "adamw_8bit",
+        "apollo_mini",
+    }
 
 
 def test_hints() -> None:

@@ -95,6 +95,7 @@ def test_on_two_ranks(adapter: str, strategy: str, given: dict[str, Any], tmp_pa
     [
         ({"optimizer": "adamw"}, "weights=bfloat16 with optimizer=adamw, which rounds to the nearest"),
         ({"optimizer": "muon"}, "weights=bfloat16 with optimizer=muon, which rounds to the nearest"),
+        ({"optimizer": "apollo"}, "weights=bfloat16 with optimizer=apollo, which rounds to the nearest"),
         ({"adapter": "osft"}, "weights=bfloat16 with adapter=osft: weights that are rounded at random move"),
         ({"dtype": "float32"}, "weights=bfloat16 with dtype=float32"),
         ({"strategy": "zero2"}, "weights=bfloat16 with strategy=zero2, which moves float32 weights"),

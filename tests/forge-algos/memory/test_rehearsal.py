@@ -138,7 +138,13 @@ def test_a_first_step_is_one_whatever_was_rehearsed_before(optimizer: str) -> No
     ("kind", "adapter", "optimizer"),
     ci_keeps(
         [("llama", "lora", "adafactor"), ("experts", "none", "muon")],
-        [("llama", "none", "adamw"), ("llama", "lora", "adafactor"), ("experts", "none", "muon"), ("llama", "osft", "adamw")],
+        [
+            ("llama", "none", "adamw"),
+            ("llama", "lora", "adafactor"),
+            ("experts", "none", "muon"),
+            ("experts", "none", "apollo"),
+            ("llama", "osft", "adamw"),
+        ],
     ),
 )
 def test_a_step_takes_what_was_planned(kind: str, adapter: str, optimizer: str, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from ..oracle import make, pack, samples
 
 LR, DECAY = 0.01, 0.3
 COMMON = {"learning_rate": LR, "weight_decay": DECAY, "lr_scheduler": "constant"}
-NAMES = ("adamw", "adafactor", "muon", "schedule_free", "adamw_8bit")
+NAMES = ("adamw", "adafactor", "muon", "schedule_free", "adamw_8bit", "apollo", "apollo_mini")
 PACKAGES = {"schedule_free": "schedulefree", "adamw_8bit": "bitsandbytes"}
 
 
@@ -77,7 +77,7 @@ def library(name, model):
     return AdamW8bit(decayed(model), **adam)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "muon"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "schedule_free", "adamw_8bit"])
 def test_steps_are_the_librarys(name):
     """Three steps have the bits of the library's own optimizer.
     Matrices with decay and vectors without.

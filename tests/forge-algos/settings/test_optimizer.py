@@ -23,6 +23,9 @@ from forge_algos.settings._adapter_table import Adapter, default_learning_rate
         *(("lr_scheduler", bad) for bad in ("cosin", None)),
         *(("on_nan", bad) for bad in ("ignore", None, True)),
         *(("optimizer", bad) for bad in ("adam", None)),
+        *(("apollo_rank", bad) for bad in (0, -1, 1.5, True)),
+        *(("apollo_update_interval", bad) for bad in (0, 1.5, None)),
+        *(("apollo_scale", bad) for bad in (0, -1.0, math.nan, "2")),
         *(("momentum", bad) for bad in (-0.1, 1.0, math.nan)),
         *(("min_lr_ratio", bad) for bad in (-0.1, 1.0, math.nan)),
         *(("decay_steps", bad) for bad in (0, -1, 1.5, True)),
@@ -181,6 +184,11 @@ def test_settings_are_frozen():
             ({"optimizer": name, "momentum": 0.5}, f"momentum=0.5 has no effect with optimizer='{name}'.*optimizer=muon")
             for name in ("adamw", "adafactor", "adamw_8bit")
         ),
+        *(
+            ({"optimizer": name, field: 5}, f"{field}=5 has no effect with optimizer='{name}'.*optimizer=apollo or apollo_mini")
+            for name in ("adamw", "muon")
+            for field in ("apollo_rank", "apollo_update_interval", "apollo_scale")
+        ),
         ({"min_lr_ratio": 0.1}, "min_lr_ratio=0.1 has no effect with lr_scheduler='cosine'.*cosine_with_min_lr, polynomial or"),
         ({"decay_steps": 3, "lr_scheduler": "linear"}, "decay_steps=3 has no effect with lr_scheduler='linear'"),
         ({"power": 2.0}, "power=2.0 has no effect with lr_scheduler='cosine'.*lr_scheduler=polynomial"),
@@ -204,6 +212,8 @@ def test_optimizer_settings_without_effect_are_refused(given, message):
     [
         {"optimizer": "muon", "momentum": 0.9, "beta1": 0.8},
         {"optimizer": "adamw_8bit", "eps": 1e-6},
+        {"optimizer": "apollo", "apollo_rank": 8, "apollo_update_interval": 10, "apollo_scale": 2.0, "beta2": 0.9},
+        {"optimizer": "apollo_mini", "apollo_scale": 128.0, "eps": 1e-6},
         {"optimizer": "schedule_free", "lr_scheduler": "constant", "beta1": 0.95, "warmup_steps": 3},
         {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.1},
         {"lr_scheduler": "cosine_with_restarts", "num_cycles": 2},

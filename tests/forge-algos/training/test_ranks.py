@@ -205,7 +205,7 @@ def test_real_ranks_equal_one_process(folders, world_size):
 
 
 NOISY = SFT(SupervisedSettings(neftune_alpha=5.0, z_loss=1e-3, label_smoothing=0.1, normalize="trl"))
-OPTIMIZERS = ("muon", "schedule_free")
+OPTIMIZERS = ("muon", "schedule_free", "apollo", "apollo_mini")
 
 
 def noisy_on_rank(ranks, folder):
@@ -243,7 +243,7 @@ def optimizer_of(name):
 
 def test_noise_measured_means_optimizers_and_teachers_on_real_ranks(folders):
     """NEFTune, measured totals, optimizers and teachers give the same, divided or not.
-    Muon and schedule-free move shards as they move whole tensors; a student may be divided, and its teacher too or not.
+    Muon, schedule-free and APOLLO move shards as they move whole tensors; a student may be divided, and its teacher too or not.
     """
     pytest.importorskip("schedulefree", reason="schedulefree is an optional package")
     folder = folders["llama-untied"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forge import RecipeError
 from forge.settings._elsewhere import RENAMED, SWITCHES, TOLD
-from forge.settings._settings import flat_fields
+from forge.settings._settings import flat_fields, resolve
 from forge.settings.convert._convert import convert, library_of, read_foreign
 from forge.verbs._registry import task_of
 
@@ -805,3 +805,50 @@ def test_a_method_that_the_file_does_not_say_is_asked_for() -> None:
     with pytest.raises(RecipeError, match="--verb dpo, kto, grpo or rloo"):
         converted(TRL + "beta: 0.1\n")
     assert converted(TRL + "beta: 0.1\n", verb="kto").settings["beta"] == 0.1
+
+
+APOLLO = FACTORY.format(stage="sft") + "use_apollo: true\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "lost"),
+    [
+        (APOLLO, {"optimizer": "apollo", "apollo_rank": 16, "apollo_scale": 32.0}, set()),
+        (
+            APOLLO + "apollo_rank: 8\napollo_scale: 4.0\napollo_update_interval: 50\napollo_scale_type: tensor\n"
+            "apollo_target: all\napollo_proj: random\napollo_proj_type: std\napollo_layerwise: true\n"
+            "apollo_scale_front: true\n",
+            {"optimizer": "apollo_mini", "apollo_rank": 8, "apollo_scale": 4.0, "apollo_update_interval": 50},
+            set(),
+        ),
+        (
+            APOLLO + "apollo_proj: svd\napollo_target: [mlp]\n",
+            {"optimizer": "apollo", "apollo_rank": 16, "apollo_scale": 32.0},
+            {"apollo_proj", "apollo_target"},
+        ),
+        (FACTORY.format(stage="sft") + "use_apollo: false\napollo_rank: 8\n", {}, set()),
+        (
+            TRL + "optim: apollo_adamw\noptim_target_modules: all-linear\n",
+            {"optimizer": "apollo", "apollo_rank": 128, "apollo_scale": 1.0},
+            set(),
+        ),
+        (
+            TRL + "optim: apollo_adamw\noptim_args: 'rank=1, scale=128, scale_type=tensor, norm=3'\n",
+            {"optimizer": "apollo_mini", "apollo_rank": 1, "apollo_scale": 128.0},
+            {"norm"},
+        ),
+        (
+            AXOLOTL
+            + "optimizer: apollo_adamw_layerwise\noptim_args: {rank: 64, update_proj_gap: 20}\noptim_target_modules: [mlp]\n",
+            {"optimizer": "apollo", "apollo_rank": 64, "apollo_update_interval": 20, "apollo_scale": 1.0},
+            {"apollo_target"},
+        ),
+        (AXOLOTL + "optimizer: galore_adamw\noptim_args: {rank: 64}\n", {}, {"optimizer", "optim_args"}),
+    ],
+)
+def test_apollo(text: str, settings: dict[str, Any], lost: set[str]) -> None:
+    """A switch with settings of its own, or `optim` with `optim_args`: the same settings here; what differs is listed."""
+    found = converted(text)
+    assert {name: value for name, value in found.settings.items() if "apollo" in name or name == "optimizer"} == settings
+    assert about(found) - {"assistant_only_loss"} == lost
+    resolve(task_of(found.verb).settings, ("argument", {**found.settings, "data_path": "d", "ckpt_output_dir": "o"}))

@@ -124,6 +124,7 @@ def test_they_train_as_one_process(name, ranks, options, data, paths, tmp_path):
         (2, {"tp_size": 2, "gather_dtype": "bfloat16"}, {}, "gather_dtype='bfloat16' has no effect where all 2 ranks"),
         (2, {"tp_size": 2}, {"adapter": True}, "tp_size=2 divides the layers that an adapter would be put into"),
         (4, {"ep_size": 2}, {"optimizer": "muon"}, "ep_size=2 divides matrices, which muon needs whole"),
+        (2, {"tp_size": 2}, {"optimizer": "apollo"}, "tp_size=2 divides matrices, which apollo needs whole"),
         (2, {"tp_size": 2}, {"optimizer": "schedule_free"}, "leaves some weights whole"),
         (1, {"tp_size": 2}, {}, "tp_size=2 has no effect with one rank"),
     ],

@@ -19,11 +19,12 @@ from torch import nn
 
 # Documented under this name: "Fake tensor" in torch's manual.
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from forge_algos._errors import MissingPackageError, OptimizerError
 from forge_algos._kernels import try_kernel
 from forge_algos.optimizers._closure import OneByOne
+from forge_algos.optimizers._divided import local, rows_here
 from forge_algos.optimizers._rounding import keys_of_places, round_stochastically_, rounding_key, try_rounding
 
 BLOCK = 256
@@ -75,7 +76,7 @@ class AdamW8bit(OneByOne):
         _kernels()
         parameters = [p for group in self.param_groups for p in group["params"]]
         for parameter in parameters:
-            _rows_here(parameter)
+            rows_here(parameter, "adamw_8bit")
         self._numbers = {p: number for number, p in enumerate(parameters)} if numbers is None else dict(numbers)
         self._seed = seed
         self._maps: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -103,7 +104,7 @@ class AdamW8bit(OneByOne):
         if not state:
             state.update(_new_state(parameter))
         state["step"] += 1
-        first, count = _rows_here(parameter)
+        first, count = rows_here(parameter, "adamw_8bit")
         if not count:
             return  # of a matrix with fewer rows than ranks
         held = [_matrix(each, count) for each in (parameter, *(state[key] for key in _MOMENTS if key in state))]
@@ -349,37 +350,12 @@ def _by_row(parameter: nn.Parameter, blocks: int) -> torch.Tensor:
     held: torch.Tensor = parameter.detach()
     if not isinstance(held, DTensor):
         return torch.zeros(shape, device=held.device)
-    local = torch.zeros((_rows_here(parameter)[1], blocks), device=held.to_local().device)
+    local = torch.zeros((rows_here(parameter, "adamw_8bit")[1], blocks), device=held.to_local().device)
     return DTensor.from_local(
         local, held.device_mesh, held.placements, run_check=False, shape=torch.Size(shape), stride=(blocks, 1)
     )
 
 
-def _rows_here(parameter: torch.Tensor) -> tuple[int, int]:
-    """Return the first row of a parameter that this process holds, and their number.
-
-    Raises:
-        OptimizerError: ranks divide its columns.
-    """
-    first, count = 0, parameter.shape[0] if parameter.dim() else 1
-    held: torch.Tensor = parameter.detach()
-    if not isinstance(held, DTensor):
-        return first, count
-    for dim, placement in enumerate(held.placements):
-        if type(placement) is Shard and placement.dim == 0:
-            size, rank = held.device_mesh.size(dim), held.device_mesh.get_local_rank(dim)
-            each = -(-count // size)
-            start = min(each * rank, count)
-            first, count = first + start, min(each, count - start)
-        elif type(placement) is not Replicate:
-            raise OptimizerError(
-                f"optimizer=adamw_8bit moves matrices that ranks divide by rows, and here they divide other parts "
-                f"({placement}): leave tp_size and ep_size out, or use optimizer=adamw"
-            )
-    return first, count
-
-
 def _matrix(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     """Return what this process holds of a tensor as [rows, width], in the same memory."""
-    held = tensor.detach()
-    return (held.to_local() if isinstance(held, DTensor) else held).view(rows, -1)
+    return local(tensor).view(rows, -1)

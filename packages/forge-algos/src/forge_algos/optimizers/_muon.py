@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from forge_algos._modules import head, vectors
-from forge_algos.optimizers._closure import ClosureOptimizer
+from forge_algos.optimizers._closure import Combined
 from forge_algos.optimizers._muon_stacks import StackedMuon, stacked_factors
 
 
@@ -29,7 +29,7 @@ def muon_matrices(model: nn.Module) -> list[nn.Parameter]:
     ]
 
 
-class MuonAdamW(ClosureOptimizer):
+class MuonAdamW(Combined):
     """Muon (kellerjordan.github.io/posts/muon) and AdamW as one optimizer, with one state.
 
     Both steps are torch's own, to the bit; stacks of matrices, which torch's Muon does not take, are moved by `StackedMuon`. A
@@ -54,14 +54,4 @@ class MuonAdamW(ClosureOptimizer):
             parts.append(("muon_stacks", StackedMuon(list(stacks), **muon)))
         if others:
             parts.append(("adamw", torch.optim.AdamW(list(others), **adamw)))
-        # Every group has all options of its own algorithm; there are no defaults for both.
-        groups = [{**group, "algorithm": name} for name, part in parts for group in part.param_groups]
-        super().__init__(groups, {"lr": muon["lr"]})
-        self._parts = parts
-
-    def _move_all(self) -> None:
-        for name, part in self._parts:
-            # Set at each step, since loading a state replaces both.
-            part.param_groups = [group for group in self.param_groups if group["algorithm"] == name]
-            part.state = self.state
-            part.step()
+        super().__init__(parts)

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from forge_algos._errors import OptimizerError
 from forge_algos._experts import expert_stacks
 from forge_algos.optimizers._closure import OneByOne
+from forge_algos.optimizers._divided import local
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
@@ -74,7 +75,7 @@ class StackedMuon(OneByOne):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient, memory_format=torch.preserve_format)
         # A rank has whole matrices of a divided stack, and moves its own.
-        weight, grad, buffer = (_local(tensor) for tensor in (parameter, gradient, state["momentum_buffer"]))
+        weight, grad, buffer = (local(tensor) for tensor in (parameter, gradient, state["momentum_buffer"]))
         buffer.lerp_(grad, 1 - group["momentum"])
         update = _matrices(grad.lerp(buffer, group["momentum"]), group)
         matrices = _matrices(weight, group)
@@ -107,7 +108,3 @@ def _matrices(tensor: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
     if group["layout"] == "columns":
         return tensor.view(len(tensor), -1, E).permute(2, 0, 1)
     return tensor
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

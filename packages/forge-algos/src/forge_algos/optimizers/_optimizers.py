@@ -10,6 +10,8 @@ from torch import nn
 from forge_algos._errors import MissingPackageError, OptimizerError
 from forge_algos._modules import trainable, unwrap, vectors
 from forge_algos.optimizers._adamw_8bit import AdamW8bit
+from forge_algos.optimizers._apollo import Apollo
+from forge_algos.optimizers._closure import Combined
 from forge_algos.optimizers._muon import MuonAdamW, muon_matrices
 from forge_algos.optimizers._muon_stacks import muon_stacks
 from forge_algos.settings._adapter_table import ADAPTERS, Adapter
@@ -35,22 +37,27 @@ def make_optimizer(
     - schedule_free: schedulefree's AdamWScheduleFree. `train` keeps it in its training mode during a step only.
     - adamw_8bit: `AdamW8bit`, bitsandbytes' kernels over rows, which ranks may divide; parameters of less than 4,096 numbers,
       or with rows of less than 256, keep 32 bits. bfloat16 weights are rounded stochastically.
+    - apollo, apollo_mini: `Apollo` on the matrices of the numbered layers, each expert's by itself: gradients scaled by factors
+      of a low-rank state, by default to about the size of AdamW's steps; torch.optim.AdamW on all else. Not with an adapter.
 
     Args:
         model: its parameters that need a gradient are trained.
         settings: where no learning rate is set, that of the PEFT adapter that the model carries, if any, and of the optimizer.
             Whatever adapts a model, `settings.resolve(adapter)` has its rate.
         fused: torch's AdamW as one kernel a dtype instead of several passes over memory; True where the device has it.
-        seed: of the random bits of stochastic rounding, which follow from it, from the step and from a number's place.
+        seed: of the random bits of stochastic rounding and of APOLLO's projections, which follow from it, from the step and
+            from a number's place.
 
     Raises:
         MissingPackageError: schedulefree or bitsandbytes is not installed.
-        OptimizerError: bitsandbytes does not serve the parameters' device; nothing that is trained is Muon's, or nothing is
-            left for AdamW, whose settings were given; loraplus_lr_ratio without LoRA's matrices.
+        OptimizerError: bitsandbytes does not serve the parameters' device; nothing that is trained is Muon's or APOLLO's, or
+            nothing is left for AdamW, whose settings were given; APOLLO with an adapter; loraplus_lr_ratio without LoRA's
+            matrices.
     """
     if not isinstance(settings, OptimizerSettings):
         raise OptimizerError(f"OptimizerSettings(optimizer='adamw', ...) are wanted, not {settings!r}")
-    settings = settings.resolve(_adapter(model))
+    adapter = _adapter(model)
+    settings = settings.resolve(adapter)
     if settings.loraplus_lr_ratio != 1 and not _second_factors(model):
         raise OptimizerError(
             f"loraplus_lr_ratio={settings.loraplus_lr_ratio} has no effect: no matrix B of a LoRA trains here; leave it out, "
@@ -60,6 +67,13 @@ def make_optimizer(
     adam: dict[str, Any] = {**common, "betas": (settings.beta1, settings.beta2), "eps": settings.eps}
     if settings.optimizer == "muon":
         return _muon(model, settings, adam, fused=fused)
+    if settings.low_rank:
+        if adapter != "none":
+            raise OptimizerError(
+                f"optimizer={settings.optimizer} keeps a low-rank state of whole matrices, and here an adapter trains "
+                f"({adapter}): use optimizer=adamw, or adapter=none"
+            )
+        return _apollo(model, settings, {**adam, "fused": fused}, seed)
     groups = _groups(model, trainable(model), settings)
     if settings.optimizer == "adafactor":
         return torch.optim.Adafactor(_with_floor(model, groups), **common)
@@ -170,6 +184,35 @@ def _muon(model: nn.Module, settings: OptimizerSettings, adam: dict[str, Any], *
     matrices = _with_ratio(model, [{"params": chosen}] if chosen else [], settings)
     stacks = _with_ratio(model, stacks, settings)
     return MuonAdamW(matrices, stacks, _groups(model, rest, settings), muon=muon, adamw={**adam, "fused": fused})
+
+
+def _apollo(model: nn.Module, settings: OptimizerSettings, adam: dict[str, Any], seed: int) -> Combined:
+    # Without adapters every stack has the same layout.
+    chosen = [*muon_matrices(model), *(p for stack in muon_stacks(model) for p in stack["params"])]
+    if not chosen:
+        raise OptimizerError(
+            f"optimizer={settings.optimizer}: no numbered layer of the model has a matrix that is trained; use optimizer=adamw"
+        )
+    mini = settings.optimizer == "apollo_mini"
+    apollo = Apollo(
+        [{"params": chosen}],
+        lr=adam["lr"],
+        betas=adam["betas"],
+        eps=adam["eps"],
+        weight_decay=settings.weight_decay,
+        rank=1 if mini and settings.apollo_rank is None else settings.apollo_rank,
+        update_interval=settings.apollo_update_interval,
+        scale=settings.apollo_scale,
+        scale_type="tensor" if mini else "channel",
+        seed=seed,
+        # Numbered by the model, whose order is the same however it is divided.
+        numbers={p: number for number, p in enumerate(trainable(model))},
+    )
+    ids = {id(p) for p in chosen}
+    parts: list[tuple[str, torch.optim.Optimizer]] = [("apollo", apollo)]
+    if rest := [p for p in trainable(model) if id(p) not in ids]:
+        parts.append(("adamw", torch.optim.AdamW(_groups(model, rest, settings), **adam)))
+    return Combined(parts)
 
 
 def _schedule_free(groups: list[dict[str, Any]], adam: dict[str, Any]) -> torch.optim.Optimizer:

@@ -11,7 +11,7 @@ import attrs
 from forge_algos.settings._adapter_table import Adapter, default_learning_rate
 from forge_algos.settings._validators import either, number, one_of
 
-Optimizer = Literal["adamw", "adafactor", "muon", "schedule_free", "adamw_8bit"]
+Optimizer = Literal["adamw", "adafactor", "muon", "schedule_free", "adamw_8bit", "apollo", "apollo_mini"]
 Schedule = Literal[
     "cosine",
     "linear",
@@ -35,8 +35,13 @@ ADAFACTOR_SCALE = 50.0
 """Factor on Adafactor's rate, which it multiplies by a matrix's root mean square,
 about 1/50 in a language model."""
 
-_ADAMS = ("adamw", "muon", "schedule_free", "adamw_8bit")
-_READ_BY_OPTIMIZER: dict[str, tuple[str, ...]] = {"beta1": _ADAMS, "beta2": _ADAMS, "eps": _ADAMS, "momentum": ("muon",)}
+_APOLLO = ("apollo", "apollo_mini")
+_ADAMS = ("adamw", "muon", "schedule_free", "adamw_8bit", *_APOLLO)
+_READ_BY_OPTIMIZER: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("beta1", "beta2", "eps"), _ADAMS),
+    "momentum": ("muon",),
+    **dict.fromkeys(("apollo_rank", "apollo_update_interval", "apollo_scale"), _APOLLO),
+}
 _READ_BY_SCHEDULE: dict[str, tuple[str, ...]] = {
     "min_lr_ratio": ("cosine_with_min_lr", "polynomial", "warmup_stable_decay"),
     "decay_steps": ("warmup_stable_decay",),
@@ -59,8 +64,9 @@ class OptimizerSettings:
 
     optimizer: Optimizer = attrs.field(default=_OPTIMIZER, validator=one_of(Optimizer))
     """AdamW (arXiv 1711.05101); Adafactor (1804.04235), which keeps hardly any state;
-    Muon on the layers' matrices with AdamW on the rest; schedule-free AdamW (2405.15682), which needs no schedule; or AdamW
-    with its state in 8 bits (2110.02861)."""
+    Muon on the layers' matrices with AdamW on the rest; schedule-free AdamW (2405.15682), which needs no schedule; AdamW with
+    its state in 8 bits (2110.02861); or APOLLO and APOLLO-Mini (2412.05270), with hardly any state, on the layers' matrices
+    with AdamW on the rest, where no adapter trains."""
     learning_rate: float | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=float, above=True)))
     """Highest learning rate of the schedule. By default 2e-5;
     with an adapter 2e-4 for the LoRA family, 1e-4 for osft, 3e-3 for ia3, 1e-2 for prefix and adapter_prompt, 3e-2 for
@@ -79,6 +85,14 @@ class OptimizerSettings:
     """Added to the denominator of AdamW's step."""
     momentum: float = attrs.field(default=0.95, validator=number(kind=float, below=1.0))
     """Decay of Muon's running sum of the gradients."""
+    apollo_rank: int | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=int, low=1)))
+    """Rank of APOLLO's random projections, at most a matrix's smaller side;
+    by default a quarter of that and at most 256 with optimizer=apollo, and 1 with apollo_mini."""
+    apollo_update_interval: int = attrs.field(default=200, validator=number(kind=int, low=1))
+    """Steps after which APOLLO draws another projection."""
+    apollo_scale: float | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=float, above=True)))
+    """APOLLO's steps are multiplied by its square root;
+    by default the smaller side of a matrix divided by the rank, which makes them about as large as AdamW's."""
     max_grad_norm: float = attrs.field(default=1.0, validator=number(kind=float))
     """Gradients are scaled down to at most this global norm before each step;
     0 turns clipping off."""
@@ -132,6 +146,11 @@ class OptimizerSettings:
             raise ValueError(
                 "lr_scheduler='warmup_stable_decay' needs decay_steps: over how many of the last steps it comes down"
             )
+
+    @property
+    def low_rank(self) -> bool:
+        """Whether the optimizer keeps a low-rank state, and so needs whole matrices."""
+        return self.optimizer in _APOLLO
 
     @property
     def needs_length(self) -> bool:

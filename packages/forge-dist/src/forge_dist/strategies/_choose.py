@@ -36,8 +36,7 @@ def make_strategy(
         ranks: joined; connected before `load`.
         device: device that this rank computes on.
         adapter: whether only an adapter is trained.
-        optimizer: name of what will move the weights (adamw, adafactor, muon, schedule_free, adamw_8bit); `wrap` looks at the
-            optimizer itself.
+        optimizer: name of what will move the weights, as `check_optimizer_name` takes it; `wrap` looks at the optimizer itself.
         dtype: of the computation. Trained weights are float32 all the same; see `Strategy.autocasts`.
 
     Raises:
@@ -104,9 +103,9 @@ def _check_groups(settings: StrategySettings, world_size: int, *, adapter: bool,
             "divides the weights beside an adapter too), or train all weights"
         )
     divided = next((name for name in ("tp_size", "ep_size") if getattr(settings, name) > 1), None)
-    if divided and optimizer == "muon":
+    if divided and optimizer in ("muon", "apollo", "apollo_mini"):
         raise StrategyError(
-            f"{divided}={getattr(settings, divided)} divides matrices, which muon needs whole: use optimizer=adamw or "
+            f"{divided}={getattr(settings, divided)} divides matrices, which {optimizer} needs whole: use optimizer=adamw or "
             f"schedule_free, or leave {divided} out"
         )
     if world_size == settings.tp_size > 1 and optimizer == "schedule_free":

@@ -44,7 +44,7 @@ def check_optimizer_name(
     Args:
         strategy: the name of the strategy.
         optimizer_gets: what its optimizer moves (`StrategySpec.optimizer_gets`).
-        optimizer: adamw, adafactor, muon, schedule_free or adamw_8bit, as forge_algos calls them.
+        optimizer: adamw, adafactor, muon, schedule_free, adamw_8bit, apollo or apollo_mini, as forge_algos calls them.
         adapter: whether only an adapter is trained.
 
     Raises:
@@ -100,12 +100,12 @@ def _flat(strategy: str, found: str) -> str:
     return (
         f"strategy={strategy} gives the optimizer flat pieces of many weights at once, so it must move each number by "
         f"itself, as torch.optim.AdamW does; found {found}: use optimizer=adamw, strategy=fsdp2 (for adamw, muon, "
-        f"schedule_free, adamw_8bit), {_WHOLE}"
+        f"schedule_free, adamw_8bit, apollo, apollo_mini), {_WHOLE}"
     )
 
 
 def _sharded(strategy: str, algorithm: str, found: str) -> str:
     return (
         f"strategy={strategy} divides the weights, and {_NOT_SHARDED[algorithm]}; found {found}: use optimizer=adamw, muon, "
-        f"schedule_free or adamw_8bit, an adapter (adapters are whole on every rank), {_WHOLE}"
+        f"schedule_free, adamw_8bit, apollo or apollo_mini, an adapter (adapters are whole on every rank), {_WHOLE}"
     )

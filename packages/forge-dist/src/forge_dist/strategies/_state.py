@@ -25,8 +25,10 @@ NUMBER = ":number"
 _GROUP_COUNTERS = ("k", "weight_sum", "lr_max", "scheduled_lr", "train_mode")
 """State that schedulefree keeps in its groups beside hyperparameters."""
 
-_BY_ROW = ("absmax1", "absmax2")
+_SCALES = ("absmax1", "absmax2")
 """Keys of what moments in 8 bits keep of each row, [rows, blocks]."""
+_BY_ROW = (*_SCALES, "projected_avg", "projected_avg_sq", "update_norm")
+"""Keys of what is divided as its parameter is, whatever its shape: scales, APOLLO's moments and its norms of a stack."""
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -168,7 +170,7 @@ def _kind(trained: _Trained, kept: Collection[str]) -> tuple[object, ...]:
 
     Adafactor keeps rows and columns of matrices, and vectors as they are; small parameters have no moments in 8 bits.
     """
-    return id(trained.group), trained.parameter.dim() > 1, _BY_ROW[0] in kept
+    return id(trained.group), trained.parameter.dim() > 1, _SCALES[0] in kept
 
 
 def _allocate(
@@ -177,7 +179,7 @@ def _allocate(
     if shape == tuple(parameter.shape) and shape:
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
     held = parameter.detach()
-    if key in _BY_ROW and isinstance(held, DTensor):
+    if key in _BY_ROW and shape and isinstance(held, DTensor):
         made = torch.distributed.tensor.zeros(shape, dtype=dtype, device_mesh=held.device_mesh, placements=held.placements)
         return made.to(held.device)
     # Torch's own rule for the step counter: on the parameter's device only where a kernel reads it there.

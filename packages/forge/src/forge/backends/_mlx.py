@@ -14,13 +14,14 @@ from forge.backends._trl import REFUSED as REFUSED_BY_TRL
 if TYPE_CHECKING:
     from forge._result import RunResult
 
+_APOLLO = ("apollo_rank", "apollo_update_interval", "apollo_scale")
 _ONE = "it is one process"
 _LOSS = "its loss is the mean cross-entropy of a step's learned tokens"
 _STATES = "it saves no full states: a run that was stopped begins anew"
 REFUSED: dict[str, str] = {
     **{name: why.replace("TRL", "mlx-lm") for name, why in REFUSED_BY_TRL.items()},
     **dict.fromkeys(("loss", "label_smoothing", "z_loss", "neftune_alpha", "normalize"), _LOSS),
-    **dict.fromkeys(("optimizer", "momentum", "loraplus_lr_ratio"), "it has AdamW with one rate"),
+    **dict.fromkeys(("optimizer", "momentum", "loraplus_lr_ratio", *_APOLLO), "it has AdamW with one rate"),
     **dict.fromkeys(
         ("init_lora_weights", "lora_fa", "modules_to_save"), "its LoRA layers begin as LoRA does, and both parts learn"
     ),

@@ -47,7 +47,7 @@ REFUSED_BY_ALL: dict[str, str] = {
     **dict.fromkeys(
         ("loss", "label_smoothing", "z_loss", "neftune_alpha", "normalize"), "its loss is the mean over a step's tokens"
     ),
-    **dict.fromkeys(("optimizer", "momentum"), "it has AdamW alone"),
+    **dict.fromkeys(("optimizer", "momentum", "apollo_rank", "apollo_update_interval", "apollo_scale"), "it has AdamW alone"),
     "loraplus_lr_ratio": "it trains no LoRA",
     "unfrozen_parameters": "it trains every weight",
     "max_grad_norm": "it clips at 1",

@@ -190,7 +190,7 @@ def _run(
         report,
         found["identity"],
     )
-    optimizer = forge_algos.make_optimizer(adaptation.model, s.optimizer, fused=machine.fused_optimizer.value)
+    optimizer = forge_algos.make_optimizer(adaptation.model, s.optimizer, fused=machine.fused_optimizer.value, seed=s.plan.seed)
     scheduler = forge_algos.schedule(optimizer, s.optimizer, num_steps=plan.optimizer_steps)
 
     # the run begins; what an earlier start left of it is made again

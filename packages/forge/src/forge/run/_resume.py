@@ -118,6 +118,9 @@ ADDED = {
     "reference_mixup": 0.6,
     "cpo_alpha": 0.0,
     "unfrozen_parameters": None,
+    "apollo_rank": None,
+    "apollo_update_interval": 200,
+    "apollo_scale": None,
 }
 """Setting that earlier versions did not know → what their runs had, with which their full states are resumed."""
 

@@ -116,6 +116,7 @@ SWITCHES = {
     "qlora": "adapter=qlora",
     "pissa_init": "init_lora_weights=pissa",
     "use_muon": "optimizer=muon",
+    "use_apollo": "optimizer=apollo",
     "use_dft_loss": "loss=dft",
     "train_on_inputs": "train_on=all",
     "train_on_prompt": "train_on=all",
@@ -148,7 +149,7 @@ NOT_NEEDED = """remove_unused_columns dataloader_num_workers dataloader_pin_memo
     do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout no_remove_unused_columns
     gradient_checkpointing_kwargs lora_mlp_kernel lora_qkv_kernel lora_o_kernel use_unsloth_gc model_type tokenizer_type
     lora_task_type average_tokens_across_devices eval_on_start dataloader_persistent_workers dataloader_prefetch_factor
-    label_names disable_tqdm log_level torch_empty_cache_steps""".split()
+    label_names disable_tqdm log_level torch_empty_cache_steps apollo_layerwise apollo_scale_front""".split()
 """Names for which there is nothing to set here, and without which nothing is lost."""
 TOLD = {
     theirs: text
@@ -224,9 +225,14 @@ TOLD = {
         "one seed is that of all: seed": "data_seed",
         _ALWAYS_ON: " ".join(NOT_NEEDED),
         _NO_CODE: "trust_remote_code",
+        "not available; optimizer=apollo keeps a state of low rank too, and needs no decomposition": "use_galore",
+        "optimizer=apollo is the scale type channel, optimizer=apollo_mini is tensor": "apollo_scale_type",
+        "optimizer=apollo has random projections of a matrix's smaller side": "apollo_proj apollo_proj_type",
+        "optimizer=apollo and muon move the matrices of the numbered layers": "apollo_target optim_target_modules",
+        "apollo_rank, apollo_update_interval, apollo_scale, momentum and eps are settings of their own": "optim_args",
         _OFF: """use_unsloth use_kt plugins
             parallelism_config relora loftq_config gptq
-            use_galore use_apollo use_badam use_adam_mini
+            use_badam use_adam_mini
             disable_dropout dataset_exact_deduplication min_sample_len tool_format val_loss_improvement_threshold lora_bias""",
         "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()

@@ -19,7 +19,7 @@ from forge.settings.convert._data import data, rows
 from forge.settings.convert._defaults import add_defaults
 from forge.settings.convert._draft import Draft
 from forge.settings.convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
-from forge.settings.convert._run import adapter, batch, dtype, length, schedule, strategy
+from forge.settings.convert._run import adapter, batch, dtype, length, optimizer, schedule, strategy
 
 LIBRARIES = {
     "Axolotl": "base_model datasets sequence_len micro_batch_size val_set_size sample_packing pretraining_dataset rl".split(),
@@ -34,7 +34,7 @@ _CHOICES = {
         **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
         **dict.fromkeys(("schedule_free_adamw", "schedule_free"), "schedule_free"),
         "adafactor": "adafactor",
-        "muon": "muon",
+        **{name: name for name in ("muon", "apollo", "apollo_mini")},
     },
     "lr_scheduler": {
         **{name: name for name in ("cosine", "linear", "constant", "cosine_with_min_lr", "cosine_with_restarts", "polynomial")},
@@ -143,7 +143,7 @@ def convert(
             lost.append("verb: read as a file for trl grpo; give --verb rloo for one of trl rloo")
     draft = Draft(library=library, verb=verb, known=settings_of(verb), left=left, lost=lost)
     given = {_setting(key, draft) for key, value in left.items() if value is not None or key in _NO_LIMIT}
-    for take in (methods, batch, length, schedule, dtype, adapter, data, rows, preferences, online, strategy):
+    for take in (methods, batch, length, schedule, optimizer, dtype, adapter, data, rows, preferences, online, strategy):
         take(draft)
     for key, value in draft.left.items():
         if key in NOT_NEEDED or (key in SWITCHES and value is False):

@@ -38,6 +38,12 @@ _LLAMA_FACTORY_BY_VERB: dict[str, dict[str, object]] = {
     "ppo": {"max_new_tokens": 1024, "temperature": 0.95, "top_p": 0.7, "top_k": 50, "kl_weight": 0.2},
     "pretrain": {"cross_documents": True},
 }
+_APOLLO: dict[str, dict[str, object]] = {
+    "TRL": {"apollo_rank": 128, "apollo_scale": 1.0},
+    "Axolotl": {"apollo_rank": 128, "apollo_scale": 1.0},
+    "LLaMA-Factory": {"apollo_rank": 16, "apollo_scale": 32.0},
+}
+"""Library → its APOLLO, where that optimizer is asked for; transformers' in two of them."""
 _AXOLOTL: dict[str, object] = {"beta2": 0.999, "max_seq_len": 512}
 
 
@@ -79,6 +85,8 @@ def _wanted(draft: Draft) -> dict[str, object]:
             **({"learn_prompt": True} if verb == "orpo" else {}),
             **({"beta": 0.1, "cpo_alpha": 1.0} if verb == "simpo" else {}),
         }
+    if draft.found.get("optimizer") in ("apollo", "apollo_mini"):
+        found |= _APOLLO[draft.library]
     if verb == "pretrain" and "max_seq_len" in found:
         found["block_size"] = found["max_seq_len"]
     return found

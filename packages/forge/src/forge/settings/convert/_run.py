@@ -169,6 +169,67 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) and not isinstance(value, bool) else None
 
 
+def optimizer(draft: Draft) -> None:
+    """Read APOLLO: a switch in LLaMA-Factory, `optim` with `optim_args` elsewhere."""
+    left = draft.left
+    key = next((key for key in ("optimizer", "optim") if left.get(key) in _APOLLO), None)
+    chosen = left.pop("use_apollo", None) is True or key is not None
+    given = _arguments(left.get("optim_args")) if key is not None else None
+    own = {name: left.pop(name) for name in (*_OF_APOLLO, *_AS_HERE) if name in left}
+    if not chosen:
+        return
+    if given is not None:
+        del left["optim_args"]
+        own |= {_OF_ARGUMENTS.get(name, name): value for name, value in given.items()}
+    own |= {"apollo_target": left.pop("optim_target_modules")} if "optim_target_modules" in left else {}
+    if key is not None:
+        del left[key]
+    for name, value in own.items():
+        known = value is None or value in _OF_APOLLO.get(name, (value,))
+        if name in _AS_HERE:
+            left[name] = value
+        elif not known or (name not in _OF_APOLLO):
+            draft.lost.append(f"{name}: {value!r}: {_APOLLO_HAS}")
+    left.pop("optim", None)
+    left["optimizer"] = "apollo_mini" if own.get("apollo_scale_type") == "tensor" else "apollo"
+
+
+_APOLLO = ("apollo_adamw", "apollo_adamw_layerwise")
+_APOLLO_HAS = "optimizer=apollo has random projections of the smaller side of the matrices of all numbered layers"
+_AS_HERE = ("apollo_rank", "apollo_update_interval", "apollo_scale")
+_OF_APOLLO: dict[str, tuple[object, ...]] = {
+    "apollo_target": ("all", "all-linear", ["all"], ["all-linear"]),
+    "apollo_proj": ("random",),
+    "apollo_proj_type": ("std",),
+    "apollo_scale_type": ("channel", "tensor"),
+    "apollo_layerwise": (True, False),
+    "apollo_scale_front": (True, False),
+}
+"""LLaMA-Factory's key → values that are ours too, or change no number."""
+_OF_ARGUMENTS = {
+    "rank": "apollo_rank",
+    "update_proj_gap": "apollo_update_interval",
+    "scale": "apollo_scale",
+    "scale_type": "apollo_scale_type",
+    "proj": "apollo_proj",
+    "proj_type": "apollo_proj_type",
+}
+"""Key of transformers' `optim_args` → LLaMA-Factory's."""
+
+
+def _arguments(text: Any) -> dict[str, Any] | None:
+    """Read `optim_args`, a mapping or a text like `rank=64, scale=2`; None if it is neither."""
+    if isinstance(text, dict):
+        return {str(name): value for name, value in text.items()}
+    pairs = [pair.split("=") for pair in text.replace(" ", "").split(",")] if isinstance(text, str) and text else []
+    return {pair[0]: _plain(pair[1]) for pair in pairs} if pairs and all(len(pair) == 2 for pair in pairs) else None
+
+
+def _plain(text: str) -> Any:
+    number = _number(text)
+    return text if number is None else int(number) if text.isdigit() else number
+
+
 def dtype(draft: Draft) -> None:
     """Read the number format from switches; `auto` and what is off are left open."""
     left = draft.left
