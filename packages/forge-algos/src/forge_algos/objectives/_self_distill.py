@@ -19,6 +19,7 @@ from forge_algos.heads._head import choose_head
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.losses import LossTerms
 from forge_algos.settings._self_distill import SDFTSettings
+from forge_algos.settings._validators import settings_of
 
 Weights = Callable[[nn.Module], AbstractContextManager[Any]]
 """Function (model) → context in which the model has the teacher's weights."""
@@ -33,7 +34,7 @@ class SelfDistill:
     through the sampling or the teacher. `settings.beta` chooses the divergence, as in `Distill`.
     """
 
-    settings: SDFTSettings
+    settings: SDFTSettings = attrs.field(validator=settings_of(SDFTSettings))
     teacher: nn.Module | Weights = attrs.field(repr=False)
 
     @property

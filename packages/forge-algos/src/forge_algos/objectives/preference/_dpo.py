@@ -22,6 +22,7 @@ from forge_algos.objectives.preference._pairs import (
 )
 from forge_algos.objectives.preference._reference import Reference
 from forge_algos.settings._preference import DPOSettings
+from forge_algos.settings._validators import settings_of
 
 
 @attrs.frozen
@@ -34,7 +35,7 @@ class DPO(Pairwise):
     of the whole step.
     """
 
-    settings: DPOSettings = attrs.field(factory=DPOSettings)
+    settings: DPOSettings = attrs.field(factory=DPOSettings, validator=settings_of(DPOSettings))
     reference: nn.Module | None = attrs.field(default=None, kw_only=True)
     """The frozen second model of `reference="live"`, on the same device; None otherwise."""
 
