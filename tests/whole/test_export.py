@@ -18,6 +18,7 @@ import forge
 import forge_dist
 from forge._redact import last_part, redact
 from forge.cli._app import main
+from forge.exporting import _request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -178,6 +179,18 @@ def test_where_to_write_is_asked_for(full: Path, tmp_path: Path, capsys: pytest.
     assert main(["export", str(full), "--output", str(tmp_path / "out")]) == 2
     assert "exists already" in capsys.readouterr().err
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_existing_target_is_refused_at_once(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the files of the run are read and transformers is loaded."""
+
+    def slow(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(_request, "refuse_damaged_export", slow)
+    monkeypatch.setattr(forge.dist, "directory_task", slow)
+    with pytest.raises(forge.RunDirectoryError, match="exists already"):
+        forge.export(full, tmp_path)
 
 
 @pytest.mark.slow

@@ -19,8 +19,9 @@ import pytest
 
 import forge
 from forge._disk import what_stays, write_remedy
-from forge.run import _launching
+from forge.run import _launching, _run
 from forge.run._run_directory import RunDirectory
+from forge.saving._full_state import FullStates
 from forge.saving._room import no_room
 from forge.tasks._answers import Answers
 from forge_data import _disk
@@ -388,6 +389,32 @@ def test_a_signal_finds_both_places_full(given: dict[str, Any], tmp_path: Path) 
     with full(tmp_path, states=asked, exports=lambda _: False), pytest.raises(forge.PreemptedError, match=message) as caught:
         forge.sft(**given, ckpt_output_dir=run, emergency_dir=tmp_path / "elsewhere")
     assert caught.value.exit_status == 75
+
+
+def test_a_second_signal_finds_the_state_saved(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While older states are removed, or the answer is made: the status stays 75."""
+    save, answer = FullStates.save, _run.preempted
+
+    def saved(*words: Any, wait: bool) -> None:
+        save(*words, wait=wait)
+        if words[-1].step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    def answered(*words: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return answer(*words, **named)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FullStates, "save", saved)
+    monkeypatch.setattr(_run, "preempted", answered)
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with pytest.raises(forge.PreemptedError, match="step_2 holds the state to resume from"):
+            forge.sft(**given, ckpt_output_dir=tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def on_a_full_disk(settings: dict[str, Any], named: str, folder: str) -> None:

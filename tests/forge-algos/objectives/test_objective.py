@@ -83,3 +83,14 @@ def test_settings_are_settings():
     with pytest.raises(OptimizerError, match=r"OptimizerSettings\(optimizer='adamw', \.\.\.\) are wanted, not 'adamw'"):
         make_optimizer(make(), "adamw")
     assert adapt(make(), AdapterSettings(adapter="lora")).model is not None
+
+
+@pytest.mark.parametrize("given", [{}, {"beta": 0.1}])
+@pytest.mark.parametrize(
+    ("objective", "kind"),
+    [(SFT, "SupervisedSettings"), (DPO, "DPOSettings"), (KTO, "KTOSettings"), (GRPO, "GRPOSettings")],
+)
+def test_settings_that_are_a_dict_are_refused(objective, kind, given):
+    """When the objective is made, with the class that is wanted; an empty one too."""
+    with pytest.raises(TypeError, match=rf"^settings must be {kind}, got .*\(dict\): write settings={kind}\("):
+        objective(given) if objective is GRPO else objective(settings=given)

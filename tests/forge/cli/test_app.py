@@ -86,6 +86,37 @@ def test_an_interruption_says_what_became_of_the_run(
     assert capsys.readouterr().err == f"forge: {said}\n"
 
 
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_second_signal_does_not_change_a_saved_end(
+    second: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It comes while a preempted run is cleaned up after, or answered: the status stays 75, with the one message."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def fail(*_: object) -> None:
+        try:
+            raise forge.PreemptedError("its state is saved")
+        finally:
+            signal.raise_signal(second)
+
+    show = _cli.printable
+
+    def shown(*given: object, **kwargs: object) -> str:
+        signal.raise_signal(second)
+        return show(*given, **kwargs)
+
+    monkeypatch.setattr(_run, "run", fail)
+    monkeypatch.setattr(_cli, "printable", shown)
+    try:
+        assert _cli.main(["sft", "--model-path", "m", "--data-path", "d", "--ckpt-output-dir", "o"]) == 75
+        assert [signal.getsignal(number) for number in before] == [signal.SIG_DFL, signal.SIG_DFL]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    assert capsys.readouterr().err == "forge: its state is saved\n"
+
+
 def test_a_message_cannot_control_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The name of a file in a message may hold an escape sequence or a mark that reorders text; lines stay lines."""
 

@@ -53,3 +53,15 @@ def test_nohup_is_heeded():
             assert stop.received is None
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_settled_end_takes_no_more_signals():
+    """Once the state is saved; outside of the block everything is as before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        stop.settle()
+        for number in before:
+            os.kill(os.getpid(), number)
+        assert stop.received == "SIGINT"
+    assert {number: signal.getsignal(number) for number in before} == before

@@ -16,6 +16,7 @@ from forge import RunDirectoryError
 from forge._disk import write_remedy
 from forge.saving._room import Disk, Need, Room, exports_at_once, exports_kept, no_room, room_of, states_at_once
 from forge.settings._settings import resolve
+from forge_data._disk import unwritten
 
 MIB = 2**20
 
@@ -208,3 +209,28 @@ def test_another_disk_does_not_fit(setting: str, less: str) -> None:
     shared = attrs.evolve(spare, needs=(need, *disk(MIB, 1, 1).needs))
     with pytest.raises(RunDirectoryError, match=r"^ckpt_output_dir /runs/a: .* or give another directory\.$"):
         Room(disks=(shared,)).check(Path("/runs/a"))
+
+
+@pytest.mark.parametrize("package", [False, True])
+def test_a_directory_that_is_gone_is_named(tmp_path: Path, package: bool) -> None:
+    """Removed or renamed while the run wrote it: said so, whoever found it; a missing file of one that is there is no such."""
+    missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(tmp_path / "run" / "data"))
+    error: Exception = missing
+    if package:
+        error = forge.data.StoreError(f"{tmp_path / 'run' / 'data'} is gone")
+        error.__cause__ = missing
+    found = no_room(error, tmp_path / "run")
+    assert isinstance(found, forge.RunWriteError)
+    assert f"{tmp_path / 'run'}: is gone: it was removed or renamed" in str(found)
+    (tmp_path / "run").mkdir()
+    assert not isinstance(no_room(error, tmp_path / "run"), forge.RunWriteError)
+
+
+def test_too_few_open_files_say_which_limit(tmp_path: Path) -> None:
+    """Whatever was opened: with its name, and what a run keeps; rows say the same on their own."""
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE), "tokenizer_config.json")
+    assert str(no_room(error, tmp_path)).startswith("tokenizer_config.json: cannot be read or written: Too many open files. ")
+    for number in (errno.EMFILE, errno.ENFILE):
+        error = OSError(number, os.strerror(number))
+        assert write_remedy(error).endswith("raise that limit")
+        assert unwritten(error).endswith(write_remedy(error))

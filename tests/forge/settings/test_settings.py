@@ -94,6 +94,12 @@ def test_all_faults_are_in_one_message() -> None:
         resolve(SFTSettings, ("argument", {"model_path": "m"}))
 
 
+def test_a_section_is_told_to_be_flat() -> None:
+    """Settings below `sft:`, as other trainers' files have them."""
+    with pytest.raises(SettingsError, match="^unknown setting 'sft' .recipe r.yaml.: a recipe has no sections: write what"):
+        resolve(SFTSettings, ("recipe r.yaml", {"sft": {**REQUIRED}}))
+
+
 def test_values_out_of_range_beside_other_faults() -> None:
     """Each is told beside a mistyped or missing value of its group, and beside another one out of range."""
     given = {"model_path": "m", "num_epochs": "three", "effective_batch_size": -1, "learning_rate": -1, "warmup_steps": -4}

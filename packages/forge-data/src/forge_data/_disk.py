@@ -8,6 +8,8 @@ _REMEDIES = {
     errno.EDQUOT: "the quota there is used up: remove files of this user, or have it raised",
     errno.EROFS: "its file system is read-only, as one whose disk fails may have become: make it writable again",
     errno.EFBIG: "the file would be larger than one may be there (`ulimit -f`, or the file system): raise that limit",
+    errno.EMFILE: "this process may open no more files (`ulimit -n`): raise that limit",
+    errno.ENFILE: "this machine may open no more files (`fs.file-max`): raise that limit",
 }
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 """How a library written in Rust has the number of an error in its text."""

@@ -1,5 +1,7 @@
 """`unfrozen_parameters`: which weights move, and which names are refused."""
 
+import re
+
 import pytest
 
 from forge_algos import AdapterError, AdapterSettings, adapt
@@ -69,3 +71,16 @@ def test_impossible_patterns_are_refused(given, message):
     """Before a model is there."""
     with pytest.raises(ValueError, match=message):
         AdapterSettings(**given)
+
+
+@pytest.mark.parametrize("nested", [r"([\w.]+)*", "(?:a|aa)+", "(.*){5}", "((a|b))*", "(a?a?)*", r"(\w{1,}\.){2,}"])
+def test_an_expression_that_would_search_for_hours_is_refused(nested):
+    """A repeat within a repeat takes exponential time on a name that does not fit."""
+    with pytest.raises(ValueError, match=re.escape(f"unfrozen_parameters=model{nested}!: {nested} repeats a group")):
+        AdapterSettings(unfrozen_parameters=(f"model{nested}!",))
+
+
+@pytest.mark.parametrize("plain", [r"(\.\w+)?x", r"layers\.(1|2[0-9])\..*", r"([*+])+", r"\(a*\)+", "(ab)+", "[(a*]+x"])
+def test_expressions_without_nested_repeats_are_taken(plain):
+    """Escaped signs, those of a set, alternatives once."""
+    assert AdapterSettings(unfrozen_parameters=(plain,)).unfrozen_parameters == (plain,)

@@ -16,6 +16,7 @@ from forge_algos.isolation._guard import guard_packed
 from forge_algos.losses import LossTerms
 from forge_algos.objectives._tokens import LearnedTokens
 from forge_algos.settings._supervised import DistillSettings
+from forge_algos.settings._validators import settings_of
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -27,7 +28,7 @@ class Distill(LearnedTokens):
     into evaluation mode and gets no gradients.
     """
 
-    settings: DistillSettings
+    settings: DistillSettings = attrs.field(validator=settings_of(DistillSettings))
     teacher: nn.Module = attrs.field(repr=False)
 
     @property

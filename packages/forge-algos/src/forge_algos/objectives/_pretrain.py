@@ -9,6 +9,7 @@ from torch import nn
 from forge_algos.objectives._sft import SFT
 from forge_algos.objectives._tokens import BoundTokens, LearnedTokens
 from forge_algos.settings._supervised import PretrainSettings, SupervisedSettings
+from forge_algos.settings._validators import settings_of
 
 
 @attrs.frozen
@@ -20,7 +21,7 @@ class Pretrain(LearnedTokens):
     `cross_documents` whole blocks, each one sample. So the terms are those of the blocks, in whatever rows these lie.
     """
 
-    settings: PretrainSettings = attrs.field(factory=PretrainSettings)
+    settings: PretrainSettings = attrs.field(factory=PretrainSettings, validator=settings_of(PretrainSettings))
 
     @property
     def stats(self) -> tuple[str, ...]:

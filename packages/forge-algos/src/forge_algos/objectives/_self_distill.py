@@ -18,6 +18,7 @@ from forge_algos.isolation._guard import guard_packed
 from forge_algos.losses import LossTerms
 from forge_algos.objectives._objective import Weights
 from forge_algos.settings._self_distill import SDFTSettings
+from forge_algos.settings._validators import settings_of
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -29,7 +30,7 @@ class SelfDistill:
     through the sampling or the teacher. `settings.beta` chooses the divergence, as in `Distill`.
     """
 
-    settings: SDFTSettings
+    settings: SDFTSettings = attrs.field(validator=settings_of(SDFTSettings))
     teacher: nn.Module | Weights = attrs.field(repr=False)
 
     @property

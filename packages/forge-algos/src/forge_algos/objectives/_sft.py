@@ -12,13 +12,14 @@ from forge_algos.heads._neftune import noisy_embeddings, require_embeddings
 from forge_algos.losses import LossTerms
 from forge_algos.objectives._tokens import BoundTokens, TokenObjective
 from forge_algos.settings._supervised import SupervisedSettings
+from forge_algos.settings._validators import settings_of
 
 
 @attrs.frozen
 class SFT(TokenObjective):
     """Supervised fine-tuning: learned tokens are predicted from those before in their document."""
 
-    settings: SupervisedSettings = attrs.field(factory=SupervisedSettings)
+    settings: SupervisedSettings = attrs.field(factory=SupervisedSettings, validator=settings_of(SupervisedSettings))
 
     @property
     def stats(self) -> tuple[str, ...]:

@@ -29,6 +29,10 @@ SUBTRACTED = ("olora", "pissa", "pissa_niter_16")
 
 
 _ROWS = re.compile(r"\[\d*:\d*\]$")
+_LITERALS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+"""Escaped signs and sets of characters of a regular expression."""
+_REPEAT = re.compile(r"[*+]|\{\d*(?:,\d*)?\}")
+_BRANCHING = re.compile(r"[*+|]|(?<!\()\?|\{\d*,\d*\}")
 _POSITIVE = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 
 
@@ -52,6 +56,24 @@ def unfrozen(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"(?:{pattern})(?=\.|\Z)")
 
 
+def _nested_repeat(pattern: str) -> str | None:
+    """Return a repeated group that holds a repeat or an alternative: exponential backtracking.
+
+    >>> _nested_repeat("model.([a-z]+)*weight")
+    '([a-z]+)*'
+    """
+    text = _LITERALS.sub(lambda found: "_" * len(found[0]), pattern)
+    opened: list[int] = []
+    for place, sign in enumerate(text):
+        if sign == "(":
+            opened.append(place)
+        elif sign == ")" and opened:
+            first, behind = opened.pop(), _REPEAT.match(text, place + 1)
+            if behind and _BRANCHING.search(text, first + 1, place):
+                return pattern[first : behind.end()]
+    return None
+
+
 def _check_parameters(_instance: Any, field: Any, value: Any) -> None:
     _check_names(_instance, field, value)
     for pattern in value:
@@ -61,6 +83,11 @@ def _check_parameters(_instance: Any, field: Any, value: Any) -> None:
             unfrozen(pattern)
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"{field.name}={pattern} is no regular expression: {error}") from error
+        if (nested := _nested_repeat(pattern)) is not None:
+            raise ValueError(
+                f"{field.name}={pattern}: {nested} repeats a group that holds a repeat or an alternative, for which a search "
+                "may take hours: write `.*` for any text, or give several expressions"
+            )
 
 
 def _check_rest(_instance: Any, field: Any, value: Any) -> None:

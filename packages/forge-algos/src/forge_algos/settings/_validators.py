@@ -35,6 +35,20 @@ def one_of(choices: Any) -> Callable[..., None]:
     return attrs.validators.in_(get_args(choices))
 
 
+def check_settings(kind: type, value: Any) -> None:
+    """Refuse settings of an objective that are none, such as a dict of them."""
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"settings must be {kind.__name__}, got {value!r} ({type(value).__name__}): write "
+            f"settings={kind.__name__}(name=value, ...)"
+        )
+
+
+def settings_of(kind: type) -> Callable[..., None]:
+    """Return a validator for an objective's settings."""
+    return lambda _instance, _field, value: check_settings(kind, value)
+
+
 def key_of(table: Collection[str]) -> Callable[..., None]:
     """Return a validator for the names in a table, rows that are added later among them."""
 

@@ -100,7 +100,7 @@ class StoreWriter:
                 elif len(values):
                     self._write(name, values)
         except OSError as error:
-            raise StoreError(f"{self.partial} could not be written: {unwritten(error)}") from error
+            raise StoreError(f"the token store {self.directory} could not be written: {unwritten(error)}") from error
         self.samples += len(arrays["offsets.bin"])
         self.tokens = self._ends["offsets.bin"]
 
@@ -113,7 +113,7 @@ class StoreWriter:
         try:
             self._append(DROPPED, dropped_lines(file, rows, indexed=indexed))
         except OSError as error:
-            raise StoreError(f"{self.partial} could not be written: {unwritten(error)}") from error
+            raise StoreError(f"the token store {self.directory} could not be written: {unwritten(error)}") from error
 
     def copy(self, store: "Store") -> None:
         """Append the samples and the rows left out of a store; its tokenizer becomes this one's.
@@ -129,7 +129,7 @@ class StoreWriter:
             if (store.path / TOKENIZER).is_dir():
                 shutil.copytree(store.path / TOKENIZER, self.partial / TOKENIZER, dirs_exist_ok=True)
         except OSError as error:
-            raise StoreError(f"{store.path} could not be copied to {self.partial}: {unwritten(error)}") from error
+            raise StoreError(f"{store.path} could not be copied to {self.directory}: {unwritten(error)}") from error
 
     def finish(
         self,
@@ -221,7 +221,9 @@ class StoreWriter:
             tokenizer.save_pretrained(self.partial / TOKENIZER)
         except Exception as error:
             # On a full disk the Rust library that writes tokenizer.json raises a bare Exception.
-            raise StoreError(f"the tokenizer could not be written to {self.partial / TOKENIZER}: {unwritten(error)}") from error
+            raise StoreError(
+                f"the tokenizer could not be written to {self.directory / TOKENIZER}: {unwritten(error)}"
+            ) from error
 
     def _fill_weights(self) -> None:
         """Write the weights of the tokens so far that came without: 1 where they are learned."""

@@ -18,6 +18,8 @@ from typing import Annotated, Any
 import cyclopts
 
 import forge
+from forge._error_chain import error_chain
+from forge._errors import PreemptedError
 from forge._printable import printable
 from forge._stderr import StandardError
 from forge._uncollected import process_of_one_command, uncollected
@@ -33,12 +35,13 @@ _ANSWER_SECONDS = 10.0
 """How long a further rank that torchrun started leaves the first one the word, which most likely fails for the same reason."""
 _COMPLETION = "--install-completion"
 _TERMINATED = "SIGTERM"
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _OUTPUT_CLOSED = 141
 """Exit status where nobody reads the output any more, as a shell has it of a program that SIGPIPE ended."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM as an exception, cleaned up after as Ctrl-C is."""
+    """SIGTERM or SIGHUP as an exception, cleaned up after as Ctrl-C is."""
 
 
 def _terminate(*_: object) -> None:
@@ -59,7 +62,25 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
         take_any_text()
     debug = "--debug" in words or bool(os.environ.get(_DEBUG))
     words = [word for word in words if word != "--debug"]
-    before = signal.signal(signal.SIGTERM, _terminate)
+    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in _STOPPING}
+    signal.signal(signal.SIGTERM, _terminate)
+    if before[signal.SIGHUP] == signal.SIG_DFL:  # not so under `nohup`
+        signal.signal(signal.SIGHUP, _terminate)
+    status = 1
+    try:
+        status = _status(words, make, debug=debug)
+    except KeyboardInterrupt as error:
+        status = _print_interruption(error, debug=debug)
+    finally:
+        # A saved state is the last word: a second signal of a scheduler or terminal is not to give another status.
+        if argv is not None or status != PreemptedError.exit_status:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return status
+
+
+def _status(words: list[str], make: Callable[[str | None, Sequence[str]], cyclopts.App] | None, *, debug: bool) -> int:
+    """Run the command of the words; return its exit status, and print what it raised."""
     flags: dict[str, str] = {}
     try:
         if words[:2] == ["recipes", "run"]:
@@ -78,13 +99,6 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
         return _print_error(_unused(error.unused_tokens or (), error.command_chain or (), error.target), 2, debug=debug)
     except cyclopts.CycloptsError as error:
         return _print_error(str(error), 2, debug=debug)
-    except Terminated as error:
-        # Where torchrun ends the other ranks after the first one's error, that error is the message.
-        return _print_error(_ended("terminated", error), 143, debug=debug) if _is_first() else 143
-    except KeyboardInterrupt as error:
-        if sys.stderr.isatty():
-            print(file=StandardError())  # the terminal has shown ^C on this line
-        return _print_error(_ended("interrupted", error), 130, debug=debug)
     except SystemExit as error:
         # rich ends the process with 1 where nobody reads what it prints (a page of help); it has dropped the rest itself.
         if not isinstance(error.__context__, BrokenPipeError):
@@ -102,9 +116,21 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
         return _print_error(
             f"failed: {what}\n(--debug shows where; if the input is right, this is a defect of forge.)", 1, debug=debug
         )
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return status if isinstance(status, int) else 0
+
+
+def _print_interruption(error: KeyboardInterrupt, *, debug: bool) -> int:
+    """Say how a signal ended the command; return the exit status."""
+    saved = next((each for each in error_chain(error) if isinstance(each, PreemptedError)), None)
+    if saved is not None:
+        # A second signal, while the first one's answer was on its way.
+        return _print_error(str(saved), saved.exit_status, debug=debug)
+    if isinstance(error, Terminated):
+        # Where torchrun ends the other ranks after the first one's error, that error is the message.
+        return _print_error(_ended("terminated", error), 143, debug=debug) if _is_first() else 143
+    if sys.stderr.isatty():
+        print(file=StandardError())  # the terminal has shown ^C on this line
+    return _print_error(_ended("interrupted", error), 130, debug=debug)
 
 
 _FEW_OPTIONS = 6
@@ -156,6 +182,9 @@ def _ended(how: str, error: KeyboardInterrupt) -> str:
 
 
 def _print_error(message: str, status: int, *, debug: bool) -> int:
+    if status == PreemptedError.exit_status:
+        for number in _STOPPING:
+            signal.signal(number, signal.SIG_IGN)
     if not _is_first():
         # torchrun ends the other ranks soon after the first one: then they say nothing, and the message is there once.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

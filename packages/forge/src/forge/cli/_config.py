@@ -78,8 +78,10 @@ def validate(file: str | Path, verb: str | None = None) -> str:
     verb = _checked(verb) or _checked(verb_of(file))
     if verb is None:
         known = {name for each in VERBS for name in _fields(each)}
-        names = {name: "" for name in read_recipe(file) if name not in known}
-        also = f" Of no verb: {unknown(names, known)}" if names else ""
+        found = read_recipe(file)
+        names = {name: "" for name in found if name not in known}
+        nested = [name for name in names if isinstance(found[name], dict)]
+        also = f" Of no verb: {unknown(names, known, nested=nested)}" if names else ""
         raise SettingsError(f"{file} does not say which verb it is for: add a line `verb: sft`, or give the verb.{also}")
     task, values = task_of(verb), read_recipe(file, verb)
     open_names = [name for name in required(task.settings) if values.get(name) is None]

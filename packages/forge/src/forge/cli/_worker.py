@@ -45,6 +45,9 @@ def main(module: str, verb: str, settings: str) -> None:
                 task, file = getattr(import_module(module), verb).task, Path(settings)
                 train(task, read_settings(task, file), tokenized_rows(file.with_name(ROWS)))
             except PreemptedError as stopped:
+                # Its state is saved: a second signal is not to give another status.
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_IGN)
                 raise SystemExit(stopped.exit_status) from None
             except BaseException as error:
                 # The launcher sends SIGTERM to what outlives another rank's end. This process is ending, and the signal is not

@@ -71,15 +71,11 @@ class ExportRequest:
         of_run = None if given == folder else given
         if of_run is not None:
             run_values(of_run)
-            refuse_damaged_export(of_run, folder)
         adapter = (folder / "adapter_config.json").is_file()
         if merge and not adapter:
             raise SettingsError(f"merge has no effect: {folder} holds a whole model, and no adapter. Leave it out.")
         if adapter and not merge and format == "gguf":
             raise SettingsError(f"{folder} holds an adapter, and a GGUF file a whole model: set merge=True.")
-        task = forge_dist.directory_task(str(folder))
-        if task == "embedding" and format == "gguf":
-            raise SettingsError(f"{folder} holds an embedding model, which format=gguf does not write. Leave it out.")
         base = _base_of(folder, of_run, merge=merge, dtype=dtype) if adapter else str(folder)
         chosen = dtype or _stored_dtype(base if merge else str(folder))
         if output is None and of_run is None:
@@ -87,10 +83,17 @@ class ExportRequest:
                 f"output is required: only an export of a run has a directory of its own, and {run} is none. Give the "
                 "directory to write."
             )
+        target = _target(output, folder, of_run, f"{chosen}{'-merged' * merge}{'-gguf' * (format == 'gguf')}")
+        # Last, for it reads every file, and transformers takes seconds to load.
+        if of_run is not None:
+            refuse_damaged_export(of_run, folder)
+        task = forge_dist.directory_task(str(folder))
+        if task == "embedding" and format == "gguf":
+            raise SettingsError(f"{folder} holds an embedding model, which format=gguf does not write. Leave it out.")
         return cls(
             run=of_run,
             folder=folder,
-            output=_target(output, folder, of_run, f"{chosen}{'-merged' * merge}{'-gguf' * (format == 'gguf')}"),
+            output=target,
             adapter=adapter,
             merge=merge,
             dtype=chosen,

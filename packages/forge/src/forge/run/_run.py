@@ -40,6 +40,7 @@ from forge.run._starting_model import Start, check_adapter_base, with_adapter, w
 from forge.run._stop_signal import StopSignal
 from forge.run._stores import refuse_damaged, verify_on_node
 from forge.saving._best import remove_outdated_best, write_best
+from forge.saving._directories import newest_state
 from forge.saving._exports import Exports, due_after
 from forge.saving._full_state import FullStates, Position, keeps_states, remove_states
 from forge.settings._recipe import as_recipe, as_values
@@ -299,7 +300,13 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     def stop_if_asked() -> None:
         if ranks.any(stop.received is not None):
-            save(wait=True)
+            try:
+                save(wait=True)
+            except KeyboardInterrupt:
+                # A second signal. Where the state is whole, only older ones were left to remove.
+                if newest_state(out.path) != f"step_{at.step}":
+                    raise
+            stop.settle()
             why, failed = stop.received or "a signal to another rank", states.files.failed
             rescued, remedy = states.rescue(strategy, model, optimizer, scheduler, position()) if failed else (None, "")
             raise preempted(out.path, why, failed, rescued, remedy)

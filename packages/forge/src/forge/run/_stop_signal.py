@@ -36,6 +36,13 @@ class StopSignal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._restore()
 
+    def settle(self) -> None:
+        """Ignore further signals inside the block: the state is saved, and the run ends."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._before.setdefault(number, signal.getsignal(number))
+                signal.signal(number, signal.SIG_IGN)
+
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
         hang_up = self._before.pop(signal.SIGHUP, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,13 @@ from forge.settings._recipe import values_in
 
 _OF_OTHERS = ("logs", "trackers", "evals")
 """Folders of a run in which other programs write."""
+
+
+def newest_state(path: Path) -> str | None:
+    """Return the name of a run's newest complete full state; None without."""
+    with suppress(OSError):
+        return (path / "full_state" / "latest").read_text(encoding="utf-8").strip()
+    return None
 
 
 def next_start(path: Path) -> str:

@@ -27,7 +27,7 @@ from forge.storage._remote import Remote
 
 _WRITING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 """Errors that only writing meets."""
-_OF_A_DISK = frozenset({errno.EIO, errno.ESTALE})
+_OF_A_DISK = frozenset({errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE})
 _OF_RIGHTS = frozenset({errno.EACCES, errno.EPERM})
 _RUN, _COPIES, _EMERGENCY = "ckpt_output_dir", "checkpoint_storage", "emergency_dir"
 _MOMENTS = {"adamw": 2.0, "schedule_free": 2.0, "muon": 1.0, "adamw_8bit": 0.5}
@@ -210,6 +210,9 @@ def no_room(error: Exception, path: Path, *, begun: bool = True) -> Exception | 
     number = error_number(error)
     if number is None or isinstance(error, ForgeError):
         return None
+    gone = _gone(error, number, path)
+    if gone is not None:
+        return gone
     stays, advice = what_stays(begun=begun), write_remedy(error)
     remedy = f"{stays}: {advice}."
     if hasattr(error, "exit_status"):
@@ -225,6 +228,16 @@ def no_room(error: Exception, path: Path, *, begun: bool = True) -> Exception | 
     what = "written" if number in _WRITING else "read or written"
     why = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
     return RunWriteError(f"{named or path}: cannot be {what}: {why}. {remedy}")
+
+
+def _gone(error: Exception, number: int, path: Path) -> RunWriteError | None:
+    """Return the error of a run whose directory is gone; None where it is there."""
+    if number not in (errno.ENOENT, errno.ENOTDIR) or path.is_dir() or str(path) not in str(error):
+        return None
+    return RunWriteError(
+        f"{path}: is gone: it was removed or renamed while the run wrote it. Under this name again, the same command goes on "
+        "from what was saved; without it, it begins anew."
+    )
 
 
 def states_at_once(s: Any, plan: Any, samples: int, num_steps: int | None) -> tuple[int, int]:

@@ -326,13 +326,16 @@ def hint(name: str, known: Collection[str]) -> str | None:
     return f"a setting of forge {OWN[name]}" if name in OWN else None
 
 
-def unknown(names: Mapping[str, str], known: Collection[str], *, what: str = "unknown setting") -> str:
+def unknown(
+    names: Mapping[str, str], known: Collection[str], *, what: str = "unknown setting", nested: Collection[str] = ()
+) -> str:
     """Write one message about all unknown names: what each is here, or the nearest known one.
 
     Args:
         names: unknown name → where it was given, such as `recipe r.yaml`; empty for nowhere in particular.
         known: names that would be right.
         what: begins the message.
+        nested: those of `names` that hold names and values of their own.
 
     """
     lines = []
@@ -341,7 +344,10 @@ def unknown(names: Mapping[str, str], known: Collection[str], *, what: str = "un
     for name, origin in names.items():
         plain = name.removeprefix("--").replace("-", "_")
         near = difflib.get_close_matches(plain, known, n=1, cutoff=NEAR)
-        told = hint(plain, known) or (f"did you mean `{near[0]}`?" if near else "there is none of such a name")
+        told = hint(plain, known)
+        if told is None and name in nested:
+            told = "a recipe has no sections: write what stands in it as lines `name: value` of their own, without indentation"
+        told = told or (f"did you mean `{near[0]}`?" if near else "there is none of such a name")
         where = "" if shared else origin_note(origin)
         lines.append(f"{name if name.startswith('--') else repr(name)}{where}: {told}")
     if len(lines) == 1:

@@ -309,6 +309,7 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
     values: dict[str, dict[str, object]] = {group: {} for group in groups(settings_class)}
     origins = dict.fromkeys(fields, "default")
     unknown_names: dict[str, str] = {}
+    nested: set[str] = set()
     broken: set[str] = set()
     refused: set[str] = set()
     faults: list[str] = []
@@ -316,6 +317,8 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
         for name, value in layer.items():
             if name not in fields:
                 unknown_names[name] = origin
+                if isinstance(value, Mapping):
+                    nested.add(name)
                 continue
             group, field = fields[name]
             origins[name] = origin
@@ -326,7 +329,7 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
                 broken.add(group)
                 refused.add(name)
     if unknown_names:
-        faults.insert(0, unknown(unknown_names, fields))
+        faults.insert(0, unknown(unknown_names, fields, nested=nested))
     missing = [name for name in required(settings_class) if values[fields[name][0]].get(name) is None]
     missing = [name for name in missing if name not in refused]
     # A required setting under its name elsewhere is missing for that reason only.

@@ -20,7 +20,7 @@ class GRPO(OnlineObjective[GRPOSettings]):
 
     def __init__(self, settings: GRPOSettings | None = None) -> None:
         """Take the settings; None takes their defaults."""
-        super().__init__(settings or GRPOSettings())
+        super().__init__(GRPOSettings() if settings is None else settings, GRPOSettings)
 
     def loss_options(self, batch: OnlineBatch, device: torch.device) -> dict[str, Any]:
         """Return the clip, the KL's weight and reference, and the divisor of sums."""

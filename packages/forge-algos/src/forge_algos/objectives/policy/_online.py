@@ -15,6 +15,7 @@ from forge_algos.heads._completions import Completions, to_float32
 from forge_algos.losses import LossTerms, kl, policy_gradient
 from forge_algos.settings._online import OnlineSettings
 from forge_algos.settings._policy_kinds import POLICY_KINDS
+from forge_algos.settings._validators import check_settings
 
 S = TypeVar("S", bound=OnlineSettings)
 
@@ -31,8 +32,9 @@ class OnlineObjective(Generic[S]):
     wanted: ClassVar[tuple[str, ...]] = ()
     """Arrays of the batch that this method needs beside those that all need."""
 
-    def __init__(self, settings: S) -> None:
-        """Take the method's settings."""
+    def __init__(self, settings: S, kind: type[S]) -> None:
+        """Take the method's settings, which are of `kind`."""
+        check_settings(kind, settings)
         self.settings = settings
 
     @property

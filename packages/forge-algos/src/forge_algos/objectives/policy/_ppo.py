@@ -26,7 +26,7 @@ class PPO(OnlineObjective[PPOSettings]):
 
     def __init__(self, settings: PPOSettings | None = None) -> None:
         """Take the settings; None takes their defaults."""
-        super().__init__(settings or PPOSettings())
+        super().__init__(PPOSettings() if settings is None else settings, PPOSettings)
 
     def bind(self, model: nn.Module, *, device: torch.device) -> BoundOnline:
         """Choose how this model's head is scored.

@@ -12,4 +12,4 @@ class RLOO(OnlineObjective[RLOOSettings]):
 
     def __init__(self, settings: RLOOSettings | None = None) -> None:
         """Take the settings; None takes their defaults."""
-        super().__init__(settings or RLOOSettings())
+        super().__init__(RLOOSettings() if settings is None else settings, RLOOSettings)

@@ -25,6 +25,7 @@ from forge_algos.objectives.preference._pairs import (
 )
 from forge_algos.objectives.preference._reference import Reference
 from forge_algos.settings._preference import DPOSettings
+from forge_algos.settings._validators import settings_of
 
 
 @attrs.frozen
@@ -37,7 +38,7 @@ class DPO(Pairwise):
     of the whole step.
     """
 
-    settings: DPOSettings = attrs.field(factory=DPOSettings)
+    settings: DPOSettings = attrs.field(factory=DPOSettings, validator=settings_of(DPOSettings))
     reference: nn.Module | Weights | None = attrs.field(default=None, kw_only=True)
     """The frozen second model of `reference="live"`, on the same device; of "moving" what gives the trained model
     the reference's weights, as `WeightAverage.exchanged`; None otherwise."""

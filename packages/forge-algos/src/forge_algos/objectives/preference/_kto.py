@@ -22,6 +22,7 @@ from forge_algos.objectives._mean import Mean, require_totals
 from forge_algos.objectives._objective import BeginsSteps, Weights
 from forge_algos.objectives.preference._reference import Reference
 from forge_algos.settings._preference import KTOSettings
+from forge_algos.settings._validators import settings_of
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -55,7 +56,7 @@ class KTO:
     the second, where there are such; `accuracy`, the share of completions that lie on their side of the KL.
     """
 
-    settings: KTOSettings = attrs.field(factory=KTOSettings)
+    settings: KTOSettings = attrs.field(factory=KTOSettings, validator=settings_of(KTOSettings))
     reference: nn.Module | Weights | None = attrs.field(default=None, kw_only=True)
     """The frozen second model of `reference="live"`, on the same device; of "moving" what gives the trained model
     the reference's weights, as `WeightAverage.exchanged`; None otherwise."""

@@ -16,6 +16,7 @@ from forge_algos.losses import LossTerms, orpo
 from forge_algos.objectives._mean import Mean
 from forge_algos.objectives.preference._pairs import Pairwise, PreferenceBatch, check_pairs, chosen_tokens, lengths, sides
 from forge_algos.settings._preference import ORPOSettings
+from forge_algos.settings._validators import settings_of
 
 
 @attrs.frozen
@@ -27,7 +28,7 @@ class ORPO(Pairwise):
     on how the step is cut. The reward in the figures is β times the log-probability a token.
     """
 
-    settings: ORPOSettings = attrs.field(factory=ORPOSettings)
+    settings: ORPOSettings = attrs.field(factory=ORPOSettings, validator=settings_of(ORPOSettings))
 
     shown: ClassVar[dict[str, str]] = Pairwise.shown | {"nll": "nll", "log_odds": "log_odds"}
 

@@ -13,6 +13,7 @@ from forge_algos.losses import LossTerms, reward
 from forge_algos.objectives._mean import Mean
 from forge_algos.objectives.preference._pairs import Pairwise, PreferenceBatch, check_pairs, sides
 from forge_algos.settings._preference import RewardSettings
+from forge_algos.settings._validators import settings_of
 
 
 @attrs.frozen
@@ -24,7 +25,7 @@ class Reward(Pairwise):
     on another, so the gradients do not depend on how a step is cut.
     """
 
-    settings: RewardSettings = attrs.field(factory=RewardSettings)
+    settings: RewardSettings = attrs.field(factory=RewardSettings, validator=settings_of(RewardSettings))
 
     def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
         """Divide as every objective on pairs, and add `mean_reward` over both sides.

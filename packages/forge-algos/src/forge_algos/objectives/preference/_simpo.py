@@ -5,6 +5,7 @@ import attrs
 from forge_algos.losses import LossTerms, simpo
 from forge_algos.objectives.preference._pairs import PairObjective, Pairs, PreferenceBatch
 from forge_algos.settings._preference import SimPOSettings
+from forge_algos.settings._validators import settings_of
 
 
 @attrs.frozen
@@ -16,7 +17,7 @@ class SimPO(PairObjective):
     token.
     """
 
-    settings: SimPOSettings = attrs.field(factory=SimPOSettings)
+    settings: SimPOSettings = attrs.field(factory=SimPOSettings, validator=settings_of(SimPOSettings))
 
     @property
     def normalize(self) -> str:
