@@ -71,7 +71,8 @@ def check_divisible(model_path: str, *, tp_size: int = 1, ep_size: int = 1, task
     text = model.config.get_text_config()
     for kind in ("num_attention_heads", "num_key_value_heads"):
         # Layers may have different numbers, as Gemma 4's with and without a window.
-        for heads in sorted({getattr(layer, kind, None) for layer in text.per_layer_config} - {None}):
+        found = {getattr(layer, kind, None) for layer in text.per_layer_config}
+        for heads in sorted(number for number in found if isinstance(number, int)):
             if heads % tp_size:
                 raise StrategyError(f"{what}: tp_size={tp_size} does not divide its {heads} {kind}: use a divisor of them")
 
