@@ -1,9 +1,12 @@
 """summary: a few lines whose numbers can be checked by hand."""
 
+import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from forge_packing import Cost, plan
 from forge_packing.dividing import _compile
+from forge_packing.ordering._mixture import drawn, draws, whole_shares
 from forge_packing.planning import _summary
 
 
@@ -73,11 +76,28 @@ def test_several_ranks():
 
 
 def test_mixtures_show_their_shares():
-    """The sources' shares are beside their number; of many, the first eight."""
-    made = plan([1, 1, 1], batch_size=3, max_tokens=10, sources=[0, 1, 1], weights=[3, 1])
-    assert "sources        2, with shares 0.75, 0.25" in made.summary().splitlines()
+    """The sources' shares are beside their number, and how often each is drawn; of many, the first eight."""
+    made = plan([1, 1, 1], batch_size=3, max_tokens=10, sources=[0, 1, 1], weights=[3, 1], epochs=4)
+    assert made.summary().splitlines()[2:4] == ["sources        2, with shares 0.75, 0.25", "drawn          9, 3 samples"]
     many = plan([1] * 10, batch_size=3, max_tokens=10, sources=list(range(10)), weights=[1] * 10)
     assert many.summary().splitlines()[2].endswith("0.1, 0.1 and 2 more")
+
+
+def test_a_source_that_is_never_drawn_is_named():
+    """A share may be too small for a run of few samples: its rows are not lost without a word."""
+    made = plan([1] * 3, batch_size=3, max_tokens=10, sources=[0, 1, 2], weights=[1000, 1, 999])
+    assert "drawn          2, 0, 1 samples" in made.summary().splitlines()
+    assert "never drawn    source 2: too small a share of so few samples" in made.summary().splitlines()
+    endless = plan([1] * 3, batch_size=3, max_tokens=10, sources=[0, 1, 2], weights=[1000, 1, 999], epochs=None)
+    assert "drawn" not in endless.summary()
+
+
+@given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=5), stop=st.integers(0, 200))
+def test_draws_are_counted(weights, stop):
+    """The number of each source's draws is that of the draws themselves."""
+    shares = whole_shares(weights)
+    source, _ = draws(shares, 0, stop)
+    assert drawn(shares, stop).tolist() == np.bincount(source, minlength=len(weights)).tolist()
 
 
 def test_shared_prefixes():

@@ -84,6 +84,17 @@ def draws(shares: Int64Array, start: int, stop: int) -> tuple[Int64Array, Int64A
     return source, table_nth[place] + (cycle + start // table_source.size) * shares[source]
 
 
+def drawn(shares: Int64Array, stop: int) -> Int64Array:
+    """Count the draws of each source before draw `stop`: int64[M].
+
+    >>> drawn(np.array([3, 1]), 10)
+    array([8, 2])
+    """
+    table_source, _ = _period(tuple(shares.tolist()))
+    cycles, rest = divmod(stop, table_source.size)
+    return cycles * shares + np.bincount(table_source[:rest], minlength=shares.size)
+
+
 @lru_cache(maxsize=4)
 def _period(shares: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return (source int32[D], nth int64[D]) of one period, by earliest deadline first.

@@ -1,9 +1,12 @@
 """Summary of a plan: a few lines that a person reads before the run."""
 
 import attrs
+import numpy as np
 
 from forge_packing._checks import Int64Array
 from forge_packing._counted import counted
+from forge_packing.ordering._mixture import drawn
+from forge_packing.ordering._order import Order
 from forge_packing.planning._figures import BlockFigures, block_figures, concatenate
 from forge_packing.planning._steps import Steps
 
@@ -12,6 +15,9 @@ MEASURED_SAMPLES, MEASURED_STEPS, STRETCHES = 2**14 - 1, 2**10, 8
 
 So few samples are divided before compiled code is asked for, and the bounds of so many steps take under a second.
 """
+
+MOST_SOURCES = 8
+"""Sources of a mixture that are listed."""
 
 
 def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divided: bool = True) -> str:
@@ -41,9 +47,7 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divid
             f"steps          {order.num_steps:,} of at most {most_items}, {run}",
         ]
     if order.shares is not None:
-        shown = ", ".join(f"{share:.4g}" for share in (order.shares / order.shares.sum())[:8].tolist())
-        more = f" and {order.shares.size - 8} more" if order.shares.size > 8 else ""
-        lines.append(f"sources        {order.shares.size:,}, with shares {shown}{more}")
+        lines += _sources(order, order.shares, items)
     if order.num_steps is None or measured < order.num_steps:
         if len(stretches) == 1:
             lines.append(f"measured       the first {'step' if measured == 1 else counted(measured, 'steps')}:")
@@ -58,6 +62,21 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divid
             f"{counted(without, 'micro-batches')} without that"
         )
     return "\n".join([*lines, *(_division(steps, found) if divided else ())])
+
+
+def _sources(order: Order, shares: Int64Array, items: str) -> list[str]:
+    """Return the lines of a mixture: each source's share, how often it is drawn, and those that never are."""
+    more = f" and {shares.size - MOST_SOURCES} more" if shares.size > MOST_SOURCES else ""
+    shown = ", ".join(f"{share:.4g}" for share in (shares / shares.sum())[:MOST_SOURCES].tolist())
+    lines = [f"sources        {shares.size:,}, with shares {shown}{more}"]
+    if order.num_steps is None:
+        return lines
+    counts = drawn(shares, order.position(order.num_steps))
+    lines.append(f"drawn          {', '.join(f'{count:,}' for count in counts[:MOST_SOURCES].tolist())}{more} {items}")
+    if never := (np.flatnonzero(counts == 0) + 1).tolist():
+        listed, others = ", ".join(map(str, never[:MOST_SOURCES])), " and others" if len(never) > MOST_SOURCES else ""
+        lines.append(f"never drawn    source {listed}{others}: too small a share of so few {items}")
+    return lines
 
 
 def _measured(found: BlockFigures) -> list[str]:
