@@ -114,8 +114,8 @@ def multiply_exactly(model: nn.Module) -> None:
         if type(module) is sys.modules["bitsandbytes"].nn.Linear8bitLt and getattr(module.weight, "SCB", None) is not None:
             if not module.weight.is_meta and not module.weight.SCB.isfinite().all():
                 raise ModelError(
-                    f"{name}.weight has numbers beyond 65,504 or not finite, and bitsandbytes makes codes of 8 bits from float16: "
-                    "use quant_type=nf4, or adapter=lora"
+                    f"{name}.weight has numbers beyond 65,504 or not finite, and bitsandbytes makes codes of 8 bits from "
+                    "float16: use quant_type=nf4, or adapter=lora"
                 )
             module.__class__ = _exact_linear()
             # A buffer: shards and copies of a weight lack its attributes.
