@@ -202,3 +202,20 @@ def test_an_adapter_beside_codes_is_merged_into_what_they_stand_for(adapter, how
     assert not hasattr(found.model.config, "quantization_config")
     unrounded = load_trained(str(directory), dtype=torch.float32, device="cpu")
     assert apart(logits(found.model), logits(unrounded)) > (1e-3 if "load_in_4bit" in how else 1e-4)
+
+
+@pytest.mark.parametrize("how", [{"load_in_4bit": True}, {"load_in_8bit": True}])
+def test_gpt2_beside_codes_is_merged_into_its_own_layers(adapter, how, tmp_path):
+    """Quantization makes linear layers of Conv1D, whose weights are the other way round."""
+    pytest.importorskip("bitsandbytes")
+    pytest.importorskip("accelerate")
+    from transformers import BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
+
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "bos_token_id": 1, "eos_token_id": 2}
+    GPT2LMHeadModel(GPT2Config(vocab_size=61, **shape)).save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(r=2, target_modules=["c_attn", "c_fc"], task_type="CAUSAL_LM")
+    directory = adapter(config, quantization=BitsAndBytesConfig(**how), base=str(tmp_path / "base"))
+    found = merge_adapter(directory, ROWS).model
+    assert found.transformer.h[0].attn.c_attn.weight.shape == (16, 48)
+    found.save_pretrained(tmp_path / "merged")
+    assert apart(logits(found), logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval())) < 1e-6

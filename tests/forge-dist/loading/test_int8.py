@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from forge_dist import ModelError
 from forge_dist.loading._quantization import multiply_exactly
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
@@ -87,3 +88,22 @@ def test_a_copy_computes_the_same():
     again = copy.deepcopy(layer)
     assert torch.equal(again(ROWS), layer(ROWS))
     assert again.weight.data_ptr() != layer.weight.data_ptr()
+
+
+@pytest.mark.parametrize("number", [7e4, float("nan")])
+def test_numbers_beyond_float16_are_refused(number):
+    """The layer is named, where all its products would be NaN."""
+    model = nn.Sequential(bitsandbytes.nn.Linear8bitLt(8, 4, has_fp16_weights=False))
+    weight = torch.ones(4, 8)
+    weight[2, 3] = number
+    model[0].weight = bitsandbytes.nn.Int8Params(weight, requires_grad=False).to("cpu")
+    with pytest.raises(ModelError, match=r"0\.weight has numbers beyond 65,504.*quant_type=nf4"):
+        multiply_exactly(model)
+
+
+def test_a_layer_without_codes_is_left():
+    """As of a tied head, whose weight is the embedding's."""
+    model = nn.Sequential(bitsandbytes.nn.Linear8bitLt(8, 4, has_fp16_weights=False))
+    model[0].weight = nn.Parameter(torch.ones(4, 8))
+    multiply_exactly(model)
+    assert type(model[0]) is bitsandbytes.nn.Linear8bitLt

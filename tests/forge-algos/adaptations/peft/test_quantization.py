@@ -186,3 +186,10 @@ def test_weights_that_were_packed_for_the_processor_are_refused(base):
 def test_lora_on_a_plain_base_needs_no_bitsandbytes():
     """lora on a plain base works without bitsandbytes."""
     assert adapt(make(), LORA).writes == "adapter"
+
+
+def test_quantised_modules_to_save_are_refused(base):
+    """Codes of 4 bits cannot train; PEFT's own error names no module."""
+    settings = AdapterSettings(adapter="qlora", target_modules=["q_proj"], modules_to_save=["up_proj"])
+    with pytest.raises(AdapterError, match="modules_to_save: .*up_proj is quantised.*codes cannot train"):
+        adapt(load(base, settings), settings)

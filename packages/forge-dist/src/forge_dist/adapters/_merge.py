@@ -3,6 +3,7 @@
 A base that was quantized during training is dequantized first: the adapter was trained beside those rounded weights.
 """
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from forge_dist._errors import ExportError, ModelError
 from forge_dist._third_party_logs import quiet_imports, quiet_transformers
@@ -80,11 +82,14 @@ def merge_adapter(
     if doing is not None:
         doing("merging the adapter into its base, and comparing the logits")
     before = logits_of(model, samples)
-    if quantization_of(base_of(model)) is not None:
+    from_codes = quantization_of(base_of(model)) is not None
+    if from_codes:
         del model  # PEFT would round what it merged to codes again
         model = _on_dequantized(path, task)
     with quiet_transformers():
         merged = model.merge_and_unload(safe_merge=True).eval()
+    if from_codes:
+        _restore_conv1d(merged)
     difference = relative_difference(before, logits_of(merged, samples))
     if not difference <= MERGED:
         raise ExportError(
@@ -103,6 +108,17 @@ def _on_dequantized(path: Path, task: Task) -> "PeftModel":
             stored.path, dtype=torch.float32, device="cpu", attention=None, task=task, quantization=quantization
         ).dequantize(dtype=torch.float32)
         return read_adapter(base, path).eval()
+
+
+def _restore_conv1d(model: "PreTrainedModel") -> None:
+    """Put GPT-2's Conv1D back, in place of the linear layers that quantization made of it."""
+    with torch.device("meta"):
+        made = type(model)(copy.deepcopy(model.config))
+    for name, layer in made.named_modules():
+        held: Any = model.get_submodule(name)
+        if isinstance(layer, Conv1D) and isinstance(held, torch.nn.Linear):
+            layer.weight, layer.bias = torch.nn.Parameter(held.weight.detach().T.contiguous()), held.bias
+            model.set_submodule(name, layer.eval())
 
 
 def _check_kind(path: Path) -> None:

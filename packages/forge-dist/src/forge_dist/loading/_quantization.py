@@ -105,9 +105,18 @@ def multiply_exactly(model: nn.Module) -> None:
     bitsandbytes does so on the CPU in training mode alone. Elsewhere it rounds the inputs to 8 bits too: a percent of the
     product, and a gradient that is not the product's. And the columns that LLM.int8 spares from it (arXiv 2208.07339, section
     3.2) are those that are large in any row, so that a sample's numbers would depend on its neighbours in a packed row.
+
+    Raises:
+        ModelError: a weight has numbers that float16 does not have.
     """
-    for module in int8_layers(model).values():
-        if type(module) is sys.modules["bitsandbytes"].nn.Linear8bitLt:
+    for name, module in int8_layers(model).items():
+        # Without scales it is no layer of the codes: a head that shares the embedding's weight.
+        if type(module) is sys.modules["bitsandbytes"].nn.Linear8bitLt and getattr(module.weight, "SCB", None) is not None:
+            if not module.weight.is_meta and not module.weight.SCB.isfinite().all():
+                raise ModelError(
+                    f"{name}.weight has numbers beyond 65,504 or not finite, and bitsandbytes makes codes of 8 bits from "
+                    "float16: use quant_type=nf4, or adapter=lora"
+                )
             module.__class__ = _exact_linear()
             # A buffer: shards and copies of a weight lack its attributes.
             module.register_buffer("scales", module.weight.SCB, persistent=False)

@@ -40,6 +40,12 @@ def arguments_of(model: nn.Module, settings: AdapterSettings, targets: Sequence[
         AdapterError: a name matches nothing, or a module that holds targets or is trained already; PEFT would not keep a tie.
     """
     whole = resolve(model, settings.modules_to_save or (), targets)
+    for name in whole:
+        if any(not p.is_floating_point() for p in model.get_submodule(name).parameters()):
+            raise AdapterError(
+                f"modules_to_save: {name} is quantised (quant_type={settings.quant_type}), and codes cannot train: leave it "
+                "out, or take adapter=lora"
+            )
     ends = {name: module for name, module in model.named_modules() if module in (embeddings(model), head(model))}
     tied = _tied(model)
     found: Arguments = {}
