@@ -131,6 +131,12 @@ def test_its_memory_is_planned(
     [
         ({"strategy": "zero2"}, "reference=moving with strategy=zero2"),
         ({"optimizer": "schedule_free"}, "optimizer=schedule_free with reference=moving"),
+        ({"reference_sync_steps": 6}, "reference_sync_steps=6 with the 6 steps of this run"),
+        ({"keep_best": True}, "keep_best with reference=moving: held-out losses .* are beside different references"),
+        (
+            {"early_stopping_patience": 2, "eval_every_steps": 2},
+            "early_stopping_patience with reference=moving: held-out losses",
+        ),
         ({"reference_path": "MODEL"}, "reference_path='.*' has no effect with reference='moving'"),
     ],
 )
@@ -141,3 +147,11 @@ def test_what_cannot_move_is_refused(more: dict[str, Any], message: str, model_d
     with pytest.raises(SettingsError, match=message):
         forge.dpo(**given, ckpt_output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_losses_beside_different_references_are_not_compared(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """A held-out loss above that before training is no reason to warn: its reference is another one."""
+    given = settings_of("dpo", model_dir, folder) | MOVING | {"adapter": "lora", "lora_dropout": 0.3}
+    result = forge.dpo(**given, ckpt_output_dir=tmp_path / "run")
+    assert result.eval_after["eval_loss"] > result.eval_before["eval_loss"]
+    assert "held-out loss is higher" not in (tmp_path / "run" / "log.txt").read_text()

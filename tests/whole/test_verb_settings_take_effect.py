@@ -22,7 +22,7 @@ from .sampling_stub import served
 from .test_settings_take_effect import once, traces
 from .verbs import VERBS, settings_of, teacher
 
-MOVING = {"reference": "moving", "learning_rate": 1e-1}
+MOVING = {"reference": "moving", "learning_rate": 1e-1, "max_steps": 3}
 
 # For every verb: its own settings, as (what is given beside it, and two values that must tell two runs apart).
 CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {

@@ -48,3 +48,22 @@ def test_an_open_autocast_has_no_casts_of_former_weights():
         with average.exchanged(layer), torch.no_grad():
             torch.testing.assert_close(layer(x), bits(layer.weight), rtol=0, atol=0)
         torch.testing.assert_close(layer(x), bits(layer.weight), rtol=0, atol=0)
+
+
+def test_small_moves_of_an_average_in_bfloat16_arrive():
+    """Each is less than half of bfloat16's spacing: rounded to the nearest, the average would stay where it began."""
+    layer = torch.nn.Linear(48, 40, bias=False).to(torch.bfloat16)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0, momentum=0.9)
+    average = WeightAverage(optimizer, 0.02)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    average.before_step()
+    optimizer.step()
+    average.after_step(1, moved=True)
+    began = layer.weight.detach().float()
+    with torch.no_grad():
+        layer.weight.mul_(1.05)
+    for number in range(2, 52):
+        average.after_step(number, moved=True)
+    way = (layer.weight.detach().float() - began).flatten()
+    gone = (optimizer.state[layer.weight]["average"].float() - began).flatten()
+    assert (gone @ way / (way @ way)).item() == pytest.approx(1 - 0.98**50, abs=0.05)

@@ -211,8 +211,8 @@ def test_a_warm_up_and_a_decay_fit_into_the_run(warmup: dict[str, float]) -> Non
     given = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o", "lr_scheduler": "warmup_stable_decay", **warmup}
     s = resolve(SFTSettings, ("argument", {**given, "decay_steps": 5}))
     for num_steps in (10, None if "warmup_steps" in warmup else 11):
-        s.check_warmup(num_steps)
+        s.check_length(num_steps)
     with pytest.raises(SettingsError, match=r"decay_steps=5 after .*warmup_steps=5: more than the 9 steps of this run"):
-        s.check_warmup(9)
+        s.check_length(9)
     with pytest.raises(SettingsError, match="decay_steps=5 after"):
         resolve(SFTSettings, ("argument", {**given, "decay_steps": 5, "max_steps": 9}))

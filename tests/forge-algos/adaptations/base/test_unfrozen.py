@@ -80,7 +80,9 @@ def test_an_expression_that_would_search_for_hours_is_refused(nested):
         AdapterSettings(unfrozen_parameters=(f"model{nested}!",))
 
 
-@pytest.mark.parametrize("plain", [r"(\.\w+)?x", r"layers\.(1|2[0-9])\..*", r"([*+])+", r"\(a*\)+", "(ab)+", "[(a*]+x"])
+@pytest.mark.parametrize(
+    "plain", [r"(\.\w+)?x", r"layers\.(1|2[0-9])\..*", r"([*+])+", r"\(a*\)+", "(ab)+", "[(a*]+x", r"(\w+\.){2}x", "(a|b){1,2}"]
+)
 def test_expressions_without_nested_repeats_are_taken(plain):
     """Escaped signs, those of a set, alternatives once."""
     assert AdapterSettings(unfrozen_parameters=(plain,)).unfrozen_parameters == (plain,)

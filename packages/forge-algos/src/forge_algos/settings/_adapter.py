@@ -31,7 +31,8 @@ SUBTRACTED = ("olora", "pissa", "pissa_niter_16")
 _ROWS = re.compile(r"\[\d*:\d*\]$")
 _LITERALS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 """Escaped signs and sets of characters of a regular expression."""
-_REPEAT = re.compile(r"[*+]|\{\d*(?:,\d*)?\}")
+_REPEAT = re.compile(r"[*+]|\{(?!(?:\d*,)?[12]\})\d*(?:,\d*)?\}")
+"""Repeat of a group, beyond twice."""
 _BRANCHING = re.compile(r"[*+|]|(?<!\()\?|\{\d*,\d*\}")
 _POSITIVE = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 

@@ -375,7 +375,7 @@ def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Pa
     s = choose_sizes(s, machine, [train] if held_out is None else [train, held_out])
     assert s.plan.max_tokens_per_gpu is not None
     plan = task.batch_plan(s, train, shards)
-    s.check_warmup(task.num_steps(s, plan))
+    s.check_length(task.num_steps(s, plan))
     return Prepared(s, train, held_out, plan)
 
 

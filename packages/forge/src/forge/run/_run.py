@@ -425,7 +425,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         after = at.measured
         loss_before = (at.eval_before or {}).get("eval_loss")
         best_step = at.best.step if s.evaluation.keep_best else None
-        warn_of_higher_loss(report, loss_before, None if after is None else after.loss, best_step=best_step)
+        if source.average is None:  # else both losses are beside different references
+            warn_of_higher_loss(report, loss_before, None if after is None else after.loss, best_step=best_step)
         stop_if_asked()
         if states.files.failures:
             # On a disk that is nearly full the last state would take the room of the last export, and find none itself.

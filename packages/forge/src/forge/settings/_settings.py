@@ -173,7 +173,7 @@ class RunSettings:
         # The log names the value with its reason ("float32: the exact choice"); beside a setting it stands already.
         return attrs.evolve(chosen, origins={**self.origins, name: f"chosen: {reason.removeprefix(f'{value}: ')}"})
 
-    def check_warmup(self, num_steps: int | None) -> None:
+    def check_length(self, num_steps: int | None) -> None:
         """Raise SettingsError for a warm-up, or one with a decay, that is longer than the run."""
         if num_steps is None:
             return
@@ -192,7 +192,7 @@ class RunSettings:
 
     def check(self) -> None:
         """Raise SettingsError, by name, for a setting that has no effect with the others."""
-        self.check_warmup(self.plan.max_steps)
+        self.check_length(self.plan.max_steps)
         default = attrs.fields(EvaluationSettings).eval_max_new_tokens.default
         if self.evaluation.eval_prompts is None and self.evaluation.eval_max_new_tokens != default:
             raise SettingsError("eval_max_new_tokens has no effect without eval_prompts: set that too, or leave it out.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import forge_algos
 import forge_data
+from forge._counted import counted
 from forge._errors import SettingsError
 
 if TYPE_CHECKING:
@@ -55,6 +56,24 @@ def check_moving(s: Any) -> None:
         raise SettingsError(
             "optimizer=schedule_free with reference=moving: it computes its gradients at other weights than those that it has "
             "found, and which of them a reference should follow is not said. Take another optimizer, or reference=stored."
+        )
+    compares = [name for name in ("keep_best", "early_stopping_patience") if getattr(s.evaluation, name)]
+    if compares and s.evaluation.metric_for_best is None:
+        raise SettingsError(
+            f"{compares[0]} with reference=moving: held-out losses before and after a move are beside different references, so "
+            "that the lowest is not that of the best step. Set metric_for_best, to a figure without the reference (of dpo "
+            f"chosen_logp or rejected_logp) or to loss all the same, or leave {compares[0]} out."
+        )
+
+
+def check_moves(s: Any, num_steps: int | None) -> None:
+    """Raise SettingsError where reference=moving would not move before the last step of the run."""
+    own = s.objective
+    if own.reference == "moving" and num_steps is not None and own.reference_sync_steps >= num_steps:
+        raise SettingsError(
+            f"reference_sync_steps={own.reference_sync_steps} with the {counted(num_steps, 'steps')} of this run: "
+            "reference=moving would never move before the last one. Lower reference_sync_steps, train longer, or set "
+            "reference=stored."
         )
 
 

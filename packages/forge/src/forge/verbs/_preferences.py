@@ -13,7 +13,14 @@ from forge.settings._settings import RunSettings
 from forge.tasks._lint_check import check_kind, check_lint
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._reference_logps import read_references, store_references
-from forge.tasks._reference_model import check_moving, check_reference, live_reference, moving_reference, require_same_tokens
+from forge.tasks._reference_model import (
+    check_moves,
+    check_moving,
+    check_reference,
+    live_reference,
+    moving_reference,
+    require_same_tokens,
+)
 from forge.tasks._sharing import may_share, sharing
 from forge.tasks._task import Evaluation, Run, Task
 from forge.tasks.items._pairs import Answers, Pairs
@@ -167,6 +174,11 @@ class ReferencedSettings(PreferenceSettings):
         super().check()
         check_reference(self)
         check_moving(self)
+
+    def check_length(self, num_steps: int | None) -> None:
+        """Refuse a moving reference that would not move before the run's last step."""
+        super().check_length(num_steps)
+        check_moves(self, num_steps)
 
 
 class ReferencedPreferences(Preferences):
