@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from transformers.pytorch_utils import Conv1D
 
 from forge_dist._errors import ExportError, ModelError
 from forge_dist._third_party_logs import quiet_imports, quiet_transformers
@@ -112,6 +111,8 @@ def _on_dequantized(path: Path, task: Task) -> "PeftModel":
 
 def _restore_conv1d(model: "PreTrainedModel") -> None:
     """Put GPT-2's Conv1D back, in place of the linear layers that quantization made of it."""
+    from transformers.pytorch_utils import Conv1D
+
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     for name, layer in made.named_modules():
