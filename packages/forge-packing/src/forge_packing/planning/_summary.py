@@ -65,7 +65,7 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divid
 
 
 def _sources(order: Order, shares: Int64Array, items: str) -> list[str]:
-    """Return the lines of a mixture: each source's share, how often it is drawn, and those that never are."""
+    """Return a mixture's lines: shares, draws of each source, and sources never drawn."""
     more = f" and {shares.size - MOST_SOURCES} more" if shares.size > MOST_SOURCES else ""
     shown = ", ".join(f"{share:.4g}" for share in (shares / shares.sum())[:MOST_SOURCES].tolist())
     lines = [f"sources        {shares.size:,}, with shares {shown}{more}"]
