@@ -92,17 +92,17 @@ class Here:
         with self.torch.device(self.device):
             return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
 
-    def quantized(self, shape: str) -> tuple[Any, Any]:
-        """Load a model of a shape in 4 bits; return it and the settings of its adapter.
+    def quantized(self, shape: str, quant_type: str = "nf4") -> tuple[Any, Any]:
+        """Load a model of a shape in 4 or 8 bits; return it and the settings of its adapter.
 
         Raises:
-            AccelError: the device has no 4-bit kernels.
+            AccelError: the device has no such kernels.
             MissingPackageError: bitsandbytes is not installed.
         """
         from forge_algos import AdapterSettings, quantization_config
         from forge_dist import load_model
 
-        settings = AdapterSettings(adapter="qlora", lora_r=16, lora_alpha=32.0)
+        settings = AdapterSettings(adapter="qlora", quant_type=quant_type, lora_r=16, lora_alpha=32.0)
         self.machine.quantization(settings.quant_type)
         how = {"quantization": quantization_config(settings, self.dtype), "dtype": self.dtype, "attention": "documents"}
         with TemporaryDirectory() as folder:

@@ -245,11 +245,21 @@ def grpo(here: Here) -> tuple[bool, dict[str, Any]]:
 @check("right")
 def qlora(here: Here) -> tuple[bool | None, dict[str, Any]]:
     """Take six steps with LoRA on a 4-bit base: the loss falls, and the codes stay to the bit."""
+    return _on_codes(here, "nf4")
+
+
+@check("right")
+def qlora_int8(here: Here) -> tuple[bool | None, dict[str, Any]]:
+    """Take six steps with LoRA on an 8-bit base: the loss falls, and the codes stay to the bit."""
+    return _on_codes(here, "int8")
+
+
+def _on_codes(here: Here, quant_type: str) -> tuple[bool | None, dict[str, Any]]:
     from forge_accel import AccelError
     from forge_algos import MissingPackageError, adapt
 
     try:
-        model, settings = here.quantized("small")
+        model, settings = here.quantized("small", quant_type)
     except (AccelError, MissingPackageError) as error:
         return None, {"skipped": str(error)}
     adaptation = adapt(model, settings)

@@ -58,7 +58,7 @@ def _side(here: Here, name: str, shape: str, tokens: int, ranks: Any, **how: Any
         adapter = AdapterSettings(adapter="osft", unfreeze_rank_ratio=0.25)
     if how.get("quantized"):
         try:
-            model, adapter = here.quantized(shape)
+            model, adapter = here.quantized(shape, how.get("quant_type", "nf4"))
         except (AccelError, MissingPackageError) as error:
             return None, {"side": how, "skipped": str(error)}
     else:
@@ -185,6 +185,7 @@ for _name, _shape, _tokens, _how in (
     ("lora_8b_compiled", "8b", 8_192, {"lora": True, "compiled": True}),
     ("lora_8b_liger", "8b", 8_192, {"lora": True, "kernels": "liger"}),
     ("qlora_8b", "8b", 8_192, {"lora": True, "quantized": True}),
+    ("qlora_8b_int8", "8b", 8_192, {"lora": True, "quantized": True, "quant_type": "int8"}),
     ("qlora_8b_compiled", "8b", 8_192, {"lora": True, "quantized": True, "compiled": True}),
     ("lora_06b", "0.6b", 16_384, {"lora": True}),
     ("lora_06b_compiled", "0.6b", 16_384, {"lora": True, "compiled": True}),
