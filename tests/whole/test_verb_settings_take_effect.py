@@ -66,7 +66,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "reference_mixup": ({**MOVING, "reference_sync_steps": 1}, 0.6, 1.0),
         "reference": ({"adapter": "lora", "reference_path": None}, "stored", "adapter_off"),
         "reference_path": ({}, None, "TEACHER"),
-        "normalize": ({"loss_type": ("sigmoid", "sft"), "max_tokens_per_gpu": 200}, "global", "trl"),
+        "normalize": ({"loss_type": ("sigmoid", "sft"), "max_tokens_per_gpu": 200, "effective_batch_size": 5}, "global", "trl"),
     },
     "orpo": {
         "beta": ({}, 0.1, 1.0),
