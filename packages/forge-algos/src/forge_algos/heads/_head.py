@@ -142,17 +142,7 @@ class Head:
         """Compute (logps, entropy) or (logps, entropy, beside's), float32[M] each in nats.
         The entropy is that of the rows' distributions, without a gradient.
         """
-        entropy: list[torch.Tensor] = []
-        ranks = rows_over_ranks(self.model)
-        mine = ranks.part(len(rows))
-
-        def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
-            logps, found = logps_and_entropy_of_rows(source, tensors, targets[mine])
-            entropy.append(found)
-            return (logps,)
-
-        part, *rest = self._scored(inputs, rows[mine], compute, temperature=temperature, beside=beside)
-        return (ranks.gather(part, len(rows)), ranks.gather(entropy[0], len(rows)), *rest)
+        return self._logps_and(logps_and_entropy_of_rows, inputs, rows, targets, temperature=temperature, beside=beside)
 
     def logps_and_collision(
         self, inputs: Inputs, rows: torch.Tensor, targets: torch.Tensor
@@ -160,17 +150,31 @@ class Head:
         """Compute (logps, log Σ p²), float32[M] each, the sum over the vocabulary.
         It is that of the rows' distributions, without a gradient.
         """
-        collision: list[torch.Tensor] = []
+        logps, collision = self._logps_and(logps_and_collision_of_rows, inputs, rows, targets)
+        return logps, collision
+
+    def _logps_and(
+        self,
+        of_rows: Callable[[LogitSource, Tensors, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        inputs: Inputs,
+        rows: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        temperature: float = 1.0,
+        beside: Beside | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Compute log-probabilities, a number beside each without a gradient, and `beside`'s tensor."""
+        further: list[torch.Tensor] = []
         ranks = rows_over_ranks(self.model)
         mine = ranks.part(len(rows))
 
         def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
-            logps, found = logps_and_collision_of_rows(source, tensors, targets[mine])
-            collision.append(found)
+            logps, found = of_rows(source, tensors, targets[mine])
+            further.append(found)
             return (logps,)
 
-        (part,) = self._scored(inputs, rows[mine], compute)
-        return ranks.gather(part, len(rows)), ranks.gather(collision[0], len(rows))
+        part, *rest = self._scored(inputs, rows[mine], compute, temperature=temperature, beside=beside)
+        return (ranks.gather(part, len(rows)), ranks.gather(further[0], len(rows)), *rest)
 
     def distillation(
         self,
