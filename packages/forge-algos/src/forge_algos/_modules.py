@@ -207,15 +207,16 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 @contextmanager
 def override_forward(layer: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Let `layer(x)` run its hooks around `forward(x)` inside the block."""
-    before = vars(layer).get("forward")
-    layer.forward = forward
+    # The attribute hides the method of the layer's class; set past nn.Module's search for parameters, which takes longer.
+    attributes = vars(layer)
+    before = attributes.get("forward")
+    attributes["forward"] = forward
     try:
         yield
     finally:
-        # The attribute hides the method of the layer's class.
-        del layer.forward
+        del attributes["forward"]
         if before is not None:
-            layer.forward = before
+            attributes["forward"] = before
 
 
 def trainable(model: nn.Module) -> list[torch.nn.Parameter]:

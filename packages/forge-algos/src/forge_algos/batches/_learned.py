@@ -45,6 +45,8 @@ def _groups_of(batch: Any) -> PackedGroups | None:
 def loss_count(batch: AnyRow) -> float:
     """Add up the weights of a row's learned tokens, or count them; no forward is made.
 
+    A row of documents without weights in which something is learned is checked by `RowLoader` before its forward, not here too.
+
     Raises:
         PackedBatchError: the arrays are no row.
     """
@@ -55,6 +57,14 @@ def loss_count(batch: AnyRow) -> float:
         check_groups(groups)
         return _sum(len(groups.targets), _weights_of(groups))
     documents: Any = batch
+    if getattr(documents, "weights", None) is None:
+        require(documents, "labels", "a packed row")
+        try:
+            count = int(np.count_nonzero(next_tokens(documents) != IGNORE))
+        except (IndexError, TypeError, ValueError):  # the check below names the array
+            count = 0
+        if count:
+            return count
     check_batch(documents)
     learned = np.flatnonzero(next_tokens(documents) != IGNORE)
     return _sum(len(learned), token_weights(documents, learned))

@@ -84,13 +84,13 @@ def check_batch(batch: PackedBatch, vocabulary: int | None = None) -> None:
             "a packed row needs input_ids, labels and position_ids of one shape [T], "
             f"got {list(ids.shape)}, {list(labels.shape)} and {list(positions.shape)}"
         )
-    if cu.ndim != 1 or len(cu) < 2 or cu[0] != 0 or cu[-1] != len(ids) or (np.diff(cu) < 1).any():
+    if cu.ndim != 1 or len(cu) < 2 or cu[0] != 0 or cu[-1] != len(ids) or (cu[1:] <= cu[:-1]).any():
         raise PackedBatchError(f"cu_seqlens must rise from 0 to the row's {len(ids)} tokens, got {_short(cu)}")
-    steps = np.diff(positions)
+    steps = positions[1:] - positions[:-1]
     steps[cu[1:-1] - 1] = 1
     if positions[cu[:-1]].any() or (steps != 1).any():
         raise PackedBatchError("position_ids must count 0, 1, 2, ... anew in every document that cu_seqlens names")
-    longest = int(np.diff(cu).max())
+    longest = int((cu[1:] - cu[:-1]).max())
     if batch.max_seqlen < longest:
         raise PackedBatchError(f"max_seqlen is {batch.max_seqlen}, but the longest document has {longest} tokens")
     weights = getattr(batch, "weights", None)

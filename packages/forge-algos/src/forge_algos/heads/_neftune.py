@@ -37,8 +37,8 @@ def noisy_embeddings(model: nn.Module, alpha: float, boundaries: torch.Tensor) -
         alpha: 0 is none.
         boundaries: int[B+1], where documents begin, and T; on the row's device.
     """
-    layer = embeddings(model)
-    if not alpha or not model.training or layer is None:
+    layer = embeddings(model) if alpha and model.training else None
+    if layer is None:
         yield
         return
     lengths = boundaries.diff()

@@ -65,13 +65,13 @@ def _skip_search_for_documents() -> None:
     prepare: Any = getattr(masking_utils, "_preprocess_mask_arguments", None)
     if prepare is None or hasattr(prepare, "__wrapped__"):
         return
-    arguments = signature(prepare)
+    names = list(signature(prepare).parameters)
     # Its name as of transformers 5.24, and before.
-    cache = "cache" if "cache" in arguments.parameters else "past_key_values"
+    cache = "cache" if "cache" in names else "past_key_values"
 
     @wraps(prepare)
     def without_search(*args: Any, **kwargs: Any) -> Any:
-        given = arguments.bind(*args, **kwargs).arguments
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
         ours = getattr(given.get("config"), "_attn_implementation", None) in _registered
         if ours and given.get("attention_mask") is None and given.get(cache) is None:
             given["position_ids"] = None
