@@ -51,6 +51,10 @@ def test_one_name_is_a_list_of_one():
         (GRPOSettings, {"loss_type": "gspo", "dual_clip": 1.0}, r"dual_clip=1.0 must be above 1 \+ clip_high, 1.0004 here"),
         (GRPOSettings, {"loss_type": "cispo", "dual_clip": 9.0}, "dual_clip has no effect with loss_type='cispo'"),
         (GRPOSettings, {"kl_estimator": "unbiased"}, "kl_estimator='unbiased' has no effect with kl_weight=0"),
+        (GRPOSettings, {"reference": "moving"}, "reference='moving' has no effect with kl_weight=0, which reads no reference"),
+        (RLOOSettings, {"reference": "moving", "kl_weight": 0.0}, "reference='moving' has no effect with kl_weight=0"),
+        (PPOSettings, {"reference_mixup": 0.5}, "reference_mixup=0.5 has no effect with reference='initial'"),
+        (RLOOSettings, {"reference": "stored"}, "'reference' must be in \\('initial', 'moving'\\)"),
         (GRPOSettings, {"max_resamples": 2}, "max_resamples=2 has no effect with on_equal_rewards='keep'"),
         (RLOOSettings, {"min_group_reward": 0.1}, "min_group_reward has no effect with on_equal_rewards='keep'"),
         (

@@ -15,6 +15,7 @@ OnRewardError = Literal["stop", "skip"]
 OnEqualRewards = Literal["keep", "skip", "resample"]
 SamplerKind = Literal["transformers", "vllm", "sglang"]
 KLEstimator = Literal["k3", "unbiased"]
+PolicyReference = Literal["initial", "moving"]
 
 # Any: the type checker does not follow a default of one type with a validator of another.
 _share: Any = attrs.validators.and_(number(kind=float), attrs.validators.le(1))
@@ -77,6 +78,13 @@ class OnlineSettings:
     """Number of completions of each prompt."""
     kl_weight: float = attrs.field(default=0.0, validator=number(kind=float))
     """Weight of the KL divergence from the reference; 0 needs no reference."""
+    reference: PolicyReference = attrs.field(default="initial", validator=one_of(PolicyReference))
+    """Reference of that divergence: the model that training starts from ("initial"),
+    or one that follows the trained model ("moving"; TR-DPO, arXiv 2404.09656)."""
+    reference_sync_steps: int = attrs.field(default=512, validator=number(kind=int, low=1))
+    """Number of steps after which reference=moving moves towards the trained model, each time."""
+    reference_mixup: float = attrs.field(default=0.6, validator=_above_share)
+    """Share of the trained weights that reference=moving then takes on, above 0; 1 makes it a copy of them."""
     num_iterations: int = attrs.field(default=1, validator=number(kind=int, low=1))
     """Number of passes over each rollout."""
     reward: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_check_rewards)
@@ -168,6 +176,13 @@ class OnlineSettings:
         if self.reward_timeout is not None and not self.reward:
             raise ValueError("reward_timeout has no effect without reward functions; leave it out, or set reward")
         self._check_alone(self.env is None, ("max_turns", "env_timeout"), "without env")
+        if self.reference == "moving" and not self.kl_weight:
+            raise ValueError(
+                "reference='moving' has no effect with kl_weight=0, which reads no reference; set a weight, or leave it out"
+            )
+        self._check_alone(
+            self.reference != "moving", ("reference_sync_steps", "reference_mixup"), f"with reference={self.reference!r}"
+        )
         self._check_alone(
             self.sampler == "transformers",
             ("sampler_url", "sampler_timeout", "tis_above", "tis_cap", "max_sampler_gap"),
