@@ -636,6 +636,28 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             {"reference": "moving", "desirable_weight": 2.0},
         ),
         (
+            TRL + "scale_rewards: batch\nmax_completion_length: 9\nbeta: 0.1\nsync_ref_model: true\nref_model_sync_steps: 64\n",
+            "grpo",
+            {
+                "scale_rewards": "batch",
+                "max_new_tokens": 9,
+                "kl_weight": 0.1,
+                "reference": "moving",
+                "reference_sync_steps": 64,
+            },
+        ),
+        (
+            TRL + "normalize_advantages: false\nsync_ref_model: true\nref_model_mixup_alpha: 0.9\n",
+            "rloo",
+            {"reference": "moving", "reference_mixup": 0.9},
+        ),
+        (
+            AXOLOTL
+            + "rl: grpo\ntrl: {beta: 0.1, sync_ref_model: true, ref_model_mixup_alpha: 0.9, max_completion_length: 9}\n",
+            "grpo",
+            {"kl_weight": 0.1, "reference": "moving", "reference_mixup": 0.9, "max_new_tokens": 9},
+        ),
+        (
             TRL + "sync_ref_model: false\nref_model_sync_steps: 64\nprecompute_ref_log_probs: true\n",
             "dpo",
             {"reference": "stored"},
@@ -688,8 +710,12 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
         (AXOLOTL + "rl: dpo\ndpo_label_smoothing: 0.1\n", "dpo_label_smoothing: 0.1: loss_type=sigmoid reads none"),
         (FACTORY.format(stage="pt") + "cutoff_len: 64\npacking: false\n", "packing: False: documents are cut into blocks"),
         (
-            TRL + "num_generations: 4\nsync_ref_model: true\n",
-            "sync_ref_model: True: here it is reference=moving, a setting of forge dpo and kto",
+            TRL + "loss_type: simpo\nsync_ref_model: true\n",
+            "sync_ref_model: True: here it is reference=moving, a setting of forge dpo, kto, ppo, grpo and rloo",
+        ),
+        (
+            TRL + "num_generations: 4\nsync_ref_model: true\nref_model_sync_steps: 64\n",
+            "sync_ref_model: True: without beta there is no reference, there and here",
         ),
         (
             TRL + "loss_type: [sigmoid, sft]\n",

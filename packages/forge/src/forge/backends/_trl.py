@@ -125,7 +125,7 @@ class TRLBackend(Backend):
                 f"wpo with loss_type={', '.join(sorted(unable))} is not available with backend=trl, which fails in it: choose "
                 "backend=forge."
             )
-        if verb in ("dpo", "kto") and s.objective.reference == "moving" and s.adapter.adapter != "none":
+        if verb in ("dpo", "kto", "grpo") and s.objective.reference == "moving" and s.adapter.adapter != "none":
             raise SettingsError(
                 f"reference=moving with adapter={s.adapter.adapter} is not available with backend=trl, which keeps no "
                 "reference beside an adapter: choose backend=forge."

@@ -114,6 +114,7 @@ ADDED = {
     "discopop_tau": 0.05,
     "ld_alpha": None,
     "wpo": False,
+    "reference": "initial",
     "reference_sync_steps": 512,
     "reference_mixup": 0.6,
     "cpo_alpha": 0.0,

@@ -157,3 +157,6 @@ def online(draft: Draft) -> None:
         left["epsilon_high"] = high - 1.0  # TRL gives the bound itself, forge how far above 1 it lies
     if not (left.get("beta") or left.get("kl_weight")):
         draft.drop("use_bias_correction_kl")  # nothing to estimate
+        if draft.verb == "grpo" and left.get("sync_ref_model"):
+            draft.lose("sync_ref_model", "without beta there is no reference, there and here")
+            _moving_reference(left)
