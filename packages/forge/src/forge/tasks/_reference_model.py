@@ -81,7 +81,7 @@ def check_moving_preferences(s: Any) -> None:
 
 
 def check_moves(s: Any, num_steps: int | None, *, each: int = 1) -> None:
-    """Raise SettingsError where reference=moving would not move before it is asked for the last time.
+    """Raise SettingsError where a moving reference would not move before it is last asked.
 
     It is asked at each `each`-th step, the first among them.
     """
