@@ -106,6 +106,17 @@ def run_ours(objective, folder):
     return [(output.loss, output.grad_norm) for output in outputs]
 
 
+def test_rloo_with_normalized_advantages_and_clipped_rewards(tmp_path):
+    """Rewards of which some are beyond the range, beside the KL; advantages of mean 0 and deviation 1."""
+    folder = tmp_path / "model"
+    a_model().save_pretrained(folder)
+    more = {"normalize_advantages": True, "reward_clip_range": (0.3, 0.7)}
+    assert {reward(completion) > 0.7 for rows in ROWS for _, completion in rows} == {True, False}
+    theirs = run_trl("rloo", folder, tmp_path, beta=0.3, **more)
+    ours = run_ours(objective("rloo", **more), folder)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
 def objective(verb, **more):
     import forge_algos
 

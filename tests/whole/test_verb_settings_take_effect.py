@@ -115,6 +115,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "on_overflow": ({"max_prompt_len": 25}, "drop", "error"),
         "reward": ({}, ("forge_test_rewards:short",), ("forge_test_rewards:long",)),
         "reward_weights": ({}, (1.0,), (-1.0,)),
+        "reward_clip_range": ({}, None, (-0.5, 0.0)),
         "reward_model_path": ({}, None, "REWARD MODEL"),
         "on_reward_error": ({"reward": ("forge_test_rewards:at_times",)}, "stop", "skip"),
         "reward_timeout": ({"reward": ("forge_test_rewards:sleepy",)}, None, 0.1),
@@ -154,6 +155,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
     },
     "rloo": {
         "num_generations": ({}, 3, 2),
+        "normalize_advantages": ({}, False, True),
         "kl_weight": ({}, 0.05, 5.0),
         "num_iterations": ({}, 1, 2),
         "on_equal_rewards": ({"reward": ("forge_test_rewards:same",)}, "keep", "skip"),

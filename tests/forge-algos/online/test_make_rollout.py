@@ -142,6 +142,39 @@ def test_rloo_has_the_kl_in_the_reward():
         np.testing.assert_allclose(made.advantages[starts[i] : starts[i + 1]], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_rloo_normalizes_the_advantages_of_what_counts():
+    """To mean 0 and deviation 1, of all that is scored, or left after `on_equal_rewards=skip`, cut off and masked ones too."""
+    own = {"num_generations": 3, "max_new_tokens": 3, "kl_weight": 0.0, "mask_truncated": True, "on_equal_rewards": "skip"}
+
+    def reward(prompts, completions, digit):
+        return [float(len(c)) if d % 2 else 1.0 for c, d in zip(completions, digit, strict=True)]
+
+    plain, found = (
+        rollout(policy(), RLOOSettings(normalize_advantages=normalize, **own), reward=reward, asked=prompts(9))
+        for normalize in (False, True)
+    )
+    assert found.masked.any()
+    assert not (found.trained | found.masked).all()
+    counted = found.trained | found.masked
+    groups = np.array([found.rewards[found.groups == group].sum() for group in found.groups])
+    each = found.rewards - (groups - found.rewards) / 2
+    wanted = (each - each[counted].mean()) / (each[counted].std(ddof=1) + 1e-4)
+    first = found.starts[:-1]
+    np.testing.assert_allclose(plain.advantages[first][plain.trained], each[plain.trained], rtol=1e-5)
+    np.testing.assert_allclose(found.advantages[first][found.trained], wanted[found.trained], rtol=1e-4, atol=1e-5)
+
+
+def test_rewards_are_clipped_before_penalties():
+    """What the functions give together is bounded; what is subtracted for a missing end comes on top."""
+    own = {"num_generations": 3, "max_new_tokens": 3, "missing_eos_penalty": 5.0}
+    plain, found = (rollout(policy(), GRPOSettings(reward_clip_range=clip, **own), reward=small) for clip in (None, (0.2, 0.6)))
+    raw = plain.rewards + 5.0 * ~plain.finished
+    assert raw.min() < 0.2
+    assert raw.max() > 0.6
+    np.testing.assert_allclose(found.rewards, raw.clip(0.2, 0.6) - 5.0 * ~found.finished, rtol=1e-6)
+    assert plain.scores["r"].tolist() == found.scores["r"].tolist()
+
+
 @pytest.mark.parametrize("whiten", [False, True])
 def test_ppo_credit_is_the_papers(whiten):
     """PPO's credit: rewards a token, GAE by its definition as a sum, returns.

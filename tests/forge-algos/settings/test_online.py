@@ -53,6 +53,8 @@ def test_one_name_is_a_list_of_one():
         (GRPOSettings, {"kl_estimator": "unbiased"}, "kl_estimator='unbiased' has no effect with kl_weight=0"),
         (GRPOSettings, {"reference": "moving"}, "reference='moving' has no effect with kl_weight=0, which reads no reference"),
         (RLOOSettings, {"reference": "moving", "kl_weight": 0.0}, "reference='moving' has no effect with kl_weight=0"),
+        (GRPOSettings, {"reward_clip_range": (1.0,)}, "reward_clip_range must be two numbers, the lesser first, got"),
+        (RLOOSettings, {"reward_clip_range": [1, 0]}, r"reward_clip_range must be two numbers, the lesser first, got \[1, 0\]"),
         (PPOSettings, {"reference_mixup": 0.5}, "reference_mixup=0.5 has no effect with reference='initial'"),
         (RLOOSettings, {"reference": "stored"}, "'reference' must be in \\('initial', 'moving'\\)"),
         (GRPOSettings, {"max_resamples": 2}, "max_resamples=2 has no effect with on_equal_rewards='keep'"),

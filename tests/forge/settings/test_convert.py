@@ -647,9 +647,15 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             },
         ),
         (
-            TRL + "normalize_advantages: false\nsync_ref_model: true\nref_model_mixup_alpha: 0.9\n",
+            TRL
+            + "normalize_advantages: true\nreward_clip_range: [-1, 2.5]\nsync_ref_model: true\nref_model_mixup_alpha: 0.9\n",
             "rloo",
-            {"reference": "moving", "reference_mixup": 0.9},
+            {
+                "normalize_advantages": True,
+                "reward_clip_range": (-1.0, 2.5),
+                "reference": "moving",
+                "reference_mixup": 0.9,
+            },
         ),
         (
             AXOLOTL

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from forge_algos.losses import gae, group_advantages, kl
 
 Floats = NDArray[np.float32]
+_OF_GROUPS = 1e-4
+"""Added to the deviation that RLOO's advantages are divided by, as in TRL's code."""
 _WHITE = 1e-8
 """Added to the deviation that advantages are divided by, as in TRL's and OpenAI's code."""
 
@@ -31,6 +33,8 @@ class Scored:
     """int64[B]."""
     trained: NDArray[np.bool_]
     """bool[B]: whether updates train on a completion."""
+    counted: NDArray[np.bool_]
+    """bool[B]: whether it is one of those over which a mean is taken: trained, or cut off and masked."""
     penalty: Floats
     """float32[M]: `kl_weight` · k1 of each token;
     0 without a reference, NaN for completions that were not measured."""
@@ -50,6 +54,7 @@ def advantages_of(
     groups: NDArray[np.int64],
     lengths: NDArray[np.int64],
     trained: NDArray[np.bool_],
+    counted: NDArray[np.bool_],
     old_logps: Floats,
     ref_logps: Floats | None,
     values: Floats | None,
@@ -64,6 +69,7 @@ def advantages_of(
         groups: int[B].
         lengths: int[B].
         trained: bool[B].
+        counted: bool[B]; those that are trained, and masked ones.
         old_logps: float32[M]; NaN for completions that were not measured.
         ref_logps: float32[M], likewise; None without a KL.
         values: float32[M], for PPO.
@@ -73,7 +79,9 @@ def advantages_of(
         k1 = kl(torch.from_numpy(old_logps), torch.from_numpy(ref_logps), estimator="k1").per_sample
         assert k1 is not None
         penalty = (settings.kl_weight * k1).numpy()
-    scored = Scored(rewards=rewards, groups=groups, lengths=lengths, trained=trained, penalty=penalty, values=values)
+    scored = Scored(
+        rewards=rewards, groups=groups, lengths=lengths, trained=trained, counted=counted, penalty=penalty, values=values
+    )
     found, returns = CREDITS[settings.credit](settings, scored)
     if returns is None:
         found = np.where(np.repeat(trained, lengths), np.repeat(found, lengths), 0).astype(np.float32)
@@ -87,10 +95,9 @@ def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
 
 
 def leave_one_out(settings: Any, scored: Scored) -> tuple[Floats, None]:
-    """Subtract from each penalised reward the mean of the group's others (RLOO).
-    The penalty is Σ k1 · kl_weight over the completion.
+    """Subtract the mean of the others of its group from each penalised reward (RLOO).
+    The penalty is Σ k1 · kl_weight over the completion; `normalize_advantages` scales the rest.
     """
-    del settings
     lengths, penalty = scored.lengths, scored.penalty.astype(np.float64)
     whole = np.add.reduceat(penalty, lengths.cumsum() - lengths) if len(lengths) else np.zeros(0)
     found = group_advantages(
@@ -98,8 +105,12 @@ def leave_one_out(settings: Any, scored: Scored) -> tuple[Floats, None]:
         torch.from_numpy(scored.groups),
         baseline="leave_one_out",
         scale="none",
-    )
-    return found.numpy(), None
+    ).numpy()
+    if settings.normalize_advantages and scored.counted.sum() > 1:
+        wide = found.astype(np.float64)
+        among = wide[scored.counted]
+        found = ((wide - among.mean()) / (among.std(ddof=1) + _OF_GROUPS)).astype(np.float32)
+    return found, None
 
 
 def generalized(settings: Any, scored: Scored) -> tuple[Floats, Floats]:

@@ -47,6 +47,12 @@ def _check_weights(_instance: Any, field: Any, value: Any) -> None:
         number(kind=float, low=float("-inf"))(_instance, field, weight)
 
 
+def _check_range(_instance: Any, field: Any, value: Any) -> None:
+    _check_weights(_instance, field, value)
+    if len(value) != 2 or not value[0] < value[1]:
+        raise ValueError(f"{field.name} must be two numbers, the lesser first, got {list(value)}")
+
+
 def _check_class(_instance: Any, field: Any, value: Any) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{field.name} must be 'package.module:Class', got {value!r}")
@@ -99,6 +105,11 @@ class OnlineSettings:
         default=None, validator=attrs.validators.optional(attrs.validators.instance_of(str))
     )
     """Sequence classification model with one label, whose score is a further reward."""
+    reward_clip_range: tuple[float, float] | None = attrs.field(
+        default=None, converter=_tuple, validator=attrs.validators.optional(_check_range)
+    )
+    """Least and greatest number that the rewards of a completion may add up to,
+    before penalties and the KL; by default they are not bounded."""
     on_reward_error: OnRewardError = attrs.field(default="stop", validator=one_of(OnRewardError))
     """What happens when a reward function raises or returns no number:
     the run stops, or those completions go unscored."""
@@ -311,6 +322,8 @@ class RLOOSettings(GroupSettings):
     kl_weight: float = attrs.field(default=0.05, validator=number(kind=float))
     """Weight of the KL divergence (k1, summed over a completion) from the reference,
     subtracted from the reward; 0 needs no reference."""
+    normalize_advantages: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    """Whether a rollout's advantages are scaled to mean 0 and deviation 1."""
 
     @property
     def kind(self) -> str:

@@ -117,6 +117,8 @@ ADDED = {
     "reference": "initial",
     "reference_sync_steps": 512,
     "reference_mixup": 0.6,
+    "reward_clip_range": None,
+    "normalize_advantages": False,
     "cpo_alpha": 0.0,
     "unfrozen_parameters": None,
     "apollo_rank": None,

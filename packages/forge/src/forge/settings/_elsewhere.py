@@ -286,7 +286,8 @@ OWN = {
         "distill, sdft, embed, ppo, grpo and rloo": "temperature",
         "dpo, orpo, simpo, kto and reward": "on_bad_pair",
         "sdft, ppo, grpo and rloo": "max_prompt_len num_generations max_new_tokens top_p top_k",
-        "ppo, grpo and rloo": """reward reward_weights reward_model_path on_reward_error
+        "rloo": "normalize_advantages",
+        "ppo, grpo and rloo": """reward reward_weights reward_clip_range reward_model_path on_reward_error
             clip clip_high updates_per_pass mask_truncated missing_eos_penalty
             overlong_buffer kl_weight num_iterations reward_timeout env max_turns env_timeout sampler sampler_url
             sampler_timeout tis_above tis_cap max_sampler_gap""",
