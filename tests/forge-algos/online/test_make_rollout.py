@@ -24,6 +24,7 @@ from forge_algos import (
     adapt,
 )
 from forge_algos.online import Completion, Reward, attach_value_head, rollout_batches
+from forge_algos.online._credit import Scored, leave_one_out
 from forge_algos.online.rollout._rollout import equal_groups
 
 from ..digits import copied, decode, digit_model, prompts, rollout, sampler, small
@@ -162,6 +163,20 @@ def test_rloo_normalizes_the_advantages_of_what_counts():
     first = found.starts[:-1]
     np.testing.assert_allclose(plain.advantages[first][plain.trained], each[plain.trained], rtol=1e-5)
     np.testing.assert_allclose(found.advantages[first][found.trained], wanted[found.trained], rtol=1e-4, atol=1e-5)
+
+
+def test_rloo_normalizes_without_what_is_scored_alone():
+    """A completion whose group has no other score has no baseline: it is none of those that are scaled, and stays at 0."""
+    found = leave_one_out(
+        RLOOSettings(normalize_advantages=True),
+        Scored(
+            rewards=np.array([1, 3, np.nan, 9], np.float32), groups=np.array([0, 0, 1, 1]), lengths=np.array([1, 2, 1, 1]),
+            trained=np.array([True, True, False, True]), counted=np.array([True, True, False, True]),
+            penalty=np.zeros(5, np.float32), values=None,
+        ),
+    )[0]  # fmt: skip
+    deviation = np.std([-2, 2], ddof=1) + 1e-4
+    np.testing.assert_allclose(found, [-2 / deviation, 2 / deviation, 0, 0], rtol=1e-6)
 
 
 def test_rewards_are_clipped_before_penalties():

@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from forge_algos.losses import gae, group_advantages, kl
+from forge_algos.losses.policy._advantages import EPSILON
 
 Floats = NDArray[np.float32]
-_OF_GROUPS = 1e-4
-"""Added to the deviation that RLOO's advantages are divided by, as in TRL's code."""
 _WHITE = 1e-8
 """Added to the deviation that advantages are divided by, as in TRL's and OpenAI's code."""
 
@@ -106,10 +105,11 @@ def leave_one_out(settings: Any, scored: Scored) -> tuple[Floats, None]:
         baseline="leave_one_out",
         scale="none",
     ).numpy()
-    if settings.normalize_advantages and scored.counted.sum() > 1:
-        wide = found.astype(np.float64)
-        among = wide[scored.counted]
-        found = ((wide - among.mean()) / (among.std(ddof=1) + _OF_GROUPS)).astype(np.float32)
+    # One that is scored alone in its group has no baseline, and an advantage of 0.
+    several = np.bincount(scored.groups, ~np.isnan(scored.rewards))[scored.groups] > 1 if len(lengths) else scored.counted
+    among = found[scored.counted & several].astype(np.float64)
+    if settings.normalize_advantages and len(among) > 1:
+        found = np.where(several, (found - among.mean()) / (among.std(ddof=1) + EPSILON), 0).astype(np.float32)
     return found, None
 
 
