@@ -141,6 +141,8 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "missing_eos_penalty": ({}, 0.0, 1.0),
         "overlong_buffer": ({}, 0, 6),
         "loss_type": ({}, "dapo", "gspo"),
+        "sapo_temperature_pos": ({"loss_type": "sapo", "num_iterations": 2, "learning_rate": 1e-1}, 1.0, 4.0),
+        "sapo_temperature_neg": ({"loss_type": "sapo", "num_iterations": 2, "learning_rate": 1e-1}, 1.05, 4.0),
         "num_generations": ({}, 3, 2),
         "scale_rewards": ({}, "group", "none"),
         "kl_weight": ({}, 0.05, 0.5),

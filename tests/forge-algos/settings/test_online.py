@@ -49,6 +49,8 @@ def test_one_name_is_a_list_of_one():
         (GRPOSettings, {"on_reward_error": "skip"}, "no effect without reward functions"),
         (GRPOSettings, {"loss_type": "ppo"}, "loss_type"),
         (GRPOSettings, {"loss_type": "gspo", "dual_clip": 1.0}, r"dual_clip=1.0 must be above 1 \+ clip_high, 1.0004 here"),
+        (GRPOSettings, {"loss_type": "sapo", "clip": 0.1}, "clip=0.1 has no effect with loss_type='sapo', which clips nothing"),
+        (GRPOSettings, {"sapo_temperature_neg": 2.0}, "sapo_temperature_neg=2.0 has no effect with loss_type='dapo'"),
         (GRPOSettings, {"loss_type": "cispo", "dual_clip": 9.0}, "dual_clip has no effect with loss_type='cispo'"),
         (GRPOSettings, {"kl_estimator": "unbiased"}, "kl_estimator='unbiased' has no effect with kl_weight=0"),
         (GRPOSettings, {"reference": "moving"}, "reference='moving' has no effect with kl_weight=0, which reads no reference"),

@@ -101,6 +101,7 @@ def test_dropout_stays_on(verb: str) -> None:
         ("grpo", {"loss_type": "gspo"}, "epsilon", 3e-4),
         ("grpo", {"loss_type": "cispo"}, "epsilon_high", 5.0),
         ("grpo", {"dual_clip": 3.0}, "delta", 3.0),
+        ("grpo", {"loss_type": "sapo", "sapo_temperature_neg": 2.0}, "sapo_temperature_neg", 2.0),
         ("grpo", {"kl_weight": 0.1, "kl_estimator": "unbiased"}, "use_bias_correction_kl", True),
         ("grpo", {"clip": 0.1}, "epsilon_high", 0.1),
         ("grpo", {"updates_per_pass": 2}, "steps_per_generation", 6),

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from forge_algos.settings._policy_kinds import POLICY_KINDS, GRPOLoss, Scale, grpo_kinds
+from forge_algos.settings._policy_kinds import GATE, POLICY_KINDS, GRPOLoss, Scale, grpo_kinds
 from forge_algos.settings._validators import key_of, number, one_of
 
 OnRewardError = Literal["stop", "skip"]
@@ -268,7 +268,12 @@ class GRPOSettings(GroupSettings):
     """What is averaged: completions' means over their tokens ("grpo"),
     their sums over max_new_tokens ("dr_grpo", arXiv 2503.20783), all tokens of the step ("dapo", arXiv 2503.14476); or
     completions with one ratio each ("gspo", arXiv 2507.18071), or tokens weighed by a bounded ratio ("cispo", arXiv
-    2506.13585)."""
+    2506.13585); or completions' means where a sigmoid stands for the clip ("sapo", arXiv 2511.20347)."""
+    sapo_temperature_pos: float = attrs.field(default=GATE[0], validator=number(kind=float, above=True))
+    """Temperature of loss_type=sapo where the advantage is positive:
+    the larger, the faster the gradient fades as the ratio leaves 1."""
+    sapo_temperature_neg: float = attrs.field(default=GATE[1], validator=number(kind=float, above=True))
+    """Temperature of loss_type=sapo where the advantage is not positive."""
     dual_clip: float | None = attrs.field(default=None, validator=_above_or_none)
     """What the ratio counts at most where the advantage is negative, above 1 + clip_high;
     by default it has no bound there."""
@@ -291,6 +296,9 @@ class GRPOSettings(GroupSettings):
             raise ValueError(
                 f"kl_estimator={self.kl_estimator!r} has no effect with kl_weight=0; set a weight, or leave it out"
             )
+        gated = kind.clipped == "gate"
+        self._check_alone(gated, ("clip", "clip_high", "dual_clip"), f"with loss_type={self.loss_type!r}, which clips nothing")
+        self._check_alone(not gated, ("sapo_temperature_pos", "sapo_temperature_neg"), f"with loss_type={self.loss_type!r}")
         if self.dual_clip is None:
             return
         _, high = kind.bounds(self.clip, self.clip_high)
@@ -303,6 +311,12 @@ class GRPOSettings(GroupSettings):
     def kind(self) -> str:
         """`loss_type`."""
         return self.loss_type
+
+    @property
+    def gate(self) -> tuple[float, float] | None:
+        """Temperatures of the loss type, where it has some."""
+        temperatures = self.sapo_temperature_pos, self.sapo_temperature_neg
+        return temperatures if POLICY_KINDS[self.loss_type].clipped == "gate" else None
 
     @property
     def scale(self) -> Scale:

@@ -50,6 +50,8 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "clip": "epsilon",
         "clip_high": "epsilon_high",
         "dual_clip": "delta",
+        "sapo_temperature_pos": "sapo_temperature_pos",
+        "sapo_temperature_neg": "sapo_temperature_neg",
         "kl_estimator": "use_bias_correction_kl",
         "temperature": "temperature",
         "top_p": "top_p",
