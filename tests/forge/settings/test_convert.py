@@ -725,6 +725,10 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
             "sync_ref_model: True: without beta there is no reference, there and here",
         ),
         (
+            TRL + "num_generations: 4\nuse_vllm: true\nvllm_importance_sampling_correction: false\n",
+            "vllm_importance_sampling_correction: False: here a server's completions are weighed where",
+        ),
+        (
             TRL + "loss_type: [sigmoid, sft]\n",
             "normalize: the likelihood of the wanted answers is a mean over a micro-batch",
         ),

@@ -208,7 +208,7 @@ def _check_gate(
     dual_clip: float | None,
     temperatures: tuple[float, float] | None,
 ) -> None:
-    """Raise LossError for a bound of a kind that clips nothing, or a temperature of one that has no gate."""
+    """Raise LossError for a bound where nothing is clipped, or temperatures without a gate."""
     gated = [name for name, each in POLICY_KINDS.items() if each.clipped == "gate"]
     if temperatures is not None:
         if kind not in gated:

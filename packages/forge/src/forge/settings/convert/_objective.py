@@ -147,6 +147,12 @@ def online(draft: Draft) -> None:
         paths = [f"trl.rewards.{name}" if name in _REWARDS else name for name in names]
         left["reward_funcs"] = [path if ":" in path else ":".join(path.rsplit(".", 1)) for path in paths]
     draft.drop("importance_sampling_level", when=("token",))
+    if left.get("use_vllm") and left.get("vllm_importance_sampling_correction") is False:
+        draft.lose(
+            "vllm_importance_sampling_correction",
+            "here a server's completions are weighed where its log-probabilities are more than tis_above from the model's: as "
+            "large as max_sampler_gap it weighs none",
+        )
     if left.get("importance_sampling_level") == "sequence" and left.get("loss_type") == "grpo":
         del left["importance_sampling_level"]
         left["loss_type"] = "gspo"
