@@ -255,11 +255,12 @@ def test_reward(margin, centering, seed):
 @pytest.mark.parametrize(
     ("kind", "dual_clip", "unbiased"),
     [
-        *((kind, None, False) for kind in ("grpo", "dr_grpo", "dapo", "gspo", "cispo")),
+        *((kind, None, False) for kind in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo")),
         *((kind, 1.4, True) for kind in ("grpo", "dr_grpo", "dapo")),
         # TRL weighs a token's KL by the ratio of its completion; the KL's gradient takes the token's own.
         ("gspo", 1.4, False),
         ("cispo", None, True),
+        ("sapo", None, True),
     ],
 )
 @pytest.mark.parametrize("seed", SEEDS)
@@ -275,7 +276,10 @@ def test_grpo(kind, dual_clip, unbiased, seed):
         # TRL's bound of CISPO is that of the ratio itself.
         epsilon_low=0.2, epsilon_high=1.28 if kind == "cispo" else 0.28, use_vllm=False,
         current_gradient_accumulation_steps=1, max_completion_length=16, _entropy_bonus_enabled=False,
-        args=SimpleNamespace(use_bias_correction_kl=unbiased, delta=dual_clip, steps_per_generation=1),
+        args=SimpleNamespace(
+            use_bias_correction_kl=unbiased, delta=dual_clip, steps_per_generation=1,
+            sapo_temperature_pos=1.3, sapo_temperature_neg=1.9,
+        ),
     )  # fmt: skip
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, torch.zeros_like(leaf), None)
     inputs = {
@@ -286,9 +290,10 @@ def test_grpo(kind, dual_clip, unbiased, seed):
     }  # fmt: skip
     theirs = trl.GRPOTrainer._compute_loss(trainer, None, inputs)
     tokens, old_tokens, ref_tokens = (flat(x, mask) for x in (leaf, old, ref))
+    bounds = {"clip": None if kind == "cispo" else 0.2, "clip_high": 0.28, "dual_clip": dual_clip}
     terms = losses.policy_gradient(
-        tokens, old_tokens, advantages, lengths, kind=kind, clip=None if kind == "cispo" else 0.2, clip_high=0.28,
-        dual_clip=dual_clip, ref_logps=ref_tokens, kl_weight=0.04,
+        tokens, old_tokens, advantages, lengths, kind=kind, **({"temperatures": (1.3, 1.9)} if kind == "sapo" else bounds),
+        ref_logps=ref_tokens, kl_weight=0.04,
         kl_estimator="unbiased" if unbiased else "k3", max_length=16 if kind == "dr_grpo" else None,
     )  # fmt: skip
     compare(terms.sum / terms.count, theirs, leaf)

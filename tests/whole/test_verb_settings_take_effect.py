@@ -23,8 +23,11 @@ from .test_settings_take_effect import once, traces
 from .verbs import VERBS, settings_of, teacher
 
 MOVING = {"reference": "moving", "learning_rate": 1e-1, "max_steps": 3}
+AT_ONCE = {"num_iterations": 1, "max_steps": 3}
+"""Of online verbs: a rollout a step, so that each has a reference that may have moved."""
 
-# For every verb: its own settings, as (what is given beside it, and two values that must tell two runs apart).
+# For every verb: its own settings, as (what is given beside it, and two values that must tell two runs apart; a mapping is a
+# value with what only it may have beside it).
 CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
     "pretrain": {
         "block_size": ({}, 24, 16),
@@ -112,6 +115,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "on_overflow": ({"max_prompt_len": 25}, "drop", "error"),
         "reward": ({}, ("forge_test_rewards:short",), ("forge_test_rewards:long",)),
         "reward_weights": ({}, (1.0,), (-1.0,)),
+        "reward_clip_range": ({}, None, (-0.5, 0.0)),
         "reward_model_path": ({}, None, "REWARD MODEL"),
         "on_reward_error": ({"reward": ("forge_test_rewards:at_times",)}, "stop", "skip"),
         "reward_timeout": ({"reward": ("forge_test_rewards:sleepy",)}, None, 0.1),
@@ -137,9 +141,14 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "missing_eos_penalty": ({}, 0.0, 1.0),
         "overlong_buffer": ({}, 0, 6),
         "loss_type": ({}, "dapo", "gspo"),
+        "sapo_temperature_pos": ({"loss_type": "sapo", "num_iterations": 2, "learning_rate": 1e-1}, 1.0, 4.0),
+        "sapo_temperature_neg": ({"loss_type": "sapo", "num_iterations": 2, "learning_rate": 1e-1}, 1.05, 4.0),
         "num_generations": ({}, 3, 2),
         "scale_rewards": ({}, "group", "none"),
         "kl_weight": ({}, 0.05, 0.5),
+        "reference": (AT_ONCE, "initial", {"reference": "moving", "reference_sync_steps": 1}),
+        "reference_sync_steps": ({**AT_ONCE, **MOVING}, 1, 2),
+        "reference_mixup": ({**AT_ONCE, **MOVING, "reference_sync_steps": 1}, 0.6, 1.0),
         "num_iterations": ({}, 1, 2),
         "on_equal_rewards": ({"reward": ("forge_test_rewards:same",)}, "keep", "skip"),
         "max_resamples": ({"reward": ("forge_test_rewards:same",), "on_equal_rewards": "resample"}, 1, 2),
@@ -148,6 +157,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
     },
     "rloo": {
         "num_generations": ({}, 3, 2),
+        "normalize_advantages": ({}, False, True),
         "kl_weight": ({}, 0.05, 5.0),
         "num_iterations": ({}, 1, 2),
         "on_equal_rewards": ({"reward": ("forge_test_rewards:same",)}, "keep", "skip"),
@@ -300,7 +310,8 @@ def test_every_setting_has_a_case() -> None:
 def test_setting_takes_effect(verb: str, name: str, outcome: Callable[[str], Callable[[dict[str, Any]], str]]) -> None:
     """Two values of one setting leave different traces."""
     beside, one, other = CASES[verb][name]
-    assert outcome(verb)({**beside, name: one}) != outcome(verb)({**beside, name: other})
+    runs = [outcome(verb)({**beside, **(value if isinstance(value, dict) else {name: value})}) for value in (one, other)]
+    assert runs[0] != runs[1]
 
 
 def test_an_online_run_that_nothing_rewards_is_refused(model_dir: Path, folder: Path, tmp_path: Path) -> None:

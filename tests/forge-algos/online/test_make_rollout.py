@@ -24,6 +24,7 @@ from forge_algos import (
     adapt,
 )
 from forge_algos.online import Completion, Reward, attach_value_head, rollout_batches
+from forge_algos.online._credit import Scored, leave_one_out
 from forge_algos.online.rollout._rollout import equal_groups
 
 from ..digits import copied, decode, digit_model, prompts, rollout, sampler, small
@@ -140,6 +141,53 @@ def test_rloo_has_the_kl_in_the_reward():
         others = [total[j] for j in range(18) if made.groups[j] == made.groups[i] and j != i]
         expected = total[i] - sum(others) / 2
         np.testing.assert_allclose(made.advantages[starts[i] : starts[i + 1]], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rloo_normalizes_the_advantages_of_what_counts():
+    """To mean 0 and deviation 1, of all that is scored, or left after `on_equal_rewards=skip`, cut off and masked ones too."""
+    own = {"num_generations": 3, "max_new_tokens": 3, "kl_weight": 0.0, "mask_truncated": True, "on_equal_rewards": "skip"}
+
+    def reward(prompts, completions, digit):
+        return [float(len(c)) if d % 2 else 1.0 for c, d in zip(completions, digit, strict=True)]
+
+    plain, found = (
+        rollout(policy(), RLOOSettings(normalize_advantages=normalize, **own), reward=reward, asked=prompts(9))
+        for normalize in (False, True)
+    )
+    assert found.masked.any()
+    assert not (found.trained | found.masked).all()
+    counted = found.trained | found.masked
+    groups = np.array([found.rewards[found.groups == group].sum() for group in found.groups])
+    each = found.rewards - (groups - found.rewards) / 2
+    wanted = (each - each[counted].mean()) / (each[counted].std(ddof=1) + 1e-4)
+    first = found.starts[:-1]
+    np.testing.assert_allclose(plain.advantages[first][plain.trained], each[plain.trained], rtol=1e-5)
+    np.testing.assert_allclose(found.advantages[first][found.trained], wanted[found.trained], rtol=1e-4, atol=1e-5)
+
+
+def test_rloo_normalizes_without_what_is_scored_alone():
+    """A completion whose group has no other score has no baseline: it is none of those that are scaled, and stays at 0."""
+    found = leave_one_out(
+        RLOOSettings(normalize_advantages=True),
+        Scored(
+            rewards=np.array([1, 3, np.nan, 9], np.float32), groups=np.array([0, 0, 1, 1]), lengths=np.array([1, 2, 1, 1]),
+            trained=np.array([True, True, False, True]), counted=np.array([True, True, False, True]),
+            penalty=np.zeros(5, np.float32), values=None,
+        ),
+    )[0]  # fmt: skip
+    deviation = np.std([-2, 2], ddof=1) + 1e-4
+    np.testing.assert_allclose(found, [-2 / deviation, 2 / deviation, 0, 0], rtol=1e-6)
+
+
+def test_rewards_are_clipped_before_penalties():
+    """What the functions give together is bounded; what is subtracted for a missing end comes on top."""
+    own = {"num_generations": 3, "max_new_tokens": 3, "missing_eos_penalty": 5.0}
+    plain, found = (rollout(policy(), GRPOSettings(reward_clip_range=clip, **own), reward=small) for clip in (None, (0.2, 0.6)))
+    raw = plain.rewards + 5.0 * ~plain.finished
+    assert raw.min() < 0.2
+    assert raw.max() > 0.6
+    np.testing.assert_allclose(found.rewards, raw.clip(0.2, 0.6) - 5.0 * ~found.finished, rtol=1e-6)
+    assert plain.scores["r"].tolist() == found.scores["r"].tolist()
 
 
 @pytest.mark.parametrize("whiten", [False, True])

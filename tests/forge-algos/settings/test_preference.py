@@ -79,7 +79,7 @@ def test_settings_refuse_what_the_loss_refuses(options):
         (lambda: KTOSettings(reference_sync_steps=5), "reference_sync_steps=5 has no effect with reference='stored'"),
         (lambda: DPOSettings(reference="moving", reference_mixup=0.0), "reference_mixup must be above 0"),
         (lambda: DPOSettings(reference="moving", reference_sync_steps=0), "reference_sync_steps must be at least 1"),
-        (lambda: KTOSettings(reference="moving", reference_path="a/b"), "whose reference begins as the model that training"),
+        (lambda: KTOSettings(reference="adapter_off", reference_path="a/b"), "whose reference is the model under the adapter"),
         (lambda: SimPOSettings(gamma=-1), "gamma must be at least 0"),
         (lambda: RewardSettings(centering=-1), "centering must be at least 0"),
     ],

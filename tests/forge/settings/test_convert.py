@@ -537,6 +537,7 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
         (TRL + "center_rewards_coefficient: 0.01\n", "reward", {"centering": 0.01}),
         (TRL + "completion_only_loss: false\n", "sft", {"train_on": "all"}),
         (TRL + "loss_type: cispo\nepsilon_high: 5.0\n", "grpo", {"loss_type": "cispo", "clip_high": 4.0}),
+        (TRL + "loss_type: sapo\nsapo_temperature_neg: 1.5\n", "grpo", {"loss_type": "sapo", "sapo_temperature_neg": 1.5}),
         (TRL + "dataset_name: d.jsonl\n", "sft", {"data_path": "d.jsonl"}),
         (
             TRL + "dataset_name: o/d\ndataset_config: c\neval_strategy: steps\n",
@@ -636,6 +637,34 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             {"reference": "moving", "desirable_weight": 2.0},
         ),
         (
+            TRL + "scale_rewards: batch\nmax_completion_length: 9\nbeta: 0.1\nsync_ref_model: true\nref_model_sync_steps: 64\n",
+            "grpo",
+            {
+                "scale_rewards": "batch",
+                "max_new_tokens": 9,
+                "kl_weight": 0.1,
+                "reference": "moving",
+                "reference_sync_steps": 64,
+            },
+        ),
+        (
+            TRL
+            + "normalize_advantages: true\nreward_clip_range: [-1, 2.5]\nsync_ref_model: true\nref_model_mixup_alpha: 0.9\n",
+            "rloo",
+            {
+                "normalize_advantages": True,
+                "reward_clip_range": (-1.0, 2.5),
+                "reference": "moving",
+                "reference_mixup": 0.9,
+            },
+        ),
+        (
+            AXOLOTL
+            + "rl: grpo\ntrl: {beta: 0.1, sync_ref_model: true, ref_model_mixup_alpha: 0.9, max_completion_length: 9}\n",
+            "grpo",
+            {"kl_weight": 0.1, "reference": "moving", "reference_mixup": 0.9, "max_new_tokens": 9},
+        ),
+        (
             TRL + "sync_ref_model: false\nref_model_sync_steps: 64\nprecompute_ref_log_probs: true\n",
             "dpo",
             {"reference": "stored"},
@@ -688,8 +717,16 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
         (AXOLOTL + "rl: dpo\ndpo_label_smoothing: 0.1\n", "dpo_label_smoothing: 0.1: loss_type=sigmoid reads none"),
         (FACTORY.format(stage="pt") + "cutoff_len: 64\npacking: false\n", "packing: False: documents are cut into blocks"),
         (
-            TRL + "num_generations: 4\nsync_ref_model: true\n",
-            "sync_ref_model: True: here it is reference=moving, a setting of forge dpo and kto",
+            TRL + "loss_type: simpo\nsync_ref_model: true\n",
+            "sync_ref_model: True: here it is reference=moving, a setting of forge dpo, kto, ppo, grpo and rloo",
+        ),
+        (
+            TRL + "num_generations: 4\nsync_ref_model: true\nref_model_sync_steps: 64\n",
+            "sync_ref_model: True: without beta there is no reference, there and here",
+        ),
+        (
+            TRL + "num_generations: 4\nuse_vllm: true\nvllm_importance_sampling_correction: false\n",
+            "vllm_importance_sampling_correction: False: here a server's completions are weighed where",
         ),
         (
             TRL + "loss_type: [sigmoid, sft]\n",

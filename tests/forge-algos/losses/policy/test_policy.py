@@ -64,7 +64,9 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, est
         for t in tokens:
             rho = torch.exp(new[t] - old[t])
             weight = min(max(rho.item(), 1 - low), 1 + high)
-            loss = -weight * advantage * new[t] if kind == "cispo" else -clipped(rho, advantage)
+            tau = 1.0 if advantage > 0 else 1.05
+            gate = 4 / tau / (1 + torch.exp(-tau * (rho - 1)))
+            loss = {"cispo": -weight * advantage * new[t], "sapo": -gate * advantage}.get(kind, -clipped(rho, advantage))
             losses.append(loss + penalty(t))
         if kind in TOKEN_MEANS:
             terms += losses
@@ -86,11 +88,10 @@ def test_is_the_papers_formula(kind, B, seed, high, kl_weight, estimator, most):
     """Every term and gradient of each kind is the formula's, on both sides of the clip."""
     new, old, ref, advantages, lengths = rollout(B, seed)
     kl_weight = 0.0 if kind == "rloo" else kl_weight
-    most = None if kind == "cispo" else most
+    most = None if kind in ("cispo", "sapo") else most
+    bounds = {} if kind == "sapo" else {"clip": 0.2, "clip_high": high, "dual_clip": most}
     extra = {"ref_logps": ref, "kl_weight": kl_weight, "kl_estimator": estimator} if kl_weight else {}
-    terms = policy_gradient(
-        new, old, advantages, lengths, clip=0.2, clip_high=high, dual_clip=most, **extra, **settings_for(kind)
-    )
+    terms = policy_gradient(new, old, advantages, lengths, **bounds, **extra, **settings_for(kind))
     expected = naive(kind, new, old, ref, advantages, lengths, 0.2, high, kl_weight, estimator=estimator, most=most)
     assert terms.count == (sum(lengths) if kind in TOKEN_MEANS else B)
     torch.testing.assert_close(terms.per_sample, expected)
@@ -161,7 +162,9 @@ def test_on_policy_is_the_policy_gradient(kind):
     assert terms.stats["clipped_low"] == terms.stats["clipped_high"] == terms.stats["approx_kl"] == 0
     (grad,) = torch.autograd.grad(terms.sum, new)
     sizes = torch.tensor(lengths)
-    divisors = {"grpo": sizes, "gspo": sizes, "dr_grpo": torch.full_like(sizes, 7)}.get(kind, torch.ones_like(sizes))
+    divisors = {"grpo": sizes, "gspo": sizes, "sapo": sizes, "dr_grpo": torch.full_like(sizes, 7)}.get(
+        kind, torch.ones_like(sizes)
+    )
     torch.testing.assert_close(grad, -(advantages / divisors).repeat_interleave(sizes))
 
 
@@ -350,6 +353,12 @@ T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
         (lambda: policy_gradient(T3, T3, B2, [1, 2], clip=0), "clip: a finite number above 0 and below 1"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], dual_clip=1.1), "dual_clip: a finite number above 1.2"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="cispo", dual_clip=9.0), "'cispo' bounds its weights by clip_high"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="sapo", clip=0.1), "clip=0.1: 'sapo' clips nothing"),
+        (
+            lambda: policy_gradient(T3, T3, B2, [1, 2], temperatures=(1.0, 2.0)),
+            "temperatures: 'sapo' has them, and no other kind",
+        ),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="sapo", temperatures=(0.0, 2.0)), "temperatures"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kl_estimator="unbiased"), "no effect without a kl_weight above 0"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kl_estimator="k1"), "kl_estimator: there is no 'k1'"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kl_weight=0.1), "ref_logps and kl_weight: both or none"),

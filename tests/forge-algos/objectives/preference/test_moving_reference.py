@@ -66,10 +66,10 @@ def optimizer_of(model):
     return optimizer, schedule(optimizer, settings, STEPS)
 
 
-def by_hand(verb, adapter="none"):
+def by_hand(verb, adapter="none", start=None):
     """Losses where the reference is a second model in memory, and the held-out loss after the last step."""
     model = a_model(adapter)
-    reference = copy.deepcopy(model).requires_grad_(requires_grad=False)
+    reference = copy.deepcopy(model if start is None else start).requires_grad_(requires_grad=False)
     optimizer, scheduler = optimizer_of(model)
     losses, live = [], objective(verb, "live", reference)
     torch.manual_seed(0)
@@ -83,17 +83,20 @@ def by_hand(verb, adapter="none"):
     return [*losses, evaluate(model, batches(verb, slice(0, 8)), objective=live).loss]
 
 
-def moved(verb, *cuts, adapter="none", parallel=ALONE):
-    """The same with a reference that follows the model."""
+def moved(verb, *cuts, adapter="none", parallel=ALONE, start=None):
+    """The same with a reference that follows the model, and begins as `start`."""
     model = a_model(adapter)
     optimizer, scheduler = optimizer_of(model)
     average = WeightAverage(optimizer, SHARE, every=EVERY)
+    if start is not None:
+        average.begin_as(model, start)
     if parallel is not ALONE:
         parallel.parameters = list(model.parameters())
     own = objective(verb, "moving", average.exchanged)
-    assert check_reference(model, batches(verb, *cuts), objective=own, parallel=parallel) == pytest.approx(
-        0.6931 if verb == "dpo" else 0.5, rel=1e-3
-    )
+    if start is None:
+        assert check_reference(model, batches(verb, *cuts), objective=own, parallel=parallel) == pytest.approx(
+            0.6931 if verb == "dpo" else 0.5, rel=1e-3
+        )
     torch.manual_seed(0)
     steps = [batches(verb, *cuts)] * STEPS
     found = train(model, steps, objective=own, optimizer=optimizer, scheduler=scheduler, average=average, parallel=parallel)
@@ -109,6 +112,15 @@ def test_equals_a_second_model_that_is_moved(verb, cuts):
     found = moved(verb, *cuts)
     assert found == pytest.approx(wanted, rel=2e-4)
     assert abs(wanted[-1] - wanted[0]) > 1e-3
+
+
+@pytest.mark.parametrize("verb", ["dpo", "kto"])
+def test_it_may_begin_as_another_model(verb):
+    """Its first loss is that beside this model, which stays as it is."""
+    start = make(seed=1)
+    wanted = by_hand(verb, start=start)
+    assert moved(verb, slice(0, 8), start=start) == pytest.approx(wanted, rel=2e-4)
+    assert abs(wanted[0] - by_hand(verb)[0]) > 1e-3
 
 
 @pytest.mark.parametrize("adapter", ["lora", "osft"])

@@ -149,7 +149,7 @@ class Rehearsal:
             with _counted(tracker, model, optimizer):
                 if not first and not optimizer.state:
                     _make_state(model, optimizer)
-                if average is not None:
+                if average is not None and not first:  # the first step itself keeps what it begins with, behind its backward
                     with tracker.counting("optimizer"):
                         average.before_step()
                 began = tracker.position

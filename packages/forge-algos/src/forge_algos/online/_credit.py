@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from forge_algos.losses import gae, group_advantages, kl
+from forge_algos.losses.policy._advantages import EPSILON
 
 Floats = NDArray[np.float32]
 _WHITE = 1e-8
@@ -31,6 +32,8 @@ class Scored:
     """int64[B]."""
     trained: NDArray[np.bool_]
     """bool[B]: whether updates train on a completion."""
+    counted: NDArray[np.bool_]
+    """bool[B]: whether it is one of those over which a mean is taken: trained, or cut off and masked."""
     penalty: Floats
     """float32[M]: `kl_weight` · k1 of each token;
     0 without a reference, NaN for completions that were not measured."""
@@ -50,6 +53,7 @@ def advantages_of(
     groups: NDArray[np.int64],
     lengths: NDArray[np.int64],
     trained: NDArray[np.bool_],
+    counted: NDArray[np.bool_],
     old_logps: Floats,
     ref_logps: Floats | None,
     values: Floats | None,
@@ -64,6 +68,7 @@ def advantages_of(
         groups: int[B].
         lengths: int[B].
         trained: bool[B].
+        counted: bool[B]; those that are trained, and masked ones.
         old_logps: float32[M]; NaN for completions that were not measured.
         ref_logps: float32[M], likewise; None without a KL.
         values: float32[M], for PPO.
@@ -73,7 +78,9 @@ def advantages_of(
         k1 = kl(torch.from_numpy(old_logps), torch.from_numpy(ref_logps), estimator="k1").per_sample
         assert k1 is not None
         penalty = (settings.kl_weight * k1).numpy()
-    scored = Scored(rewards=rewards, groups=groups, lengths=lengths, trained=trained, penalty=penalty, values=values)
+    scored = Scored(
+        rewards=rewards, groups=groups, lengths=lengths, trained=trained, counted=counted, penalty=penalty, values=values
+    )
     found, returns = CREDITS[settings.credit](settings, scored)
     if returns is None:
         found = np.where(np.repeat(trained, lengths), np.repeat(found, lengths), 0).astype(np.float32)
@@ -87,10 +94,9 @@ def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
 
 
 def leave_one_out(settings: Any, scored: Scored) -> tuple[Floats, None]:
-    """Subtract from each penalised reward the mean of the group's others (RLOO).
-    The penalty is Σ k1 · kl_weight over the completion.
+    """Subtract the mean of the others of its group from each penalised reward (RLOO).
+    The penalty is Σ k1 · kl_weight over the completion; `normalize_advantages` scales the rest.
     """
-    del settings
     lengths, penalty = scored.lengths, scored.penalty.astype(np.float64)
     whole = np.add.reduceat(penalty, lengths.cumsum() - lengths) if len(lengths) else np.zeros(0)
     found = group_advantages(
@@ -98,8 +104,13 @@ def leave_one_out(settings: Any, scored: Scored) -> tuple[Floats, None]:
         torch.from_numpy(scored.groups),
         baseline="leave_one_out",
         scale="none",
-    )
-    return found.numpy(), None
+    ).numpy()
+    # One that is scored alone in its group has no baseline, and an advantage of 0.
+    several = np.bincount(scored.groups, ~np.isnan(scored.rewards))[scored.groups] > 1 if len(lengths) else scored.counted
+    among = found[scored.counted & several].astype(np.float64)
+    if settings.normalize_advantages and len(among) > 1:
+        found = np.where(several, (found - among.mean()) / (among.std(ddof=1) + EPSILON), 0).astype(np.float32)
+    return found, None
 
 
 def generalized(settings: Any, scored: Scored) -> tuple[Floats, Floats]:

@@ -104,7 +104,8 @@ def make_rollout(
 
     def reward(scores: dict[str, NDArray[np.float32]], lengths: NDArray[Any], finished: NDArray[Any]) -> NDArray[np.float32]:
         """Add up each completion's rewards and penalties."""
-        found = total(scores, {ENVIRONMENT: 1.0} | {one.name: one.weight for one in rewards})
+        weights = {ENVIRONMENT: 1.0} | {one.name: one.weight for one in rewards}
+        found = total(scores, weights, within=settings.reward_clip_range)
         found = found - settings.missing_eos_penalty * ~finished
         return (found - overlong(lengths, settings.max_new_tokens, settings.overlong_buffer)).astype(np.float32)
 
@@ -191,6 +192,7 @@ def make_rollout(
         groups=groups,
         lengths=lengths,
         trained=trained,
+        counted=trained | masked,
         old_logps=old_logps,
         ref_logps=ref_logps,
         values=values,

@@ -19,9 +19,10 @@ from forge_algos.batches._groups import PackedGroups, group_tensors, idle_groups
 from forge_algos.heads._completions import Completions
 from forge_algos.heads._value_head import values_at
 from forge_algos.isolation._guard import guard_packed
+from forge_algos.objectives._objective import Weights
 
-Reference = nn.Module | Literal["adapter_off"]
-"""A frozen model, or the trained one with its adapter switched off."""
+Reference = nn.Module | Literal["adapter_off"] | Weights
+"""Frozen model, or the trained one: with its adapter switched off, or under the weights that a function gives it."""
 
 
 class Measured(NamedTuple):
@@ -50,10 +51,9 @@ def measure(
         found = _logps(model, rows, temperature, device, autocast, with_values=with_values)
         if reference is None:
             return Measured(found[0], None, found[1])
-        if reference == "adapter_off":
-            with switched_off(model):
+        if not isinstance(reference, nn.Module):
+            with switched_off(model) if reference == "adapter_off" else reference(model):
                 return Measured(found[0], _logps(model, rows, temperature, device, autocast)[0], found[1])
-    assert isinstance(reference, nn.Module)
     with mode(reference, training=False), torch.no_grad(), guard_packed(reference):
         return Measured(found[0], _logps(reference, rows, temperature, device, autocast)[0], found[1])
 

@@ -8,13 +8,14 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from forge_algos.settings._policy_kinds import POLICY_KINDS, GRPOLoss, Scale, grpo_kinds
+from forge_algos.settings._policy_kinds import GATE, POLICY_KINDS, GRPOLoss, Scale, grpo_kinds
 from forge_algos.settings._validators import key_of, number, one_of
 
 OnRewardError = Literal["stop", "skip"]
 OnEqualRewards = Literal["keep", "skip", "resample"]
 SamplerKind = Literal["transformers", "vllm", "sglang"]
 KLEstimator = Literal["k3", "unbiased"]
+PolicyReference = Literal["initial", "moving"]
 
 # Any: the type checker does not follow a default of one type with a validator of another.
 _share: Any = attrs.validators.and_(number(kind=float), attrs.validators.le(1))
@@ -44,6 +45,12 @@ def _check_weights(_instance: Any, field: Any, value: Any) -> None:
         raise TypeError(f"{field.name} must be a list of numbers, got {value!r}")
     for weight in value:
         number(kind=float, low=float("-inf"))(_instance, field, weight)
+
+
+def _check_range(_instance: Any, field: Any, value: Any) -> None:
+    _check_weights(_instance, field, value)
+    if len(value) != 2 or not value[0] < value[1]:
+        raise ValueError(f"{field.name} must be two numbers, the lesser first, got {list(value)}")
 
 
 def _check_class(_instance: Any, field: Any, value: Any) -> None:
@@ -77,6 +84,13 @@ class OnlineSettings:
     """Number of completions of each prompt."""
     kl_weight: float = attrs.field(default=0.0, validator=number(kind=float))
     """Weight of the KL divergence from the reference; 0 needs no reference."""
+    reference: PolicyReference = attrs.field(default="initial", validator=one_of(PolicyReference))
+    """Reference of that divergence: the model that training starts from ("initial"),
+    or one that follows the trained model ("moving"; TR-DPO, arXiv 2404.09656)."""
+    reference_sync_steps: int = attrs.field(default=512, validator=number(kind=int, low=1))
+    """Number of steps after which reference=moving moves towards the trained model, each time."""
+    reference_mixup: float = attrs.field(default=0.6, validator=_above_share)
+    """Share of the trained weights that reference=moving then takes on, above 0; 1 makes it a copy of them."""
     num_iterations: int = attrs.field(default=1, validator=number(kind=int, low=1))
     """Number of passes over each rollout."""
     reward: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_check_rewards)
@@ -91,6 +105,11 @@ class OnlineSettings:
         default=None, validator=attrs.validators.optional(attrs.validators.instance_of(str))
     )
     """Sequence classification model with one label, whose score is a further reward."""
+    reward_clip_range: tuple[float, float] | None = attrs.field(
+        default=None, converter=_tuple, validator=attrs.validators.optional(_check_range)
+    )
+    """Least and greatest number that the rewards of a completion may add up to,
+    before penalties and the KL; by default they are not bounded."""
     on_reward_error: OnRewardError = attrs.field(default="stop", validator=one_of(OnRewardError))
     """What happens when a reward function raises or returns no number:
     the run stops, or those completions go unscored."""
@@ -168,6 +187,13 @@ class OnlineSettings:
         if self.reward_timeout is not None and not self.reward:
             raise ValueError("reward_timeout has no effect without reward functions; leave it out, or set reward")
         self._check_alone(self.env is None, ("max_turns", "env_timeout"), "without env")
+        if self.reference == "moving" and not self.kl_weight:
+            raise ValueError(
+                "reference='moving' has no effect with kl_weight=0, which reads no reference; set a weight, or leave it out"
+            )
+        self._check_alone(
+            self.reference != "moving", ("reference_sync_steps", "reference_mixup"), f"with reference={self.reference!r}"
+        )
         self._check_alone(
             self.sampler == "transformers",
             ("sampler_url", "sampler_timeout", "tis_above", "tis_cap", "max_sampler_gap"),
@@ -242,7 +268,12 @@ class GRPOSettings(GroupSettings):
     """What is averaged: completions' means over their tokens ("grpo"),
     their sums over max_new_tokens ("dr_grpo", arXiv 2503.20783), all tokens of the step ("dapo", arXiv 2503.14476); or
     completions with one ratio each ("gspo", arXiv 2507.18071), or tokens weighed by a bounded ratio ("cispo", arXiv
-    2506.13585)."""
+    2506.13585); or completions' means where a sigmoid stands for the clip ("sapo", arXiv 2511.20347)."""
+    sapo_temperature_pos: float = attrs.field(default=GATE[0], validator=number(kind=float, above=True))
+    """Temperature of loss_type=sapo where the advantage is positive:
+    the larger, the faster the gradient fades as the ratio leaves 1."""
+    sapo_temperature_neg: float = attrs.field(default=GATE[1], validator=number(kind=float, above=True))
+    """Temperature of loss_type=sapo where the advantage is not positive."""
     dual_clip: float | None = attrs.field(default=None, validator=_above_or_none)
     """What the ratio counts at most where the advantage is negative, above 1 + clip_high;
     by default it has no bound there."""
@@ -265,6 +296,9 @@ class GRPOSettings(GroupSettings):
             raise ValueError(
                 f"kl_estimator={self.kl_estimator!r} has no effect with kl_weight=0; set a weight, or leave it out"
             )
+        gated = kind.clipped == "gate"
+        self._check_alone(gated, ("clip", "clip_high", "dual_clip"), f"with loss_type={self.loss_type!r}, which clips nothing")
+        self._check_alone(not gated, ("sapo_temperature_pos", "sapo_temperature_neg"), f"with loss_type={self.loss_type!r}")
         if self.dual_clip is None:
             return
         _, high = kind.bounds(self.clip, self.clip_high)
@@ -277,6 +311,12 @@ class GRPOSettings(GroupSettings):
     def kind(self) -> str:
         """`loss_type`."""
         return self.loss_type
+
+    @property
+    def gate(self) -> tuple[float, float] | None:
+        """Temperatures of the loss type, where it has some."""
+        temperatures = self.sapo_temperature_pos, self.sapo_temperature_neg
+        return temperatures if POLICY_KINDS[self.loss_type].clipped == "gate" else None
 
     @property
     def scale(self) -> Scale:
@@ -296,6 +336,8 @@ class RLOOSettings(GroupSettings):
     kl_weight: float = attrs.field(default=0.05, validator=number(kind=float))
     """Weight of the KL divergence (k1, summed over a completion) from the reference,
     subtracted from the reward; 0 needs no reference."""
+    normalize_advantages: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    """Whether a rollout's advantages are scaled to mean 0 and deviation 1."""
 
     @property
     def kind(self) -> str:

@@ -10,7 +10,7 @@ import attrs
 
 Ratio = Literal["token", "sequence_sum", "sequence_mean"]
 Reduce = Literal["tokens", "mean", "max_length"]
-Clipped = Literal["objective", "weight"]
+Clipped = Literal["objective", "weight", "gate"]
 Scale = Literal["group", "batch", "none"]
 
 
@@ -34,10 +34,11 @@ class PolicyKind:
     ("max_length")."""
     clipped: Clipped = "objective"
     """What is clipped: the ratio in the objective, whose gradient ends there
-    ("objective"), or the ratio as a weight without gradient of A · log π ("weight")."""
+    ("objective"), or the ratio as a weight without gradient of A · log π ("weight"); or nothing is, and a sigmoid of the ratio
+    stands in its place, whose gradient fades on both sides of 1 ("gate")."""
     clip: tuple[float | None, float] = (0.2, 0.2)
     """How far the ratio may fall below 1, and rise above it, where nothing else is set;
-    None does not bound it below."""
+    None does not bound it below. Not read where nothing is clipped."""
     kl: bool = True
     """Whether the loss may hold a KL to the reference (`kl_weight`);
     otherwise its KL is part of the reward."""
@@ -48,9 +49,10 @@ class PolicyKind:
     a standard deviation, of the group or the batch, or nothing."""
 
     def __attrs_post_init__(self) -> None:
-        if self.clipped == "weight" and self.ratio != "token":
+        if self.clipped != "objective" and self.ratio != "token":
             raise ValueError(
-                f"a weight of each token's log-probability is the token's own: ratio must be 'token', not {self.ratio!r}"
+                f"a {self.clipped} of each token's log-probability is the token's own: ratio must be 'token', not "
+                f"{self.ratio!r}"
             )
         if self.ratio != "token" and self.reduce != "mean":
             raise ValueError(f"a ratio of whole completions gives one number each: reduce must be 'mean', not {self.reduce!r}")
@@ -74,10 +76,15 @@ POLICY_KINDS: dict[str, PolicyKind] = {
     "cispo": PolicyKind(  # arXiv 2506.13585, equations 4 and 5; the bound of arXiv 2510.13786
         ratio="token", reduce="tokens", clipped="weight", clip=(None, 4.0), grpo=True
     ),
+    "sapo": PolicyKind(ratio="token", reduce="mean", clipped="gate", grpo=True),  # arXiv 2511.20347
     "ppo": PolicyKind(ratio="token", reduce="tokens"),  # arXiv 1707.06347, equation 7
     "rloo": PolicyKind(ratio="sequence_sum", reduce="mean", kl=False),  # arXiv 2402.14740
 }
 """By the name that `policy_gradient(kind=...)` takes."""
+
+
+GATE = (1.0, 1.05)
+"""Temperatures of a gate where the advantage is positive, and where it is not, as in the paper of SAPO."""
 
 
 def grpo_kinds() -> list[str]:

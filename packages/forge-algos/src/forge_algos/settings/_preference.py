@@ -87,7 +87,8 @@ class DPOSettings:
     computed once before training ("stored"), the model with its adapter switched off ("adapter_off"), a second model beside it
     ("live"), or one that follows the trained model ("moving"; TR-DPO, arXiv 2404.09656)."""
     reference_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_path))
-    """Reference model of "stored" and "live"; by default the model that training starts from."""
+    """Reference model of "stored" and "live", or the one that "moving" begins as;
+    by default the model that training starts from."""
     reference_sync_steps: int = attrs.field(default=512, validator=number(kind=int, low=1))
     """Number of steps after which reference=moving moves towards the trained model, each time."""
     reference_mixup: float = attrs.field(default=0.6, validator=_above_share)
@@ -189,7 +190,8 @@ class KTOSettings:
     computed once before training ("stored"), the model with its adapter switched off ("adapter_off"), a second model beside it
     ("live"), or one that follows the trained model ("moving"; TR-DPO, arXiv 2404.09656)."""
     reference_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_path))
-    """Reference model of "stored" and "live"; by default the model that training starts from."""
+    """Reference model of "stored" and "live", or the one that "moving" begins as;
+    by default the model that training starts from."""
     reference_sync_steps: int = attrs.field(default=512, validator=number(kind=int, low=1))
     """Number of steps after which reference=moving moves towards the trained model, each time."""
     reference_mixup: float = attrs.field(default=0.6, validator=_above_share)
@@ -224,14 +226,10 @@ def _check_read(name: str, value: object, types: tuple[str, ...], known: list[st
 
 def _check_reference(settings: DPOSettings | KTOSettings) -> None:
     """Raise ValueError for a path or a move that the kind of reference does not read."""
-    begins = {
-        "adapter_off": "whose reference is the model under the adapter",
-        "moving": "whose reference begins as the model that training starts from",
-    }
-    if settings.reference_path is not None and settings.reference in begins:
+    if settings.reference_path is not None and settings.reference == "adapter_off":
         raise ValueError(
-            f"reference_path={settings.reference_path!r} has no effect with reference={settings.reference!r}, "
-            f"{begins[settings.reference]}; leave it out, or set reference='stored' or 'live'"
+            f"reference_path={settings.reference_path!r} has no effect with reference='adapter_off', whose reference is the "
+            "model under the adapter; leave it out, or set reference='stored', 'live' or 'moving'"
         )
     if settings.reference == "moving":
         return

@@ -64,6 +64,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("save_samples", "checkpoint_at_epoch", "keep_last_checkpoint_only"), _EXPORTS),
     "reward_model_path": "TRL would need the reward model's own tokens: wrap it in a reward function",
     "on_reward_error": "TRL stops where a reward function raises",
+    "reward_clip_range": "TRL has none for GRPO; let the reward function clip",
     "reward_timeout": "TRL waits for reward functions",
     **dict.fromkeys(("env", "max_turns", "env_timeout"), "TRL's environments are other classes: choose backend=forge"),
     **dict.fromkeys(
@@ -125,7 +126,7 @@ class TRLBackend(Backend):
                 f"wpo with loss_type={', '.join(sorted(unable))} is not available with backend=trl, which fails in it: choose "
                 "backend=forge."
             )
-        if verb in ("dpo", "kto") and s.objective.reference == "moving" and s.adapter.adapter != "none":
+        if verb in ("dpo", "kto", "grpo") and s.objective.reference == "moving" and s.adapter.adapter != "none":
             raise SettingsError(
                 f"reference=moving with adapter={s.adapter.adapter} is not available with backend=trl, which keeps no "
                 "reference beside an adapter: choose backend=forge."

@@ -50,12 +50,16 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "clip": "epsilon",
         "clip_high": "epsilon_high",
         "dual_clip": "delta",
+        "sapo_temperature_pos": "sapo_temperature_pos",
+        "sapo_temperature_neg": "sapo_temperature_neg",
         "kl_estimator": "use_bias_correction_kl",
         "temperature": "temperature",
         "top_p": "top_p",
         "top_k": "top_k",
         "max_new_tokens": "max_completion_length",
         "mask_truncated": "mask_truncated_completions",
+        "reference_sync_steps": "ref_model_sync_steps",
+        "reference_mixup": "ref_model_mixup_alpha",
         "reward_weights": "reward_weights",
     },
 }
@@ -64,7 +68,7 @@ OBJECTIVE: dict[str, dict[str, str]] = {
 BY_FORGE: dict[str, tuple[str, ...]] = {
     "dpo": ("reference", "reference_path"),
     "kto": ("reference", "reference_path"),
-    "grpo": ("reward", "updates_per_pass"),
+    "grpo": ("reference", "reward", "updates_per_pass"),
 }
 """Verb → settings of its objective that are no argument: a model that the trainer is given, functions, the cut of a step."""
 NONE_IF_ZERO = ("neftune_alpha", "centering")
@@ -164,7 +168,7 @@ def arguments(
         found[theirs] = list(value) if isinstance(value, tuple) else None if ours in NONE_IF_ZERO and not value else value
     if verb in ("dpo", "kto", "reward"):
         found["disable_dropout"] = False  # TRL's default is True, under which lora_dropout does nothing
-    if verb in ("dpo", "kto"):
+    if verb in ("dpo", "kto", "grpo"):
         found["sync_ref_model"] = s.objective.reference == "moving"
     if verb == "grpo":
         found["scale_rewards"] = s.objective.scale

@@ -319,10 +319,12 @@ def load_frozen(
     report: Reporter,
     *,
     initial: bool = False,
+    weights: Any = None,
 ) -> Any:
     """Load a frozen model for the same ranks, with the attention of the first where it fits.
 
-    With `initial` it is the base of the run itself, quantized where that is.
+    With `initial` it is the base of the run itself, quantized where that is. `weights` is their dtype, by default that of the
+    computation.
     """
     loading = quantized(s, machine, dtype.value) if initial else {}
     refusals: list[Exception] = []
@@ -334,7 +336,7 @@ def load_frozen(
             with report.taking(f"loading {path}", f"loaded {path}"):
                 model = strategy.load_frozen(
                     path,
-                    dtype=dtype.value,
+                    dtype=dtype.value if weights is None else weights,
                     attention=way.attention.value.name,
                     attention_function=way.attention.value.function,
                     **loading,

@@ -170,13 +170,14 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     rounds = export_dtype not in (None, forge_accel.float32, trained_dtype(s))
     as_plain: Any = exported_as(task, adaptation)
 
-    def frozen(path: str | None) -> Any:
+    def frozen(path: str | None, *, as_trained: bool = False) -> Any:
         if path is None:
             found = load_frozen(start.path, s, machine, dtype, strategy, longest, report, initial=True)
             found = frozen_with_adapter(with_kept_adapter(s, start), found, strategy)
         else:
             given = start.path if path == s.model.model_path else path
-            found = load_frozen(given, s, machine, dtype, strategy, longest, report)
+            weights = trained_dtype(s) if as_trained else None
+            found = load_frozen(given, s, machine, dtype, strategy, longest, report, weights=weights)
         this.others.add(found)
         return found
 
@@ -218,7 +219,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     out.publish(as_recipe(s, task.name))
     ranks.barrier()
     s, train, held_out, plan = open_prepared(task, s, machine, out.path, strategy.data_parallel_size)
-    source = task.step_source(attrs.evolve(this, settings=s, train=train, held_out=held_out, plan=plan, root=out.path))
+    source = task.step_source(
+        attrs.evolve(this, settings=s, train=train, held_out=held_out, plan=plan, root=out.path, done=at.step)
+    )
     divided = getattr(getattr(source, "run", this), "plan", plan)
     if divided is not plan:  # what was planned to be shared is not
         ranks.first(lambda: divided.save(out.path / "plan" / "plan.npz"))

@@ -271,11 +271,12 @@ OWN = {
         "classify": "labels problem_type",
         "embed": "query_prefix document_prefix pooling exclude_same_text margin",
         "ppo": "lam value_weight value_clip whiten",
-        "grpo": "scale_rewards dual_clip kl_estimator",
+        "grpo": "scale_rewards dual_clip kl_estimator sapo_temperature_pos sapo_temperature_neg",
         "sft and osft": "neftune_alpha",
         "sft, osft and embed": "loss",
         "dpo and grpo": "loss_type",
-        "dpo and kto": "reference reference_path reference_sync_steps reference_mixup",
+        "dpo and kto": "reference_path",
+        "dpo, kto, ppo, grpo and rloo": "reference reference_sync_steps reference_mixup",
         "kto": "desirable_weight undesirable_weight",
         "simpo and ppo": "gamma",
         "grpo and rloo": "on_equal_rewards max_resamples min_group_reward max_group_reward",
@@ -285,7 +286,8 @@ OWN = {
         "distill, sdft, embed, ppo, grpo and rloo": "temperature",
         "dpo, orpo, simpo, kto and reward": "on_bad_pair",
         "sdft, ppo, grpo and rloo": "max_prompt_len num_generations max_new_tokens top_p top_k",
-        "ppo, grpo and rloo": """reward reward_weights reward_model_path on_reward_error
+        "rloo": "normalize_advantages",
+        "ppo, grpo and rloo": """reward reward_weights reward_clip_range reward_model_path on_reward_error
             clip clip_high updates_per_pass mask_truncated missing_eos_penalty
             overlong_buffer kl_weight num_iterations reward_timeout env max_turns env_timeout sampler sampler_url
             sampler_timeout tis_above tis_cap max_sampler_gap""",

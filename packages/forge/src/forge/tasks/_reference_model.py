@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 import forge_algos
 import forge_data
 from forge._counted import counted
@@ -50,12 +52,24 @@ def check_moving(s: Any) -> None:
     if s.strategy.strategy.startswith("zero"):
         raise SettingsError(
             f"reference=moving with strategy={s.strategy.strategy}: DeepSpeed holds the weights in a buffer of its own, in "
-            "which they cannot be exchanged for the reference's. Take strategy=fsdp2, or reference=stored."
+            "which they cannot be exchanged for the reference's. Take strategy=fsdp2, or another reference."
         )
     if s.optimizer.optimizer == "schedule_free":
         raise SettingsError(
             "optimizer=schedule_free with reference=moving: it computes its gradients at other weights than those that it has "
-            "found, and which of them a reference should follow is not said. Take another optimizer, or reference=stored."
+            "found, and which of them a reference should follow is not said. Take another optimizer, or another reference."
+        )
+
+
+def check_moving_preferences(s: Any) -> None:
+    """Raise SettingsError where a moving reference does not fit the adapter or the evaluation."""
+    if s.objective.reference != "moving":
+        return
+    if s.objective.reference_path is not None and s.adapter.adapter != "none":
+        raise SettingsError(
+            f"reference_path with reference=moving and adapter={s.adapter.adapter}: the reference is then a second set of the "
+            "adapter's weights, beside the same base, and begins as the trained one. Leave reference_path out, or set "
+            "reference=live."
         )
     compares = [name for name in ("keep_best", "early_stopping_patience") if getattr(s.evaluation, name)]
     if compares and s.evaluation.metric_for_best is None:
@@ -66,14 +80,19 @@ def check_moving(s: Any) -> None:
         )
 
 
-def check_moves(s: Any, num_steps: int | None) -> None:
-    """Raise SettingsError where reference=moving would not move before the last step of the run."""
+def check_moves(s: Any, num_steps: int | None, *, each: int = 1) -> None:
+    """Raise SettingsError where a moving reference would not move before it is last asked.
+
+    It is asked at each `each`-th step, the first among them.
+    """
     own = s.objective
-    if own.reference == "moving" and num_steps is not None and own.reference_sync_steps >= num_steps:
+    if own.reference == "moving" and num_steps is not None and own.reference_sync_steps > (num_steps - 1) // each * each:
+        asked = "the last one" if each == 1 else f"the last rollout, which is for {each} of them"
+        still = attrs.fields(type(own)).reference.default
         raise SettingsError(
             f"reference_sync_steps={own.reference_sync_steps} with the {counted(num_steps, 'steps')} of this run: "
-            "reference=moving would never move before the last one. Lower reference_sync_steps, train longer, or set "
-            "reference=stored."
+            f"reference=moving would never move before {asked}. Lower reference_sync_steps, train longer, or set "
+            f"reference={still}."
         )
 
 
@@ -82,7 +101,16 @@ def moving_reference(run: Run) -> forge_algos.WeightAverage | None:
     own = run.settings.objective
     if own.reference != "moving":
         return None
-    return forge_algos.WeightAverage(run.optimizer, own.reference_mixup, every=own.reference_sync_steps)
+    average = forge_algos.WeightAverage(run.optimizer, own.reference_mixup, every=own.reference_sync_steps)
+    if (path := getattr(own, "reference_path", None)) is not None:
+        try:
+            average.begin_as(run.model, run.load_frozen(path, as_trained=True), after=run.done)
+        except forge_algos.OptimizerError as error:
+            raise SettingsError(
+                f"reference_path {path} with reference=moving: {error}. Take a model that differs from model_path in trained "
+                "weights alone, or reference=live."
+            ) from error
+    return average
 
 
 def require_same_tokens(s: Any, name: str, path: str) -> None:

@@ -15,7 +15,7 @@ from forge._disk import writing
 from forge._errors import SettingsError
 from forge.settings._settings import row_keys, row_tokens
 from forge.tasks._fullest_rows import MadeUpRow, Update, with_keys
-from forge.tasks._reference_model import why_not_off
+from forge.tasks._reference_model import moving_reference, why_not_off
 from forge.tasks._sampling_server import SamplingServer
 from forge.tasks._seeds import step_seed
 from forge.tasks._sharing import sharing
@@ -33,17 +33,18 @@ _SHOWN = ("reward", "kl", "length", "cut_off", "unscored")
 class RolloutSteps:
     """Steps of the online verbs: `updates` optimizer steps on each rollout."""
 
-    average: forge_algos.WeightAverage | None = None
-
     def __init__(self, run: Run, objective: forge_algos.Objective, updates: int) -> None:
         self.objective = objective
         self._run, self._updates, self._own = run, updates, run.settings.objective
+        self.average = moving_reference(run)
         self._reference: Any = None
-        if self._own.kl_weight:
+        if self.average is not None:
+            self._reference = self.average.exchanged
+        elif self._own.kl_weight:
             off = why_not_off(run.settings) is None
             self._reference = "adapter_off" if off else run.load_frozen(None)
         # A reference of its own may be loaded in another dtype, and found to be another one.
-        self._share = sharing(run, *([] if isinstance(self._reference, str | None) else [self._reference]))
+        self._share = sharing(run, *([self._reference] if hasattr(self._reference, "forward") else []))
         self._share.note(run, "a group" if self._share.prompt else "a completion", "prompts")
         self._server = None if self._own.sampler == "transformers" else SamplingServer(run, end_ids(run))
         self._sampler = sampler_of(run) if self._server is None else self._server.sampler
@@ -244,7 +245,8 @@ class RehearsedRollouts:
         self.objective = objective
         self._run, self._own = run, run.settings.objective
         self._share = sharing(run)
-        if self._own.kl_weight and why_not_off(run.settings) is not None:
+        self.average = moving_reference(run)
+        if self.average is None and self._own.kl_weight and why_not_off(run.settings) is not None:
             run.load_frozen(None)
 
     def worst(self) -> list[list[Any]]:

@@ -75,8 +75,9 @@ class Run:
     autocast: Callable[[], AbstractContextManager[Any]]
     root: Path
     """Directory of the run's files: the hidden one until the run is published."""
-    load_frozen: Callable[[str | None], Any]
-    """Model path → a second, frozen model on the same ranks; None → the model as the run began, with its `adapter_path`."""
+    load_frozen: Callable[..., Any]
+    """Model path → a second, frozen model on the same ranks; None → the model as the run began, with its `adapter_path`.
+    With `as_trained=True` its weights are in the dtype of the trained ones, which they are read for."""
     report: Reporter
     metrics: Callable[[Mapping[str, object]], None]
     """Appends a line to metrics.jsonl."""
@@ -84,6 +85,8 @@ class Run:
     """Digests of the models and the id of this run, as in run.json."""
     optimizer: Any = None
     """Of the trained model's weights."""
+    done: int = 0
+    """Steps that were made before, where the run is resumed."""
     adapter: str = ""
     """Digest of the adapter that the run goes on from; empty where it begins one."""
     write_model: Callable[[Path], Any] = attrs.field(default=None, kw_only=True)

@@ -15,6 +15,7 @@ import forge_dist
 import forge_packing
 from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
+from forge.tasks._reference_model import check_moves, check_moving
 from forge.tasks._rollouts import RehearsedRollouts, RolloutSteps
 from forge.tasks._sampling_server import check_server_settings
 from forge.tasks._task import Run
@@ -40,6 +41,7 @@ class OnlineRunSettings(RunSettings):
                 "nothing rewards the completions: set reward=package.module:function, reward_model_path, or "
                 "env=package.module:Class."
             )
+        check_moving(self)
         check_server_settings(self)
         if self.plan.max_tokens is not None:
             raise SettingsError(
@@ -52,6 +54,16 @@ class OnlineRunSettings(RunSettings):
                 f"{name} trains another model than the one that samples the completions, so that the probability ratio would "
                 "not begin at 1: leave it out."
             )
+
+    def check_length(self, num_steps: int | None) -> None:
+        """Refuse a moving reference that would not move before the run's last rollout."""
+        super().check_length(num_steps)
+        check_moves(self, num_steps, each=updates_of(self))
+
+
+def updates_of(s: Any) -> int:
+    """Return the optimizer steps on one rollout."""
+    return s.objective.num_iterations * s.objective.updates_per_pass
 
 
 class OnlineTask(PromptTask):
@@ -106,7 +118,7 @@ class OnlineTask(PromptTask):
 
     def updates(self, s: Any) -> int:
         """Return the optimizer steps on one rollout."""
-        return s.objective.num_iterations * s.objective.updates_per_pass
+        return updates_of(s)
 
     @abstractmethod
     def objective(self, settings: Any) -> forge_algos.Objective:

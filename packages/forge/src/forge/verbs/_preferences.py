@@ -16,6 +16,7 @@ from forge.tasks._reference_logps import read_references, store_references
 from forge.tasks._reference_model import (
     check_moves,
     check_moving,
+    check_moving_preferences,
     check_reference,
     live_reference,
     moving_reference,
@@ -174,6 +175,7 @@ class ReferencedSettings(PreferenceSettings):
         super().check()
         check_reference(self)
         check_moving(self)
+        check_moving_preferences(self)
 
     def check_length(self, num_steps: int | None) -> None:
         """Refuse a moving reference that would not move before the run's last step."""
@@ -198,6 +200,13 @@ class ReferencedPreferences(Preferences):
         """Score every completion with the reference, once."""
         if run.settings.objective.reference == "stored":
             store_references(run, {"train": run.train, "eval": run.held_out})
+
+    def rehearsal_source(self, run: Run) -> OfflineSteps:
+        """Leave out the model that a moving reference begins as: it is gone before the first step."""
+        own = run.settings.objective
+        if own.reference == "moving":
+            run = attrs.evolve(run, settings=attrs.evolve(run.settings, objective=attrs.evolve(own, reference_path=None)))
+        return self.step_source(run)
 
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, and check the first loss against the reference."""

@@ -11,7 +11,7 @@ from forge_algos.losses._kl import estimate
 from forge_algos.losses._numeric import finite_exp
 from forge_algos.losses._sums import sums
 from forge_algos.losses._terms import LossTerms, summed
-from forge_algos.settings._policy_kinds import POLICY_KINDS
+from forge_algos.settings._policy_kinds import GATE, POLICY_KINDS
 from forge_algos.settings._validators import either
 
 LOSS_ESTIMATORS = ("k3", "unbiased")
@@ -46,6 +46,7 @@ def policy_gradient(
     ref_logps: torch.Tensor | None = None,
     kl_weight: float = 0.0,
     kl_estimator: str = "k3",
+    temperatures: tuple[float, float] | None = None,
 ) -> LossTerms:
     """Sum -min(ρA, clamp(ρ, 1 - clip, 1 + clip_high)A), normalised as the kind is.
 
@@ -59,6 +60,8 @@ def policy_gradient(
     - `gspo` (2507.18071, equations 5 to 7): ρ of a whole sample, the geometric mean of its tokens'; `.count` is B.
     - `cispo` (2506.13585, equations 4 and 5): -sg(min(ρ, 1 + clip_high))·A·log π of a token; `.count` is T. A `clip` bounds the
       weight below too.
+    - `sapo` (2511.20347): -4/τ·σ(τ(ρ - 1))·A of a token, whose gradient is that of ρA at 1 and fades on both sides of it; the
+      mean over each sample's tokens is one term, `.count` is B.
     - `rloo` (2402.14740): ρ of a whole sample, from summed log-probabilities; `.count` is B.
 
     No term depends on another sample: what couples samples is the advantages, which are an argument (`group_advantages`,
@@ -70,18 +73,21 @@ def policy_gradient(
         old_logps: float[T], those of the policy that sampled; `logps.detach()` for a first, on-policy step.
         advantages: float[B], or where ratios are those of tokens float[T] (as from `gae`); no gradient reaches them.
         lengths: int[B], tokens of each sample; they add up to T. On the CPU, so that nothing waits for the device.
-        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, grpo, gspo, ppo or rloo.
-        clip: above 0 and below 1; None is the kind's own: 0.2, 0.0003 for `gspo`, no bound for `cispo`.
+        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, grpo, gspo, ppo, rloo or sapo.
+        clip: above 0 and below 1; None is the kind's own: 0.2, 0.0003 for `gspo`, no bound for `cispo`. Not for `sapo`.
         clip_high: above 0; None is `clip`, or the kind's own where that is None too: 0.2, 0.0004 for `gspo`, 4 for `cispo`.
             DAPO uses 0.28 over 0.2.
         dual_clip: above 1 + clip_high: what ρ counts at most where the advantage is negative, so that no such term is without
-            bound (c of 1912.09729, equation 5, δ of 2505.07291, equation 1). Not for `cispo`, whose weights are bounded.
+            bound (c of 1912.09729, equation 5, δ of 2505.07291, equation 1). Not for `cispo`, whose weights are bounded,
+            and `sapo`.
         max_length: tokens of the longest sample that was possible; for kinds that divide by it (`dr_grpo`), and only for them.
         ref_logps: float[T], the reference's; with a `kl_weight` above 0.
         kl_weight: from 0; adds this times the KL's estimate to each token (GRPO's β). Not for `rloo`, whose penalty is part of
             the reward. Where ratios are those of samples, the mean over a sample's tokens is added to its term.
         kl_estimator: k3 (2402.03300, equation 4), or unbiased: the token's ρ times k3, gradient and all, whose expectation over
             the policy that sampled has the true KL's gradient (DeepSeek-V3.2, 2512.02556, section 3.1).
+        temperatures: of `sapo`, and only of it: τ where the advantage is above 0, and where it is not; (1, 1.05) by default.
+            The larger, the faster the gradient fades.
 
     Returns:
         LossTerms: over tokens or samples, as above. Stats, over the same terms (a sample's are means over its tokens):
@@ -99,6 +105,7 @@ def policy_gradient(
     how = POLICY_KINDS[kind]
     low, high = how.bounds(clip, clip_high)
     _check_settings(kind, low, high, dual_clip, max_length, ref_logps, kl_weight, kl_estimator)
+    _check_gate(kind, clip, clip_high, dual_clip, temperatures)
     given = _check.samples("ref_logps", logps=logps, old_logps=old_logps, ref_logps=ref_logps)
     new = given["logps"]
     sizes = _check.cuts(lengths, new, "logps")
@@ -111,7 +118,12 @@ def policy_gradient(
     least = None if low is None else 1 - low
     held = ratio.clamp(least, 1 + high)
     below, above = held > ratio, held < ratio
-    if how.clipped == "weight":
+    if how.clipped == "gate":
+        positive, other = GATE if temperatures is None else temperatures
+        tau = torch.where(weights > 0, positive, other)
+        losses = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * weights
+        below = above = torch.zeros_like(below)
+    elif how.clipped == "weight":
         losses = -held.detach() * weights * new
     else:
         whole = ratio if dual_clip is None else ratio.clamp(max=dual_clip)
@@ -187,6 +199,25 @@ def _advantages(advantages: torch.Tensor, row: _Row, kind: str) -> torch.Tensor:
         return found.repeat_interleave(row.lengths, output_size=T)
     wanted = f"{B} (one a sample)" if of_samples else f"{B} (one a sample) or {T} (one a token)"
     raise LossError(f"advantages: {wanted} are wanted for {kind!r}, not {len(found)}")
+
+
+def _check_gate(
+    kind: str,
+    clip: float | None,
+    clip_high: float | None,
+    dual_clip: float | None,
+    temperatures: tuple[float, float] | None,
+) -> None:
+    """Raise LossError for a bound where nothing is clipped, or temperatures without a gate."""
+    gated = [name for name, each in POLICY_KINDS.items() if each.clipped == "gate"]
+    if temperatures is not None:
+        if kind not in gated:
+            raise LossError(f"temperatures: {either(list(map(repr, gated)))} has them, and no other kind; kind is {kind!r}")
+        for value in temperatures:
+            _check.number("temperatures", value, above=0)
+    for name, bound in (("clip", clip), ("clip_high", clip_high), ("dual_clip", dual_clip)):
+        if kind in gated and bound is not None:
+            raise LossError(f"{name}={bound}: {kind!r} clips nothing; leave it out, or set temperatures")
 
 
 def _check_settings(

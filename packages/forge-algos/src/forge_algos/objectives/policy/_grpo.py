@@ -15,7 +15,7 @@ class GRPO(OnlineObjective[GRPOSettings]):
     """GRPO (arXiv 2402.03300): the clipped ratio times the group's advantage, plus the KL.
 
     The KL is `kl_weight` times an estimate to the reference. `settings.loss_type` names the kind; terms are completions (grpo,
-    dr_grpo, gspo) or tokens (dapo, cispo), as its row in `POLICY_KINDS` has it.
+    dr_grpo, gspo, sapo) or tokens (dapo, cispo), as its row in `POLICY_KINDS` has it.
     """
 
     def __init__(self, settings: GRPOSettings | None = None) -> None:
@@ -23,7 +23,7 @@ class GRPO(OnlineObjective[GRPOSettings]):
         super().__init__(GRPOSettings() if settings is None else settings, GRPOSettings)
 
     def loss_options(self, batch: OnlineBatch, device: torch.device) -> dict[str, Any]:
-        """Return the clip, the KL's weight and reference, and the divisor of sums."""
+        """Return the clip or temperatures, the KL's weight and reference, the divisor of sums."""
         s = self.settings
         divides = POLICY_KINDS[self.kind].reduce == "max_length"
         reference = to_float32(batch.ref_logps, device) if s.kl_weight and batch.ref_logps is not None else None
@@ -33,4 +33,5 @@ class GRPO(OnlineObjective[GRPOSettings]):
             "kl_weight": s.kl_weight,
             "kl_estimator": s.kl_estimator,
             "dual_clip": s.dual_clip,
+            "temperatures": s.gate,
         }

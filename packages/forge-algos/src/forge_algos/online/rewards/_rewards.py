@@ -140,11 +140,16 @@ def score(
     return scores
 
 
-def total(scores: Mapping[str, NDArray[np.float32]], weights: Mapping[str, float]) -> NDArray[np.float32]:
-    """Add up weighted scores float32[B] of those that could be scored; NaN where none could."""
+def total(
+    scores: Mapping[str, NDArray[np.float32]], weights: Mapping[str, float], *, within: tuple[float, float] | None = None
+) -> NDArray[np.float32]:
+    """Add up weighted scores float32[B] of those that could be scored; NaN where none could.
+    A sum outside of `within` is the nearer of its ends.
+    """
     stacked = np.stack([weights[name] * values.astype(np.float64) for name, values in scores.items()])
     scored = ~np.isnan(stacked)
-    return np.where(scored.any(0), np.where(scored, stacked, 0).sum(0), np.nan).astype(np.float32)
+    found = np.where(scored.any(0), np.where(scored, stacked, 0).sum(0), np.nan)
+    return (found if within is None else found.clip(*within)).astype(np.float32)
 
 
 def overlong(lengths: NDArray[Any], most: int, buffer: int) -> NDArray[np.float64]:

@@ -147,6 +147,12 @@ def online(draft: Draft) -> None:
         paths = [f"trl.rewards.{name}" if name in _REWARDS else name for name in names]
         left["reward_funcs"] = [path if ":" in path else ":".join(path.rsplit(".", 1)) for path in paths]
     draft.drop("importance_sampling_level", when=("token",))
+    if left.get("use_vllm") and left.get("vllm_importance_sampling_correction") is False:
+        draft.lose(
+            "vllm_importance_sampling_correction",
+            "here a server's completions are weighed where its log-probabilities are more than tis_above from the model's: as "
+            "large as max_sampler_gap it weighs none",
+        )
     if left.get("importance_sampling_level") == "sequence" and left.get("loss_type") == "grpo":
         del left["importance_sampling_level"]
         left["loss_type"] = "gspo"
@@ -157,3 +163,6 @@ def online(draft: Draft) -> None:
         left["epsilon_high"] = high - 1.0  # TRL gives the bound itself, forge how far above 1 it lies
     if not (left.get("beta") or left.get("kl_weight")):
         draft.drop("use_bias_correction_kl")  # nothing to estimate
+        if draft.verb == "grpo" and left.get("sync_ref_model"):
+            draft.lose("sync_ref_model", "without beta there is no reference, there and here")
+            _moving_reference(left)

@@ -1,0 +1,143 @@
+"""Four steps of TRL 1.16's GRPO and RLOO trainers, and of ours, on recorded completions: the same losses and gradient norms.
+
+TRL's own scoring, advantages, losses and callbacks; only what it tokenizes and samples is given to it.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from .test_trl_preference_objectives import VOCAB, a_model, a_tokenizer
+
+trl = pytest.importorskip("trl", reason="TRL is the oracle of this file")
+
+STEPS, GROUPS, EACH, EOS = 4, 2, 3, 1
+RATE = 5e-3
+
+
+def recorded():
+    """Return (prompt, completion) of each step's samples, as lists of ids, in groups of a prompt; each ends with EOS."""
+    rng = np.random.default_rng(3)
+
+    def some(most):
+        return rng.integers(3, VOCAB - 1, int(rng.integers(1, most))).tolist()
+
+    return [[(prompt, [*some(9), EOS]) for prompt in (some(6), some(6)) for _ in range(EACH)] for _ in range(STEPS)]
+
+
+ROWS = recorded()
+
+
+def reward(ids):
+    return sum(ids) % 97 / 97
+
+
+def run_trl(verb, folder, scratch, **options):
+    """[(loss, gradient norm) of each step]."""
+    from datasets import Dataset
+
+    trainer_class, config_class = {"grpo": (trl.GRPOTrainer, trl.GRPOConfig), "rloo": (trl.RLOOTrainer, trl.RLOOConfig)}[verb]
+    given = iter(ROWS)
+
+    class Recorded(trainer_class):
+        def _tokenize_prompts(self, prompts):
+            self.rows = next(given)
+            return [prompt for prompt, _ in self.rows], None, {}
+
+        def _generate_single_turn(self, *_args, **_kwargs):
+            made = [list(completion) for _, completion in self.rows]
+            return (made, None) if verb == "grpo" else made
+
+    config = config_class(
+        output_dir=str(scratch), max_steps=STEPS, per_device_train_batch_size=GROUPS * EACH, gradient_accumulation_steps=1,
+        num_generations=EACH, max_completion_length=16, learning_rate=RATE, lr_scheduler_type="constant", optim="adamw_torch",
+        adam_beta2=0.95, weight_decay=0.0, max_grad_norm=0.5, bf16=False, use_cpu=True, save_strategy="no", logging_steps=1,
+        report_to=[], disable_tqdm=True, activation_checkpointing=False, shuffle_dataset=False, **options,
+    )  # fmt: skip
+    trainer = Recorded(
+        model=str(folder), args=config, processing_class=a_tokenizer(),
+        reward_funcs=lambda completion_ids, **_: [reward(ids) for ids in completion_ids],
+        train_dataset=Dataset.from_dict({"prompt": [str(n) for n in range(STEPS * GROUPS)]}),
+    )  # fmt: skip
+    trainer.train()
+    return [(line["loss"], line["grad_norm"]) for line in trainer.state.log_history if "grad_norm" in line]
+
+
+def run_ours(objective, folder):
+    """The same of ours."""
+    from transformers import AutoModelForCausalLM
+
+    import forge_algos
+    from forge_algos import online
+
+    own = objective.settings
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    still = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    settings = forge_algos.OptimizerSettings(learning_rate=RATE, lr_scheduler="constant", max_grad_norm=0.5)
+    optimizer = forge_algos.adamw(model, settings)
+    average = None
+    if own.reference == "moving":
+        average = forge_algos.WeightAverage(optimizer, own.reference_mixup, every=own.reference_sync_steps)
+
+    def steps():
+        for rows in ROWS:
+            made = [online.Completion(ids=np.array(completion), finished=True) for _, completion in rows]
+            scores = [reward(completion) for _, completion in rows]
+            rollout = online.make_rollout(
+                model,
+                SimpleNamespace(sample=lambda *_args, made=made, **_kwargs: made),
+                [SimpleNamespace(input_ids=np.array(prompt), prompt="", columns={}) for prompt, _ in rows[::EACH]],
+                settings=own,
+                rewards=[online.Reward(name="recorded", function=lambda scores=scores, **_: scores)],
+                decode=lambda _ids: "",
+                max_tokens=128,
+                seed=0,
+                reference=still if average is None else average.exchanged,
+            )
+            yield from online.rollout_batches(rollout, max_tokens=128)
+
+    outputs = forge_algos.train(
+        model, steps(), objective=objective, optimizer=optimizer, average=average, max_grad_norm=0.5,
+        scheduler=forge_algos.schedule(optimizer, settings, num_steps=STEPS),
+    )  # fmt: skip
+    return [(output.loss, output.grad_norm) for output in outputs]
+
+
+def test_rloo_with_normalized_advantages_and_clipped_rewards(tmp_path):
+    """Rewards of which some are beyond the range, beside the KL; advantages of mean 0 and deviation 1."""
+    folder = tmp_path / "model"
+    a_model().save_pretrained(folder)
+    more = {"normalize_advantages": True, "reward_clip_range": (0.3, 0.7)}
+    assert {reward(completion) > 0.7 for rows in ROWS for _, completion in rows} == {True, False}
+    theirs = run_trl("rloo", folder, tmp_path, beta=0.3, **more)
+    ours = run_ours(objective("rloo", **more), folder)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def objective(verb, **more):
+    import forge_algos
+
+    common = {"num_generations": EACH, "max_new_tokens": 16, "kl_weight": 0.3, **more}
+    if verb == "rloo":
+        return forge_algos.RLOO(forge_algos.RLOOSettings(**common))
+    return forge_algos.GRPO(forge_algos.GRPOSettings(loss_type="dapo", kl_estimator="unbiased", **common))
+
+
+@pytest.mark.parametrize(("verb", "every", "share"), [("grpo", 1, 0.6), ("grpo", 2, 1.0), ("rloo", 1, 0.6)])
+def test_a_reference_that_moves(verb, every, share, tmp_path):
+    """TRL's sync_ref_model, after each step or after the second; a reference that stays is another run."""
+    folder = tmp_path / "model"
+    a_model().save_pretrained(folder)
+    theirs = run_trl(
+        verb, folder, tmp_path, beta=0.3, sync_ref_model=True, ref_model_sync_steps=every, ref_model_mixup_alpha=share,
+        **({"loss_type": "dapo"} if verb == "grpo" else {"normalize_advantages": False}),
+    )  # fmt: skip
+    moves = {"reference": "moving", "reference_sync_steps": every, "reference_mixup": share}
+    ours, still = run_ours(objective(verb, **moves), folder), run_ours(objective(verb), folder)
+    assert len(ours) == len(theirs) == STEPS
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(ours[:every], still[:every], rtol=1e-6)
+    assert abs(ours[-1][1] - still[-1][1]) > 1e-2
