@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from forge_algos import AdapterSettings, DistillSettings, OptimizerSettings, PretrainSettings, SupervisedSettings, make_optimizer
+from forge_algos import (
+    AdapterSettings,
+    DistillSettings,
+    OptimizerSettings,
+    PretrainSettings,
+    SupervisedSettings,
+    make_optimizer,
+)
 from forge_algos.settings._adapter_table import Adapter, default_learning_rate
 
 
