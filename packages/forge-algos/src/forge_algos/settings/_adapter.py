@@ -291,6 +291,19 @@ class AdapterSettings:
         """Return what `osft_directions` is where it is left open, beside these settings."""
         return "inputs" if osft_calibration_path is not None and osft_rank == "uniform" else "weights"
 
+    def accepts(self, name: str, value: object) -> bool:
+        """Return whether a setting may have a value here: a subclass may be of one adapter alone."""
+        field = getattr(attrs.fields(type(self)), name)
+        try:
+            field.validator(self, field, value)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    def reads(self, name: str) -> bool:
+        """Return whether a setting has an effect with the chosen adapter."""
+        return name in ADAPTERS[self.adapter].fields
+
     @property
     def subtracts(self) -> bool:
         """Whether the adapters' first product is subtracted, so that training begins at the base."""
@@ -300,6 +313,8 @@ class AdapterSettings:
         """Raise ValueError where `name` was set and the chosen value of `setting` does not read it."""
         value, chosen = getattr(self, name), getattr(self, setting)
         if chosen not in readers and value != getattr(attrs.fields(type(self)), name).default:
+            possible = [reader for reader in readers if self.accepts(setting, reader)]
             raise ValueError(
-                f"{name}={value!r} has no effect with {setting}={chosen!r}; leave it out, or set {setting}={either(readers)}"
+                f"{name}={value!r} has no effect with {setting}={chosen!r}; leave it out"
+                + (f", or set {setting}={either(possible)}" if possible else "")
             )

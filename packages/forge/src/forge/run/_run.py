@@ -451,7 +451,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             why = out_of_memory(error, s, out.path) or error
             report.note(f"WARNING: the export could not be measured, the figures are those of the model in memory: {why}")
         else:
-            warn_of_rounding(report, loss_before, trained.loss, after.loss, str(export_dtype))
+            warn_of_rounding(report, s, loss_before, trained.loss, after.loss, str(export_dtype))
     seconds = at.seconds + time.perf_counter() - began
     result = RunResult(
         output_dir=out.path,
