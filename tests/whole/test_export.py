@@ -221,6 +221,24 @@ def test_four_bits_need_a_type(tmp_path: Path, lora: Path) -> None:
         forge.export(adapter, tmp_path / "out", merge=True)
 
 
+def test_a_second_export_is_refused_at_its_start(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another process writes to the same place; it worked to the end before. Nothing of it is left."""
+
+    def slow(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(_request, "refuse_damaged_export", slow)
+    monkeypatch.setattr(forge.dist, "directory_task", slow)
+    with (
+        forge.dist.atomic_directory(tmp_path / "out"),
+        pytest.raises(forge.dist.ExportError, match="is being written by another process now"),
+    ):
+        forge.export(full, tmp_path / "out")
+    with pytest.raises(AssertionError):
+        forge.export(full, tmp_path / "new" / "other")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
 def test_a_failed_export_leaves_nothing(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An export that does not read back the same leaves no directory."""
 

@@ -55,31 +55,33 @@ def export(
     if format == "gguf":
         forge_dist.require_gguf()
     report = Reporter(lambda _: None)
-    with report.taking(f"loading the tokenizer of {request.folder}"):
-        tokenizer = _tokenizer(request)
-    if format == "gguf":
-        file = request.output / f"{request.name}-{request.dtype}.gguf"
-        with report.taking("looking whether GGUF can hold the model", "found that GGUF can hold the model"):
-            given: Any = {"dtype": request.dtype, "task": request.task, "adapter": request.adapter}
-            forge_dist.refuse_gguf(request.base, tokenizer=tokenizer, where=file, **given)
-    rows = _rows(request.vocabulary(tokenizer))
-    proofs = []
-    model: Any
-    beside = " beside its base" if merge else ""
-    with report.taking(f"loading {request.folder}{beside}", f"loaded {request.folder}"):
-        if merge:
-            merged = forge_dist.merge_adapter(request.folder, rows, task=request.task, doing=report.doing)
-            model = merged.model
-            proofs.append(
-                f"Merged: on {merged.tokens} tokens its logits are those of the adapter beside its base within "
-                f"{merged.difference:.1e} of the largest."
-            )
-        else:
-            model = forge_dist.load_trained(str(request.folder), dtype=forge_accel.float32, device="cpu", task=request.task)
-    if tokenizer is not None:
-        stop_at_turn_end(model, tokenizer, trained_turn_end(request.folder))
-    _check_range(request, model)
+    # Begun before anything is read: who comes second to the same place is refused at once.
     with forge_dist.atomic_directory(request.output) as folder:
+        request = request.read()
+        with report.taking(f"loading the tokenizer of {request.folder}"):
+            tokenizer = _tokenizer(request)
+        if format == "gguf":
+            file = request.output / f"{request.name}-{request.dtype}.gguf"
+            with report.taking("looking whether GGUF can hold the model", "found that GGUF can hold the model"):
+                given: Any = {"dtype": request.dtype, "task": request.task, "adapter": request.adapter}
+                forge_dist.refuse_gguf(request.base, tokenizer=tokenizer, where=file, **given)
+        rows = _rows(request.vocabulary(tokenizer))
+        proofs = []
+        model: Any
+        beside = " beside its base" if merge else ""
+        with report.taking(f"loading {request.folder}{beside}", f"loaded {request.folder}"):
+            if merge:
+                merged = forge_dist.merge_adapter(request.folder, rows, task=request.task, doing=report.doing)
+                model = merged.model
+                proofs.append(
+                    f"Merged: on {merged.tokens} tokens its logits are those of the adapter beside its base within "
+                    f"{merged.difference:.1e} of the largest."
+                )
+            else:
+                model = forge_dist.load_trained(str(request.folder), dtype=forge_accel.float32, device="cpu", task=request.task)
+        if tokenizer is not None:
+            stop_at_turn_end(model, tokenizer, trained_turn_end(request.folder))
+        _check_range(request, model)
         try:
             if format == "gguf":
                 file, proof = _write_gguf(request, model, tokenizer, rows, folder, report)
