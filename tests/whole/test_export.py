@@ -20,6 +20,8 @@ from forge._redact import last_part, redact
 from forge.cli._app import main
 from forge.exporting import _request
 
+from .limits import largest_file
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -433,6 +435,19 @@ def test_an_overflow_of_float16_is_named(full: Path, tmp_path: Path) -> None:
     with pytest.raises(forge.SettingsError, match=r"up_proj.weight has a number of 100000, which overflows float16.*bfloat16"):
         forge.export(model, tmp_path / "out", dtype="float16")
     forge.export(model, tmp_path / "out", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("given", [{}, {"format": "gguf"}], ids=["hf", "gguf"])
+def test_a_limit_of_file_sizes(given: dict[str, Any], full: Path, tmp_path: Path) -> None:
+    """`ulimit -f` is named, and no other output, where it holds too; numpy says of GGUF only that nothing was written."""
+    if given:
+        pytest.importorskip("gguf")
+    with (
+        largest_file(60_000),
+        pytest.raises(forge.dist.ExportError, match=r"File too large.* Nothing is there: .*`ulimit -f`.*: raise that limit\.$"),
+    ):
+        forge.export(full, tmp_path / "out", **given)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_is_full_at_the_card(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import forge_accel
 import forge_data
 import forge_dist
+from forge._disk import is_everywhere, known_remedy, write_remedy
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._turn_end import stop_at_turn_end, trained_turn_end
@@ -89,7 +90,8 @@ def export(
                 report.doing(f"writing {request.output.name} and loading it back")
                 file, proof = None, _write_hf(request, model, tokenizer, rows, folder)
         except forge_dist.ForgeDistError as error:  # it names the temporary directory
-            raise type(error)(str(error).replace(str(folder), str(request.output))) from error
+            text = str(error).replace(str(folder), str(request.output))
+            raise type(error)(f"{text}. {_instead(error)}" if known_remedy(error) else text) from error
         except OSError as error:
             raise _unwritable(request.output, error) from error
         trained: Any = model
@@ -108,9 +110,11 @@ def export(
 
 
 def _unwritable(place: Path, error: OSError) -> forge_dist.ExportError:
-    return forge_dist.ExportError(
-        f"{place} cannot be written: {error.strerror or error}. Nothing is there; make room, or give another output."
-    )
+    return forge_dist.ExportError(f"{place} cannot be written: {error.strerror or error}. {_instead(error)}")
+
+
+def _instead(error: Exception) -> str:
+    return f"Nothing is there: {write_remedy(error)}{'' if is_everywhere(error) else ', or give another output'}."
 
 
 def _tokenizer(request: ExportRequest) -> Any:

@@ -49,7 +49,10 @@ class ExportRequest:
         dtype: str | None,
         format: str,  # noqa: A002 - what users call it
     ) -> ExportRequest:
-        """Check the arguments of `forge.export`, and no file's bytes. Raises SettingsError and RunDirectoryError."""
+        """Check the arguments of `forge.export` before a file is read.
+
+        Raises SettingsError and RunDirectoryError.
+        """
         for name, value, known in (("format", format, get_args(Format)), ("dtype", dtype, (None, *get_args(DType)))):
             if value not in known:
                 raise SettingsError(f"{name}={value!r} is not one of {', '.join(each for each in known if each)}.")
