@@ -60,7 +60,7 @@ def known_remedy(error: Exception | str | None) -> str | None:
 
 
 def is_everywhere(error: Exception | str | None) -> bool:
-    """Return whether this process could write the file on no other disk either, by its own limits."""
+    """Return whether limits of this process forbid the file on any disk."""
     number = None if error is None else error_number(error)
     if number == errno.EFBIG:
         return resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY

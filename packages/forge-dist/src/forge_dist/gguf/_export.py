@@ -121,7 +121,7 @@ def export_gguf(
 
 
 def _reason(path: Path, error: Exception) -> Exception:
-    """Return the system's error where numpy says only how many numbers it wrote: that of writing on."""
+    """Return the system's error where numpy says only how many numbers it wrote."""
     if isinstance(error, OSError) and error.errno is None:
         try:
             with open(path, "ab", buffering=0) as file:

@@ -99,7 +99,7 @@ class ExportRequest:
         )
 
     def read(self) -> ExportRequest:
-        """Read every file that is exported, and return the request with its task; loads transformers.
+        """Read every file that is exported, and return the request with its task.
 
         Raises SettingsError and RunDirectoryError.
         """

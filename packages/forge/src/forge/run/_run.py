@@ -145,6 +145,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         found["identity"] = ranks.first(lambda: identity.settle(out))
         ranks.first(lambda: check_adapter_base(s, start, found["identity"]["model"]))
     report.note(f"attention: {attention}")
+    if experts := forge_dist.unaligned_experts(model):
+        report.note(f"experts: {experts}")
     if gathering := gathered(strategy):
         report.note(f"gather_dtype: {gathering}")
     report.note(f"packing: {s.packing.packing}: {packing}")
