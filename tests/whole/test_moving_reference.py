@@ -15,7 +15,7 @@ from forge.run import _memory
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .starts import metrics, untimed, weights
-from .verbs import run_verb, run_verb_killed, settings_of
+from .verbs import run_verb, run_verb_killed, settings_of, uninterrupted
 
 pytestmark = pytest.mark.slow
 
@@ -37,17 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(model_dir: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Verb and settings → their uninterrupted run in one process."""
-    runs: dict[str, Path] = {}
-
-    def run(verb: str, **more: Any) -> Path:
-        name = json.dumps([verb, more])
-        if name not in runs:
-            where = runs[name] = tmp_path_factory.mktemp(verb) / "run"
-            given = settings_of(verb, model_dir, folder) | MOVING | more
-            run_on_ranks(run_verb, 1, verb, {**given, "ckpt_output_dir": str(where)}, joined=False)
-        return runs[name]
-
-    return run
+    return uninterrupted(model_dir, folder, tmp_path_factory, **MOVING)
 
 
 def losses(run: Path) -> list[float]:
