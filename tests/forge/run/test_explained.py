@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-import forge_algos
 from forge.run._explained import out_of_memory
-from forge.verbs._osft import OSFTAdapterSettings
+from forge.settings._settings import resolve
+from forge.verbs._registry import task_of
+
+SHORT: dict[str, Any] = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o", "device": "cpu", "optimizer": "muon"}
 
 
 @pytest.mark.parametrize(
-    ("adapter", "offered"),
+    ("verb", "more", "offered"),
     [
-        (forge_algos.AdapterSettings(adapter="lora"), False),
-        (forge_algos.AdapterSettings(adapter="osft"), True),
-        (OSFTAdapterSettings(), False),
+        ("sft", {"adapter": "lora"}, "strategy=fsdp2 on several ranks or a lower max_seq_len"),
+        ("sft", {"adapter": "osft"}, "adapter=lora, strategy=fsdp2 on several ranks or a lower max_seq_len"),
+        ("osft", {}, "strategy=fsdp2 on several ranks or a lower max_seq_len"),
+        ("pretrain", {"adapter": "lora"}, "strategy=fsdp2 on several ranks or a lower block_size"),
+        ("sdft", {"adapter": "lora"}, "strategy=fsdp2 on several ranks or a lower max_new_tokens"),
     ],
-    ids=["lora", "sft with osft", "osft"],
 )
-def test_what_is_left_to_set(adapter: Any, offered: bool, tmp_path: Any) -> None:
-    """Where few settings are left, those are named (it was an IndexError); no adapter is offered that the verb has not."""
-    s: Any = SimpleNamespace(
-        device=SimpleNamespace(device="cpu"),
-        plan=SimpleNamespace(max_tokens_per_gpu=512),
-        strategy=SimpleNamespace(activation_checkpointing="none"),
-        optimizer=forge_algos.OptimizerSettings(optimizer="muon"),
-        adapter=adapter,
-    )
-    found = str(out_of_memory(MemoryError(), s, tmp_path))
-    assert ("adapter=lora" in found) == offered
-    s.strategy.activation_checkpointing = "full"
-    found = str(out_of_memory(MemoryError(), s, tmp_path))
-    assert ("adapter=lora" in found) == offered
-    assert "a lower max_seq_len; --dry-run" in found
+def test_what_is_left_to_set(verb: str, more: dict[str, Any], offered: str, tmp_path: Path) -> None:
+    """Few settings are named too (it was an IndexError), and none that the verb has not."""
+    s: Any = resolve(task_of(verb).settings, ("argument", {**SHORT, **more, "activation_checkpointing": True}))
+    assert f". Set {offered}; --dry-run" in str(out_of_memory(MemoryError(), s, tmp_path))
