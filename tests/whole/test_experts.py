@@ -161,7 +161,7 @@ def test_experts_of_any_size_train(given: dict[str, Any], model_dir: Path, tmp_p
     path = mixture(tmp_path / "mixture", model_dir, 6)
     run_verb("sft", {**given, "model_path": str(path), "max_steps": 1, "ckpt_output_dir": str(tmp_path / "run")})
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert re.search(r"experts: one after the other: .* multiples of 4, and model\.layers\.0\.mlp\.experts\.\w+ is \[5, ", log)
+    assert re.search(r"experts: one after the other: .* multiples of 8, and model\.layers\.0\.mlp\.experts\.\w+ is \[5, ", log)
     assert "packing: on" in log
 
 

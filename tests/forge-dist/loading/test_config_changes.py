@@ -110,7 +110,7 @@ def mixture(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype", "loop"), [(6, torch.float32, True), (4, torch.float32, False), (4, torch.bfloat16, True)]
+    ("size", "dtype", "loop"), [(6, torch.float32, True), (8, torch.bfloat16, False), (4, torch.bfloat16, True)]
 )
 def test_experts_that_no_grouped_product_takes_are_computed_one_after_the_other(mixture, size, dtype, loop):
     """With the numbers of plain transformers' loop; aligned ones stay a grouped product."""

@@ -44,7 +44,7 @@ class OneByOne(ClosureOptimizer):
 
 
 class Numbered(OneByOne):
-    """Optimizer that draws random bits by a parameter's number, and moves the rows that ranks divide."""
+    """Optimizer of rows that ranks divide, with random bits by a parameter's number."""
 
     def __init__(
         self,

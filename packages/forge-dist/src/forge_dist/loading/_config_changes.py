@@ -16,8 +16,8 @@ _NEEDED = {
     # RWKV halves weights in place whenever it changes to evaluation mode, and an evaluation or an export would see those.
     "rescale_every": 0,
 }
-_ALIGNED = 16
-"""Bytes of which rows of a grouped product are a multiple."""
+_ALIGNED = 8
+"""Numbers of which rows of a grouped product are a multiple: 16 bytes in 16 bits, in which float32 weights may be gathered."""
 _AS_READ = "_config_as_read"
 """Attribute of a loaded model: the entries that were changed, as they were."""
 
@@ -48,10 +48,9 @@ def unaligned_experts(model: "PreTrainedModel") -> str | None:
     if not set(model.get_experts_implementation().values()) & {"grouped_mm", "eager"}:
         return None
     for name, weight in model.named_parameters():
-        whole = _ALIGNED // weight.element_size()
-        if weight.dim() == 3 and "experts" in name.split(".") and any(size % whole for size in weight.shape[1:]):
+        if weight.dim() == 3 and "experts" in name.split(".") and any(size % _ALIGNED for size in weight.shape[1:]):
             return (
-                f"one after the other: a grouped product takes sizes that are multiples of {whole}, and {name} is "
+                f"one after the other: a grouped product takes sizes that are multiples of {_ALIGNED}, and {name} is "
                 f"{list(weight.shape)}"
             )
     return None
