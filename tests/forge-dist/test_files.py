@@ -136,6 +136,23 @@ def test_who_comes_second_loses(tmp_path):
     assert list(target.iterdir()) == []
 
 
+def test_who_comes_second_is_refused_at_its_start(tmp_path):
+    """While a living process writes the same name; its lock goes with it, and what a killed one left is in nobody's way."""
+    target = tmp_path / "new" / "out"
+    (tmp_path / ".out.1-0123abcd.tmp").mkdir()
+    with (
+        atomic_directory(tmp_path / "out"),
+        atomic_directory(tmp_path / "out.b"),
+        pytest.raises(ExportError, match=r"out is being written by another process now, in \.out\.\d+-\w+\.tmp: wait"),
+        atomic_directory(tmp_path / "out"),
+    ):
+        pytest.fail("the body ran")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), atomic_directory(target):
+            1 / 0  # noqa: B018
+        assert not target.parent.exists()
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     """Under a file no directory can be made: the error says which one was wanted."""
     (tmp_path / "file").write_text("")
@@ -228,7 +245,7 @@ def test_a_guard_keeps_everything_as_it_was(tmp_path):
         with pytest.raises(Lost):
             check_guards(tmp_path)
     assert (tmp_path / "best.json").read_text() == "old"
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["best.json", "hf_format"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["best.json"]
     write_text_atomically(tmp_path / "best.json", "new")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import re
 import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -462,10 +464,18 @@ def test_a_reference_is_the_base_whatever_the_first_values(model_dir: Path, fold
     assert first["loss"] == pytest.approx(math.log(2), rel=1e-5)
 
 
+FREE = {"optimizer": "schedule_free", "lr_scheduler": "constant"}
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"adapter": "lora", "optimizer": "apollo"}, "optimizer=apollo with adapter=lora, whose matrices are small"),
+        (
+            {"adapter": "lora", "optimizer": "apollo"},
+            "optimizer=apollo with adapter=lora: .*, or set adapter=none",
+        ),
+        ({**FREE, "adapter": "osft", "osft_form": "factors"}, "optimizer=schedule_free with osft_form=factors"),
+        ({**FREE, "adapter": "lora", "init_lora_weights": "pissa", "weight_decay": 0.1}, "Leave weight_decay out"),
         ({"loraplus_lr_ratio": 4.0}, "loraplus_lr_ratio=4 has no effect with adapter=none"),
         ({"adapter": "lora", "init_lora_weights": "pissa", "lora_r": 999}, "directions, and its rank is 999"),
         ({"adapter": "lora", "init_lora_weights": "loftq"}, "init_lora_weights"),
@@ -483,6 +493,21 @@ def test_bad_input_is_refused(settings: dict[str, Any], words: str, model_dir: P
     with pytest.raises(Exception, match=words) as caught:
         forge.sft(**{**settings_of("sft", model_dir, folder), **settings}, ckpt_output_dir=tmp_path / "run")
     assert getattr(caught.value, "exit_status", None) == 2
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"optimizer": "apollo"}, {"loraplus_lr_ratio": 4.0}, {"lora_r": 8}, {"weights": "bfloat16"}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_osft_is_offered_no_other_adapter(settings: dict[str, Any], model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """`forge osft` has its own adapter alone: what it refuses is left out; `forge sft` offers another too."""
+    given = {**settings_of("sft", model_dir, folder), **settings, "ckpt_output_dir": tmp_path / "run"}
+    for call, other in ((partial(forge.sft, adapter="osft"), True), (forge.osft, False)):
+        with pytest.raises(forge.SettingsError, match="(?i)leave .* out") as caught:
+            call(**given)
+        assert (re.search("adapter=(none|lora)", str(caught.value)) is not None) == other
     assert not (tmp_path / "run").exists()
 
 

@@ -37,10 +37,14 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
     """Directory of a tiny Qwen3-MoE; its files hold expert matrices one by one."""
-    folder = tmp_path_factory.mktemp("mixture")
+    return mixture(tmp_path_factory.mktemp("mixture"), model_dir, 24)
+
+
+def mixture(folder: Path, model_dir: Path, size: int) -> Path:
+    """Write a tiny Qwen3-MoE with experts of a size."""
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     shape = {**_SHAPE, "vocab_size": len(tokenizer)}
-    config = Qwen3MoeConfig(**shape, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, router_aux_loss_coef=0.0)
+    config = Qwen3MoeConfig(**shape, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=size, router_aux_loss_coef=0.0)
     torch.manual_seed(3)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -150,6 +154,15 @@ def test_a_run_packs_resumes_and_exports_experts(way: str, given: dict[str, Any]
         assert "directions of 12 targets" in summary
         page = (tmp_path / "whole" / "osft" / "inspect.html").read_text()
         assert "5 × 48 × 32" in page
+
+
+def test_experts_of_any_size_train(given: dict[str, Any], model_dir: Path, tmp_path: Path) -> None:
+    """Rows that no grouped product takes; the run was refused as one whose model cannot run a packed row."""
+    path = mixture(tmp_path / "mixture", model_dir, 6)
+    run_verb("sft", {**given, "model_path": str(path), "max_steps": 1, "ckpt_output_dir": str(tmp_path / "run")})
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert re.search(r"experts: one after the other: .* multiples of 8, and model\.layers\.0\.mlp\.experts\.\w+ is \[5, ", log)
+    assert "packing: on" in log
 
 
 @pytest.mark.slow

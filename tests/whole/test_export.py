@@ -20,6 +20,8 @@ from forge._redact import last_part, redact
 from forge.cli._app import main
 from forge.exporting import _request
 
+from .limits import largest_file
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -221,6 +223,24 @@ def test_four_bits_need_a_type(tmp_path: Path, lora: Path) -> None:
         forge.export(adapter, tmp_path / "out", merge=True)
 
 
+def test_a_second_export_is_refused_at_its_start(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another process writes to the same place; it worked to the end before. Nothing of it is left."""
+
+    def slow(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(_request, "refuse_damaged_export", slow)
+    monkeypatch.setattr(forge.dist, "directory_task", slow)
+    with (
+        forge.dist.atomic_directory(tmp_path / "out"),
+        pytest.raises(forge.dist.ExportError, match="is being written by another process now"),
+    ):
+        forge.export(full, tmp_path / "out")
+    with pytest.raises(AssertionError):
+        forge.export(full, tmp_path / "new" / "other")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
 def test_a_failed_export_leaves_nothing(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An export that does not read back the same leaves no directory."""
 
@@ -415,6 +435,19 @@ def test_an_overflow_of_float16_is_named(full: Path, tmp_path: Path) -> None:
     with pytest.raises(forge.SettingsError, match=r"up_proj.weight has a number of 100000, which overflows float16.*bfloat16"):
         forge.export(model, tmp_path / "out", dtype="float16")
     forge.export(model, tmp_path / "out", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("given", [{}, {"format": "gguf"}], ids=["hf", "gguf"])
+def test_a_limit_of_file_sizes(given: dict[str, Any], full: Path, tmp_path: Path) -> None:
+    """`ulimit -f` is named, and no other output, where it holds too; numpy says of GGUF only that nothing was written."""
+    if given:
+        pytest.importorskip("gguf")
+    with (
+        largest_file(60_000),
+        pytest.raises(forge.dist.ExportError, match=r"File too large.* Nothing is there: .*`ulimit -f`.*: raise that limit\.$"),
+    ):
+        forge.export(full, tmp_path / "out", **given)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_is_full_at_the_card(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from forge_dist.exporting import _export
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
+from .limits import largest_file
 from .starts import metrics, untimed, weights
 from .verbs import run_verb, settings_of
 
@@ -373,6 +374,17 @@ def test_both_places_are_full(given: dict[str, Any], undisturbed: Path, tmp_path
     forge.sft(**settings)
     assert "resuming after step 3" in (run / "log.txt").read_text()
     alike(run, undisturbed)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_limit_of_file_sizes(elsewhere: bool, given: dict[str, Any], tmp_path: Path) -> None:
+    """`ulimit -f` is no full disk: it holds in emergency_dir too, which is not offered."""
+    settings = given | {"max_steps": 3} | ({"emergency_dir": tmp_path / "elsewhere"} if elsewhere else {})
+    with (
+        largest_file(60_000),
+        pytest.raises(forge.RunWriteError, match=r"File too large.* anew.*\(`ulimit -f`.*\): raise that limit\.$"),
+    ):
+        forge.sft(**settings, ckpt_output_dir=tmp_path / "run")
 
 
 def test_a_signal_finds_both_places_full(given: dict[str, Any], tmp_path: Path) -> None:

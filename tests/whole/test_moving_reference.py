@@ -17,7 +17,7 @@ from forge.run import _memory
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .starts import metrics, untimed, weights
-from .verbs import run_verb, run_verb_killed, settings_of, teacher
+from .verbs import run_verb, run_verb_killed, settings_of, teacher, uninterrupted
 
 pytestmark = pytest.mark.slow
 
@@ -50,17 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(model_dir: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Verb and settings → their uninterrupted run in one process."""
-    runs: dict[str, Path] = {}
-
-    def run(verb: str, **more: Any) -> Path:
-        name = json.dumps([verb, more])
-        if name not in runs:
-            where = runs[name] = tmp_path_factory.mktemp(verb) / "run"
-            given = given_to(verb, model_dir, folder, **more)
-            run_on_ranks(run_verb, 1, verb, {**given, "ckpt_output_dir": str(where)}, str(folder), joined=False)
-        return runs[name]
-
-    return run
+    return uninterrupted(lambda verb, **more: given_to(verb, model_dir, folder, **more), folder, tmp_path_factory)
 
 
 def losses(run: Path) -> list[float]:

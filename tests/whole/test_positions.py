@@ -158,3 +158,17 @@ def test_a_reward_model_of_fewer_positions_is_named(
             call(**given | {"max_new_tokens": LIMIT})
         assert not (tmp_path / "run").exists()
     assert forge.grpo(**given | {"max_new_tokens": 4}).steps == 1
+
+
+@pytest.mark.parametrize(("verb", "remedy"), [("dpo", "max_seq_len=16 would drop them"), ("pretrain", "lower block_size")])
+def test_more_positions_than_a_model_was_made_for(verb: str, remedy: str, model_dir: Path, tmp_path: Path) -> None:
+    """Rotary positions have no end: a warning, which names a setting that the verb has."""
+    path = tmp_path / "model"
+    shutil.copytree(model_dir, path)
+    config = AutoConfig.from_pretrained(path)
+    config.max_position_embeddings = 16
+    config.save_pretrained(path)
+    run = tmp_path / "run"
+    getattr(forge, verb)(**{**settings_of(verb, path, tmp_path), "max_steps": 1}, ckpt_output_dir=run)
+    (warning,) = [line for line in (run / "log.txt").read_text().splitlines() if "WARNING" in line and "was made for" in line]
+    assert warning.endswith(f"; {remedy}.")

@@ -404,16 +404,15 @@ def test_a_step_that_is_not_finite_names_its_samples(given: dict[str, Any], tmp_
     """The error has the rows of the step and the last good state; the optimizer did not move."""
     with pytest.raises(forge.algos.DivergedError, match=r"chats\.jsonl:\d+, .*last good state is .*step_1") as caught:
         forge.sft(
-            **{**given, "learning_rate": 1e38, "max_grad_norm": 0.0, "async_save": False}, ckpt_output_dir=tmp_path / "run"
+            **{**given, "learning_rate": 1e6, "max_grad_norm": 0.0, "async_save": False}, ckpt_output_dir=tmp_path / "run"
         )
     assert caught.value.exit_status == 1
 
 
 def test_skipped_steps_are_counted(given: dict[str, Any], tmp_path: Path) -> None:
     """`on_nan=skip` leaves such steps out and marks them in metrics.jsonl, which stays valid JSON."""
-    settings = {**given, "learning_rate": 1e38, "max_grad_norm": 0.0, "on_nan": "skip"}
-    with pytest.raises(forge.dist.ExportError):
-        forge.sft(**settings, ckpt_output_dir=tmp_path / "run")
+    settings = {**given, "learning_rate": 1e6, "max_grad_norm": 0.0, "on_nan": "skip"}
+    forge.sft(**settings, ckpt_output_dir=tmp_path / "run")
     lines = [
         json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     ]

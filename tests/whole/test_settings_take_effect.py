@@ -139,7 +139,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "keep_last_n": ({"full_state_every_steps": 1, "keep_full_state": True}, 1, 2),
     "keep_full_state": ({}, False, True),
     "keep_last_checkpoint_only": ({"save_samples": 4}, False, True),
-    "on_nan": ({"learning_rate": 1e38, "max_grad_norm": 0.0, "max_steps": 4}, "stop", "skip"),
+    "on_nan": ({"learning_rate": 1e6, "max_grad_norm": 0.0, "max_steps": 4}, "stop", "skip"),
 }
 REFUSED = {"device": "abacus"}
 PLACES = {"ckpt_output_dir"}

@@ -12,7 +12,7 @@ import pytest
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .starts import metrics, untimed, weights
-from .verbs import VERBS, run_verb, run_verb_killed, settings_of
+from .verbs import VERBS, run_verb, run_verb_killed, settings_of, uninterrupted
 
 pytestmark = pytest.mark.slow
 
@@ -31,16 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(model_dir: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Verb → its uninterrupted run in one process."""
-    runs: dict[str, Path] = {}
-
-    def run(verb: str) -> Path:
-        if verb not in runs:
-            where = runs[verb] = tmp_path_factory.mktemp(verb) / "run"
-            given = settings_of(verb, model_dir, folder)
-            run_on_ranks(run_verb, 1, verb, {**given, "ckpt_output_dir": str(where)}, str(folder), joined=False)
-        return runs[verb]
-
-    return run
+    return uninterrupted(lambda verb: settings_of(verb, model_dir, folder), folder, tmp_path_factory)
 
 
 @pytest.mark.parametrize("verb", ci_keeps(IN_CI, OTHERS_THAN_SFT))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..ranks import run_on_ranks
 from .conftest import FRUITS, conversations, write_rows
 
 SHORT: dict[str, Any] = {
@@ -122,6 +125,22 @@ def run_verb(verb: str, settings: dict[str, Any], path: str | None = None) -> di
         if path is not None:
             sys.path.remove(path)
     return {"steps": result.steps, "loss": result.loss, "model_dir": str(result.model_dir), "eval_after": result.eval_after}
+
+
+def uninterrupted(given: Callable[..., dict[str, Any]], folder: Path, roots: Any) -> Callable[..., Path]:
+    """Return a function: verb and settings → the directory of their run in one process, made once.
+
+    `given` makes all settings of a run of these, `roots` is pytest's factory of temporary directories, `folder` has the rows.
+    """
+
+    @cache
+    def run(verb: str, **more: Any) -> Path:
+        where = roots.mktemp(verb) / "run"
+        settings = {**given(verb, **more), "ckpt_output_dir": str(where)}
+        run_on_ranks(run_verb, 1, verb, settings, str(folder), joined=False)
+        return where
+
+    return run
 
 
 def run_verb_killed(verb: str, settings: dict[str, Any], path: str, step: int) -> None:

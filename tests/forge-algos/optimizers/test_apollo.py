@@ -123,7 +123,7 @@ def test_what_is_apollos_and_what_is_kept_of_it():
 
 @pytest.mark.parametrize("name", ["apollo", "apollo_mini"])
 def test_what_has_no_whole_matrices_is_refused(name):
-    """Refused are a model without numbered layers, and an adapter, whose matrices are small."""
+    """Refused are a model without numbered layers, and an adapter."""
     settings = OptimizerSettings(optimizer=name)
     with pytest.raises(OptimizerError, match=f"optimizer={name}: no numbered layer of the model has a matrix"):
         make_optimizer(torch.nn.Linear(3, 2), settings)

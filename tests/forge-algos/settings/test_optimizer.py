@@ -5,8 +5,17 @@ from typing import get_args
 
 import attrs
 import pytest
+import torch
+from torch import nn
 
-from forge_algos import AdapterSettings, DistillSettings, OptimizerSettings, PretrainSettings, SupervisedSettings
+from forge_algos import (
+    AdapterSettings,
+    DistillSettings,
+    OptimizerSettings,
+    PretrainSettings,
+    SupervisedSettings,
+    make_optimizer,
+)
 from forge_algos.settings._adapter_table import Adapter, default_learning_rate
 
 
@@ -37,6 +46,45 @@ def test_bad_optimizer_settings_are_refused(name, bad):
     """Out of range, not finite or of another type: refused with the field's name."""
     with pytest.raises((ValueError, TypeError), match=name):
         OptimizerSettings(**{name: bad})
+
+
+LARGEST = {"learning_rate": 1e6, "weight_decay": 1e6, "eps": 1e6}
+OPTIMIZERS = {
+    "adamw": {},
+    "adafactor": {"eps": None},
+    "muon": {},
+    "schedule_free": {"lr_scheduler": "constant"},
+    "apollo": {"apollo_scale": 1e6},
+    "apollo_mini": {"apollo_scale": 1e6},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("beta1", [1 - 2**-53, 0.9])
+def test_the_largest_factors_make_a_step(name, beta1):
+    """A larger one is refused by name, and with none of those accepted a step is a bare overflow of float32."""
+    given = {name: value for name, value in {**LARGEST, **OPTIMIZERS[name]}.items() if value is not None}
+    betas = {} if name == "adafactor" else {"beta1": beta1}
+    settings = OptimizerSettings(optimizer=name, **given, **betas)
+    model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 8)])})
+    optimizer = make_optimizer(model, settings)
+    optimizer.train() if name == "schedule_free" else None
+    for _ in range(2):
+        model["layers"][0](torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    for setting in given.keys() - {"lr_scheduler"}:
+        with pytest.raises(ValueError, match=rf"{setting} must be .* at most 1e\+06, got 1e\+300"):
+            OptimizerSettings(optimizer=name, **{**given, setting: 1e300})
+
+
+def test_an_eps_that_float32_has():
+    """A row without a gradient is divided by eps alone, which float32 took for 0."""
+    with pytest.raises(ValueError, match="eps must be at least 1e-30"):
+        OptimizerSettings(eps=1e-50)
+    model = nn.Linear(2, 2)
+    model.weight.grad = torch.zeros(2, 2)
+    make_optimizer(model, OptimizerSettings(eps=1e-30)).step()
+    assert model.weight.isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from forge_dist import check_export, export_model, load_model
+from forge_dist import LoadRequest, check_export, draft_model, export_model, load_model, outline_model, unaligned_experts
 
 
 @pytest.fixture
@@ -81,3 +81,47 @@ def test_the_padding_token_stays_where_its_row_is_read(save_base, edit_config):
     edit_config(path, pad_token_id=3)
     model = load_model(path, dtype=torch.float32, device="cpu")
     assert model.get_input_embeddings().padding_idx == model.config.pad_token_id == 3
+
+
+IDS = torch.arange(3, 20)[None]
+
+
+@pytest.fixture
+def mixture(tmp_path):
+    """A function: write a mixture of experts of a size, and return its directory."""
+
+    def write(size):
+        config = transformers.Qwen3MoeConfig(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=16,
+            moe_intermediate_size=size,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=8,
+            num_experts=3,
+            num_experts_per_tok=2,
+        )
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+        return str(tmp_path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "loop"), [(6, torch.float32, True), (8, torch.bfloat16, False), (4, torch.bfloat16, True)]
+)
+def test_experts_that_no_grouped_product_takes_are_computed_one_after_the_other(mixture, size, dtype, loop):
+    """With the numbers of plain transformers' loop; aligned ones stay a grouped product."""
+    path = mixture(size)
+    model = load_model(path, dtype=dtype, device="cpu")
+    assert (unaligned_experts(model) is not None) == loop
+    assert model.get_experts_implementation()[""] == ("eager" if loop else "grouped_mm")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, experts_implementation="eager")
+    found = model(input_ids=IDS, labels=IDS).loss
+    torch.testing.assert_close(found, plain(input_ids=IDS, labels=IDS).loss, rtol=1e-6, atol=0)
+    found.backward()
+    request = LoadRequest(model_path=path, dtype=dtype, attention="sdpa")
+    assert outline_model(request).get_experts_implementation() == model.get_experts_implementation()
+    draft_model(request, device="cpu")(input_ids=IDS)

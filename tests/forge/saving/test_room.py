@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 import forge
 from forge import RunDirectoryError
-from forge._disk import write_remedy
+from forge._disk import is_everywhere, write_remedy
 from forge.saving._room import Disk, Need, Room, exports_at_once, exports_kept, no_room, room_of, states_at_once
 from forge.settings._settings import resolve
 from forge_data._disk import unwritten
@@ -118,6 +119,14 @@ def test_each_error_has_its_own_remedy(number: int, remedy: str) -> None:
     assert remedy in found
     assert ("make room" in found) == (number == errno.ENOSPC)
     assert write_remedy(f"step_6 cannot be written: {error}") == write_remedy(error)
+
+
+def test_a_limit_of_this_process_is_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other disk takes a file that `ulimit -f` or `ulimit -n` forbids; one does that a file system has no room for."""
+    assert [is_everywhere(OSError(number, "")) for number in (errno.EMFILE, errno.ENOSPC)] == [True, False]
+    for limit, everywhere in ((1 << 20, True), (resource.RLIM_INFINITY, False)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=limit: (soft, resource.RLIM_INFINITY))
+        assert is_everywhere("step_6 cannot be written: [Errno 27] File too large") == everywhere
 
 
 def test_a_run_without_end() -> None:

@@ -128,6 +128,97 @@ def test_what_is_lost_is_in_two_groups() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "there"),
+    [
+        ("stage: sft\nmodel_name_or_path: m\nuse_apollo: true\napollo_rank: 4\n", "is refused beside LoRA there"),
+        ("base_model: m\nadapter: qlora\noptimizer: apollo_adamw\noptim_args: rank=4\n", "moves the adapter's matrices"),
+        ("model_name_or_path: m\nuse_peft: true\noptim: apollo_adamw\noptim_args: rank=4\n", "moves the adapter's matrices"),
+    ],
+)
+def test_apollo_beside_an_adapter(text: str, there: str) -> None:
+    """It is left out with what it has there, and the recipe can be run; without the adapter it is carried over."""
+    found = converted(text)
+    (line,) = [line for line in found.lost if "apollo" in line]
+    assert line.startswith(f"optimizer: 'apollo': {there}")
+    assert not [name for name in found.settings if "apollo" in name or name == "optimizer"]
+    resolve(task_of("sft").settings, ("recipe", {**found.settings, "data_path": "d", "ckpt_output_dir": "o"}))
+    alone = re.sub("adapter: qlora|use_peft: true", "", text) + ("finetuning_type: full\n" if "stage" in text else "")
+    assert converted(alone).settings["apollo_rank"] == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+stage: sft
+model_name_or_path: '2024'
+dataset: '7'
+quantization_bit: 8
+lora_rank: 4
+num_train_epochs: 2.0
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+learning_rate: 0.0001
+warmup_ratio: 0.1
+use_rslora: true
+bf16: true
+val_size: 0.1
+save_steps: 10
+flash_attn: disabled
+""",
+        """
+model_name_or_path: m
+dataset_name: org/name
+dataset_config: '007'
+use_peft: true
+load_in_4bit: true
+sync_ref_model: true
+ref_model_mixup_alpha: 0.5
+num_train_epochs: 2
+warmup_steps: 3
+max_length: 64
+beta: 0.2
+loss_type: ipo
+gradient_checkpointing: true
+lr_scheduler_type: cosine_with_min_lr
+lr_scheduler_kwargs: {min_lr_rate: 0.5}
+eval_strategy: steps
+eval_steps: 5
+""",
+        """
+base_model: m
+datasets: [{path: a.jsonl}]
+adapter: lora
+load_in_8bit: true
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+num_epochs: 2
+optimizer: adamw_8bit
+val_set_size: 0.2
+saves_per_epoch: 2
+sample_packing: false
+trl: {beta: 0.5, num_generations: 2}
+rl: grpo
+""",
+        "model_name_or_path: m\nreward_model: true\nlr_scheduler_type: linear\nmax_steps: 8\nuse_peft: false\n",
+    ],
+    ids=["LLaMA-Factory", "TRL", "Axolotl", "Axolotl's reward model"],
+)
+def test_numbers_and_truth_values_as_texts(text: str) -> None:
+    """A quoted number or truth value is read as the bare one, whatever the key; names stay texts."""
+
+    def quoted(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: quoted(each) for name, each in value.items()}
+        return str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, int | float) else value
+
+    values = yaml.safe_load(text)
+    library = "Axolotl" if values.get("reward_model") else None
+    bare, found = converted(text, library), converted(yaml.safe_dump(quoted(values)), library)
+    assert found == bare
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "base_model: m\nadapter: lora\nload_in_8bit: true\n",

@@ -197,7 +197,7 @@ def test_a_server_that_is_not_installed(model_dir: Path, monkeypatch: pytest.Mon
     words = shlex.split(gguf.partition("&&")[0])[1:]
     command, bound, *_ = make_app("export", words).parse_args(words, exit_on_error=False, print_error=False)
     given = dict(zip(command.flags, bound.args, strict=False)) | bound.kwargs
-    request = ExportRequest.of(**{"merge": False, "dtype": None, **given})  # raises where `forge export` would
+    request = ExportRequest.of(**{"merge": False, "dtype": None, **given}).read()  # raises where `forge export` would
     assert (request.folder, request.output.name, request.format) == (model_dir, "model-gguf", "gguf")
     assert f"-m {request.output.name}/" in gguf
     adapter = model_dir.parent / "an adapter"

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from forge_dist.gguf._check import GGUFCheck as GGUFCheck, check_gguf as check_gguf
     from forge_dist.gguf._export import export_gguf as export_gguf, refuse_gguf as refuse_gguf, require_gguf as require_gguf
     from forge_dist.launching._launch import launch as launch
+    from forge_dist.loading._config_changes import unaligned_experts as unaligned_experts
     from forge_dist.loading._divisible import check_divisible as check_divisible
     from forge_dist.loading._draft import draft_model as draft_model
     from forge_dist.loading._dtype import base_dtype as base_dtype, weight_bytes as weight_bytes
@@ -104,6 +105,7 @@ _PUBLIC = {
     "loading._divisible": "check_divisible",
     "loading._draft": "draft_model",
     "loading._dtype": "base_dtype weight_bytes",
+    "loading._config_changes": "unaligned_experts",
     "loading._hub": "check_hub_name",
     "loading._identity": "ModelIdentities model_identity",
     "loading._load": "load_model",

@@ -70,6 +70,47 @@ def _refuse_existing(target: Path) -> None:
         raise ExportError(f"{target} exists already, and nothing is written over it: remove it or choose another name")
 
 
+def _refuse_written(target: Path) -> None:
+    """Raise ExportError where a living process holds a temporary directory of `target`."""
+    temporary = re.compile(rf"\.{re.escape(target.name)}\.\d+-[0-9a-f]{{8}}\.tmp")
+    with suppress(OSError):
+        for other in target.parent.iterdir():
+            if temporary.fullmatch(other.name) and _is_held(other):
+                raise ExportError(
+                    f"{target} is being written by another process now, in {other.name}: wait for it, or choose another name"
+                )
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold the kernel's lock of a directory, which a process lets go however it ends."""
+    import fcntl  # not on Windows
+
+    descriptor = -1
+    with suppress(OSError):  # without a lock, who comes second is refused at the rename
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _is_held(folder: Path) -> bool:
+    import fcntl
+
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
 def file_hash(path: str | os.PathLike[str]) -> tuple[int, str]:
     """Return size in bytes and SHA-256 (hex) of a file. Raises OSError where it cannot be read."""
     with open(path, "rb") as stream:
@@ -152,34 +193,41 @@ def file_damage(path: str | os.PathLike[str], size: int, sha256: str) -> str | N
 def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary directory, renamed to `path` after the body, or deleted if it raises.
 
-    Parent directories are created. Every file is fsynced before the rename and the parent after it.
+    Parent directories are created, and removed again with it. Every file is fsynced before the rename and the parent after it.
 
     Raises:
-        ExportError: `path` exists (even if empty), or cannot be written; the body's own exceptions pass unchanged.
+        ExportError: `path` exists (even if empty), another process of this host is writing it, or it cannot be written; the
+            body's own exceptions pass unchanged.
     """
     target = Path(os.path.abspath(path))
     _refuse_existing(target)
+    _refuse_written(target)
     temporary = _hidden_sibling(target)
+    made = [folder for folder in target.parents if not os.path.lexists(folder)]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
     except OSError as error:
         raise ExportError(f"{target} cannot be written: {error}") from error
     try:
-        yield temporary
-        try:
-            for folder, _, files in os.walk(temporary):
-                for name in files:
-                    _sync(Path(folder, name))
-                _sync(Path(folder))
-            _refuse_existing(target)
-            check_guards(target)
-            temporary.rename(target)
-            _sync(target.parent)
-        except OSError as error:
-            raise ExportError(f"{target} cannot be written: {error}") from error
+        with _held(temporary):
+            yield temporary
+            try:
+                for folder, _, files in os.walk(temporary):
+                    for name in files:
+                        _sync(Path(folder, name))
+                    _sync(Path(folder))
+                _refuse_existing(target)
+                check_guards(target)
+                temporary.rename(target)
+                _sync(target.parent)
+            except OSError as error:
+                raise ExportError(f"{target} cannot be written: {error}") from error
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):  # somebody else's files are in one
+            for folder in made:
+                folder.rmdir()
         raise
 
 

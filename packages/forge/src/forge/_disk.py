@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,14 @@ def write_remedy(error: Exception | str | None) -> str:
 def known_remedy(error: Exception | str | None) -> str | None:
     """Say what lets a file be written after an error of a known errno; None for another."""
     return None if error is None else _REMEDIES.get(error_number(error) or 0)
+
+
+def is_everywhere(error: Exception | str | None) -> bool:
+    """Return whether limits of this process forbid the file on any disk."""
+    number = None if error is None else error_number(error)
+    if number == errno.EFBIG:
+        return resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    return number in (errno.EMFILE, errno.ENFILE)
 
 
 @contextmanager

@@ -23,9 +23,9 @@ from torch.distributed.tensor import DTensor
 
 from forge_algos._errors import MissingPackageError, OptimizerError
 from forge_algos._kernels import try_kernel
-from forge_algos.optimizers._closure import OneByOne
+from forge_algos.optimizers._closure import Numbered
 from forge_algos.optimizers._divided import local, rows_here
-from forge_algos.optimizers._rounding import keys_of_places, round_stochastically_, rounding_key, try_rounding
+from forge_algos.optimizers._rounding import keys_of_places, round_stochastically_, try_rounding
 
 BLOCK = 256
 """Numbers of a row that share a scale."""
@@ -38,7 +38,7 @@ _AT_ONCE, _AT_ONCE_ON_A_CPU = 2**25, 2**22
 """Numbers of which a float32 copy is made at a time: a GPU wants many a kernel, and few stay in a processor's caches."""
 
 
-class AdamW8bit(OneByOne):
+class AdamW8bit(Numbered):
     """AdamW (arXiv 1711.05101) with moments in 8 bits (2110.02861), by the device's kernels.
 
     bfloat16 weights are moved in float32 and rounded stochastically: see `_rounding`. A parameter's state is `step`, and
@@ -72,13 +72,10 @@ class AdamW8bit(OneByOne):
             MissingPackageError: bitsandbytes is not installed.
             OptimizerError: it cannot take a step on a device that holds parameters, or ranks divide the columns of a matrix.
         """
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         _kernels()
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(groups, defaults, name="adamw_8bit", seed=seed, numbers=numbers)
         parameters = [p for group in self.param_groups for p in group["params"]]
-        for parameter in parameters:
-            rows_here(parameter, "adamw_8bit")
-        self._numbers = {p: number for number, p in enumerate(parameters)} if numbers is None else dict(numbers)
-        self._seed = seed
         self._maps: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         self._by_kernel: dict[torch.device, bool] = {}
         for device in sorted({p.device for p in parameters}, key=str):
@@ -110,7 +107,7 @@ class AdamW8bit(OneByOne):
         held = [_matrix(each, count) for each in (parameter, *(state[key] for key in _MOMENTS if key in state))]
         # Kernels go through memory in its order, whatever strides say.
         in_order = [each.contiguous() for each in held]
-        key = rounding_key(self._seed, self._numbers[parameter], state["step"])
+        key = self._key(parameter, state["step"])
         self._move_matrix(in_order, _matrix(gradient, count).contiguous(), (state["step"], group), (first, key))
         for each, moved in zip(held, in_order, strict=True):
             if moved is not each:

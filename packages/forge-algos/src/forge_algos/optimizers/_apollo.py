@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, zeros as divided_zeros
 
-from forge_algos.optimizers._closure import OneByOne
+from forge_algos.optimizers._closure import Numbered
 from forge_algos.optimizers._divided import local, rows_here
-from forge_algos.optimizers._rounding import random_bits, rounding_key
+from forge_algos.optimizers._rounding import random_bits
 
 GROWTH = 1.01
 """How much larger than the last one a matrix's scaled gradient may be: the norm-growth limiter."""
@@ -26,7 +26,7 @@ _MOST = 256
 _MOMENTS = ("projected_avg", "projected_avg_sq")
 
 
-class Apollo(OneByOne):
+class Apollo(Numbered):
     """APOLLO (arXiv 2412.05270) of matrices [A, B] and stacks [E, A, B], each by itself.
 
     A parameter's state is `step`; both moments, [larger side, rank] of each matrix, which ranks divide as they divide the
@@ -69,12 +69,8 @@ class Apollo(OneByOne):
             OptimizerError: ranks divide other parts than rows of a matrix or whole matrices of a stack.
         """
         options = {"rank": rank, "update_interval": update_interval, "scale": scale, "scale_type": scale_type}
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **options})
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        for parameter in parameters:
-            rows_here(parameter, "apollo")
-        self._numbers = {p: number for number, p in enumerate(parameters)} if numbers is None else dict(numbers)
-        self._seed = seed
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **options}
+        super().__init__(groups, defaults, name="apollo", seed=seed, numbers=numbers)
 
     def _move(self, parameter: nn.Parameter, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         smaller, rank = min(parameter.shape[-2:]), rank_of(parameter.shape, group["rank"])
@@ -82,7 +78,7 @@ class Apollo(OneByOne):
         if not state:
             state.update(_new_state(parameter, rank))
         state["step"] += 1
-        key = rounding_key(self._seed, self._numbers[parameter], (state["step"] - 1) // group["update_interval"])
+        key = self._key(parameter, (state["step"] - 1) // group["update_interval"])
         G = local(gradient)
         R = _projected(gradient, projection(smaller, rank, key, like=G))
         N = _normalized(R, [local(state[name]) for name in _MOMENTS], group)

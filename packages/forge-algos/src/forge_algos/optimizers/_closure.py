@@ -1,11 +1,14 @@
 """The step of optimizers of our own: the closure, then the move, by one algorithm or more."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from forge_algos.optimizers._divided import rows_here
+from forge_algos.optimizers._rounding import rounding_key
 
 
 class ClosureOptimizer(torch.optim.Optimizer):
@@ -38,6 +41,35 @@ class OneByOne(ClosureOptimizer):
     @abstractmethod
     def _move(self, parameter: nn.Parameter, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         """Move `parameter` in place by `gradient`, of its shape."""
+
+
+class Numbered(OneByOne):
+    """Optimizer of rows that ranks divide, with random bits by a parameter's number."""
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        defaults: dict[str, Any],
+        *,
+        name: str,
+        seed: int,
+        numbers: Mapping[nn.Parameter, int] | None,
+    ) -> None:
+        """Take groups of parameters, numbered by their place in them unless `numbers` has others.
+
+        Raises:
+            OptimizerError: ranks divide other parts than rows, or whole matrices of a stack; `name` is the optimizer's.
+        """
+        super().__init__(groups, defaults)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for parameter in parameters:
+            rows_here(parameter, name)
+        self._numbers = {p: number for number, p in enumerate(parameters)} if numbers is None else dict(numbers)
+        self._seed = seed
+
+    def _key(self, parameter: nn.Parameter, draw: int) -> int:
+        """Return the key of the random bits of a parameter's draw."""
+        return rounding_key(self._seed, self._numbers[parameter], draw)
 
 
 class Combined(ClosureOptimizer):

@@ -3,11 +3,13 @@
 A docstring under a field becomes its line in `--help` and in the reference page.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
+import regex
 
 from forge_algos.settings._adapter_table import ADAPTERS, Adapter
 from forge_algos.settings._validators import either, key_of, number, one_of
@@ -29,11 +31,9 @@ SUBTRACTED = ("olora", "pissa", "pissa_niter_16")
 
 
 _ROWS = re.compile(r"\[\d*:\d*\]$")
-_LITERALS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
-"""Escaped signs and sets of characters of a regular expression."""
-_REPEAT = re.compile(r"[*+]|\{(?!(?:\d*,)?[12]\})\d*(?:,\d*)?\}")
-"""Repeat of a group, beyond twice."""
-_BRANCHING = re.compile(r"[*+|]|(?<!\()\?|\{\d*,\d*\}")
+_COUNTS = re.compile(r"\{(?:\d*,)?(\d+)\}")
+_MOST_REPEATS = 10_000
+"""Counted repeats of an expression, which are written out before it is searched for."""
 _POSITIVE = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 
 
@@ -52,27 +52,9 @@ def _check_names(_instance: Any, field: Any, value: Any) -> None:
         raise ValueError(f"{field.name} must hold at least one name and no empty one, got {value!r}")
 
 
-def unfrozen(pattern: str) -> re.Pattern[str]:
+def unfrozen(pattern: str) -> regex.Pattern[str]:
     """Return the expression of one of `unfrozen_parameters`: the beginning of names."""
-    return re.compile(rf"(?:{pattern})(?=\.|\Z)")
-
-
-def _nested_repeat(pattern: str) -> str | None:
-    """Return a repeated group that holds a repeat or an alternative: exponential backtracking.
-
-    >>> _nested_repeat("model.([a-z]+)*weight")
-    '([a-z]+)*'
-    """
-    text = _LITERALS.sub(lambda found: "_" * len(found[0]), pattern)
-    opened: list[int] = []
-    for place, sign in enumerate(text):
-        if sign == "(":
-            opened.append(place)
-        elif sign == ")" and opened:
-            first, behind = opened.pop(), _REPEAT.match(text, place + 1)
-            if behind and _BRANCHING.search(text, first + 1, place):
-                return pattern[first : behind.end()]
-    return None
+    return regex.compile(rf"(?:{pattern})(?=\.|\Z)")
 
 
 def _check_parameters(_instance: Any, field: Any, value: Any) -> None:
@@ -80,15 +62,12 @@ def _check_parameters(_instance: Any, field: Any, value: Any) -> None:
     for pattern in value:
         if _ROWS.search(pattern):
             raise ValueError(f"{field.name}={pattern}: a weight trains as a whole, without [FROM:TO] behind its name")
+        if math.prod(int(count[:9]) for count in _COUNTS.findall(pattern)) > _MOST_REPEATS:
+            raise ValueError(f"{field.name}={pattern}: repeats more than {_MOST_REPEATS:,} times: write * or + instead")
         try:
             unfrozen(pattern)
-        except (re.error, OverflowError, RecursionError) as error:
+        except (regex.error, OverflowError, RecursionError) as error:
             raise ValueError(f"{field.name}={pattern} is no regular expression: {error}") from error
-        if (nested := _nested_repeat(pattern)) is not None:
-            raise ValueError(
-                f"{field.name}={pattern}: {nested} repeats a group that holds a repeat or an alternative, for which a search "
-                "may take hours: write `.*` for any text, or give several expressions"
-            )
 
 
 def _check_rest(_instance: Any, field: Any, value: Any) -> None:
@@ -291,6 +270,19 @@ class AdapterSettings:
         """Return what `osft_directions` is where it is left open, beside these settings."""
         return "inputs" if osft_calibration_path is not None and osft_rank == "uniform" else "weights"
 
+    def accepts(self, name: str, value: object) -> bool:
+        """Return whether a setting may have a value here: a subclass may be of one adapter alone."""
+        field = getattr(attrs.fields(type(self)), name)
+        try:
+            field.validator(self, field, value)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    def reads(self, name: str) -> bool:
+        """Return whether a setting has an effect with the chosen adapter."""
+        return name in ADAPTERS[self.adapter].fields
+
     @property
     def subtracts(self) -> bool:
         """Whether the adapters' first product is subtracted, so that training begins at the base."""
@@ -300,6 +292,8 @@ class AdapterSettings:
         """Raise ValueError where `name` was set and the chosen value of `setting` does not read it."""
         value, chosen = getattr(self, name), getattr(self, setting)
         if chosen not in readers and value != getattr(attrs.fields(type(self)), name).default:
+            possible = [reader for reader in readers if self.accepts(setting, reader)]
             raise ValueError(
-                f"{name}={value!r} has no effect with {setting}={chosen!r}; leave it out, or set {setting}={either(readers)}"
+                f"{name}={value!r} has no effect with {setting}={chosen!r}; leave it out"
+                + (f", or set {setting}={either(possible)}" if possible else "")
             )

@@ -35,8 +35,14 @@ ADAFACTOR_SCALE = 50.0
 """Factor on Adafactor's rate, which it multiplies by a matrix's root mean square,
 about 1/50 in a language model."""
 
+_LARGEST = 1e6
+"""Highest rate, ratio, decay and scale: products of them, divided by 1 - beta1, stay within float32."""
+_SMALLEST_EPS = 1e-30
+"""Lowest eps: one that float32, or a GPU that flushes subnormal numbers, takes for 0 divides by 0."""
+
 _APOLLO = ("apollo", "apollo_mini")
 _ADAMS = ("adamw", "muon", "schedule_free", "adamw_8bit", *_APOLLO)
+_factor = number(kind=float, above=True, high=_LARGEST)
 _READ_BY_OPTIMIZER: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("beta1", "beta2", "eps"), _ADAMS),
     "momentum": ("muon",),
@@ -67,21 +73,21 @@ class OptimizerSettings:
     Muon on the layers' matrices with AdamW on the rest; schedule-free AdamW (2405.15682), which needs no schedule; AdamW with
     its state in 8 bits (2110.02861); or APOLLO and APOLLO-Mini (2412.05270), with hardly any state, on the layers' matrices
     with AdamW on the rest, where no adapter trains."""
-    learning_rate: float | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=float, above=True)))
+    learning_rate: float | None = attrs.field(default=None, validator=attrs.validators.optional(_factor))
     """Highest learning rate of the schedule. By default 2e-5;
     with an adapter 2e-4 for the LoRA family, 1e-4 for osft, 3e-3 for ia3, 1e-2 for prefix and adapter_prompt, 3e-2 for
     prompt; 50 times that with optimizer=adafactor, which multiplies it by the size of each matrix."""
-    loraplus_lr_ratio: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
+    loraplus_lr_ratio: float = attrs.field(default=1.0, validator=_factor)
     """Rate of LoRA's B matrices as a multiple of learning_rate, which A has (LoRA+, arXiv 2402.12354);
     above 1, about 16 in the paper, with a learning_rate somewhat lower."""
-    weight_decay: float = attrs.field(default=0.0, validator=number(kind=float))
+    weight_decay: float = attrs.field(default=0.0, validator=number(kind=float, high=_LARGEST))
     """Decoupled weight decay, on matrices only: norms and biases never decay."""
     beta1: float = attrs.field(default=0.9, validator=number(kind=float, below=1.0))
     """Decay of AdamW's running mean of the gradients;
     the interpolation of schedule_free's averaging."""
     beta2: float = attrs.field(default=0.95, validator=number(kind=float, below=1.0))
     """Decay of AdamW's running mean of the squared gradients."""
-    eps: float = attrs.field(default=1e-8, validator=number(kind=float, above=True))
+    eps: float = attrs.field(default=1e-8, validator=number(kind=float, low=_SMALLEST_EPS, high=_LARGEST))
     """Added to the denominator of AdamW's step."""
     momentum: float = attrs.field(default=0.95, validator=number(kind=float, below=1.0))
     """Decay of Muon's running sum of the gradients."""
@@ -90,7 +96,7 @@ class OptimizerSettings:
     by default a quarter of that and at most 256 with optimizer=apollo, and 1 with apollo_mini."""
     apollo_update_interval: int = attrs.field(default=200, validator=number(kind=int, low=1))
     """Steps after which APOLLO draws another projection."""
-    apollo_scale: float | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=float, above=True)))
+    apollo_scale: float | None = attrs.field(default=None, validator=attrs.validators.optional(_factor))
     """APOLLO's steps are multiplied by its square root;
     by default the smaller side of a matrix divided by the rank, which makes them about as large as AdamW's."""
     max_grad_norm: float = attrs.field(default=1.0, validator=number(kind=float))

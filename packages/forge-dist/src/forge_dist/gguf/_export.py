@@ -116,8 +116,19 @@ def export_gguf(
     try:
         _write(path, model.config, fields, tensors, dtype, progress)
     except (OSError, ValueError) as error:
-        raise ExportError(f"{path} cannot be written: {error}") from error
+        raise ExportError(f"{path} cannot be written: {_reason(path, error)}") from error
     return path
+
+
+def _reason(path: Path, error: Exception) -> Exception:
+    """Return the system's error where numpy says only how many numbers it wrote."""
+    if isinstance(error, OSError) and error.errno is None:
+        try:
+            with open(path, "ab", buffering=0) as file:
+                file.writelines(2 * [bytes(1 << 20)])  # what there is room for, and more
+        except OSError as found:
+            return found
+    return error
 
 
 def gguf_fields(

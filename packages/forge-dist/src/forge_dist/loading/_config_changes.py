@@ -16,6 +16,8 @@ _NEEDED = {
     # RWKV halves weights in place whenever it changes to evaluation mode, and an evaluation or an export would see those.
     "rescale_every": 0,
 }
+_ALIGNED = 8
+"""Numbers of which rows of a grouped product are a multiple: 16 bytes in 16 bits, in which float32 weights may be gathered."""
 _AS_READ = "_config_as_read"
 """Attribute of a loaded model: the entries that were changed, as they were."""
 
@@ -27,8 +29,31 @@ def change_config(model: "PreTrainedModel") -> None:
     setattr(model, _AS_READ, changed)
     for name in changed:
         setattr(config, name, _NEEDED[name])
+    choose_experts(model)
     if _zeroes_padding_row(model):
         config.get_text_config().pad_token_id = None
+
+
+def choose_experts(model: "PreTrainedModel") -> None:
+    """Compute experts one after the other where a grouped product refuses their rows.
+
+    transformers takes torch.nn.functional.grouped_mm by default.
+    """
+    if unaligned_experts(model) is not None:
+        model.set_experts_implementation("eager")
+
+
+def unaligned_experts(model: "PreTrainedModel") -> str | None:
+    """Say why experts are computed one after the other; None where a grouped product takes them."""
+    if not set(model.get_experts_implementation().values()) & {"grouped_mm", "eager"}:
+        return None
+    for name, weight in model.named_parameters():
+        if weight.dim() == 3 and "experts" in name.split(".") and any(size % _ALIGNED for size in weight.shape[1:]):
+            return (
+                f"one after the other: a grouped product takes sizes that are multiples of {_ALIGNED}, and {name} is "
+                f"{list(weight.shape)}"
+            )
+    return None
 
 
 def _zeroes_padding_row(model: "PreTrainedModel") -> bool:

@@ -12,6 +12,7 @@ import torch
 from forge_dist._errors import ModelError
 from forge_dist._third_party_logs import quiet_transformers
 from forge_dist.loading._attention import register_attention
+from forge_dist.loading._config_changes import choose_experts
 from forge_dist.loading._load import LOADING_ERRORS, check_attention_fits
 from forge_dist.loading._model_path import Task, expand_user, is_hub_name
 from forge_dist.loading._moving import moved
@@ -72,6 +73,7 @@ def draft_model(request: LoadRequest, *, device: torch.device) -> "PreTrainedMod
             for parameter in model.parameters():
                 # Weights as small as new ones' would hide most of what a layer does.
                 parameter.add_(torch.randn_like(parameter), alpha=parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1)
+    choose_experts(model)
     check_attention_fits(model, request)
     return moved(model, device).eval()
 

@@ -12,6 +12,7 @@ import numpy as np
 import forge_accel
 import forge_data
 import forge_dist
+from forge._disk import is_everywhere, known_remedy, write_remedy
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._turn_end import stop_at_turn_end, trained_turn_end
@@ -55,31 +56,33 @@ def export(
     if format == "gguf":
         forge_dist.require_gguf()
     report = Reporter(lambda _: None)
-    with report.taking(f"loading the tokenizer of {request.folder}"):
-        tokenizer = _tokenizer(request)
-    if format == "gguf":
-        file = request.output / f"{request.name}-{request.dtype}.gguf"
-        with report.taking("looking whether GGUF can hold the model", "found that GGUF can hold the model"):
-            given: Any = {"dtype": request.dtype, "task": request.task, "adapter": request.adapter}
-            forge_dist.refuse_gguf(request.base, tokenizer=tokenizer, where=file, **given)
-    rows = _rows(request.vocabulary(tokenizer))
-    proofs = []
-    model: Any
-    beside = " beside its base" if merge else ""
-    with report.taking(f"loading {request.folder}{beside}", f"loaded {request.folder}"):
-        if merge:
-            merged = forge_dist.merge_adapter(request.folder, rows, task=request.task, doing=report.doing)
-            model = merged.model
-            proofs.append(
-                f"Merged: on {merged.tokens} tokens its logits are those of the adapter beside its base within "
-                f"{merged.difference:.1e} of the largest."
-            )
-        else:
-            model = forge_dist.load_trained(str(request.folder), dtype=forge_accel.float32, device="cpu", task=request.task)
-    if tokenizer is not None:
-        stop_at_turn_end(model, tokenizer, trained_turn_end(request.folder))
-    _check_range(request, model)
+    # Begun before anything is read: who comes second to the same place is refused at once.
     with forge_dist.atomic_directory(request.output) as folder:
+        request = request.read()
+        with report.taking(f"loading the tokenizer of {request.folder}"):
+            tokenizer = _tokenizer(request)
+        if format == "gguf":
+            file = request.output / f"{request.name}-{request.dtype}.gguf"
+            with report.taking("looking whether GGUF can hold the model", "found that GGUF can hold the model"):
+                given: Any = {"dtype": request.dtype, "task": request.task, "adapter": request.adapter}
+                forge_dist.refuse_gguf(request.base, tokenizer=tokenizer, where=file, **given)
+        rows = _rows(request.vocabulary(tokenizer))
+        proofs = []
+        model: Any
+        beside = " beside its base" if merge else ""
+        with report.taking(f"loading {request.folder}{beside}", f"loaded {request.folder}"):
+            if merge:
+                merged = forge_dist.merge_adapter(request.folder, rows, task=request.task, doing=report.doing)
+                model = merged.model
+                proofs.append(
+                    f"Merged: on {merged.tokens} tokens its logits are those of the adapter beside its base within "
+                    f"{merged.difference:.1e} of the largest."
+                )
+            else:
+                model = forge_dist.load_trained(str(request.folder), dtype=forge_accel.float32, device="cpu", task=request.task)
+        if tokenizer is not None:
+            stop_at_turn_end(model, tokenizer, trained_turn_end(request.folder))
+        _check_range(request, model)
         try:
             if format == "gguf":
                 file, proof = _write_gguf(request, model, tokenizer, rows, folder, report)
@@ -87,7 +90,8 @@ def export(
                 report.doing(f"writing {request.output.name} and loading it back")
                 file, proof = None, _write_hf(request, model, tokenizer, rows, folder)
         except forge_dist.ForgeDistError as error:  # it names the temporary directory
-            raise type(error)(str(error).replace(str(folder), str(request.output))) from error
+            text = str(error).replace(str(folder), str(request.output))
+            raise type(error)(f"{text}. {_instead(error)}" if known_remedy(error) else text) from error
         except OSError as error:
             raise _unwritable(request.output, error) from error
         trained: Any = model
@@ -106,9 +110,11 @@ def export(
 
 
 def _unwritable(place: Path, error: OSError) -> forge_dist.ExportError:
-    return forge_dist.ExportError(
-        f"{place} cannot be written: {error.strerror or error}. Nothing is there; make room, or give another output."
-    )
+    return forge_dist.ExportError(f"{place} cannot be written: {error.strerror or error}. {_instead(error)}")
+
+
+def _instead(error: Exception) -> str:
+    return f"Nothing is there: {write_remedy(error)}{'' if is_everywhere(error) else ', or give another output'}."
 
 
 def _tokenizer(request: ExportRequest) -> Any:

@@ -46,7 +46,7 @@ def push(run: str | Path, repo: str, *, public: bool = False) -> str:
     if not is_hub_form(repo) or repo.count("/") != 1:
         raise SettingsError(f"repo={repo!r} is no name on the Hub: give org/name.")
     with forge_dist.temporary_folder() as scratch:
-        request = ExportRequest.of(run, scratch / "export", merge=False, dtype=None, format="hf")
+        request = ExportRequest.of(run, scratch / "export", merge=False, dtype=None, format="hf").read()
     card = _card(request)
     files = [file for file in sorted(request.folder.rglob("*")) if file.is_file() and file.name != "README.md"]
     token = get_token()

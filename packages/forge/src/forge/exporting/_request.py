@@ -36,8 +36,8 @@ class ExportRequest:
     format: Format
     base: str
     """Directory or hub name of an adapter's base; of a whole model its own directory."""
-    task: Any
-    """Task that the model was trained for, as `forge_dist.directory_task` has it."""
+    task: Any = None
+    """Task that the model was trained for, as `forge_dist.directory_task` has it; found by `read`."""
 
     @classmethod
     def of(
@@ -49,7 +49,10 @@ class ExportRequest:
         dtype: str | None,
         format: str,  # noqa: A002 - what users call it
     ) -> ExportRequest:
-        """Check the arguments of `forge.export`. Raises SettingsError and RunDirectoryError."""
+        """Check the arguments of `forge.export` before a file is read.
+
+        Raises SettingsError and RunDirectoryError.
+        """
         for name, value, known in (("format", format, get_args(Format)), ("dtype", dtype, (None, *get_args(DType)))):
             if value not in known:
                 raise SettingsError(f"{name}={value!r} is not one of {', '.join(each for each in known if each)}.")
@@ -84,12 +87,6 @@ class ExportRequest:
                 "directory to write."
             )
         target = _target(output, folder, of_run, f"{chosen}{'-merged' * merge}{'-gguf' * (format == 'gguf')}")
-        # Last, for it reads every file, and transformers takes seconds to load.
-        if of_run is not None:
-            refuse_damaged_export(of_run, folder)
-        task = forge_dist.directory_task(str(folder))
-        if task == "embedding" and format == "gguf":
-            raise SettingsError(f"{folder} holds an embedding model, which format=gguf does not write. Leave it out.")
         return cls(
             run=of_run,
             folder=folder,
@@ -99,8 +96,19 @@ class ExportRequest:
             dtype=chosen,
             format="gguf" if format == "gguf" else "hf",
             base=base,
-            task=task,
         )
+
+    def read(self) -> ExportRequest:
+        """Read every file that is exported, and return the request with its task.
+
+        Raises SettingsError and RunDirectoryError.
+        """
+        if self.run is not None:
+            refuse_damaged_export(self.run, self.folder)
+        task = forge_dist.directory_task(str(self.folder))
+        if task == "embedding" and self.format == "gguf":
+            raise SettingsError(f"{self.folder} holds an embedding model, which format=gguf does not write. Leave it out.")
+        return attrs.evolve(self, task=task)
 
     @property
     def name(self) -> str:

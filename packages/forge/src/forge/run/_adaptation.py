@@ -53,10 +53,17 @@ def adapt_model(
     `identity` has the digests of the run's models, by which what was measured of them is known again.
     """
     given, s = s, with_kept_adapter(s, start)
+
+    def measure(function: Callable[..., Any], batches: Sequence[Any], **how: Any) -> Any:
+        found = function(model, batches, autocast=autocast, **how)
+        # The forward gathered the weights of a divided model, and what is frozen next must be the shards.
+        strategy.settle(model)
+        return found
+
     if s.adapter.adapter == "osft":
-        adaptation = _adapt_osft(task, s, model, tokenizer, train, root, strategy, autocast, report, identity)
+        adaptation = _adapt_osft(task, s, model, tokenizer, train, root, strategy, measure, report, identity)
     else:
-        adaptation = _adapt(task, s, given, start, model, train, strategy, autocast)
+        adaptation = _adapt(task, s, given, start, model, train, measure)
     report.note(as_given("\n".join(adaptation.describe()), given, start), event="adapted")
     if start.new_ids and (layer := untrained(adaptation.model)):
         report.note(f"WARNING: the new tokens' rows of the {layer} stay the mean of the others: it does not train")
@@ -64,14 +71,7 @@ def adapt_model(
 
 
 def _adapt(
-    task: Task,
-    s: Any,
-    given: Any,
-    start: Start,
-    model: Any,
-    train: Items,
-    strategy: forge_dist.Strategy,
-    autocast: Callable[[], AbstractContextManager[Any]],
+    task: Task, s: Any, given: Any, start: Start, model: Any, train: Items, measure: Callable[..., Any]
 ) -> forge_algos.Adaptation:
     """Attach no adapter, or one of PEFT; errors name the adapter_path of the `given` settings."""
     directions = None
@@ -79,9 +79,7 @@ def _adapt(
         batches = list(_few_batches(_imitated(task, train, "init_lora_weights=eva", _OTHER_INIT), row_tokens(s)))
 
         def directions(names: Mapping[str, int]) -> Mapping[str, Any]:
-            found = forge_algos.eva_directions(model, batches, ranks=names, autocast=autocast)
-            strategy.settle(model)
-            return found
+            return measure(forge_algos.eva_directions, batches, ranks=names)
 
     with given_adapter_named(given, start):
         return forge_algos.adapt(model, s.adapter, directions=directions, tokenizer_path=start.path, new_tokens=start.new_ids)
@@ -95,7 +93,7 @@ def _adapt_osft(
     train: Items,
     root: Path,
     strategy: forge_dist.Strategy,
-    autocast: Callable[[], AbstractContextManager[Any]],
+    measure: Callable[..., Any],
     report: Reporter,
     identity: Mapping[str, str],
 ) -> forge_algos.Adaptation:
@@ -112,19 +110,14 @@ def _adapt_osft(
     if of_importance:
 
         def importance(targets: Sequence[str]) -> dict[str, float]:
-            found = forge_algos.osft_importance(model, batches, targets=targets, autocast=autocast, parallel=strategy)
-            # The forward gathered the weights of a divided model, and what is frozen next must be the shards.
-            strategy.settle(model)
-            return found
+            return measure(forge_algos.osft_importance, batches, targets=targets, parallel=strategy)
 
     if of_inputs:
         rows = _known_by(batches, identity.get("base_model", identity["model"]))
 
         def moments(targets: Mapping[str, Sequence[str]]) -> Mapping[str, Any]:
             report.note(f"osft_directions=inputs: measuring what {counted(len(targets), 'targets')} are given")
-            found = forge_algos.osft_moments(model, batches, targets=targets, autocast=autocast)
-            strategy.settle(model)
-            return found
+            return measure(forge_algos.osft_moments, batches, targets=targets)
 
     free = None if before is None else {name: target["free"] for name, target in before.items()}
     kept = set(cache.glob("*.safetensors"))

@@ -247,16 +247,19 @@ def warn_of_higher_loss(report: Reporter, before: float | None, after: float | N
     )
 
 
-def warn_of_rounding(report: Reporter, before: float | None, trained: float | None, exported: float | None, dtype: str) -> None:
+def warn_of_rounding(
+    report: Reporter, s: Any, before: float | None, trained: float | None, exported: float | None, dtype: str
+) -> None:
     """Log a warning where the dtype of the export lost a tenth or more of the held-out gain."""
     if before is None or trained is None or exported is None or trained >= before:
         return
     lost = (exported - trained) / (before - trained)
     if lost >= 0.1:
+        lora = ", or with adapter=lora, whose adapters stay float32" if s.adapter.accepts("adapter", "lora") else ""
         report.note(
             f"WARNING: {100 * lost:.0f} % of the held-out gain was lost by writing the model in {dtype}: the weights "
-            "moved by less than its digits. Export with save_dtype=float32, train longer or with a higher learning_rate, or "
-            "with adapter=lora, whose adapters stay float32."
+            f"moved by less than its digits. Export with save_dtype=float32, or train longer or with a higher "
+            f"learning_rate{lora}."
         )
 
 

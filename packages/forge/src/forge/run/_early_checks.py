@@ -45,7 +45,6 @@ def check_names(task: Task, s: Any, rows: Rows, *, weights: bool = True) -> None
             raise forge_dist.ModelError(str(error).replace("model_path", name, 1)) from None
     task.check_settings(s)
     check_base_kl(s, task.model_task(s))
-    _check_optimizer(s)
     _check_calibration(s)
     _check_cut(s)
     _check_divided(task, s)
@@ -54,20 +53,6 @@ def check_names(task: Task, s: Any, rows: Rows, *, weights: bool = True) -> None
     for setting in SETTINGS:
         if setting not in rows and getattr(s.data, setting) is not None:
             task.check_rows(s, setting)
-
-
-def _check_optimizer(s: Any) -> None:
-    """Refuse a rate of LoRA's B matrices where there are none, and APOLLO of an adapter."""
-    if s.optimizer.low_rank and s.adapter.adapter != "none":
-        raise SettingsError(
-            f"optimizer={s.optimizer.optimizer} with adapter={s.adapter.adapter}, whose matrices are small: it keeps a "
-            "low-rank state of whole ones. Leave optimizer out, or set adapter=none."
-        )
-    if s.optimizer.loraplus_lr_ratio != 1 and "lora_r" not in forge_algos.adaptations.ADAPTERS[s.adapter.adapter].fields:
-        raise SettingsError(
-            f"loraplus_lr_ratio={s.optimizer.loraplus_lr_ratio:g} has no effect with adapter={s.adapter.adapter}: it is the "
-            "rate of LoRA's matrices B. Leave it out, or set adapter=lora."
-        )
 
 
 def _check_calibration(s: Any) -> None:

@@ -21,6 +21,7 @@ from forge.run._memory import FILE
 from forge.run._run_directory import NoDirectory, RunDirectory, name_for_good
 from forge.saving._hashes import NO_THREAD
 from forge.saving._room import no_room
+from forge.settings._settings import flat_fields
 
 _PHASES = (
     ("forge_dist/verifying", "", "the export's comparison with the model in memory", "export"),
@@ -112,7 +113,7 @@ def _planned(path: Path, phase: str | None) -> int | None:
 
 
 def _remedy(s: Any, phase: str | None) -> str:
-    """Name three settings, not set yet, that lower the memory of a phase most cheaply."""
+    """Name up to three settings, not set yet, that lower the memory of a phase most cheaply."""
     tokens = s.plan.max_tokens_per_gpu
     settings = []
     if phase in ("step", "evaluation"):
@@ -121,8 +122,11 @@ def _remedy(s: Any, phase: str | None) -> str:
         settings.append("activation_checkpointing=full")
     if s.optimizer.optimizer == "adamw":
         settings.append("optimizer=adamw_8bit")
-    if s.adapter.adapter in ("none", "osft"):
+    if s.adapter.adapter in ("none", "osft") and s.adapter.accepts("adapter", "lora"):
         settings.append("adapter=lora")
-    settings += ["strategy=fsdp2 on several ranks", "a lower max_seq_len"]
+    names = {field.name for _, field in flat_fields(type(s))}
+    length = next(name for name in ("max_seq_len", "block_size", "max_new_tokens") if name in names)
+    settings += ["strategy=fsdp2 on several ranks", f"a lower {length}"]
     kept = "What was saved before is whole. " if phase == "export" else ""
-    return f"{kept}Set {', '.join(settings[:2])} or {settings[2]}; --dry-run says what each takes."
+    *most, last = settings[:3]
+    return f"{kept}Set {', '.join(most)} or {last}; --dry-run says what each takes."

@@ -43,9 +43,11 @@ def check_positions(task: Task, s: Any, path: str, parts: Sequence[Items], asked
             _refuse_rows(parts, table - virtual, f"model_path {s.model.model_path}")
             _refuse_prompts(s, asked, table - virtual)
         elif over := sum(int((items.longest + virtual > limit).sum()) for items in parts):
+            shorter = parts[0].shorter
             report.note(
                 f"WARNING: {counted(over, 'samples')} with more tokens than the {limit:,} positions this model was made for "
-                f"(max_position_embeddings), the longest of them {longest_row(parts)}; max_seq_len={limit} would drop them."
+                f"(max_position_embeddings), the longest of them {longest_row(parts)}; "
+                f"{f'max_seq_len={limit} would drop them' if 'max_seq_len' in shorter else shorter}."
             )
     for name, other in task.row_readers(s).items():
         if (

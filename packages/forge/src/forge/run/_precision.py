@@ -45,7 +45,7 @@ def for_low_precision(s: Any) -> Any:
     if s.adapter.adapter == "osft":
         raise SettingsError(
             "weights=bfloat16 with adapter=osft: weights that are rounded at random move in the directions that OSFT protects. "
-            "Leave weights out, or train with adapter=none."
+            f"Leave weights out{', or train with adapter=none' if s.adapter.accepts('adapter', 'none') else ''}."
         )
     if s.strategy.strategy.startswith("zero"):
         raise SettingsError(

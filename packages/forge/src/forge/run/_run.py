@@ -145,6 +145,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         found["identity"] = ranks.first(lambda: identity.settle(out))
         ranks.first(lambda: check_adapter_base(s, start, found["identity"]["model"]))
     report.note(f"attention: {attention}")
+    if experts := forge_dist.unaligned_experts(model):
+        report.note(f"experts: {experts}")
     if gathering := gathered(strategy):
         report.note(f"gather_dtype: {gathering}")
     report.note(f"packing: {s.packing.packing}: {packing}")
@@ -454,7 +456,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             why = out_of_memory(error, s, out.path) or error
             report.note(f"WARNING: the export could not be measured, the figures are those of the model in memory: {why}")
         else:
-            warn_of_rounding(report, loss_before, trained.loss, after.loss, str(export_dtype))
+            warn_of_rounding(report, s, loss_before, trained.loss, after.loss, str(export_dtype))
     seconds = at.seconds + time.perf_counter() - began
     result = RunResult(
         output_dir=out.path,

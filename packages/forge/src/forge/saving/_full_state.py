@@ -15,7 +15,7 @@ import forge_algos
 import forge_dist
 import forge_packing
 from forge._counted import counted
-from forge._disk import write_remedy
+from forge._disk import is_everywhere, write_remedy
 from forge._errors import RunDirectoryError, RunWriteError, SettingsError
 from forge.saving._best import Best
 from forge.saving._directories import remove_at_once
@@ -243,10 +243,8 @@ class FullStates:
             again = f", and makes step{'s' * (lost > 1)} {last if lost > 1 else f'{at.step:,}'} again" if lost else ""
             goes_on = f"goes on from {good}{again}"
         if self._emergency is None:
-            return None, (
-                f"The same command {goes_on}: {write_remedy(why)}. With emergency_dir, a directory on another disk, the state "
-                "would have been saved there."
-            )
+            elsewhere = " With emergency_dir, a directory on another disk, the state would have been saved there."
+            return None, f"The same command {goes_on}: {write_remedy(why)}.{'' if is_everywhere(why) else elsewhere}"
         place = self._emergency
         self._ranks.first(lambda: claim(place, self._path))
         files = forge_dist.Checkpoints(place, self._ranks, keep=1, background=False)
@@ -256,6 +254,7 @@ class FullStates:
             self._ranks.first(lambda: disown(place))
             remedy, there = write_remedy(why), write_remedy(files.failed)
             both = f"{remedy}, there or in emergency_dir" if there == remedy else f"{remedy}; or in emergency_dir: {there}"
+            both = remedy if there == remedy and is_everywhere(why) else both
             return None, f"Nor could it be saved to emergency_dir: {files.failed}. The same command {goes_on}: {both}."
         return files.last_good, f"Its state is in {files.last_good} (emergency_dir): the same command goes on from there."
 

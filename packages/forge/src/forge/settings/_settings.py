@@ -31,6 +31,7 @@ from forge.settings._elsewhere import unknown
 from forge.settings._origin import origin_note
 from forge.settings._share import steps_between
 from forge.settings._storage import StorageSettings
+from forge.settings._together import check_optimizer
 from forge.settings._trackers import TrackerSettings
 
 T = TypeVar("T")
@@ -193,6 +194,7 @@ class RunSettings:
     def check(self) -> None:
         """Raise SettingsError, by name, for a setting that has no effect with the others."""
         self.check_length(self.plan.max_steps)
+        check_optimizer(self.optimizer, self.adapter)
         default = attrs.fields(EvaluationSettings).eval_max_new_tokens.default
         if self.evaluation.eval_prompts is None and self.evaluation.eval_max_new_tokens != default:
             raise SettingsError("eval_max_new_tokens has no effect without eval_prompts: set that too, or leave it out.")

@@ -1,6 +1,7 @@
 """Names of the weights that train → a model whose other weights are frozen."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from torch import nn
@@ -8,6 +9,9 @@ from torch import nn
 from forge_algos._errors import AdapterError
 from forge_algos.adaptations.base._parts import score
 from forge_algos.settings._adapter import unfrozen
+
+SECONDS = 10.0
+"""Longest search of a pattern: one with many repeats may take hours for a name that it does not fit."""
 
 
 def freeze_others(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -22,14 +26,13 @@ def freeze_others(model: nn.Module, patterns: Sequence[str]) -> None:
             the name's parts, so that `model.layers.1` is layer 1 and not 10.
 
     Raises:
-        AdapterError: a pattern that names no parameter, or only frozen ones.
+        AdapterError: a pattern that names no parameter, or only frozen ones, or is searched for too long.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     top = score(model)
     moving = set() if top is None else {id(parameter) for parameter in top.parameters()}
     for pattern in patterns:
-        fitting = unfrozen(pattern)
-        named = [name for name in parameters if fitting.match(name)]
+        named = _named(pattern, parameters)
         movable = {id(parameters[name]) for name in named if parameters[name].requires_grad}
         if not movable:
             like = get_close_matches(pattern, parameters, n=1, cutoff=0) or ["none"]
@@ -39,3 +42,14 @@ def freeze_others(model: nn.Module, patterns: Sequence[str]) -> None:
     for parameter in parameters.values():
         if id(parameter) not in moving:
             parameter.requires_grad = False
+
+
+def _named(pattern: str, names: Iterable[str]) -> list[str]:
+    fitting, end = unfrozen(pattern), time.monotonic() + SECONDS
+    try:
+        return [name for name in names if fitting.match(name, timeout=max(0.001, end - time.monotonic()))]
+    except TimeoutError as error:
+        raise AdapterError(
+            f"unfrozen_parameters={pattern}: its search among the model's names takes more than {SECONDS:g} seconds: write "
+            "`.*` for any text in place of several repeats, or give several expressions"
+        ) from error

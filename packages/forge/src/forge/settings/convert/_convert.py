@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import attrs
 import yaml
@@ -17,7 +17,7 @@ from forge.settings._settings import converted
 from forge.settings._yaml_fault import fault_of
 from forge.settings.convert._data import data, rows
 from forge.settings.convert._defaults import add_defaults
-from forge.settings.convert._draft import Draft
+from forge.settings.convert._draft import Draft, plain
 from forge.settings.convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
 from forge.settings.convert._run import adapter, batch, dtype, length, optimizer, schedule, strategy
 
@@ -70,6 +70,10 @@ _BESIDE = re.compile(
     r"|overwrite_output_dir|data_output_dir|dataset_prepared_path|cache_dir|(per_device_)?eval_batch_size|trust_remote_code"
 )
 """Keys of trackers, logs, uploads, saving and caches: whatever they say, the same is trained."""
+_ARGUMENTS = ("lr_scheduler_kwargs", "lr_scheduler_args", "optim_args", "fsdp_config")
+"""Keys that hold names and values, numbers among them."""
+_NAMES = ("dataset_dir", "dataset_config", "dataset_train_split", "dataset_test_split", "template")
+"""Keys of texts, beside those of settings that are texts here."""
 _SINGLE = ("adapter", "finetuning_type", "lora_rank", "num_train_epochs", "num_epochs", *METHOD_KEYS)
 """Keys that are read here, and hold a single value in every library; so do those of `_CHOICES`."""
 
@@ -141,7 +145,8 @@ def convert(
         verb = verb_of(left, library)
         if (library, verb) == ("TRL", "grpo") and not {"loss_type", "scale_rewards", "importance_sampling_level"} & left.keys():
             lost.append("verb: read as a file for trl grpo; give --verb rloo for one of trl rloo")
-    draft = Draft(library=library, verb=verb, known=settings_of(verb), left=left, lost=lost)
+    known = settings_of(verb)
+    draft = Draft(library=library, verb=verb, known=known, left=_with_numbers(left, known), lost=lost)
     given = {_setting(key, draft) for key, value in left.items() if value is not None or key in _NO_LIMIT}
     for take in (methods, batch, length, schedule, optimizer, dtype, adapter, data, rows, preferences, online, strategy):
         take(draft)
@@ -185,9 +190,10 @@ def _setting(key: str, draft: Draft) -> str:
 
 
 def _readable(values: Mapping[str, Any], lost: list[str]) -> dict[str, Any]:
-    """Drop numbers that are not finite, and lists where one value belongs."""
+    """Drop numbers that are not finite, and lists where one value belongs; read 'true' as true."""
     found: dict[str, Any] = {}
-    for key, value in values.items():
+    for key, given in values.items():
+        value = plain(given) if isinstance(plain(given), bool) else given
         single = (key in _SINGLE or RENAMED.get(key, key) in _CHOICES) and key != "pretraining_dataset"
         if isinstance(value, float) and not math.isfinite(value):
             lost.append(f"{key}: {value!r}: is no finite number")
@@ -196,6 +202,23 @@ def _readable(values: Mapping[str, Any], lost: list[str]) -> dict[str, Any]:
         else:
             found[key] = value
     return found
+
+
+def _with_numbers(values: Mapping[str, Any], known: Mapping[str, attrs.Attribute[Any]]) -> dict[str, Any]:
+    """Read numbers that are written as texts: '8', and 1e-4, which YAML 1.1 takes for one."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        field = known.get(RENAMED.get(key, key))
+        if isinstance(value, Mapping) and key in _ARGUMENTS:
+            found[key] = {name: plain(each) for name, each in value.items()}
+        else:
+            found[key] = value if key in _NAMES or (field is not None and _is_text(field)) else plain(value)
+    return found
+
+
+def _is_text(field: attrs.Attribute[Any]) -> bool:
+    """Whether a setting may be any text."""
+    return str in (field.type, *get_args(field.type))
 
 
 def _carry(key: str, field: attrs.Attribute[Any], value: Any, draft: Draft) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,23 @@ LORA = ("lora", "qlora", "dora", "rslora")
 """Adapters that the settings lora_r, lora_alpha and lora_dropout belong to."""
 ONLINE = ("grpo", "rloo", "ppo")
 """Verbs that sample completions and weigh a KL to the reference (`kl_weight`)."""
+
+_NUMBER = re.compile(r"[-+]?(\d{1,300}\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+
+
+def plain(value: Any) -> Any:
+    """Return the number or truth value that a text writes, and anything else as it is.
+
+    >>> plain("8"), plain("1e-4"), plain("True"), plain("1.0.0"), plain(2)
+    (8, 0.0001, True, '1.0.0', 2)
+    """
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if not _NUMBER.fullmatch(value):
+        return value
+    return float(value) if set(value) & set(".eE") else int(value)
 
 
 @attrs.define(kw_only=True)

@@ -7,7 +7,7 @@ import re
 from typing import Any, TypeGuard
 
 from forge.settings._accelerate import sharding
-from forge.settings.convert._draft import LORA, Draft
+from forge.settings.convert._draft import LORA, Draft, plain
 
 _OF_A_GPU = ("per_device_train_batch_size", "per_gpu_train_batch_size", "micro_batch_size")
 _BATCHES = {"TRL": 8, "LLaMA-Factory": 8, "Axolotl": 1}
@@ -161,12 +161,13 @@ _WARMUP_STABLE_DECAY = {"num_decay_steps": "decay_steps", "min_lr_ratio": "min_l
 
 
 def _number(value: Any) -> float | None:
-    """Return a value of YAML, in which 1e-4 is a text, as a number; None where it is none."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) and not isinstance(value, bool) else None
+    """Return a finite number as a float; None where a value is none."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _BEYOND
+    return float(value) if number else None
+
+
+_BEYOND = 2**1000
+"""Above every number of a configuration, and within floats."""
 
 
 def optimizer(draft: Draft) -> None:
@@ -222,12 +223,7 @@ def _arguments(text: Any) -> dict[str, Any] | None:
     if isinstance(text, dict):
         return {str(name): value for name, value in text.items()}
     pairs = [pair.split("=") for pair in text.replace(" ", "").split(",")] if isinstance(text, str) and text else []
-    return {pair[0]: _plain(pair[1]) for pair in pairs} if pairs and all(len(pair) == 2 for pair in pairs) else None
-
-
-def _plain(text: str) -> Any:
-    number = _number(text)
-    return text if number is None else int(number) if text.isdigit() else number
+    return {pair[0]: plain(pair[1]) for pair in pairs} if pairs and all(len(pair) == 2 for pair in pairs) else None
 
 
 def dtype(draft: Draft) -> None:
@@ -276,6 +272,18 @@ def adapter(draft: Draft) -> None:
     if kind != "none":
         draft.found["adapter"] = kind
     _stored(draft, kind)
+    if kind != "none" or draft.verb == "osft":
+        _without_apollo(draft)
+
+
+def _without_apollo(draft: Draft) -> None:
+    """Leave APOLLO out beside an adapter, which another optimizer trains here."""
+    if draft.left.get("optimizer") not in ("apollo", "apollo_mini"):
+        return
+    for name in _AS_HERE:
+        draft.left.pop(name, None)
+    there = "is refused beside LoRA there" if draft.library == "LLaMA-Factory" else "moves the adapter's matrices there"
+    draft.lose("optimizer", f"{there}; here it moves the model's own matrices alone, and AdamW trains an adapter")
 
 
 def _quantized(draft: Draft, kind: Any) -> Any:
