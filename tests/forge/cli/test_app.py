@@ -36,8 +36,20 @@ def test_version_and_unknown_command(capsys: pytest.CaptureFixture[str]) -> None
     """`forge --version` prints it; an unknown command is answered with the nearest, status 2."""
     assert _cli.main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == forge.__version__
-    assert _cli.main(["stf"]) == 2
-    assert "sft" in capsys.readouterr().err
+    for word, said in (("stf", "Did you mean 'sft'?"), ("lint", "Here it is `forge data lint`."), ("watch", "`forge report`")):
+        assert _cli.main([word]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_commands_are_listed_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each under one heading: training first, `sft` at its head."""
+    assert _cli.main(["--help"]) == 0
+    lines = [line.strip(" │╭─╮") for line in capsys.readouterr().out.splitlines() if line[:1] in "│╭"]
+    headings = ["Train", "Use a model", "Runs", "Data and recipes", "Clusters", "Options"]
+    assert [line for line in lines if line in headings] == headings
+    assert lines[lines.index("Train") + 1].split()[0] == "sft"
+    words = {line.split()[0] for line in lines if line}
+    assert words >= {*VERBS, *_cli._COMMANDS}
 
 
 @pytest.mark.parametrize(
