@@ -68,12 +68,12 @@ def make_run(root: Path, words: str = "plain", *, steps: int = 3, seed: int = 42
     (root / "run.json").write_text(json.dumps({"verb": "sft"}))
     at = "2026-11-23T10:00:{:02d}.000Z"
     metrics: list[dict[str, Any]] = [{"time": at.format(1), "step": 0, "eval_loss": 3.1057}]
-    overfitted = [{"time": at.format(2), "step": 2, "eval_loss": 1.5101}, {"time": at.format(3), "step": 3, "eval_loss": 1.7523}]
+    metrics += [{"time": at.format(n), "step": n, "eval_loss": loss} for n, loss in ((2, 1.5101), (3, 1.7523))]
     metrics += [
         {"time": at.format(1 + n), "step": n, "samples": 4 * n, "loss": 3.0 / n, "grad_norm": None, "lr": 1e-3, "tokens": 100,
          "tokens_per_second": 50.0, "memory": 2**30, words: 1.0} for n in range(1, steps + 1)
     ]  # fmt: skip
-    metrics = sorted([*metrics, *overfitted], key=lambda line: line["step"])
+    metrics = sorted(metrics, key=lambda line: line["step"])
     (root / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
     read = {
         "read": 9,

@@ -99,6 +99,7 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
                 group=cyclopts.Group(group.capitalize().replace("_", " "), sort_key=order.index(group)),
                 consume_multiple=True,
                 negative_iterable=(),
+                show_default=parameter.default != (),
                 converter=converter_of({parameter.annotation, *get_args(parameter.annotation)}),
             )
         annotation = tuple[str, ...] if parameter.name in of_words else parameter.annotation

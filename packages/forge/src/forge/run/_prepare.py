@@ -115,9 +115,9 @@ def prepare(
     with _replacing_stepless(out, identity, report):
         if out.resuming:
             identity.resume(out.path, wait=not out.has_steps)
-            compare_settings(out.path, s, open_left=True)
+            changed = compare_settings(out.path, s, open_left=True)
             if s.checkpoints.resume in ("auto", "never") and ended_for_good(out.path):
-                raise finished_error(out.path)
+                raise finished_error(out.path, changed)
             report.note(f"{out.path} holds this run already: resuming it")
             link_stores(task, out.path, out.staging)
     chosen: dict[str, tuple[Any, str]] = {}
