@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -98,6 +99,19 @@ def test_prepare(model, small_chats, write_rows, tmp_path, capsys):
     assert made.settings == same.settings
     assert f"fingerprint {made.fingerprint}" in out
     assert str(made.accounting) in out
+
+
+def test_prepare_prints_what_the_lint_found(model, small_chats, write_rows, tmp_path, capsys, logged):
+    """Each finding with its row and remedy, and what was dropped once."""
+    rows = str(write_rows([*small_chats, {"messages": []}]))
+    said, logger = logged(), logging.getLogger("forge_data.accounting")
+    words = ["prepare", rows, "--tokenizer", model, "--store-dir", str(tmp_path / "store"), "--on-bad-row", "skip"]
+    assert _parser.main([*words, "--max-bad-rows", "0.9"]) == 0
+    out, _ = printed(capsys)
+    assert f"{Path(rows).name}:{len(small_chats) + 1}" in out
+    assert out.count("dropped 1") == 1
+    assert not [message for message in said if "dropped" in message]
+    assert not logger.disabled
 
 
 def test_a_store_that_is_replaced(model, small_chats, write_rows, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -384,6 +385,17 @@ def _named(data: Any) -> str:
     return ", ".join(map(str, data)) if isinstance(data, (list, tuple, Mapping)) else str(data)
 
 
+@contextmanager
+def _counted_once(s: Any) -> Iterator[None]:
+    """Keep what forge_data logs of kept and dropped rows from standard error, where the report says the same."""
+    counts = logging.getLogger("forge_data.accounting")
+    before, counts.disabled = counts.disabled, counts.disabled or not s.report.quiet
+    try:
+        yield
+    finally:
+        counts.disabled = before
+
+
 def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, directory: Path, report: Reporter) -> Any:
     """Tokenize rows into a store, or take the launcher's; log how many were kept and dropped.
 
@@ -399,7 +411,7 @@ def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, dire
         store = task.open_store(directory)
     else:
         # A terminal has the count of rows that `task.prepare` shows.
-        with report.taking(f"reading {_named(getattr(s.data, setting))}", live=False):
+        with report.taking(f"reading {_named(getattr(s.data, setting))}", live=False), _counted_once(s):
             store = task.prepare(s, given, tokenizer, directory, report)
     s = describe_rows(s, rows)
     account = store.accounting
