@@ -59,6 +59,7 @@ def test_help(verb, capsys):
         (["stats", "nowhere"], "nowhere is not a token store"),
         (["lint", "rows.jsonl"], "give a --tokenizer"),
         (["show", "rows.jsonl", "--lr", "3", "0:1"], "unrecognized arguments: --lr 3 0:1; forge-data show --help lists"),
+        (["show"], "required: STORE; "),
         (["stats", "store", "0:1"], "unrecognized arguments: 0:1; forge-data stats --help lists"),
     ],
 )

@@ -42,6 +42,20 @@ def test_version_and_unknown_command(capsys: pytest.CaptureFixture[str]) -> None
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["eval", "run"], "--tasks is required; `forge eval --help` describes it."),
+        (["recipes", "cp"], "NAME is required; `forge recipes cp --help` describes it."),
+        (["sft", "--learning-rate", "--seed", "3"], "--learning-rate needs a value; `forge sft --help` describes it."),
+    ],
+)
+def test_what_is_missing_is_named(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An argument that is required, or the value of a flag, with status 2."""
+    assert _cli.main(words) == 2
+    assert capsys.readouterr().err == f"forge: {said}\n"
+
+
 def test_commands_are_listed_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
     """Each under one heading: training first, `sft` at its head."""
     assert _cli.main(["--help"]) == 0

@@ -156,6 +156,7 @@ def _add_show(verbs: Any) -> None:
     parser.add_argument(
         "samples",
         nargs="*",
+        default=[],  # else argparse says that it is required
         metavar="SAMPLE",
         help="a number, a range such as 10:20 (0: is all), or a row such as train.jsonl:417",
     )

@@ -97,6 +97,8 @@ def _status(words: list[str], make: Callable[[str | None, Sequence[str]], cyclop
         sys.stdout.flush()
     except cyclopts.UnusedCliTokensError as error:
         return _print_error(_unused(error.unused_tokens or (), error.command_chain or (), error.target), 2, debug=debug)
+    except cyclopts.MissingArgumentError as error:
+        return _print_error(_missing(error), 2, debug=debug)
     except cyclopts.CycloptsError as error:
         return _print_error(str(error), 2, debug=debug)
     except SystemExit as error:
@@ -135,6 +137,14 @@ def _print_interruption(error: KeyboardInterrupt, *, debug: bool) -> int:
 
 _FEW_OPTIONS = 6
 """Most options of a command that a message lists; of more it names `--help`."""
+
+
+def _missing(error: cyclopts.MissingArgumentError) -> str:
+    """Say which argument is missing, or which flag has no value, and where it is described."""
+    name = "" if error.argument is None else error.argument.name
+    what = f"{error.keyword} needs a value" if error.keyword is not None else f"{name} is required"
+    command = " ".join(("forge", *(error.command_chain or ())))
+    return f"{what}; `{command} --help` describes it."
 
 
 def _unused(left: Sequence[str], command: Sequence[str], target: object) -> str:
