@@ -391,6 +391,9 @@ def test_show_a_run_and_its_prompts(store, model, write_rows, tmp_path, capsys):
     Path(store).rename(tmp_path / "run" / "data" / "train")
     assert _parser.main(["show", str(tmp_path / "run"), "3"]) == 0
     assert "train.jsonl:4 · sample 3 · " in printed(capsys)[0]
+    assert _parser.main(["show", str(tmp_path / "run"), "0:2", "--html", str(tmp_path / "page.html")]) == 0
+    assert "<h1>run: train</h1>" in (tmp_path / "page.html").read_text("utf-8")
+    capsys.readouterr()
     assert _parser.main(["stats", str(tmp_path / "run")]) == 0
     assert printed(capsys)[0].startswith("12 samples (supervised)")
     prompts = str(write_rows([{"prompt": "who?", "answer": 3}], "prompts.jsonl"))
