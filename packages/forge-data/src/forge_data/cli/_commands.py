@@ -71,7 +71,7 @@ def prepare(words: Namespace) -> int:
 
 @contextmanager
 def _uncounted() -> Iterator[None]:
-    """Keep what a preparation logs of its rows' number from standard error: the command prints it."""
+    """Disable the log of kept and dropped rows: the command prints them."""
     counts = logging.getLogger("forge_data.accounting")
     before, counts.disabled = counts.disabled, True
     try:

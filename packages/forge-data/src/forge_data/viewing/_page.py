@@ -85,7 +85,8 @@ def page(store: "TokenStore | PromptStore", indices: list[int]) -> str:
 
 def _name(path: Path) -> str:
     """Name a store by its directory; one in the data/ of a run by the run too."""
-    return f"{path.parents[1].name}: {path.name}" if path.parent.name == "data" and path.parents[1].name else path.name or "store"
+    run = path.parents[1].name if path.parent.name == "data" else ""
+    return f"{run}: {path.name}" if run else path.name or "store"
 
 
 def _plain(shown: list[View]) -> str:

@@ -125,7 +125,7 @@ def _lines(task: Task, prepared: Any, found: Any, memory: Any, aim: Target, path
 
 
 def _memory(memory: Any, aim: Target) -> list[str]:
-    """Say what the phase that takes most takes; nothing where it does not fit, which is said in a sentence of its own."""
+    """Return the line of peak memory; none where it does not fit, which is said apart."""
     if memory.get("refused"):
         return [f"  memory: not computed: {memory['refused']}"]
     most = max(memory["phases"], key=lambda phase: phase["planned"], default=None)

@@ -387,7 +387,7 @@ def _named(data: Any) -> str:
 
 @contextmanager
 def _counted_once(s: Any) -> Iterator[None]:
-    """Keep what forge_data logs of kept and dropped rows from standard error, where the report says the same."""
+    """Disable forge_data's log of kept and dropped rows where the report says the same."""
     counts = logging.getLogger("forge_data.accounting")
     before, counts.disabled = counts.disabled, counts.disabled or not s.report.quiet
     try:

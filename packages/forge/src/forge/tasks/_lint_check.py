@@ -62,7 +62,7 @@ def warn_of_plain_text(tokenizer: Any, chat_template: str | None, store: Any, re
 
 
 def _first_samples(store: forge_data.TokenStore) -> list[list[int]]:
-    """Return some of the first samples of each entry of data_path: a hundred together, or one of each."""
+    """Return the first samples of each entry of data_path, a hundred of all or one of each."""
     sources = np.asarray(store.sources)
     starts = np.unique(sources, return_index=True)[1][:_LOOKED_AT].tolist()
     each = _LOOKED_AT // max(1, len(starts))
