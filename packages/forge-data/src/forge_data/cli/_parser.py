@@ -246,5 +246,5 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--rename-columns",
         nargs="+",
         metavar="COLUMN=NAME",
-        help="columns that a format reads under another name, such as question=prompt answer=completion",
+        help="columns that a format reads under another name, such as question=instruction answer=output",
     )
