@@ -99,6 +99,23 @@ def test_a_narrow_bar_keeps_its_times(width: int, shown: int) -> None:
     assert "…" not in printed.getvalue()
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_bar_cuts_words_only(width: int) -> None:
+    """What takes time is cut where the line has no room for it, not number and times; the last figures stay at the end."""
+    made, printed = reporter(terminal=True)
+    made._console.width = width
+    with made.steps(3000, done=3) as shown:
+        shown.step(Step(4), 12_345.0)
+        shown.doing("exporting samples_123456 and loading it back")
+        bar: Any = made._bar
+        bar.refresh()
+    lines = re.split("[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.getvalue()).strip())
+    for line in (next(line for line in lines if "export" in line), lines[-1]):
+        assert re.fullmatch(r"step +4/3000 .* after 0:00:00 left -:--:--", line), line
+        assert len(line) <= width
+    assert "loss 2.0000" in lines[-1]
+
+
 def test_what_takes_time_is_said() -> None:
     """In a line, or on the bar of the steps; a quiet report says nothing."""
     made, printed = reporter(terminal=False)

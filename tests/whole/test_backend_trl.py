@@ -150,7 +150,7 @@ def test_a_stopped_run_begins_anew_and_a_finished_one_is_not_repeated(model_dir:
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert forge.sft(**given) == first
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
-    with pytest.raises(forge.SettingsError, match="holds a run with backend=trl, and now backend is forge"):
+    with pytest.raises(forge.SettingsError, match="holds a run with backend=trl, and now `backend` is forge"):
         forge.sft(**{**given, "backend": "forge"})
     (tmp_path / "run" / "result.json").unlink()
     shutil.rmtree(tmp_path / "run" / "hf_format")

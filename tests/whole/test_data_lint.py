@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 
 import forge
 from forge.cli._app import main
+from forge.tasks._lint_check import warn_of_plain_text
 
 from .conftest import conversations, write_rows
 
@@ -76,6 +78,18 @@ def test_texts_beside_a_chat_template_are_warned_of(
     assert (PLAIN in (run / "log.txt").read_text()) is warns
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert any(event["event"] == "warning" for event in events) is warns
+
+
+def test_one_file_of_texts_among_others_is_warned_of(model_dir: Path, tmp_path: Path) -> None:
+    """By its own first row: the rows before it are conversations."""
+    chats = write_rows(tmp_path / "chats.jsonl", conversations(3))
+    texts = write_rows(tmp_path / "texts.jsonl", [{"prompt": "a b", "completion": "red"}])
+    tokenizer, said = forge.data.load_tokenizer(model_dir), []
+    for number, files in enumerate(([chats], [chats, texts])):
+        store = forge.data.prepare(files, tokenizer, tmp_path / f"{number}", progress=False)
+        warn_of_plain_text(tokenizer, None, store, SimpleNamespace(note=said.append))  # type: ignore[arg-type]
+    assert len(said) == 1
+    assert said[0].startswith("WARNING: prompt and answer of texts.jsonl:1 and others are text")
 
 
 @pytest.mark.slow

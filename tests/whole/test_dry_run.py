@@ -54,6 +54,8 @@ def test_a_dry_run_says_what_would_happen(given: dict[str, Any], tmp_path: Path,
     shown = capsys.readouterr()
     assert "steps: 2, 8 samples in all" in shown.out
     assert "exports: 1" in shown.out
+    assert re.search(r"  memory: [\d.]+ MiB at the peak \(step\), of the 79.50 GiB that 80.00 GiB leave", shown.out)
+    assert "chosen, device, compile and kernels for this machine:\n" in shown.out
     assert "memory on 2xH100-80GB, on each of 2 ranks" in shown.err
     assert "it fits" in shown.err
     assert list(tmp_path.iterdir()) == []

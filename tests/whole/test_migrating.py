@@ -106,7 +106,7 @@ def test_the_table_names_what_is_there() -> None:
         field = next(field for verb in VERBS for _, field in flat_fields(task_of(verb).settings) if field.name == name)
         assert value in str(field.type), told
     for command in COMMANDS.values():
-        assert command.split()[0] in {*VERBS, "generate", "export", "data"}
+        assert command.split()[0] in {*VERBS, "generate", "chat", "serve", "eval", "export", "data"}
     some = {name for name in settings() if not all(name in names_of(verb) for verb in VERBS)}
     assert set(OWN) == some
     for name, text in OWN.items():

@@ -68,12 +68,12 @@ def log(run: Path) -> str:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"seed": 7}, "seed=42, and now seed is 7"),
-        ({"effective_batch_size": 5}, "effective_batch_size=6, and now effective_batch_size is 5"),
-        ({"learning_rate": 2e-2}, "learning_rate=0.01, and now learning_rate is 0.02"),
-        ({"num_epochs": 2}, "num_epochs=1, and now num_epochs is 2.*lr_scheduler=cosine over that length"),
+        ({"seed": 7}, "seed=42, and now `seed` is 7"),
+        ({"effective_batch_size": 5}, "effective_batch_size=6, and now `effective_batch_size` is 5"),
+        ({"learning_rate": 2e-2}, "learning_rate=0.01, and now `learning_rate` is 0.02"),
+        ({"num_epochs": 2}, "num_epochs=1, and now `num_epochs` is 2.*lr_scheduler=cosine over that length"),
         ({"adapter": "lora"}, "adapter"),
-        ({"max_seq_len": 40}, "a run with no max_seq_len, and now max_seq_len is 40.*Leave max_seq_len out"),
+        ({"max_seq_len": 40}, "a run with no max_seq_len, and now `max_seq_len` is 40.*Leave max_seq_len out"),
     ],
 )
 def test_what_would_change_the_past_is_refused(change: dict[str, Any], named: str, given: dict[str, Any], left: Path) -> None:
@@ -486,8 +486,8 @@ def test_a_run_without_its_states_is_not_begun_anew(given: dict[str, Any], finis
     shutil.copytree(finished, run, ignore=shutil.ignore_patterns("full_state"))
     assert forge.sft(**given, ckpt_output_dir=run).steps == 4
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
-    with pytest.raises(forge.RunDirectoryError, match="its run is finished, and these settings ask for another one"):
-        forge.sft(**{**given, "logging_steps": 3}, ckpt_output_dir=run)
+    with pytest.raises(forge.RunDirectoryError, match=r"these settings ask for another one \(`logging_steps`: 1 → 3\)\. "):
+        forge.sft(**{**given, "logging_steps": 3, "quiet": True}, ckpt_output_dir=run)
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 

@@ -178,7 +178,7 @@ def test_a_run_stands_for_its_model(model_dir: Path, folder: Path, tmp_path: Pat
         forge.grpo(**given, ckpt_output_dir=tmp_path / f"grpo {adapter}")
         (line,) = (line for line in metrics(tmp_path / f"grpo {adapter}") if "rollout_reward/reward_model" in line)
         assert line["rollout_reward_std"] > 0
-        with pytest.raises(forge.SettingsError, match="is a reward model"):
+        with pytest.raises(forge.SettingsError, match="is a reward model or a classifier"):
             forge.generate(reward, "hello")
     given = settings_of("sft", model_dir, folder) | {"model_path": str(tmp_path / "grpo none"), "max_steps": 1}
     assert "hf_format" in _config(forge.sft(**given, ckpt_output_dir=tmp_path / "sft").output_dir)["model_path"]

@@ -67,10 +67,10 @@ def test_a_run_is_said_as_such_and_resumed_to_the_bit(given: dict[str, Any], tmp
     for mine, theirs in zip(untimed(alone)[-2:], untimed(whole)[-2:], strict=True):
         assert mine[0] == pytest.approx(theirs[0], rel=1e-2)
     (whole / "result.json").unlink()
-    with pytest.raises(forge.SettingsError, match="weights=bfloat16, and now weights is float32.*Give weights=bfloat16"):
+    with pytest.raises(forge.SettingsError, match="weights=bfloat16, and now `weights` is float32.*Give weights=bfloat16"):
         forge.sft(**{**given, "weights": "float32", "dtype": "bfloat16", "optimizer": "adamw_8bit"}, ckpt_output_dir=whole)
     # Without a word on what followed from the weights, they are what is named.
-    with pytest.raises(forge.SettingsError, match="weights=bfloat16, and now weights is float32.*Give weights=bfloat16"):
+    with pytest.raises(forge.SettingsError, match="weights=bfloat16, and now `weights` is float32.*Give weights=bfloat16"):
         forge.sft(**{name: value for name, value in given.items() if name != "weights"}, ckpt_output_dir=whole)
 
 

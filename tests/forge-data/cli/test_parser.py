@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -58,6 +59,7 @@ def test_help(verb, capsys):
         (["stats", "nowhere"], "nowhere is not a token store"),
         (["lint", "rows.jsonl"], "give a --tokenizer"),
         (["show", "rows.jsonl", "--lr", "3", "0:1"], "unrecognized arguments: --lr 3 0:1; forge-data show --help lists"),
+        (["show"], "required: STORE; "),
         (["stats", "store", "0:1"], "unrecognized arguments: 0:1; forge-data stats --help lists"),
     ],
 )
@@ -98,6 +100,19 @@ def test_prepare(model, small_chats, write_rows, tmp_path, capsys):
     assert made.settings == same.settings
     assert f"fingerprint {made.fingerprint}" in out
     assert str(made.accounting) in out
+
+
+def test_prepare_prints_what_the_lint_found(model, small_chats, write_rows, tmp_path, capsys, logged):
+    """Each finding with its row and remedy, and what was dropped once."""
+    rows = str(write_rows([*small_chats, {"messages": []}]))
+    said, logger = logged(), logging.getLogger("forge_data.accounting")
+    words = ["prepare", rows, "--tokenizer", model, "--store-dir", str(tmp_path / "store"), "--on-bad-row", "skip"]
+    assert _parser.main([*words, "--max-bad-rows", "0.9"]) == 0
+    out, _ = printed(capsys)
+    assert f"{Path(rows).name}:{len(small_chats) + 1}" in out
+    assert out.count("dropped 1") == 1
+    assert not [message for message in said if "dropped" in message]
+    assert not logger.disabled
 
 
 def test_a_store_that_is_replaced(model, small_chats, write_rows, tmp_path, capsys):
@@ -376,6 +391,9 @@ def test_show_a_run_and_its_prompts(store, model, write_rows, tmp_path, capsys):
     Path(store).rename(tmp_path / "run" / "data" / "train")
     assert _parser.main(["show", str(tmp_path / "run"), "3"]) == 0
     assert "train.jsonl:4 · sample 3 · " in printed(capsys)[0]
+    assert _parser.main(["show", str(tmp_path / "run"), "0:2", "--html", str(tmp_path / "page.html")]) == 0
+    assert "<h1>run: train</h1>" in (tmp_path / "page.html").read_text("utf-8")
+    capsys.readouterr()
     assert _parser.main(["stats", str(tmp_path / "run")]) == 0
     assert printed(capsys)[0].startswith("12 samples (supervised)")
     prompts = str(write_rows([{"prompt": "who?", "answer": 3}], "prompts.jsonl"))

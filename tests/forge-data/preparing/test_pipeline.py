@@ -90,8 +90,11 @@ def test_what_a_mixed_file_holds(write_rows, chatml_tokenizer, tmp_path):
         "train.jsonl:3 is a row of prompt_completion, but train.jsonl:1 is one of text; the first 5 rows are 3 of text (the "
         "first is train.jsonl:1), 1 of prompt_completion (the first is train.jsonl:3), 1 of no known format (the first is "
         "train.jsonl:5); a file holds one format, so that no stray row is learned otherwise than it was meant: put them into "
-        "files of their own, or make them one format with `preprocess`"
+        "files of their own, make them one format with `preprocess`, or leave out all but one format: "
+        "`format` text with on_bad_row=skip"
     )
+    kept = prepare(write_rows(rows), chatml_tokenizer, tmp_path / "store", format="text", on_bad_row="skip", max_bad_rows=0.5)
+    assert (kept.accounting.read, kept.accounting.kept) == (5, 3)
 
 
 def test_a_format_that_is_said_is_not_looked_for(write_rows, chatml_tokenizer, tmp_path):

@@ -59,6 +59,13 @@ def test_two_names_change_places(chatml_tokenizer):
     assert made.input_ids.tolist() == tokenize({"prompt": "b", "completion": "a"}, chatml_tokenizer).input_ids.tolist()
 
 
+@pytest.mark.parametrize("names", [("Question", "Answer"), ("PROMPT", "COMPLETION"), (" question", "answer ")])
+def test_columns_in_capitals_are_offered_as_they_are(chatml_tokenizer, names):
+    """What the message proposes are the row's own names."""
+    with pytest.raises(DataError, match=f"such as {names[0]}=instruction {names[1]}=output"):
+        tokenize(dict.fromkeys(names, "a"), chatml_tokenizer)
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

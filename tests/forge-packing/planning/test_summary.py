@@ -109,7 +109,8 @@ def test_shared_prefixes():
         "shared tokens  computed once a micro-batch: 29 tokens in place of 69; 3 micro-batches without that",
     ]
     assert lines[4].startswith("micro-batches  1 on 1 rank")
-    for other in (made.summary(divided=False), made.alone().summary()):
+    lone = plan([22, 3], batch_size=1, max_tokens=30, prefixes=[0, -1], prefix_tokens=[20])  # no two in one micro-batch
+    for other in (made.summary(divided=False), made.alone().summary(), lone.summary()):
         assert "shared" not in other
 
 

@@ -30,14 +30,41 @@ def test_help_names_every_setting(verb: str, capsys: pytest.CaptureFixture[str],
     text = capsys.readouterr().out
     for _, field in flat_fields(task_of(verb).settings):
         assert f"--{dashed(field.name)}" in text
+    assert not re.search(r"\(\)|default: None|MAPPING", text)
 
 
 def test_version_and_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     """`forge --version` prints it; an unknown command is answered with the nearest, status 2."""
     assert _cli.main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == forge.__version__
-    assert _cli.main(["stf"]) == 2
-    assert "sft" in capsys.readouterr().err
+    for word, said in (("stf", "Did you mean 'sft'?"), ("lint", "Here it is `forge data lint`."), ("watch", "`forge report`")):
+        assert _cli.main([word]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["eval", "run"], "--tasks is required; `forge eval --help` describes it."),
+        (["recipes", "cp"], "NAME is required; `forge recipes cp --help` describes it."),
+        (["sft", "--learning-rate", "--seed", "3"], "--learning-rate needs a value; `forge sft --help` describes it."),
+    ],
+)
+def test_what_is_missing_is_named(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An argument that is required, or the value of a flag, with status 2."""
+    assert _cli.main(words) == 2
+    assert capsys.readouterr().err == f"forge: {said}\n"
+
+
+def test_commands_are_listed_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each under one heading: training first, `sft` at its head."""
+    assert _cli.main(["--help"]) == 0
+    lines = [line.strip(" │╭─╮") for line in capsys.readouterr().out.splitlines() if line[:1] in "│╭"]
+    headings = ["Train", "Use a model", "Runs", "Data and recipes", "Clusters", "Options"]
+    assert [line for line in lines if line in headings] == headings
+    assert lines[lines.index("Train") + 1].split()[0] == "sft"
+    words = {line.split()[0] for line in lines if line}
+    assert words >= {*VERBS, *_cli._COMMANDS}
 
 
 @pytest.mark.parametrize(

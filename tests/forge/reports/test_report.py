@@ -67,11 +67,13 @@ def make_run(root: Path, words: str = "plain", *, steps: int = 3, seed: int = 42
     (root / "config.yaml").write_text(CONFIG.format(model=json.dumps(words), seed=seed))
     (root / "run.json").write_text(json.dumps({"verb": "sft"}))
     at = "2026-11-23T10:00:{:02d}.000Z"
-    metrics: list[dict[str, Any]] = [{"time": at.format(1), "step": 0, "eval_loss": 3.0}]
+    metrics: list[dict[str, Any]] = [{"time": at.format(1), "step": 0, "eval_loss": 3.1057}]
+    metrics += [{"time": at.format(n), "step": n, "eval_loss": loss} for n, loss in ((2, 1.5101), (3, 1.7523))]
     metrics += [
         {"time": at.format(1 + n), "step": n, "samples": 4 * n, "loss": 3.0 / n, "grad_norm": None, "lr": 1e-3, "tokens": 100,
          "tokens_per_second": 50.0, "memory": 2**30, words: 1.0} for n in range(1, steps + 1)
     ]  # fmt: skip
+    metrics = sorted(metrics, key=lambda line: line["step"])
     (root / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
     read = {
         "read": 9,
@@ -86,8 +88,8 @@ def make_run(root: Path, words: str = "plain", *, steps: int = 3, seed: int = 42
         {"event": "read", "rows": "data_path", "kind": "supervised", "text": words, **read},
         {"event": "data", "part": "data_path", "items": words, "text": words},
         {"event": "planned", "text": words, "samples": 12, "samples_in_data": 6, "tokens_in_data": 60, "steps": 3,
-         "batch_size": 4, "ranks": 2, "max_tokens": 64, "fill": 0.47, "stretches": [[0, 2, 0.47, 0.4, 0.5]]},
-        {"event": "adapted", "text": f"{words}\ntrains 1 of 2"},
+         "batch_size": 4, "ranks": 2, "max_tokens": 64, "fill": 0.47, "stretches": [[n, n, 0.47, 0.4, 0.5] for n in range(3)]},
+        {"event": "adapted", "text": f"{words}\ntrains 1 of 2\n  layers 1 of 2"},
         {"event": "started", "text": words},
         {"event": "warning", "text": words},
         {"event": "exported", "text": words, "export": words, "measure": "loss", "on": 4, "reloaded": 1.25, "in_memory": 1.5},
@@ -133,6 +135,8 @@ def test_the_page_says_what_the_run_wrote(tmp_path: Path, capsys: pytest.Capture
         "Finished : step 3 of 3, 12 samples",
         "9 read, 6 kept, 3 dropped (too long); 60 tokens",
         "learning_rate 0.0002 forge: the default with adapter=lora",
+        "Held-out loss 1.7523 from 3.1057, least 1.5101 after step 2",
+        "trains 1 of 2; layers 1 of 2",
         "47.0 % of the places",
         "divided over 2 ranks",
         "at step 0",
@@ -171,6 +175,8 @@ def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
     for tag, rule in (("style", "style-src"), ("script", "script-src")):
         digest = base64.b64encode(hashlib.sha256(page.inside[tag].encode()).digest()).decode()
         assert rules[rule] == f"'sha256-{digest}'"
+    # A language that Intl refuses is replaced before uPlot reads it.
+    assert page.inside["script"].index('defineProperty(navigator, "language"') < page.inside["script"].index("uPlot=")
     own = page.inside["script"].replace((PAGES / "vendor" / "uPlot.iife.min.js").read_text(), "")
     assert not re.search(r"fetch\(|XMLHttp|import\(|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", own)
 
@@ -266,6 +272,7 @@ def test_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert said[0] == ["setting", "a/run", "b/run"]
     assert said[1] == ["seed", "1", "2"]
     assert ["loss", "0.75", "0.6"] in said
+    assert ["eval_loss", *["3.1057", "→", "1.7523", "(least", "1.5101", "after", "step", "2)"] * 2] in said
     memory = next(line for line in said if line[:1] == ["memory"])
     assert memory[2::2] == ["GiB", "GiB"]
     assert said[-1] == ["compare.html"]
@@ -289,7 +296,7 @@ def test_compare_tells_other_held_out_samples(tmp_path: Path) -> None:
             file.write(json.dumps({"step": 3, "eval_loss": 1.5, "eval_loss_tokens": 9}) + "\n")
     same = compare(runs[:2], output=tmp_path / "same.html")
     assert "not the same" not in same
-    assert ["eval_loss", "3", "→", "1.5", "3", "→", "1.5"] in [line.split() for line in same.splitlines()]
+    assert ["eval_loss", *["3.1057", "→", "1.5"] * 2] in [line.split() for line in same.splitlines()]
     note = "Held-out samples are not the same (a, b; c): compare the eval_ figures of a run with its own"
     assert note in compare(runs, output=tmp_path / "page.html")
     assert note in " ".join(Elements((tmp_path / "page.html").read_text()).words.split())

@@ -13,8 +13,10 @@ from safetensors.torch import save_file
 
 import forge
 import forge_packing
-from forge.run._choices import absolute_paths, begins_of, few_steps, moved_run, operations_of, warn_of_higher_loss
+from forge.run._choices import absolute_paths, begins_of, few_steps, moved_run, note_best, operations_of, warn_of_higher_loss
+from forge.saving._best import Best
 from forge.settings._settings import resolve
+from forge.tasks._task import Evaluation
 from forge.verbs._sft import SFTSettings
 
 REQUIRED = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}
@@ -100,3 +102,15 @@ def test_a_run_that_ends_worse_than_it_began_says_so(before: float | None, after
         assert "hf_format/best" in lines[1]
         assert "hf_format/best" not in lines[2]
         assert "no step was better than none" in lines[2]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_earlier_best_measurement_is_said(kept: bool) -> None:
+    """With its step, both figures and where that model is; not where the last step, or no step, was best."""
+    lines: list[str] = []
+    report: Any = types.SimpleNamespace(note=lines.append)
+    after = Evaluation(loss=4.25, count=10, unit="tokens", figures={})
+    for step in (0, 200, 680):
+        note_best(report, Best(metric="loss", value=3.677, step=step), 680, after, kept=kept)
+    model = "hf_format/best is that model" if kept else "keep_best=true keeps the best step's model"
+    assert lines == [f"held out, best after step 200: loss 3.6770, 4.2500 at the end; {model}"]

@@ -65,10 +65,10 @@ def test_an_adapter_to_go_on_from_is_known_by_its_content(tmp_path: Path) -> Non
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_json(as_values(given[1]))))
     assert compare_settings(tmp_path, given[2]) == ["adapter_path: a → b"]
     assert past(given[1]) == past(given[2])
-    with pytest.raises(SettingsError, match="holds a run with adapter_path=a, and now adapter_path is null"):
+    with pytest.raises(SettingsError, match="holds a run with adapter_path=a, and now `adapter_path` is null"):
         compare_settings(tmp_path, given[0], open_left=True)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_json(as_values(given[0]))))
-    with pytest.raises(SettingsError, match="holds a run with no adapter_path, and now adapter_path is a"):
+    with pytest.raises(SettingsError, match="holds a run with no adapter_path, and now `adapter_path` is a"):
         compare_settings(tmp_path, given[1], open_left=True)
 
 
@@ -77,5 +77,5 @@ def test_a_run_of_before_keeps_its_warm_up(tmp_path: Path) -> None:
     before = {name: value for name, value in as_values(settings()).items() if name not in ADDED}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_json(before)))
     assert compare_settings(tmp_path, settings()) == []
-    with pytest.raises(SettingsError, match="holds a run with warmup_ratio=0.0, and now warmup_ratio is 0.2"):
+    with pytest.raises(SettingsError, match="holds a run with warmup_ratio=0.0, and now `warmup_ratio` is 0.2"):
         compare_settings(tmp_path, settings(warmup_ratio=0.2))

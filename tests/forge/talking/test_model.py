@@ -38,6 +38,13 @@ def test_a_path_is_no_hub_name(name: str) -> None:
         find_model(name)
 
 
+def test_a_model_with_a_head_of_numbers_is_named(tmp_path: Path) -> None:
+    """A classifier is not said to be a reward model alone."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForSequenceClassification"]}')
+    with pytest.raises(forge.SettingsError, match="is a reward model or a classifier: it gives texts numbers"):
+        find_model(tmp_path)
+
+
 def test_a_verb_refuses_a_hub_name_that_cannot_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Before the rows are looked at, and nothing is written."""
     words = ["sft", "--model-path", "org/x", "--data-path", "none.jsonl", "--ckpt-output-dir", str(tmp_path / "run")]

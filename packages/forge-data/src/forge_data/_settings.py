@@ -144,7 +144,7 @@ class RowSettings:
     rename_columns: Mapping[str, str] | None = attrs.field(
         default=None, validator=validators.optional(_names), metadata={"words": columns_of}
     )
-    """Columns that a format reads under another name, each with that name, such as question=prompt answer=completion; renamed
+    """Columns that a format reads under another name, each with that name, such as question=instruction answer=output; renamed
     after preprocess."""
 
     on_bad_row: OnBadRow = attrs.field(default="error", validator=_one_of(OnBadRow))

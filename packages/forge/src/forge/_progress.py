@@ -55,6 +55,8 @@ class Reporter:
         )
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._figures = ""
+        """Figures of the last step, as the bar shows them."""
         self._num_steps: int | None = None
         self._done = 0
         self._began = 0.0
@@ -113,7 +115,7 @@ class Reporter:
 
     def _show(self, what: str, *, line: bool = True) -> None:
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=printable(what))
+            self._bar.update(self._task, description=self._cut(printable(what)))
         elif line and not self._brief:
             self._print(f"{printable(what)} ...")
 
@@ -183,7 +185,9 @@ class Reporter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._bar is not None:
+        if self._bar is not None and self._task is not None:
+            if kind is None and self._figures:
+                self._bar.update(self._task, description=self._figures)  # what stays on the terminal
             self._bar.stop()
             self._bar = None
 
@@ -195,7 +199,8 @@ class Reporter:
         figures = "  ".join([f"loss {out.loss:z.4f}", *named, *rollout])
         speed = f"{tokens_per_second:,.0f} tokens/s"
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=out.step, description=self._fitting(f"{figures}  {speed}"))
+            self._figures = self._fitting(f"{figures}  {speed}")
+            self._bar.update(self._task, completed=out.step, description=self._figures)
         of = "" if self._num_steps is None else f"/{self._num_steps}"
         eta = self._eta(out.step)
         if out.step % self._every and out.step != self._num_steps:
@@ -220,10 +225,18 @@ class Reporter:
 
     def _fitting(self, figures: str) -> str:
         """Leave out the last figures for which the bar's line has no room: the times would be cut."""
-        room = self._console.width - _BESIDE_FIGURES - 2 * len(str(self._num_steps or ""))
-        while len(figures) > room and "  " in figures:
+        while len(figures) > self._room() and "  " in figures:
             figures = figures.rpartition("  ")[0]
         return figures
+
+    def _cut(self, words: str) -> str:
+        """Cut words for which the bar's line has no room."""
+        room = max(self._room(), 12)
+        return words if len(words) <= room else f"{words[: room - 1]}…"
+
+    def _room(self) -> int:
+        """Return the columns of a bar's line that figures or words may take."""
+        return self._console.width - _BESIDE_FIGURES - 2 * len(str(self._num_steps or ""))
 
     def _print(self, line: str, end: str = "\n") -> None:
         """Print what may quote the name of a file, which may hold what controls a terminal."""

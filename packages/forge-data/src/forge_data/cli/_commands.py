@@ -1,11 +1,13 @@
 """Parsed arguments of each command → its work, its output, and its exit status."""
 
 import json
+import logging
 import re
 import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +65,22 @@ def with_flags(message: str) -> str:
 
 def prepare(words: Namespace) -> int:
     """Make a store of rows, and print what became of them."""
+    with _uncounted():
+        return _prepare(words)
+
+
+@contextmanager
+def _uncounted() -> Iterator[None]:
+    """Disable the log of kept and dropped rows: the command prints them."""
+    counts = logging.getLogger("forge_data.accounting")
+    before, counts.disabled = counts.disabled, True
+    try:
+        yield
+    finally:
+        counts.disabled = before
+
+
+def _prepare(words: Namespace) -> int:
     from forge_data.preparing._prepare import prepare as make
     from forge_data.preparing._prepare_prompts import prepare_prompts
 
@@ -96,7 +114,7 @@ def show(words: Namespace) -> int:
     """Show samples on the terminal, or as a page."""
     from forge_data.viewing._show import show as write
 
-    with tempfile.TemporaryDirectory(prefix="forge-data-show-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="forge-data-show-", ignore_cleanup_errors=True) as folder, _uncounted():
         store = _shown(words, Path(folder))
         indices = list(_chosen(store, words.samples)) if words.samples else None
         if words.finding is not None:
@@ -156,7 +174,7 @@ def _describe(store: "TokenStore | PromptStore", before: bytes | None) -> None:
         share = f"{int(store.loss_counts.sum()) / max(1, tokens):.1%}"
         _print(f"{place}: {counted(len(store), 'samples')}, {counted(tokens, 'tokens')}, {share} of them learned")
         _print(str(store.accounting))
-        _print(f"lint: {counted(store.lint.stops, 'stops')}, {counted(store.lint.warnings, 'warnings')}")
+        _print(f"lint: {with_flags(str(store.lint))}")
     else:
         _print(f"{place}: {counted(len(store), 'prompts')}, {counted(tokens, 'tokens')}")
         _print(str(store.accounting))

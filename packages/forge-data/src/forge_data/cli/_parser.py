@@ -156,6 +156,7 @@ def _add_show(verbs: Any) -> None:
     parser.add_argument(
         "samples",
         nargs="*",
+        default=[],  # else argparse says that it is required
         metavar="SAMPLE",
         help="a number, a range such as 10:20 (0: is all), or a row such as train.jsonl:417",
     )
@@ -245,5 +246,5 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--rename-columns",
         nargs="+",
         metavar="COLUMN=NAME",
-        help="columns that a format reads under another name, such as question=prompt answer=completion",
+        help="columns that a format reads under another name, such as question=instruction answer=output",
     )

@@ -244,7 +244,7 @@ def _misspelt(fields: Fields, wanted: set[str]) -> dict[str, str]:
     """Return the fields that look misspelt, each with the wanted one that it resembles."""
     meant: dict[str, str] = {}
     for name in fields:
-        if near := difflib.get_close_matches(name, sorted(wanted - set(meant.values())), 1, LIKENESS):
+        if near := difflib.get_close_matches(name.lower(), sorted(wanted - set(meant.values())), 1, LIKENESS):
             meant[name] = near[0]
     return meant
 
@@ -253,7 +253,7 @@ def _renaming(fields: Fields, wanted: set[str], misspelt: dict[str, str]) -> str
     """Say that fields may be renamed, with those that look misspelt or have other names."""
     meant = dict(misspelt)
     for name in fields:
-        other = _OTHER_NAMES.get(name)
+        other = _OTHER_NAMES.get(name.strip().lower())
         if other is not None and name not in meant and other in wanted - set(meant.values()):
             meant[name] = other
     pairs = " ".join(f"{name}={each}" for name, each in meant.items()) or "question=instruction answer=output"

@@ -183,7 +183,8 @@ def _check_batch(outcome: Outcome, batch: Batch, job: Job, sources: Sequence["So
             raise DataError(
                 f"{seen.first} is a row of {name}, but {first[1]} is one of {first[0]}; "
                 f"{_count_formats(sources[batch.source], job)}a file holds one format, so that no stray row is learned "
-                "otherwise than it was meant: put them into files of their own, or make them one format with `preprocess`"
+                "otherwise than it was meant: put them into files of their own, make them one format with `preprocess`, or "
+                f"leave out all but one format: `format` {first[0]} with on_bad_row=skip"
             )
     if batch.error is not None:
         others = batch.kept or any(outcome.kept.values())

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _log = logging.getLogger("forge_data")
+_counts = logging.getLogger("forge_data.accounting")
+"""Apart, so that a caller who prints `store.accounting` can disable it."""
 S = TypeVar("S", bound=Store)
 
 
@@ -194,7 +196,8 @@ def build(
             return existing
     names = ", ".join(source.name for source in sources[:3])
     if accounting.dropped or accounting.tokens_lost or accounting.forms:
-        _log.log(logging.WARNING if accounting.dropped or accounting.tokens_lost else logging.INFO, "%s: %s", names, accounting)
+        level = logging.WARNING if accounting.dropped or accounting.tokens_lost else logging.INFO
+        _counts.log(level, "%s: %s", names, accounting)
     if AS_HISTORY in accounting.forms:
         _log.warning(
             "%s: %s with turns that are learned as the whole conversation's text has them, which is not how the model will "

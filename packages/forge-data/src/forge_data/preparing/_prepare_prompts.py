@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-_log = logging.getLogger("forge_data")
+_counts = logging.getLogger("forge_data.accounting")
 ReadRow = Callable[[str, Mapping[str, Any]], Question]
 """(place, fields of a row) → question."""
 _NEEDS = {
@@ -174,7 +174,7 @@ def prepare_questions(
                 raise
             return existing
     if accounting.dropped:
-        _log.warning("%s: %s", ", ".join(source.name for source in sources[:3]), accounting)
+        _counts.warning("%s: %s", ", ".join(source.name for source in sources[:3]), accounting)
     return PromptStore.open(directory)
 
 

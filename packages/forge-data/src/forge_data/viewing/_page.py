@@ -69,7 +69,7 @@ def page(store: "TokenStore | PromptStore", indices: list[int]) -> str:
             f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
             "base-uri 'none'; form-action 'none'"
         ),
-        "name": safe(store.path.resolve().name or "store"),
+        "name": safe(_name(store.path.resolve())),
         "title": "prompts" if prompts else "tokens and labels",
         "style": style,
         "lede": safe(lede(store, indices)),
@@ -81,6 +81,12 @@ def page(store: "TokenStore | PromptStore", indices: list[int]) -> str:
     }
     # One pass, so that the name of a slot inside a text stays text.
     return _SLOT.sub(lambda found: slots.get(found[1], found[0]), _file("page.html"))
+
+
+def _name(path: Path) -> str:
+    """Name a store by its directory; one in the data/ of a run by the run too."""
+    run = path.parents[1].name if path.parent.name == "data" else ""
+    return f"{run}: {path.name}" if run else path.name or "store"
 
 
 def _plain(shown: list[View]) -> str:

@@ -54,7 +54,8 @@ def summarise(steps: Steps, loss_counts: Int64Array | None, items: str, *, divid
         else:
             lines.append(f"measured       {measured:,} steps, in {len(stretches)} stretches from the first to the last:")
     lines += _measured(found)
-    if divided and (steps.prefixes is not None or steps.repeated is not None):
+    shares = steps.prefixes is not None or steps.repeated is not None
+    if divided and shares and (found.filled != found.tokens).any():
         alone = attrs.evolve(steps, prefixes=None, repeated=None)
         without = sum(int(alone.stretch(first, stop).pass_starts[-1]) for first, stop in stretches)
         lines.append(

@@ -97,6 +97,8 @@ def _status(words: list[str], make: Callable[[str | None, Sequence[str]], cyclop
         sys.stdout.flush()
     except cyclopts.UnusedCliTokensError as error:
         return _print_error(_unused(error.unused_tokens or (), error.command_chain or (), error.target), 2, debug=debug)
+    except cyclopts.MissingArgumentError as error:
+        return _print_error(_missing(error), 2, debug=debug)
     except cyclopts.CycloptsError as error:
         return _print_error(str(error), 2, debug=debug)
     except SystemExit as error:
@@ -135,6 +137,14 @@ def _print_interruption(error: KeyboardInterrupt, *, debug: bool) -> int:
 
 _FEW_OPTIONS = 6
 """Most options of a command that a message lists; of more it names `--help`."""
+
+
+def _missing(error: cyclopts.MissingArgumentError) -> str:
+    """Say which argument is missing, or which flag has no value, and where it is described."""
+    name = "" if error.argument is None else error.argument.name
+    what = f"{error.keyword} needs a value" if error.keyword is not None else f"{name} is required"
+    command = " ".join(("forge", *(error.command_chain or ())))
+    return f"{what}; `{command} --help` describes it."
 
 
 def _unused(left: Sequence[str], command: Sequence[str], target: object) -> str:
@@ -208,15 +218,27 @@ def make_app(asked: str | None = None, words: Sequence[str] = ()) -> cyclopts.Ap
         help_format="plaintext",
         help_epilogue="Every command takes --debug, which shows the traceback of an error.",
     )
+    groups = [cyclopts.Group(heading, sort_key=place) for place, heading in enumerate(_HEADINGS)]
+    listed = {
+        name: {"group": group, "sort_key": order}
+        for group, names in zip(groups, _HEADINGS.values(), strict=True)
+        for order, name in enumerate(names)
+    }
     for name in VERBS:
-        app.command(
-            _verb(name, words) if asked in (name, _COMPLETION) else _placeholder(task_of(name).about if asked is None else ""),
-            name=name,
-        )
+        if asked in (name, _COMPLETION):
+            app.command(_verb(name, words), name=name)
+        else:
+            app.command(_placeholder(task_of(name).about if asked is None else ""), name=name, **listed[name])
     for name, (about, make, options) in _COMMANDS.items():
-        app.command(make() if asked in (name, _COMPLETION) else _placeholder(about), name=name, **options)
+        if asked in (name, _COMPLETION):
+            app.command(make(), name=name, **options)
+        else:
+            app.command(_placeholder(about), name=name, **listed[name], **options)
     if asked in (None, _COMPLETION):
         app.register_install_completion_command(_COMPLETION, help="Install completion for this shell: bash, zsh or fish.")
+        others = cyclopts.Group("Options", sort_key=len(groups))
+        for flag in ("--help", "--version", _COMPLETION):
+            app[flag].group = others
     return app
 
 
@@ -378,3 +400,12 @@ _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App],
     "plan": ("Show how the samples of a step share ranks and micro-batches; trains nothing.", _plan, {}),
 }
 """Command that trains nothing → a line for `forge --help`, the function that builds it, options of cyclopts."""
+
+_HEADINGS = {
+    "Train": VERBS,
+    "Use a model": ["generate", "chat", "serve", "export", "push"],
+    "Runs": ["report", "compare", "eval", "forgetting", "rollouts", "plan", "track", "repair"],
+    "Data and recipes": ["data", "recipes", "config"],
+    "Clusters": ["slurm", "kubeflow"],
+}
+"""Heading of `forge --help` → its commands, in order."""

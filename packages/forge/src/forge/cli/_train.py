@@ -99,9 +99,11 @@ def verb_command(task: Task, words: Sequence[str] = ()) -> Any:
                 group=cyclopts.Group(group.capitalize().replace("_", " "), sort_key=order.index(group)),
                 consume_multiple=True,
                 negative_iterable=(),
+                show_default=False if parameter.default == () else None,
                 converter=converter_of({parameter.annotation, *get_args(parameter.annotation)}),
             )
-        annotation = tuple[str, ...] if parameter.name in of_words else parameter.annotation
+        words_too = parameter.name in of_words or tuple[str, ...] in get_args(parameter.annotation)
+        annotation = tuple[str, ...] if words_too else parameter.annotation
         if parameter.default is None and parameter.name != "recipe":
             annotation = annotation | None
         parameters.append(parameter.replace(annotation=Annotated[annotation, about]))

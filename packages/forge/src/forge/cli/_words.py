@@ -100,8 +100,27 @@ def _spellings(flags: dict[str, str]) -> Iterator[str]:
         yield f"--no-{flag.removeprefix('--')}"
 
 
+_MEANT = {
+    "prepare": "data prepare",
+    "lint": "data lint",
+    "show": "data show",
+    "stats": "data stats",
+    "convert": "config convert",
+    "validate": "config validate",
+    "schema": "config schema",
+    "inspect": "osft inspect",
+    "evaluate": "eval",
+    "watch": "report",
+    "ls": "recipes ls",
+    "version": "--version",
+    "help": "--help",
+}
+"""Command that somebody may try → command that does it."""
+
+
 def _unknown_command(word: str, commands: Sequence[str]) -> str:
     """Say what an unknown command is here, or the nearest one, and name all of them."""
     near = difflib.get_close_matches(word, commands, n=1, cutoff=_NEAR)
-    told = f" Here it is `forge {COMMANDS[word]}`." if word in COMMANDS else f" Did you mean {near[0]!r}?" if near else ""
+    here = {**COMMANDS, **_MEANT}.get(word)
+    told = f" Here it is `forge {here}`." if here else f" Did you mean {near[0]!r}?" if near else ""
     return f"unknown command {word!r}.{told} Commands: {', '.join(commands)}."

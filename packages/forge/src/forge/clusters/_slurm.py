@@ -107,7 +107,7 @@ _SCRIPT = """\
 cd -- {directory} || exit 2
 
 # Signs what the nodes tell each other; srun passes it on, and no other job knows it.
-export FORGE_RUN_SECRET="${{FORGE_RUN_SECRET:-$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n')}}"
+export FORGE_RUN_SECRET="${{FORGE_RUN_SECRET:-$(head -c 16 /dev/urandom | od -An -tx1 | tr -d '[:space:]')}}"
 
 # One task a node, which starts the node's ranks itself and finds the others by Slurm's variables. A task that ended with its
 # state saved must not take the others, which are still writing, with it.

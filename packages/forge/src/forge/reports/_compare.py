@@ -11,7 +11,7 @@ from forge._errors import SettingsError
 from forge._printable import printable
 from forge._templates import figure
 from forge.reports._charts import charts, table
-from forge.reports._curves import Curve, Curves
+from forge.reports._curves import Curve, Curves, lowest
 from forge.reports._page import PLOTS, page, reading, write_page
 from forge.reports._record import Record, active_seconds, read_record
 from forge.reports._report import read_curves
@@ -19,7 +19,7 @@ from forge.reports._report import read_curves
 _MOST = 24
 _PLACES = frozenset({"ckpt_output_dir", "rdzv_id", "resume", "logging_steps", "quiet"})
 """Settings in which two runs differ without being different."""
-_SHOWN = 40
+_SHOWN = 48
 """Characters of a value on a terminal."""
 
 
@@ -120,7 +120,8 @@ def _value(curve: Curve | None, name: str) -> str:
     first, last = figure(curve.first, name), figure(curve.last, name)
     # A curve of so many points that some were joined does not say whether its first is that of step 0.
     before = name.startswith("eval_") and curve.steps()[:1] == (0,)
-    return f"{first} → {last}" if before and first != last else last
+    least = f" (least {found})" if name == "eval_loss" and (found := lowest(curve)) else ""
+    return f"{first} → {last}{least}" if before and first != last else f"{last}{least}"
 
 
 def _other_samples(names: Sequence[str], records: Sequence[Record], curves: Sequence[Curves]) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forge._templates import number
+
 MOST = 600
 """Points of a curve, once there are twice as many, neighbours are joined."""
 _MOST_FIGURES = 120
@@ -25,6 +27,7 @@ class Curve:
         self.count = self.not_finite = 0
         self.total = 0.0
         self.first = self.last = self.least = self.most = math.nan
+        self.least_step = 0
         self._points: list[list[float]] = []
         """[last step, sum, count, least, most] of each point; a count of 0 is a measurement that was not finite."""
 
@@ -36,6 +39,7 @@ class Curve:
             return
         value = float(value or 0.0)
         self.first = self.first if self.count else value
+        self.least_step = step if not self.count or value < self.least else self.least_step
         self.count, self.total, self.last = self.count + 1, self.total + value, value
         self.least, self.most = (min(self.least, value), max(self.most, value)) if self.count > 1 else (value, value)
         self._append([step, value, 1, value, value])
@@ -63,6 +67,13 @@ class Curve:
             found["low"] = [_short(point[3]) if point[2] else None for point in self._points]
             found["high"] = [_short(point[4]) if point[2] else None for point in self._points]
         return found
+
+
+def lowest(curve: Curve) -> str:
+    """Say where a held-out loss was least, if neither before training nor at the end."""
+    if not curve.count or curve.least_step == 0 or curve.least == curve.last:
+        return ""
+    return f"{number(curve.least)} after step {curve.least_step:,}"
 
 
 class Curves:

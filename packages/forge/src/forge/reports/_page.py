@@ -20,7 +20,7 @@ from forge._errors import ForgeError, SettingsError
 from forge._templates import render, source
 
 _FOLDER = "reports/pages/"
-PLOTS = ("vendor/uPlot.iife.min.js", "plots.js")
+PLOTS = ("language.js", "vendor/uPlot.iife.min.js", "plots.js")
 """Scripts of a page with charts."""
 
 

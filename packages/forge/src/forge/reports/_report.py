@@ -13,7 +13,7 @@ from forge._counted import counted
 from forge._disk import write_remedy
 from forge._errors import SettingsError
 from forge.reports._charts import charts, table
-from forge.reports._curves import Curve, Curves
+from forge.reports._curves import Curve, Curves, lowest
 from forge.reports._page import PLOTS, page, reading, write_page
 from forge.reports._record import SETUP, Record, active_seconds, device_seconds, moment, read_record, starts
 
@@ -117,7 +117,7 @@ def report_page(run: Record, curves: Curves, price: float | None = None) -> str:
     figures = curves.figures
     running = run.state == "running"
     data = {"renew": RENEWED_EVERY if running else 0, "runs": 1, **charts({run.path.name: figures}, run.verb)}
-    planned = run.last("planned")
+    planned, held_out = run.last("planned"), _held_out(figures)
     steps = planned.get("steps") if run.value("max_steps") is None else _least(run)
     return page(
         "report.html",
@@ -131,11 +131,13 @@ def report_page(run: Record, curves: Curves, price: float | None = None) -> str:
         now=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         curves=curves,
         loss=figures.get("loss"),
-        held_out=_held_out(figures),
+        held_out=held_out,
+        lowest=lowest(held_out[1]) if held_out is not None and held_out[0] == "eval_loss" else "",
         num_steps=steps,
         cost=_cost(run, curves, steps if running else None, price),
         rows=table(figures),
         planned=planned,
+        all_steps=0 < len(planned.get("stretches") or ()) == planned.get("steps"),
         answers=_answers(run.answers),
         exports=[event for event in run.events if event["event"] == "exported" and event.keys() >= _PROOF],
         events=_events(run),

@@ -21,9 +21,10 @@ from forge._result import BEST
 from forge._turn_end import former_turn_end
 from forge.run._precision import for_low_precision
 from forge.run._resume import former_run
+from forge.saving._best import Best
 from forge.saving._directories import last_export
 from forge.tasks._answers import is_prompt_file
-from forge.tasks._task import Task
+from forge.tasks._task import Evaluation, Task
 from forge.tasks.items._items import Items, places
 
 
@@ -245,6 +246,15 @@ def warn_of_higher_loss(report: Reporter, before: float | None, after: float | N
         f"WARNING: the held-out loss is higher than before training, {after:.4f} after {before:.4f}: lower learning_rate, or "
         f"train for fewer steps; {best}"
     )
+
+
+def note_best(report: Reporter, best: Best, last_step: int, after: Evaluation, *, kept: bool) -> None:
+    """Log where the held-out figure was best, if after an earlier step than the last one."""
+    now = None if best.metric is None else after.value(best.metric)
+    if best.value is None or now is None or not 0 < best.step < last_step:
+        return
+    model = f"hf_format/{BEST} is that model" if kept else "keep_best=true keeps the best step's model"
+    report.note(f"held out, best after step {best.step}: {best.metric} {best.value:.4f}, {now:.4f} at the end; {model}")
 
 
 def warn_of_rounding(

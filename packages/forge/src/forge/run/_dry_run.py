@@ -16,6 +16,7 @@ from forge._dry_run import DryRun
 from forge._progress import Reporter
 from forge._templates import duration
 from forge.memory._forecast import one_rank
+from forge.memory._memory_plan import room, size
 from forge.memory._target import Target
 from forge.run._choices import absolute_paths, choose_machine
 from forge.run._early_checks import check_names
@@ -86,7 +87,7 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
             s = with_chosen(with_descriptions(s, found["rows"]), found["chosen"])
             prepared = open_prepared(task, s, machine, Path(found["root"]), strategy.data_parallel_size)
             memory = json.loads((out.root / FILE).read_text(encoding="utf-8"))
-            lines = _lines(task, prepared, found, path, resuming=out.resuming)
+            lines = _lines(task, prepared, found, memory, aim, path, resuming=out.resuming)
             lines += [_again(time.monotonic() - began), "Nothing was trained, and nothing is left behind."]
             return DryRun("\n".join(lines), memory)
 
@@ -99,7 +100,7 @@ def _ranks(where: forge_dist.Topology, target: Target | None) -> forge_dist.Rank
     return forge_dist.Ranks(attrs.evolve(where, role="worker", rank=0, world_size=number, local_world_size=number))
 
 
-def _lines(task: Task, prepared: Any, found: Any, path: Path, *, resuming: bool) -> list[str]:
+def _lines(task: Task, prepared: Any, found: Any, memory: Any, aim: Target, path: Path, *, resuming: bool) -> list[str]:
     """Say in plain words what the run would do."""
     s, plan = prepared.settings, prepared.plan
     steps = task.num_steps(s, plan)
@@ -116,10 +117,22 @@ def _lines(task: Task, prepared: Any, found: Any, path: Path, *, resuming: bool)
         f"  data: {prepared.train}" + (f"; held out {prepared.held_out}" if prepared.held_out is not None else ""),
         f"  steps: {'without end' if steps is None else f'{steps:,}'}, {number}",
         f"  exports: {_number(exports_kept(s, plan, len(prepared.train), steps))}",
+        *_memory(memory, aim),
         *(f"  {line}" for line in found["disk"]),
-        *(["chosen:", *chosen] if chosen else []),
+        *([f"chosen{', device, compile and kernels for this machine' if aim.elsewhere else ''}:", *chosen] if chosen else []),
         *((_NO_MEMORY * (not number) + line) for number, line in enumerate(found["lacks"])),
     ]
+
+
+def _memory(memory: Any, aim: Target) -> list[str]:
+    """Return the line of peak memory; none where it does not fit, which is said apart."""
+    if memory.get("refused"):
+        return [f"  memory: not computed: {memory['refused']}"]
+    most = max(memory["phases"], key=lambda phase: phase["planned"], default=None)
+    if most is None or memory["fits"] is False:
+        return []
+    of = "" if aim.limit is None else f", of {room(aim)}"
+    return [f"  memory: {size(most['planned'])} at the peak ({most['name']}){of}"]
 
 
 def _again(seconds: float) -> str:

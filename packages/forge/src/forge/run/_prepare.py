@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -115,9 +116,9 @@ def prepare(
     with _replacing_stepless(out, identity, report):
         if out.resuming:
             identity.resume(out.path, wait=not out.has_steps)
-            compare_settings(out.path, s, open_left=True)
+            changed = compare_settings(out.path, s, open_left=True)
             if s.checkpoints.resume in ("auto", "never") and ended_for_good(out.path):
-                raise finished_error(out.path)
+                raise finished_error(out.path, changed)
             report.note(f"{out.path} holds this run already: resuming it")
             link_stores(task, out.path, out.staging)
     chosen: dict[str, tuple[Any, str]] = {}
@@ -384,6 +385,17 @@ def _named(data: Any) -> str:
     return ", ".join(map(str, data)) if isinstance(data, (list, tuple, Mapping)) else str(data)
 
 
+@contextmanager
+def _counted_once(s: Any) -> Iterator[None]:
+    """Disable forge_data's log of kept and dropped rows where the report says the same."""
+    counts = logging.getLogger("forge_data.accounting")
+    before, counts.disabled = counts.disabled, counts.disabled or not s.report.quiet
+    try:
+        yield
+    finally:
+        counts.disabled = before
+
+
 def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, directory: Path, report: Reporter) -> Any:
     """Tokenize rows into a store, or take the launcher's; log how many were kept and dropped.
 
@@ -399,7 +411,7 @@ def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, dire
         store = task.open_store(directory)
     else:
         # A terminal has the count of rows that `task.prepare` shows.
-        with report.taking(f"reading {_named(getattr(s.data, setting))}", live=False):
+        with report.taking(f"reading {_named(getattr(s.data, setting))}", live=False), _counted_once(s):
             store = task.prepare(s, given, tokenizer, directory, report)
     s = describe_rows(s, rows)
     account = store.accounting

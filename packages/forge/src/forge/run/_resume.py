@@ -195,7 +195,7 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
         before_it = f"no {name}" if was is None else f"{name}={_word(was)}"
         remedy = f"Leave {name} out" if was is None else f"Give {before_it}"
         raise SettingsError(
-            f"ckpt_output_dir {path}: holds a run with {before_it}, and now {name} is {_word(is_now)}"
+            f"ckpt_output_dir {path}: holds a run with {before_it}, and now `{name}` is {_word(is_now)}"
             f"{origin_note(s.origins[name])}; {why}. {remedy} to resume it, or give another ckpt_output_dir to begin anew."
         )
     # What is left open is chosen later, or has no value of its own.

@@ -24,7 +24,15 @@ from forge._uncollected import uncollected
 from forge.memory._divided import keeps_casts
 from forge.memory._target import Target
 from forge.run._adaptation import adapt_model, check_projections, exported_as, frozen_with_adapter
-from forge.run._choices import absolute_paths, choose_machine, cost_alone, report_routers, warn_of_higher_loss, warn_of_rounding
+from forge.run._choices import (
+    absolute_paths,
+    choose_machine,
+    cost_alone,
+    note_best,
+    report_routers,
+    warn_of_higher_loss,
+    warn_of_rounding,
+)
 from forge.run._early_checks import check_names
 from forge.run._explained import explained, out_of_memory
 from forge.run._fused import StepsMade, compile_blocks, fuse_layers
@@ -432,6 +440,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         best_step = at.best.step if s.evaluation.keep_best else None
         if source.average is None:  # else both losses are beside different references
             warn_of_higher_loss(report, loss_before, None if after is None else after.loss, best_step=best_step)
+        if after is not None and (source.average is None or s.evaluation.metric_for_best):
+            note_best(report, at.best, at.step, after, kept=s.evaluation.keep_best)
         stop_if_asked()
         if states.files.failures:
             # On a disk that is nearly full the last state would take the room of the last export, and find none itself.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ OPENED = "Have it given to this user (`chmod`, `chown`)"
 """What to do about full states that this user may not read."""
 
 _LISTED = 8
+_PLACE = ("ckpt_output_dir", "quiet")
+"""Settings in which a command may differ that asks for the same run."""
 
 
 @attrs.frozen(kw_only=True)
@@ -102,10 +104,18 @@ def refuse_closed_states(path: Path) -> None:
         )
 
 
-def finished_error(path: Path) -> RunDirectoryError:
-    """Return the error of a run that ended for good and is asked for more."""
+def finished_error(path: Path, changed: Sequence[str]) -> RunDirectoryError:
+    """Return the error of a run that ended for good and is asked for more.
+
+    Args:
+        path: the run directory.
+        changed: what is asked for now, `name: before → now` each.
+
+    """
+    named = [f"`{name}`:{values}" for name, _, values in (one.partition(":") for one in changed) if name not in _PLACE]
+    what = f" ({'; '.join(named)})" if named else ""
     return RunDirectoryError(
-        f"ckpt_output_dir {path}: its run is finished, and these settings ask for another one. Its training state was "
+        f"ckpt_output_dir {path}: its run is finished, and these settings ask for another one{what}. Its training state was "
         "removed at its end, so that it cannot be trained further: keep_full_state=true keeps it. Give another "
         "ckpt_output_dir; with model_path naming its export, training begins from what it learned."
     )

@@ -250,8 +250,11 @@ COMMANDS = {
         "embed": "embedding embeddings embedding_sft embedding-sft sentence_transformers sentence-transformers contrastive",
         "grpo": "lora_grpo",
         "generate": "inference infer predict",
-        "export": "merge merge-lora merge_lora",
+        "export": "merge merge-lora merge_lora quantize",
         "data prepare": "preprocess tokenize",
+        "serve": "vllm-serve api",
+        "eval": "lm-eval",
+        "chat": "webchat",
     }.items()
     for theirs in names.split()
 }

@@ -55,7 +55,7 @@ def find_model(model_path: str | Path) -> str:
     Answers before torch is imported.
 
     Raises:
-        SettingsError: there is none, or it is a reward model.
+        SettingsError: there is none, or it writes no text.
         forge_dist.ModelError: the hub cannot be asked for that name, or has no such model.
 
     """
@@ -71,7 +71,7 @@ def find_model(model_path: str | Path) -> str:
         found = _read(Path(directory).expanduser() / name).get(key)
         if found == "SEQ_CLS" or (isinstance(found, list) and any("SequenceClassification" in str(one) for one in found)):
             raise SettingsError(
-                f"{directory} is a reward model: it gives texts a number and writes none. Give a language model."
+                f"{directory} is a reward model or a classifier: it gives texts numbers and writes none. Give a language model."
             )
         named = found if isinstance(found, list) else []
         if found == "FEATURE_EXTRACTION" or any(re.search(r"(?<!Head)(?<!Heads)Model$", str(one)) for one in named):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import forge_data
 from forge._counted import counted
 from forge._errors import DataLintError, SettingsError
@@ -41,22 +43,35 @@ def warn_of_plain_text(tokenizer: Any, chat_template: str | None, store: Any, re
     Args:
         tokenizer: of the model; what its `chat_template` holds is what chats and servers ask with.
         chat_template: the setting, which wins over the tokenizer's own.
-        store: token store of the rows; of other stores nothing is said. The first hundred samples stand for all.
+        store: token store of the rows; of other stores nothing is said. Of each entry of data_path the first samples are read.
         report: gets the warning.
 
     """
     if not (chat_template or tokenizer.chat_template) or not isinstance(store, forge_data.TokenStore):
         return
-    first = [store[at] for at in range(min(len(store), _LOOKED_AT))]
-    if not first or any(set(each.roles) - _PLAIN_TEXT or "prompt" not in each.roles for each in first):
+    plain = next((first[0] for first in _first_samples(store) if all(_is_plain(store[at]) for at in first)), None)
+    if plain is None:
         return
     remedy = "give prompt and answers as lists of messages"
     if store.kind == "supervised":
-        remedy = "rows of messages, or columns instruction and output (rename_columns: question=instruction answer=output)"
+        remedy = "rows of messages, or columns instruction and output (rename_columns: prompt=instruction completion=output)"
     report.note(
-        f"WARNING: prompt and answer of {store.source(0)} and others are text, and are learned without the chat template with "
-        f"which `forge chat`, `forge generate` and servers ask. To learn them as they will be asked: {remedy}"
+        f"WARNING: prompt and answer of {store.source(plain)} and others are text, and are learned without the chat template "
+        f"with which `forge chat`, `forge generate` and servers ask. To learn them as they will be asked: {remedy}"
     )
+
+
+def _first_samples(store: forge_data.TokenStore) -> list[list[int]]:
+    """Return the first samples of each entry of data_path, a hundred of all or one of each."""
+    sources = np.asarray(store.sources)
+    starts = np.unique(sources, return_index=True)[1][:_LOOKED_AT].tolist()
+    each = _LOOKED_AT // max(1, len(starts))
+    return [[at for at in range(start, min(start + each, len(store))) if sources[at] == sources[start]] for start in starts]
+
+
+def _is_plain(sample: forge_data.TokenizedExample) -> bool:
+    """Return whether prompt and answer of a sample are text."""
+    return set(sample.roles) <= _PLAIN_TEXT and "prompt" in sample.roles
 
 
 def warn_of_system_message(prompts: Sequence[Asked], store: Any, report: Reporter) -> None:

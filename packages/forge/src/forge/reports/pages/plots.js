@@ -17,6 +17,9 @@ function make(tag, className, text) {
 
 function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
+// Distances between two marks of an axis of bytes.
+const BYTES = Array.from({ length: 50 }, (_, power) => 2 ** power);
+
 // A number in few digits: what a person reads off an axis.
 function short(value, bytes) {
   if (value === null || value === undefined) return "–";
@@ -26,7 +29,7 @@ function short(value, bytes) {
     return `${Number(value.toPrecision(4))} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][unit]}`;
   }
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
+  if (size !== 0 && (size < 1e-4 || size >= 1e7)) return value.toExponential(2).replace(/\.?0*e\+?/, "e");
   if (size >= 1e4) return new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 }).format(value);
   return String(Number(value.toPrecision(4)));
 }
@@ -76,7 +79,7 @@ function drawing(chart, box, keys) {
     scales: { x: { time: false, range: (_, low, high) => [low, high] }, y: log ? { distr: 3 } : { range: (_, low, high) => uPlot.rangeNum(low ?? 0, low || high ? high : 1, 0.08, true) } },
     axes: [
       { ...axis, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? short(tick) : "")), size: 32 },
-      { ...axis, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick, chart.bytes))), size: chart.bytes ? 74 : 62 },
+      { ...axis, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick, chart.bytes))), size: chart.bytes ? 74 : 62, ...(chart.bytes ? { incrs: BYTES } : {}) },
     ],
     hooks: {
       setCursor: [(u) => label(u, chart, keys)],
