@@ -240,7 +240,7 @@ def test_equal_and_missing_rewards():
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("why", ["unscored", "cut off"])
 def test_a_rollout_of_which_nothing_counts(name, why):
-    """No completion is scored, or each is masked: advantages of 0, and updates of no completion, for every method."""
+    """No completion is scored, or each is masked: advantages of 0, for every method."""
     model, settings = policy(), evolve(SETTINGS[name][1], mask_truncated=True, kl_weight=0.0)
     if why == "unscored":
         made = rollout(model, settings, reward=lambda completions, **_: [None] * len(completions))

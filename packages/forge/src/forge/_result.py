@@ -71,7 +71,7 @@ def write_result(result: RunResult) -> None:
 
 
 def result_values(result: RunResult) -> dict[str, Any]:
-    """Return what result.json holds: null where a figure is not finite, as JSON has no such number."""
+    """Return what result.json holds: null for a figure that is not finite, no number of JSON."""
     values = {
         name: {key: _finite(each) for key, each in value.items()} if isinstance(value, dict) else _finite(value)
         for name, value in attrs.asdict(result).items()

@@ -264,7 +264,7 @@ def test_a_batch_wide_scale():
 @pytest.mark.parametrize("scale", ["group", "batch"])
 @pytest.mark.parametrize("size", [1e20, 1e37])
 def test_squares_of_large_rewards_do_not_overflow(size, scale):
-    """A punishment of -1e20 has the advantages that float64 gives it, and its group's alone are far from 0."""
+    """A punishment of -1e20 has the advantages that float64 gives it, and only in its group."""
     rewards = torch.tensor([0.5, 1.0, -size, 0.0, 1.0, 0.5])
     groups = [0, 0, 0, 1, 1, 1]
     found, wide = (group_advantages(each, groups, scale=scale) for each in (rewards, rewards.double()))

@@ -144,7 +144,7 @@ def group_advantages(
 
 
 def _unit(size: torch.Tensor) -> torch.Tensor:
-    """Return a power of two by which numbers of this size are divided, so that their squares do not overflow float32.
+    """Return a power of two, divided by which numbers of this size have squares in float32.
     It is 1, which changes no bit, up to 2^48.
     """
     return torch.ldexp(torch.ones_like(size), (torch.frexp(size).exponent - 48).clamp(min=0))

@@ -204,7 +204,7 @@ def _values(reward: Reward, asked: Callable[[], Any], timeout: float | None, whe
 
 
 def _number(reward: Reward, inputs: RewardInputs, i: int, value: Any) -> float:
-    """Return a number of at most `MOST` (of numpy or torch too) as float, and None and NaN as NaN."""
+    """Return a number up to `MOST` (of numpy or torch too) as float, and None and NaN as NaN."""
     if value is None:
         return math.nan
     try:
