@@ -149,6 +149,13 @@ def test_cut_off_completions_are_said(model_dir: Path, folder: Path, tmp_path: P
     figures = f"reward_std {rollout['rollout_reward_std']:.3g}  length {rollout['rollout_length']:,.1f}  cut_off {share:.0%}"
     assert re.search(rf"step 1/4  loss .*  {figures}  lr ", shown)
     assert len(re.findall(r"completions were cut off at max_new_tokens=2, .* Raise max_new_tokens, ask", shown)) == 1
+    # PPO's too: what is left out teaches nothing, and that is the reason given.
+    masked = settings_of("ppo", model_dir, folder) | {"max_new_tokens": 2, "validation_split": 0, "mask_truncated": True}
+    forge.ppo(**masked | {"max_steps": 2}, ckpt_output_dir=tmp_path / "masked")
+    shown = capfd.readouterr().err
+    assert shown.count("mask_truncated leaves those out; nothing") == 1
+    assert "same reward" not in shown
+    assert "or mask_truncated" not in shown
 
 
 @pytest.mark.slow

@@ -285,6 +285,21 @@ def test_equal_and_missing_rewards():
     assert not np.isnan(skip.old_logps[skip.starts[5] :]).any()
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("why", ["unscored", "cut off"])
+def test_a_rollout_of_which_nothing_counts(name, why):
+    """No completion is scored, or each is masked: advantages of 0, for every method."""
+    model, settings = policy(), evolve(SETTINGS[name][1], mask_truncated=True, kl_weight=0.0)
+    if why == "unscored":
+        made = rollout(model, settings, reward=lambda completions, **_: [None] * len(completions))
+    else:
+        made = rollout(model, settings, sampler=sampler(model, eos_ids=[99]))
+        assert not made.finished.any()
+    assert not made.trained.any()
+    assert not made.advantages.any()
+    assert made.returns is None or not made.returns.any()
+
+
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "rloo"])
 @pytest.mark.parametrize("updates", [1, 2])
 def test_what_a_masked_completion_counts(name, updates):

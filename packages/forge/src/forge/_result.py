@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,11 @@ def write_result(result: RunResult) -> None:
 
 
 def result_values(result: RunResult) -> dict[str, Any]:
-    """Return what result.json holds."""
-    values = attrs.asdict(result)
+    """Return what result.json holds: null for a figure that is not finite, no number of JSON."""
+    values = {
+        name: {key: _finite(each) for key, each in value.items()} if isinstance(value, dict) else _finite(value)
+        for name, value in attrs.asdict(result).items()
+    }
     del values["output_dir"]
     return {**values, "model_dir": str(result.model_dir.relative_to(result.output_dir))}
 
@@ -86,7 +90,21 @@ def read_result(path: Path) -> RunResult:
     file = path / RESULT
     try:
         values, _ = unsealed(file)
-        return RunResult(output_dir=path, **{**values, "model_dir": path / values["model_dir"]})
+        known = {name: _known(value) if name.startswith("eval_") else value for name, value in values.items()}
+        if known["loss"] is None:
+            known["loss"] = math.nan
+        return RunResult(output_dir=path, **{**known, "model_dir": path / values["model_dir"]})
     except (OSError, ValueError, TypeError, KeyError) as error:
         why = str(error) if isinstance(error, ValueError) else repr(error)
         raise RunDirectoryError(f"{file}: {why}. `forge repair {path}` says what can be made whole.") from error
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _known(value: Any) -> Any:
+    """Return a figure, or figures, with NaN where null was written."""
+    if isinstance(value, dict):
+        return {name: math.nan if each is None else each for name, each in value.items()}
+    return value

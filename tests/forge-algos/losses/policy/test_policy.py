@@ -264,6 +264,19 @@ def test_a_batch_wide_scale():
     torch.testing.assert_close(found, torch.tensor([0.5, -0.5, 0.0, 0.0]) / (statistics.stdev([1, 0, 3]) + 1e-4))
 
 
+@pytest.mark.parametrize("scale", ["group", "batch"])
+@pytest.mark.parametrize("size", [1e20, 1e37])
+def test_squares_of_large_rewards_do_not_overflow(size, scale):
+    """A punishment of -1e20 has the advantages that float64 gives it, and only in its group."""
+    rewards = torch.tensor([0.5, 1.0, -size, 0.0, 1.0, 0.5])
+    groups = [0, 0, 0, 1, 1, 1]
+    found, wide = (group_advantages(each, groups, scale=scale) for each in (rewards, rewards.double()))
+    torch.testing.assert_close(found.double(), wide, rtol=1e-6, atol=1e-12)
+    assert found[2] < -1
+    if scale == "group":
+        assert torch.equal(found[3:], group_advantages(rewards[3:], [0, 0, 0]))
+
+
 @given(st.floats(-10, 10, width=32), st.integers(2, 7))
 def test_equal_rewards_have_advantages_of_zero(reward, size):
     """Equal rewards have advantages of exactly 0.

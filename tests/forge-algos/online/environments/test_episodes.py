@@ -262,7 +262,7 @@ class Vague(Count):
         (Sleeps, r"did not return within env_timeout=0.5 seconds, at .*test_episodes.py:\d+, for rows.jsonl:0"),
         (Unready, "no observation, and the episode is not done"),
         (Speaks, r"reset raised TypeError: reset returned 'hello'.*turn 0"),
-        (Vague, "a finite number is wanted"),
+        (Vague, "a number of at most 1e\\+37 is wanted"),
     ],
 )
 def test_what_an_environment_does_wrong(environment, says):

@@ -60,7 +60,8 @@ LINE = raises.__code__.co_firstlineno + 1
             r"gave 'good' \(str\) for row 12, completion 'zzz'",
         ),
         (lambda completions, **_: [math.inf if c == "x" else 1 for c in completions], r"gave inf \(float\) for row 10"),
-        (lambda completions, **_: None, r"reward 'f' raised TypeError"),
+        (lambda completions, **_: [1e39 if c == "x" else 1 for c in completions], r"gave 1e\+39 .* row 10.*at most 1e\+37"),
+        (lambda completions, **_: None, r"reward 'f' \(.*\) gave None for [13] completions; one for each is wanted"),
         (lambda completions: [1.0] * 3, r"reward 'f' raised TypeError: .*unexpected keyword argument 'prompts'"),
     ],
 )
@@ -77,6 +78,14 @@ def test_a_row_has_its_name_and_a_builtin_none():
         score(Reward(name="f", function=raises), named)
     with pytest.raises(RewardError, match="which is not written in Python"):
         score(Reward(name="f", function=dict), named)
+
+
+def test_a_weight_counts_in_the_largest_reward():
+    """What no sum in float32 could hold is refused where it is given."""
+    function = lambda completions, **_: [1e36] * len(completions)  # noqa: E731
+    assert score(Reward(name="f", function=function), ANSWERS)[0] == np.float32(1e36)
+    with pytest.raises(RewardError, match=r"gave 1e\+36 \(float\) for row 10"):
+        score(Reward(name="f", function=function, weight=100.0), ANSWERS)
 
 
 def test_skip_leaves_out_only_what_fails():

@@ -122,6 +122,8 @@ def generalized(settings: Any, scored: Scored) -> tuple[Floats, Floats]:
     assert values is not None
     of_token = np.repeat(scored.trained, scored.lengths)
     cut: Sequence[int] = scored.lengths[scored.trained].tolist()
+    if not cut:  # no completion could be scored
+        return np.zeros_like(values), np.zeros_like(values)
     each = -scored.penalty[of_token]
     each[np.cumsum(cut, dtype=np.int64) - 1] += scored.rewards[scored.trained]
     found = gae(torch.from_numpy(each), torch.from_numpy(values[of_token]), cut, gamma=settings.gamma, lam=settings.lam)

@@ -17,8 +17,8 @@ _WINDOW = 4096
 _THREADS = 4
 """Files hashed at a time; hashing releases the GIL, and with more of them the disk is the limit."""
 
-_Seen = tuple[Path, int, int, int]
-"""A file with its size, the time of its last change, and its inode."""
+_Seen = tuple[Path, int, int, int, int]
+"""A file with its size, the times of its last modification and change, and its inode; nobody sets that of the change."""
 
 
 def model_identity(model_path: str) -> str:
@@ -80,7 +80,9 @@ def _files(model_path: str) -> tuple[int, tuple[_Seen, ...]] | None:
         return None
     configs = [file for name in ("config.json", "adapter_config.json") if (file := folder / name).is_file()]
     files = [*configs, *sorted(folder.glob("*.safetensors"))]
-    return len(configs), tuple((file, (seen := file.stat()).st_size, seen.st_mtime_ns, seen.st_ino) for file in files)
+    return len(configs), tuple(
+        (file, (seen := file.stat()).st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino) for file in files
+    )
 
 
 @lru_cache(maxsize=16)

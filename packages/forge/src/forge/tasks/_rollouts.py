@@ -157,6 +157,13 @@ class RolloutSteps:
             self._warn_once(
                 "nothing", f"WARNING: step {step}: {names} gave no completion a number; {nothing} is learned from this rollout"
             )
+        elif self._own.mask_truncated and not made.finished.any():
+            self._warn_once(
+                "masked",
+                f"WARNING: step {step}: every completion was cut off at max_new_tokens={self._own.max_new_tokens:,}, and "
+                f"mask_truncated leaves those out; {nothing} is learned from this rollout. Raise max_new_tokens, or ask for "
+                "shorter answers in the prompts",
+            )
         elif not made.advantages.any():
             self._warn_once(
                 "nothing",
@@ -168,15 +175,17 @@ class RolloutSteps:
     def _warn_of_cut_off(self, figures: Mapping[str, float], planned: int) -> None:
         """Warn once of a rollout of which most completions have no end."""
         cut_off, number = int(figures["cut_off"]), int(figures["completions"])
-        if 2 * cut_off <= number:
+        if 2 * cut_off <= number or "masked" in self._warned:
             return
-        most = self._own.max_new_tokens
+        most, masked = self._own.max_new_tokens, self._own.mask_truncated
+        them = "mask_truncated leaves them out" if masked else "are rewarded as they stand, without their end"
+        remedy = "or ask for" if masked else "ask for"
+        further = "" if masked else ", or set missing_eos_penalty or mask_truncated"
         self._warn_once(
             "cut_off",
             f"WARNING: step {planned * self._updates + 1}: {cut_off:,} of {number:,} completions were cut off at "
-            f"max_new_tokens={most:,}, and are rewarded as they stand, without their end. Raise max_new_tokens, ask for "
-            "shorter answers in the prompts, or set missing_eos_penalty or mask_truncated. The step line shows their "
-            "share as cut_off",
+            f"max_new_tokens={most:,}, and {them}. Raise max_new_tokens, {remedy} shorter answers in the prompts{further}. "
+            "The step line shows their share as cut_off",
         )
 
     def _warn_once(self, about: str, line: str) -> None:

@@ -130,7 +130,9 @@ def group_advantages(
     highest = r.new_full((G,), -torch.inf).scatter_reduce(0, ids, torch.where(scored, r, -torch.inf), "amax")
     centred = torch.where((lowest == highest)[ids], 0, centred)
     if scale == "group":
-        deviation = (r.new_zeros(G).index_add(0, ids, centred.square()) / (count_G - 1).clamp(min=1)).sqrt()[ids]
+        unit = _unit(torch.where(count_G > 0, highest - lowest, 0))[ids]
+        squares = r.new_zeros(G).index_add(0, ids, (centred / unit).square())
+        deviation = (squares / (count_G - 1).clamp(min=1)).sqrt()[ids] * unit
     elif scale == "batch":
         deviation = r[scored].std() if int(scored.sum()) > 1 else r.new_zeros(())
     else:
@@ -139,3 +141,10 @@ def group_advantages(
         # r - mean of the others = (r - mean of all) · n / (n - 1).
         centred = centred * (count_G / (count_G - 1).clamp(min=1))[ids]
     return centred if deviation is None else centred / (deviation + EPSILON)
+
+
+def _unit(size: torch.Tensor) -> torch.Tensor:
+    """Return a power of two, divided by which numbers of this size have squares in float32.
+    It is 1, which changes no bit, up to 2^48.
+    """
+    return torch.ldexp(torch.ones_like(size), (torch.frexp(size).exponent - 48).clamp(min=0))

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from forge_algos._errors import RewardError
 from forge_algos._named import load_named
+from forge_algos.online.rewards._rewards import MOST
 
 ENVIRONMENT = "env"
 """Name of an environment's reward among those of a rollout."""
@@ -68,8 +69,8 @@ def checked_step(value: Any) -> tuple[Observation | None, float, bool]:
         number = float(reward)
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number):
-        raise TypeError(f"step returned the reward {reward!r}: a finite number is wanted")
+    if not abs(number) <= MOST:
+        raise TypeError(f"step returned the reward {reward!r}: a number of at most {MOST:g} is wanted")
     if not done and not observation:
         raise TypeError("step returned no observation, and the episode is not done: return what the model is to read next")
     ready = isinstance(observation, str) or (

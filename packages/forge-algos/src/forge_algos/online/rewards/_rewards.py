@@ -20,6 +20,10 @@ Scorer = Callable[..., Sequence[float | None]]
 None or NaN where it cannot be scored; `async def` too."""
 
 
+MOST = 1e37
+"""Largest |reward|, times its weight: sums of several and differences between two are numbers of float32 too."""
+
+
 class _TimeoutError(RewardError):
     """Call that did not return in time, which no second call would mend."""
 
@@ -174,17 +178,17 @@ def _call(reward: Reward, inputs: RewardInputs, timeout: float | None = None) ->
         **{name: list(column) for name, column in inputs.columns.items()},
     )
     try:
-        values = list(_values(reward, asked, timeout, where))
+        given = _values(reward, asked, timeout, where)
+        values = None if given is None else list(given)
     except _TimeoutError:
         raise
     except Exception as error:  # whatever a user's function may raise
         raise RewardError(
             f"reward {reward.name!r} raised {type(error).__name__}: {error}, at {_place(reward, error)}, for {where}"
         ) from error
-    if len(values) != B:
-        raise RewardError(
-            f"reward {reward.name!r} ({_place(reward)}) gave {len(values)} values for {B} completions; one for each is wanted"
-        )
+    if values is None or len(values) != B:
+        found = "None" if values is None else f"{len(values)} values"
+        raise RewardError(f"reward {reward.name!r} ({_place(reward)}) gave {found} for {B} completions; one for each is wanted")
     return np.array([_number(reward, inputs, i, value) for i, value in enumerate(values)], np.float32)
 
 
@@ -205,18 +209,18 @@ def _values(reward: Reward, asked: Callable[[], Any], timeout: float | None, whe
 
 
 def _number(reward: Reward, inputs: RewardInputs, i: int, value: Any) -> float:
-    """Return a finite number (of numpy or torch too) as float, and None and NaN as NaN."""
+    """Return a number up to `MOST` (of numpy or torch too) as float, and None and NaN as NaN."""
     if value is None:
         return math.nan
     try:
         number = math.inf if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError):
         number = math.inf
-    if math.isinf(number):
+    if abs(number) * max(1.0, abs(reward.weight)) > MOST:
         raise RewardError(
             f"reward {reward.name!r} ({_place(reward)}) gave {value!r} ({type(value).__name__}) for "
-            f"{inputs.source(inputs.rows[i])}{_excerpt(inputs, i)}: a finite number is wanted, or None where a completion "
-            "cannot be scored"
+            f"{inputs.source(inputs.rows[i])}{_excerpt(inputs, i)}: a number of at most {MOST:g}, its weight included, is "
+            "wanted, or None where a completion cannot be scored"
         )
     return number
 
