@@ -101,6 +101,13 @@ def test_it_moves_and_any_cut_is_the_same(alone: Any, model_dir: Path, folder: P
     assert all(abs(a - b) > 1e-4 for a, b in zip(moves[2:], still[2:], strict=True))
 
 
+@pytest.mark.parametrize("verb", ["dpo", "grpo"])
+def test_the_log_says_when_it_moves(verb: str, alone: Any) -> None:
+    """A loss that jumps has its reason in the log."""
+    said = "reference: it moves 0.6 of the way to the trained model every 2 steps; the figures that are measured from it jump"
+    assert said in (alone(verb) / "log.txt").read_text()
+
+
 def test_sampling_is_that_of_the_trained_weights(alone: Any) -> None:
     """Up to the first rollout after a move a run is one with a reference that stays; then its KL is another."""
     moves, stays = alone("grpo"), alone("grpo", reference="initial", reference_sync_steps=512)

@@ -96,6 +96,16 @@ def check_moves(s: Any, num_steps: int | None, *, each: int = 1) -> None:
         )
 
 
+def note_moves(run: Run) -> None:
+    """Say when a moving reference moves, and what that does to the figures."""
+    own = run.settings.objective
+    if own.reference == "moving":
+        run.report.note(
+            f"reference: it moves {own.reference_mixup:g} of the way to the trained model every "
+            f"{own.reference_sync_steps:,} steps; the figures that are measured from it jump there"
+        )
+
+
 def moving_reference(run: Run) -> forge_algos.WeightAverage | None:
     """Return the average that reference=moving is; None with another reference."""
     own = run.settings.objective

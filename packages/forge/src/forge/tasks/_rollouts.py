@@ -15,7 +15,7 @@ from forge._disk import writing
 from forge._errors import SettingsError
 from forge.settings._settings import row_keys, row_tokens
 from forge.tasks._fullest_rows import MadeUpRow, Update, with_keys
-from forge.tasks._reference_model import moving_reference, why_not_off
+from forge.tasks._reference_model import moving_reference, note_moves, why_not_off
 from forge.tasks._sampling_server import SamplingServer
 from forge.tasks._seeds import step_seed
 from forge.tasks._sharing import sharing
@@ -55,7 +55,11 @@ class RolloutSteps:
         self._held_out: forge_algos.online.Rollout | None = None
 
     def check_start(self) -> None:
-        """Check nothing: the first rollout is made of the initial model itself."""
+        """Say when the reference moves.
+
+        There is nothing to check: the first rollout is made of the initial model itself.
+        """
+        note_moves(self._run)
 
     def steps(self, first: int) -> Iterator[list[Any]]:
         """Yield the updates on one rollout after another.

@@ -20,6 +20,7 @@ from forge.tasks._reference_model import (
     check_reference,
     live_reference,
     moving_reference,
+    note_moves,
     require_same_tokens,
 )
 from forge.tasks._sharing import may_share, sharing
@@ -235,6 +236,7 @@ class ReferencedSteps(OfflineSteps):
     def check_start(self) -> None:
         """Raise ReferenceMismatchError unless the first loss is that of the reference itself."""
         run = self.run
+        note_moves(run)
         if run.settings.objective.reference_path is not None:
             return
         if run.settings.adapter.adapter_path is not None and run.settings.objective.reference == "adapter_off":
