@@ -145,6 +145,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "sapo_temperature_neg": ({"loss_type": "sapo", "num_iterations": 2, "learning_rate": 1e-1}, 1.05, 4.0),
         "num_generations": ({}, 3, 2),
         "scale_rewards": ({}, "group", "none"),
+        "multi_objective_aggregation": ({}, "sum_then_normalize", "normalize_then_sum"),
         "kl_weight": ({}, 0.05, 0.5),
         "reference": (AT_ONCE, "initial", {"reference": "moving", "reference_sync_steps": 1}),
         "reference_sync_steps": ({**AT_ONCE, **MOVING}, 1, 2),

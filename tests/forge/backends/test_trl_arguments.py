@@ -100,6 +100,12 @@ def test_dropout_stays_on(verb: str) -> None:
         ("grpo", {"loss_type": "gspo"}, "loss_type", "grpo"),
         ("grpo", {"loss_type": "gspo"}, "epsilon", 3e-4),
         ("grpo", {"loss_type": "cispo"}, "epsilon_high", 5.0),
+        (
+            "grpo",
+            {"multi_objective_aggregation": "normalize_then_sum"},
+            "multi_objective_aggregation",
+            "normalize_then_sum",
+        ),
         ("grpo", {"dual_clip": 3.0}, "delta", 3.0),
         ("grpo", {"loss_type": "sapo", "sapo_temperature_neg": 2.0}, "sapo_temperature_neg", 2.0),
         ("grpo", {"kl_weight": 0.1, "kl_estimator": "unbiased"}, "use_bias_correction_kl", True),

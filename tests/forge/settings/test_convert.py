@@ -537,6 +537,11 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
         (TRL + "center_rewards_coefficient: 0.01\n", "reward", {"centering": 0.01}),
         (TRL + "completion_only_loss: false\n", "sft", {"train_on": "all"}),
         (TRL + "loss_type: cispo\nepsilon_high: 5.0\n", "grpo", {"loss_type": "cispo", "clip_high": 4.0}),
+        (
+            TRL + "multi_objective_aggregation: normalize_then_sum\nscale_rewards: none\n",
+            "grpo",
+            {"multi_objective_aggregation": "normalize_then_sum"},
+        ),
         (TRL + "loss_type: sapo\nsapo_temperature_neg: 1.5\n", "grpo", {"loss_type": "sapo", "sapo_temperature_neg": 1.5}),
         (TRL + "dataset_name: d.jsonl\n", "sft", {"data_path": "d.jsonl"}),
         (

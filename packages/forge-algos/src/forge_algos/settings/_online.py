@@ -16,6 +16,7 @@ OnEqualRewards = Literal["keep", "skip", "resample"]
 SamplerKind = Literal["transformers", "vllm", "sglang"]
 KLEstimator = Literal["k3", "unbiased"]
 PolicyReference = Literal["initial", "moving"]
+Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 
 # Any: the type checker does not follow a default of one type with a validator of another.
 _share: Any = attrs.validators.and_(number(kind=float), attrs.validators.le(1))
@@ -171,6 +172,11 @@ class OnlineSettings:
         """Policy loss, a row of `POLICY_KINDS`: by default the clipped ratio of each token."""
         return "ppo"
 
+    @property
+    def decoupled(self) -> bool:
+        """Whether each reward is normalised by itself (GDPO), and not their sum."""
+        return False
+
     def __attrs_post_init__(self) -> None:
         scored = len(self.reward) + (self.reward_model_path is not None)
         if self.reward_weights is not None and len(self.reward_weights) != scored:
@@ -282,6 +288,10 @@ class GRPOSettings(GroupSettings):
     scale_rewards: Scale | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Scale)))
     """Divisor of the advantages: the standard deviation of the group's rewards ("group"),
     of the rollout's ("batch"), or "none". By default the group's, and none for dr_grpo."""
+    multi_objective_aggregation: Aggregation = attrs.field(default="sum_then_normalize", validator=one_of(Aggregation))
+    """How several rewards become one advantage: their weighted sum is normalised
+    ("sum_then_normalize"), or each is normalised within its group, and then their weighted sum over the rollout
+    ("normalize_then_sum", GDPO, arXiv 2601.05242). A penalty is then one reward more."""
     kl_weight: float = attrs.field(default=0.0, validator=number(kind=float))
     """Weight of the KL divergence from the reference, a part of the loss;
     0 needs no reference."""
@@ -296,6 +306,9 @@ class GRPOSettings(GroupSettings):
             raise ValueError(
                 f"kl_estimator={self.kl_estimator!r} has no effect with kl_weight=0; set a weight, or leave it out"
             )
+        decoupled = f"with multi_objective_aggregation={self.multi_objective_aggregation!r}"
+        self._check_alone(self.decoupled, ("scale_rewards",), f"{decoupled}, which divides by deviations of its own")
+        self._check_alone(self.decoupled, ("reward_clip_range",), f"{decoupled}, which adds up no rewards as they are")
         gated = kind.clipped == "gate"
         self._check_alone(gated, ("clip", "clip_high", "dual_clip"), f"with loss_type={self.loss_type!r}, which clips nothing")
         self._check_alone(not gated, ("sapo_temperature_pos", "sapo_temperature_neg"), f"with loss_type={self.loss_type!r}")
@@ -311,6 +324,11 @@ class GRPOSettings(GroupSettings):
     def kind(self) -> str:
         """`loss_type`."""
         return self.loss_type
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether each reward is normalised by itself."""
+        return self.multi_objective_aggregation == "normalize_then_sum"
 
     @property
     def gate(self) -> tuple[float, float] | None:

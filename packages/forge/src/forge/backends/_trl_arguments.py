@@ -46,6 +46,7 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "num_generations": "num_generations",
         "num_iterations": "num_iterations",
         "scale_rewards": "scale_rewards",
+        "multi_objective_aggregation": "multi_objective_aggregation",
         "kl_weight": "beta",
         "clip": "epsilon",
         "clip_high": "epsilon_high",

@@ -18,7 +18,15 @@ METHOD_KEYS = ("rl", "stage", "pref_loss", "reward_model", "pretraining_dataset"
 _SIGNS = {
     "kto": ("desirable_weight", "undesirable_weight"),
     "rloo": ("normalize_advantages", "reward_clip_range"),
-    "grpo": ("reward_funcs", "num_generations", "scale_rewards", "epsilon", "epsilon_high", "num_iterations"),
+    "grpo": (
+        "reward_funcs",
+        "num_generations",
+        "scale_rewards",
+        "epsilon",
+        "epsilon_high",
+        "num_iterations",
+        "multi_objective_aggregation",
+    ),
     "reward": ("center_rewards_coefficient",),
     "dpo": ("precompute_ref_log_probs", "ref_model", "f_divergence_type", "loss_weights", "ld_alpha", "use_weighting"),
 }
@@ -147,6 +155,8 @@ def online(draft: Draft) -> None:
         paths = [f"trl.rewards.{name}" if name in _REWARDS else name for name in names]
         left["reward_funcs"] = [path if ":" in path else ":".join(path.rsplit(".", 1)) for path in paths]
     draft.drop("importance_sampling_level", when=("token",))
+    if left.get("multi_objective_aggregation") == "normalize_then_sum":
+        left.pop("scale_rewards", None)  # which nothing reads then, there and here
     if left.get("use_vllm") and left.get("vllm_importance_sampling_correction") is False:
         draft.lose(
             "vllm_importance_sampling_correction",
