@@ -211,9 +211,10 @@ def test_cpo_and_simpo(kind, weight, seed):
 
 
 @pytest.mark.parametrize("classes", ["mixed", "desirable", "undesirable"])
+@pytest.mark.parametrize("kind", ["kto", "apo_zero_unpaired"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_kto(classes, seed):
-    """Both classes with weights, one class alone; the KL of mismatched completions, clamped at 0."""
+def test_kto(classes, kind, seed):
+    """Both classes with weights, one class alone; the KL of mismatched completions, clamped at 0, or none."""
     B = 6
     leaf, mask, lengths, g = a_row(B, seed)
     beta = float(torch.rand((), generator=g) * 0.9 + 0.05)
@@ -224,15 +225,16 @@ def test_kto(classes, seed):
     ref = sums.detach() + torch.randn(B, generator=g)
     mismatched, mismatched_ref = torch.randn(2, B, generator=g).unbind()
     trainer = a_trainer(
-        beta=beta, loss_type="kto", calculate_KL=True, precompute_ref_logps=True, desirable_weight=1.3, undesirable_weight=0.8
-    )
+        beta=beta, loss_type=kind, calculate_KL=kind == "kto", precompute_ref_logps=True, desirable_weight=1.3,
+        undesirable_weight=0.8,
+    )  # fmt: skip
     trainer._compute_kl_logps = lambda *_: mismatched
     batch = {
         "input_ids": torch.zeros_like(mask), "attention_mask": torch.ones_like(mask), "completion_mask": mask,
         "label": desirable, "ref_logps": ref, "ref_KL_logps": mismatched_ref,
     }  # fmt: skip
     theirs = trl.KTOTrainer._compute_loss(trainer, lambda **_: outputs_of(leaf, mask), batch, return_outputs=False)
-    drift = (mismatched - mismatched_ref).mean()
+    drift = (mismatched - mismatched_ref).mean() if kind == "kto" else 0.0
     terms = losses.kto(sums, ref, desirable, drift, beta=beta, desirable_weight=1.3, undesirable_weight=0.8)
     compare(terms.sum / terms.count, theirs, leaf)
 

@@ -85,6 +85,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
     },
     "kto": {
         "beta": ({}, 0.1, 1.0),
+        "loss_type": ({"learning_rate": 1e-1}, "kto", "apo_zero_unpaired"),
         "desirable_weight": ({}, 1.0, 2.0),
         "undesirable_weight": ({}, 1.0, 2.0),
         "reference_sync_steps": (MOVING, 1, 2),

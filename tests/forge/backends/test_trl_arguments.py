@@ -92,6 +92,7 @@ def test_dropout_stays_on(verb: str) -> None:
         ("grpo", {"reference": "moving", "kl_weight": 0.1, "reference_sync_steps": 3}, "ref_model_sync_steps", 3),
         ("dpo", {"f_divergence": "alpha_divergence", "f_divergence_alpha": 0.2}, "f_alpha_divergence_coef", 0.2),
         ("dpo", {"loss_type": "discopop", "discopop_tau": 0.2}, "discopop_tau", 0.2),
+        ("kto", {"loss_type": "apo_zero_unpaired"}, "loss_type", "apo_zero_unpaired"),
         ("kto", {"desirable_weight": 2.0}, "desirable_weight", 2.0),
         ("reward", {"centering": 0.1}, "center_rewards_coefficient", 0.1),
         ("grpo", {"kl_weight": 0.1}, "beta", 0.1),

@@ -534,6 +534,7 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
     [
         (TRL + "loss_type: dft\n", "sft", {"loss": "dft"}),
         (TRL + "loss_type: ipo\n", "dpo", {"loss_type": ("ipo",)}),
+        (TRL + "loss_type: apo_zero_unpaired\n", "kto", {"loss_type": "apo_zero_unpaired"}),
         (TRL + "center_rewards_coefficient: 0.01\n", "reward", {"centering": 0.01}),
         (TRL + "completion_only_loss: false\n", "sft", {"train_on": "all"}),
         (TRL + "loss_type: cispo\nepsilon_high: 5.0\n", "grpo", {"loss_type": "cispo", "clip_high": 4.0}),

@@ -35,6 +35,7 @@ OBJECTIVE: dict[str, dict[str, str]] = {
     },
     "kto": {
         "beta": "beta",
+        "loss_type": "loss_type",
         "desirable_weight": "desirable_weight",
         "undesirable_weight": "undesirable_weight",
         "reference_sync_steps": "ref_model_sync_steps",

@@ -274,7 +274,7 @@ OWN = {
         "grpo": "scale_rewards multi_objective_aggregation dual_clip kl_estimator sapo_temperature_pos sapo_temperature_neg",
         "sft and osft": "neftune_alpha",
         "sft, osft and embed": "loss",
-        "dpo and grpo": "loss_type",
+        "dpo, kto and grpo": "loss_type",
         "dpo and kto": "reference_path",
         "dpo, kto, ppo, grpo and rloo": "reference reference_sync_steps reference_mixup",
         "kto": "desirable_weight undesirable_weight",

@@ -91,8 +91,8 @@ def methods(draft: Draft) -> None:
             if draft.verb == "dpo" and (key == "pref_loss" or value == "ipo"):
                 draft.found["loss_type"] = (str(value),)
             del left[key]
-    if draft.library == "TRL" and draft.verb == "kto":
-        draft.drop("loss_type", when=("kto",))
+    if draft.verb == "kto":
+        draft.drop("loss_type", when=("kto", ["kto"]))
     if isinstance(left.get("loss_type"), str) and draft.verb in ("sft", "osft"):
         left["loss_type"] = left["loss_type"].replace("chunked_nll", "nll")
 
