@@ -137,6 +137,19 @@ def objective(verb, **more):
     return forge_algos.GRPO(forge_algos.GRPOSettings(**{"loss_type": "dapo", "kl_estimator": "unbiased", **common}))
 
 
+@pytest.mark.parametrize("kind", ["grpo", "dapo"])
+def test_an_entropy_in_the_loss(kind, tmp_path):
+    """A mean over all tokens of the step, whatever the loss is a mean of; without it is another run."""
+    folder = tmp_path / "model"
+    a_model().save_pretrained(folder)
+    theirs = run_trl("grpo", folder, tmp_path, beta=0.3, loss_type=kind, entropy_coef=0.5, temperature=0.8)
+    ours, other = (
+        run_ours(objective("grpo", loss_type=kind, temperature=0.8, entropy_coef=each), folder) for each in (0.5, 0.0)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert abs(ours[0][1] - other[0][1]) > 1e-4
+
+
 def test_rewards_are_normalized_each_by_itself(tmp_path):
     """GDPO: two rewards of other scales and weights; their sum, normalised, is another run."""
     folder = tmp_path / "model"

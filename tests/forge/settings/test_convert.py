@@ -543,6 +543,7 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             "grpo",
             {"multi_objective_aggregation": "normalize_then_sum"},
         ),
+        (TRL + "entropy_coef: 0.01\n", "grpo", {"entropy_coef": 0.01}),
         (TRL + "loss_type: sapo\nsapo_temperature_neg: 1.5\n", "grpo", {"loss_type": "sapo", "sapo_temperature_neg": 1.5}),
         (TRL + "dataset_name: d.jsonl\n", "sft", {"data_path": "d.jsonl"}),
         (

@@ -283,6 +283,9 @@ class GRPOSettings(GroupSettings):
     dual_clip: float | None = attrs.field(default=None, validator=_above_or_none)
     """What the ratio counts at most where the advantage is negative, above 1 + clip_high;
     by default it has no bound there."""
+    entropy_coef: float = attrs.field(default=0.0, validator=number(kind=float))
+    """Weight of the policy's entropy in nats, a mean over all tokens of the step,
+    which is subtracted from the loss: it keeps the policy from becoming certain."""
     num_generations: int = attrs.field(default=8, validator=number(kind=int, low=2))
     """Number of completions of each prompt: a group, within which rewards are compared."""
     scale_rewards: Scale | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Scale)))

@@ -52,6 +52,7 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "clip": "epsilon",
         "clip_high": "epsilon_high",
         "dual_clip": "delta",
+        "entropy_coef": "entropy_coef",
         "sapo_temperature_pos": "sapo_temperature_pos",
         "sapo_temperature_neg": "sapo_temperature_neg",
         "kl_estimator": "use_bias_correction_kl",

@@ -119,6 +119,7 @@ ADDED = {
     "reference_mixup": 0.6,
     "reward_clip_range": None,
     "loss_type": "kto",
+    "entropy_coef": 0.0,
     "multi_objective_aggregation": "sum_then_normalize",
     "sapo_temperature_pos": 1.0,
     "sapo_temperature_neg": 1.05,
