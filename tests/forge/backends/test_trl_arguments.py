@@ -108,6 +108,8 @@ def test_dropout_stays_on(verb: str) -> None:
             "normalize_then_sum",
         ),
         ("grpo", {"entropy_coef": 0.01}, "entropy_coef", 0.01),
+        ("grpo", {"off_policy_mask_threshold": 0.1}, "off_policy_mask_threshold", 0.1),
+        ("grpo", {"loss_type": "luspo"}, "importance_sampling_level", "sequence"),
         ("grpo", {"dual_clip": 3.0}, "delta", 3.0),
         ("grpo", {"loss_type": "sapo", "sapo_temperature_neg": 2.0}, "sapo_temperature_neg", 2.0),
         ("grpo", {"kl_weight": 0.1, "kl_estimator": "unbiased"}, "use_bias_correction_kl", True),

@@ -65,9 +65,10 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, est
             rho = torch.exp(sum(new[t] for t in tokens) - sum(old[t] for t in tokens))
             terms.append(-clipped(rho, advantage))
             continue
-        if kind == "gspo":
+        if kind in ("gspo", "luspo"):
             rho = torch.exp(sum(new[t] - old[t] for t in tokens) / length)
-            terms.append(-clipped(rho, advantage) + sum(penalty(t) for t in tokens) / length)
+            term = -clipped(rho, advantage) + sum(penalty(t) for t in tokens) / length
+            terms.append(term if kind == "gspo" else length * term)
             continue
         losses = []
         for t in tokens:
@@ -135,6 +136,25 @@ def test_the_unbiased_estimator_has_the_gradient_of_the_kl():
     torch.testing.assert_close(found["unbiased"][0], true)
     torch.testing.assert_close(found["unbiased"][1], slope)
     assert (found["k3"][1] - slope).norm() > 0.1 * slope.norm()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if POLICY_KINDS[kind].grpo])
+@pytest.mark.parametrize("of_tokens", [False, True])
+def test_what_is_far_off_the_policy_is_left_out(kind, of_tokens):
+    """A completion that became unlikelier than the threshold, and whose advantage is negative, has its KL alone."""
+    new, old, ref, advantages, lengths = rollout(12, seed=4)
+    given = (
+        advantages.repeat_interleave(torch.tensor(lengths)) if of_tokens and POLICY_KINDS[kind].ratio == "token" else advantages
+    )
+    with_kl = {"ref_logps": ref, "kl_weight": 0.1, **settings_for(kind)}
+    found = policy_gradient(new, old, given, lengths, off_policy_threshold=0.05, **with_kl)
+    fallen = [(a - b).mean().item() > 0.05 for a, b in zip(old.split(lengths), new.split(lengths), strict=True)]
+    left = torch.tensor(fallen) & (advantages < 0)
+    assert 0 < left.sum() < (torch.tensor(fallen) | (advantages < 0)).sum()
+    expected = policy_gradient(new, old, torch.where(left, 0, advantages), lengths, **with_kl)
+    torch.testing.assert_close(found.per_sample, expected.per_sample)
+    assert found.count == expected.count
+    torch.testing.assert_close(torch.autograd.grad(found.sum, new), torch.autograd.grad(expected.sum, new))
 
 
 @pytest.mark.parametrize("kind", KINDS)

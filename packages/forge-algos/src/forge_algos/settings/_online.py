@@ -152,10 +152,10 @@ class OnlineSettings:
     """Number of likeliest tokens that are sampled from; 0 is all."""
     clip: float | None = attrs.field(default=None, validator=_clip_or_none)
     """How far the probability ratio to the policy that sampled may fall below 1 before its
-    gradient is cut. By default 0.2; 0.0003 for gspo, and no bound for cispo."""
+    gradient is cut. By default 0.2; 0.0003 for gspo and luspo, and no bound for cispo."""
     clip_high: float | None = attrs.field(default=None, validator=_above_or_none)
     """How far the ratio may rise above 1. By default as `clip`; where that is not set
-    either, 0.2, 0.0004 for gspo and 4 for cispo. DAPO uses 0.28."""
+    either, 0.2, 0.0004 for gspo and luspo and 4 for cispo. DAPO uses 0.28."""
     updates_per_pass: int = attrs.field(default=1, validator=number(kind=int, low=1))
     """Number of optimizer steps in one pass over a rollout; a group's completions stay in one."""
     mask_truncated: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
@@ -273,13 +273,18 @@ class GRPOSettings(GroupSettings):
     loss_type: GRPOLoss = attrs.field(default="dapo", validator=_check_form)
     """What is averaged: completions' means over their tokens ("grpo"),
     their sums over max_new_tokens ("dr_grpo", arXiv 2503.20783), all tokens of the step ("dapo", arXiv 2503.14476); or
-    completions with one ratio each ("gspo", arXiv 2507.18071), or tokens weighed by a bounded ratio ("cispo", arXiv
-    2506.13585); or completions' means where a sigmoid stands for the clip ("sapo", arXiv 2511.20347)."""
+    completions with one ratio each ("gspo", arXiv 2507.18071), times their length ("luspo", arXiv 2602.05261); or tokens
+    weighed by a bounded ratio ("cispo", arXiv 2506.13585); or completions' means where a sigmoid stands for the clip ("sapo",
+    arXiv 2511.20347)."""
     sapo_temperature_pos: float = attrs.field(default=GATE[0], validator=number(kind=float, above=True))
     """Temperature of loss_type=sapo where the advantage is positive:
     the larger, the faster the gradient fades as the ratio leaves 1."""
     sapo_temperature_neg: float = attrs.field(default=GATE[1], validator=number(kind=float, above=True))
     """Temperature of loss_type=sapo where the advantage is not positive."""
+    off_policy_mask_threshold: float | None = attrs.field(default=None, validator=_above_or_none)
+    """Mean fall of a completion's log-probabilities since it was sampled, in nats a token, above which
+    a completion with a negative advantage has no term but its KL's (DeepSeek-V3.2, arXiv 2512.02556); by default none is left
+    out."""
     dual_clip: float | None = attrs.field(default=None, validator=_above_or_none)
     """What the ratio counts at most where the advantage is negative, above 1 + clip_high;
     by default it has no bound there."""

@@ -52,6 +52,7 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "clip": "epsilon",
         "clip_high": "epsilon_high",
         "dual_clip": "delta",
+        "off_policy_mask_threshold": "off_policy_mask_threshold",
         "entropy_coef": "entropy_coef",
         "sapo_temperature_pos": "sapo_temperature_pos",
         "sapo_temperature_neg": "sapo_temperature_neg",
@@ -186,9 +187,9 @@ def _ratio(s: Any) -> dict[str, Any]:
     """Return what a policy loss is called there, and the bounds of its ratio."""
     kind = forge_algos.losses.POLICY_KINDS[s.loss_type]
     low, high = kind.bounds(s.clip, s.clip_high)
-    of_completions = s.loss_type == "gspo"
+    of_completions = kind.ratio == "sequence_mean"
     return {
-        "loss_type": "grpo" if of_completions else s.loss_type,
+        "loss_type": "grpo" if s.loss_type == "gspo" else s.loss_type,
         "importance_sampling_level": "sequence" if of_completions else "token",
         "use_bias_correction_kl": s.kl_estimator == "unbiased",
         # TRL bounds CISPO's ratio above alone, and by the bound itself.

@@ -15,7 +15,7 @@ class GRPO(OnlineObjective[GRPOSettings]):
     """GRPO (arXiv 2402.03300): the clipped ratio times the group's advantage, plus the KL.
 
     The KL is `kl_weight` times an estimate to the reference. `settings.loss_type` names the kind; terms are completions (grpo,
-    dr_grpo, gspo, sapo) or tokens (dapo, cispo), as its row in `POLICY_KINDS` has it. `entropy_coef` times the policy's
+    dr_grpo, gspo, luspo, sapo) or tokens (dapo, cispo), as its row in `POLICY_KINDS` has it. `entropy_coef` times the policy's
     entropy, a mean over the step's tokens, is subtracted.
     """
 
@@ -40,4 +40,5 @@ class GRPO(OnlineObjective[GRPOSettings]):
             "kl_estimator": s.kl_estimator,
             "dual_clip": s.dual_clip,
             "temperatures": s.gate,
+            "off_policy_threshold": s.off_policy_mask_threshold,
         }

@@ -35,7 +35,7 @@ _SIGNS = {
 _FORMS = {
     "sft": ("nll", "dft", "chunked_nll"),
     "kto": ("kto", "apo_zero_unpaired"),
-    "grpo": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo"),
+    "grpo": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo"),
     "simpo": ("simpo",),
 }
 """Verb → its values of `loss_type` in TRL; any other is one of DPO's."""
@@ -164,11 +164,16 @@ def online(draft: Draft) -> None:
             "here a server's completions are weighed where its log-probabilities are more than tis_above from the model's: as "
             "large as max_sampler_gap it weighs none",
         )
-    if left.get("importance_sampling_level") == "sequence" and left.get("loss_type") == "grpo":
+    form = left.get("loss_type")
+    if form == "bnpo":
+        draft.lose("loss_type", "a mean over a micro-batch's tokens there; over the step's it is dapo, which is taken")
+    if left.get("importance_sampling_level") == "sequence" and form in ("grpo", "luspo"):
         del left["importance_sampling_level"]
-        left["loss_type"] = "gspo"
-        if left.get("epsilon") is None:
-            draft.found["clip"], draft.comments["clip"] = 0.2, "TRL's default"
+        left["loss_type"] = "gspo" if form == "grpo" else form
+    elif form == "luspo":
+        draft.lost.append("loss_type: 'luspo': with importance_sampling_level=token each token has a ratio of its own there")
+    if left.get("loss_type") in ("gspo", "luspo") and left.get("epsilon") is None:
+        draft.found["clip"], draft.comments["clip"] = 0.2, "TRL's default"
     high = left.get("epsilon_high")
     if left.get("loss_type") == "cispo" and isinstance(high, (int, float)) and high > 1:
         left["epsilon_high"] = high - 1.0  # TRL gives the bound itself, forge how far above 1 it lies
