@@ -167,7 +167,9 @@ class Head:
         beside: Beside | None = None,
         learned: bool = False,
     ) -> tuple[torch.Tensor, ...]:
-        """Compute log-probabilities, a number beside each, with a gradient if `learned`, and `beside`'s tensor."""
+        """Compute log-probabilities, a number beside each, and `beside`'s tensor.
+        The number has a gradient if it is `learned`.
+        """
         further: list[torch.Tensor] = []
         ranks = rows_over_ranks(self.model)
         mine = ranks.part(len(rows))

@@ -103,7 +103,7 @@ def make_rollout(
         scores = _score(made, mine, rows, settings, rewards, columns, decode, parallel, source, episodic=episodes is not None)
         return made, scores
 
-    reward = RewardSum(settings, rewards)
+    reward = RewardSum(settings, {ENVIRONMENT: 1.0} | {one.name: one.weight for one in rewards})
     chosen = range(len(prompts))[share]
     mine, scored = answer(chosen, 0)
     resampled = 0
@@ -335,7 +335,7 @@ def _left_out(
 def _trained(
     settings: OnlineSettings, found: NDArray[np.bool_], finished: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which of the completions found are trained on, and which only count in a mean over completions."""
+    """Return which completions found are trained on, and which only count in a mean."""
     if not settings.mask_truncated:
         return found, np.zeros_like(found)
     return found & finished, found & ~finished & (POLICY_KINDS[settings.kind].unit == "completions")

@@ -50,7 +50,7 @@ class OnlineObjective(Generic[S]):
 
     @property
     def entropy_weight(self) -> float:
-        """Weight of the policy's entropy, a mean over the step's tokens, that is subtracted from the loss."""
+        """Weight of the policy's mean entropy a token, which is subtracted from the loss."""
         return 0.0
 
     @property
@@ -131,13 +131,15 @@ class BoundOnline:
         self._wanted = (*objective.wanted, *(["ref_logps"] if objective.settings.kl_weight else []))
 
     def measure(self, batch: OnlineBatch) -> Sequence[float]:
-        """Return nothing, or with an entropy in the loss the terms and the tokens, without a forward.
-        What couples completions otherwise was settled when the rollout was made.
+        """Return nothing, or where the entropy is in the loss the terms and the tokens.
+        What else couples completions was settled when the rollout was made.
         """
         return [float(self._objective.count(batch)), float(len(batch.groups.rows))] if self.needs else []
 
     def __call__(self, batch: OnlineBatch, totals: Sequence[float] = ()) -> LossTerms:
-        """Compute the batch's terms; of the rest of the step an entropy in the loss reads the number of terms and tokens."""
+        """Compute the batch's terms.
+        An entropy in the loss reads the number of the step's terms and tokens, and nothing else of it.
+        """
         self._tokens_per_term = 1.0
         if self.needs:
             require_totals(totals, 2)
