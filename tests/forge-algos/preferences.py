@@ -178,11 +178,11 @@ def naive_simpo(model, pairs, *, beta=2.0, gamma=1.0):
     return torch.stack(losses).mean()
 
 
-def naive_kto(model, pairs, desirable, mismatched, reference, *, beta=0.1, weights=(1.0, 1.0)):
-    """Return the mean over completions around the KL of all mismatched ones together."""
+def naive_kto(model, pairs, desirable, mismatched, reference, *, beta=0.1, weights=(1.0, 1.0), kl=None):
+    """Return the mean over completions around the KL of all mismatched ones together, or around `kl`."""
     with torch.no_grad():
         drift = [(token_logps(model, *pair).sum() - token_logps(reference, *pair).sum()) for pair in mismatched]
-    kl = torch.stack(drift).mean().clamp(min=0)
+    kl = torch.stack(drift).mean().clamp(min=0) if kl is None else kl
     losses = []
     for (prompt, completion, *_), good in zip(pairs, desirable, strict=True):
         with torch.no_grad():

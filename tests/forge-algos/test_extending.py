@@ -89,7 +89,8 @@ def test_a_policy_loss_is_one_row(row, kl_weight):
 def test_a_policy_loss_is_chosen_by_its_name(row):
     """Settings accept and list the new name, and the objective trains with it."""
     with pytest.raises(
-        ValueError, match=r"'loss_type' must be in \('grpo', 'dr_grpo', 'dapo', 'gspo', 'cispo', 'sapo'\) \(got 'whole'\)"
+        ValueError,
+        match=r"'loss_type' must be in \('grpo', 'dr_grpo', 'dapo', 'gspo', 'luspo', 'cispo', 'sapo'\) \(got 'whole'\)",
     ):
         GRPOSettings(loss_type="whole")
     row(POLICY_KINDS, "whole", WHOLE)

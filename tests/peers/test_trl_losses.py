@@ -211,9 +211,10 @@ def test_cpo_and_simpo(kind, weight, seed):
 
 
 @pytest.mark.parametrize("classes", ["mixed", "desirable", "undesirable"])
+@pytest.mark.parametrize("kind", ["kto", "apo_zero_unpaired"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_kto(classes, seed):
-    """Both classes with weights, one class alone; the KL of mismatched completions, clamped at 0."""
+def test_kto(classes, kind, seed):
+    """Both classes with weights, one class alone; the KL of mismatched completions, clamped at 0, or none."""
     B = 6
     leaf, mask, lengths, g = a_row(B, seed)
     beta = float(torch.rand((), generator=g) * 0.9 + 0.05)
@@ -224,15 +225,16 @@ def test_kto(classes, seed):
     ref = sums.detach() + torch.randn(B, generator=g)
     mismatched, mismatched_ref = torch.randn(2, B, generator=g).unbind()
     trainer = a_trainer(
-        beta=beta, loss_type="kto", calculate_KL=True, precompute_ref_logps=True, desirable_weight=1.3, undesirable_weight=0.8
-    )
+        beta=beta, loss_type=kind, calculate_KL=kind == "kto", precompute_ref_logps=True, desirable_weight=1.3,
+        undesirable_weight=0.8,
+    )  # fmt: skip
     trainer._compute_kl_logps = lambda *_: mismatched
     batch = {
         "input_ids": torch.zeros_like(mask), "attention_mask": torch.ones_like(mask), "completion_mask": mask,
         "label": desirable, "ref_logps": ref, "ref_KL_logps": mismatched_ref,
     }  # fmt: skip
     theirs = trl.KTOTrainer._compute_loss(trainer, lambda **_: outputs_of(leaf, mask), batch, return_outputs=False)
-    drift = (mismatched - mismatched_ref).mean()
+    drift = (mismatched - mismatched_ref).mean() if kind == "kto" else 0.0
     terms = losses.kto(sums, ref, desirable, drift, beta=beta, desirable_weight=1.3, undesirable_weight=0.8)
     compare(terms.sum / terms.count, theirs, leaf)
 
@@ -255,24 +257,27 @@ def test_reward(margin, centering, seed):
 @pytest.mark.parametrize(
     ("kind", "dual_clip", "unbiased"),
     [
-        *((kind, None, False) for kind in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo")),
+        *((kind, None, False) for kind in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "luspo")),
         *((kind, 1.4, True) for kind in ("grpo", "dr_grpo", "dapo")),
         # TRL weighs a token's KL by the ratio of its completion; the KL's gradient takes the token's own.
         ("gspo", 1.4, False),
+        ("luspo", 1.4, False),
         ("cispo", None, True),
         ("sapo", None, True),
     ],
 )
+@pytest.mark.parametrize("threshold", [None, 0.05])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_grpo(kind, dual_clip, unbiased, seed):
+def test_grpo(kind, dual_clip, unbiased, threshold, seed):
     """Each form, with an uneven clip, a bound where advantages are negative, and the KL to the reference by both estimates."""
     B = 6
     leaf, mask, lengths, g = a_row(B, seed, prompt=1)
     old, ref = (leaf.detach() + 0.3 * torch.randn(2, *leaf.shape, generator=g)).unbind()
     advantages, completion = torch.randn(B, generator=g), mask[:, 1:]
     trainer = a_trainer(
-        beta=0.04, top_entropy_quantile=1.0, off_policy_mask_threshold=None,
-        importance_sampling_level="sequence" if kind == "gspo" else "token", loss_type="grpo" if kind == "gspo" else kind,
+        beta=0.04, top_entropy_quantile=1.0, off_policy_mask_threshold=threshold,
+        importance_sampling_level="sequence" if kind in ("gspo", "luspo") else "token",
+        loss_type="grpo" if kind == "gspo" else kind,
         # TRL's bound of CISPO is that of the ratio itself.
         epsilon_low=0.2, epsilon_high=1.28 if kind == "cispo" else 0.28, use_vllm=False,
         current_gradient_accumulation_steps=1, max_completion_length=16, _entropy_bonus_enabled=False,
@@ -282,6 +287,7 @@ def test_grpo(kind, dual_clip, unbiased, seed):
         ),
     )  # fmt: skip
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, torch.zeros_like(leaf), None)
+    trainer.get_off_policy_mask = trl.GRPOTrainer.get_off_policy_mask
     inputs = {
         "prompt_ids": torch.zeros(B, 1), "prompt_mask": torch.ones(B, 1), "completion_ids": completion,
         "completion_mask": completion,
@@ -293,11 +299,11 @@ def test_grpo(kind, dual_clip, unbiased, seed):
     bounds = {"clip": None if kind == "cispo" else 0.2, "clip_high": 0.28, "dual_clip": dual_clip}
     terms = losses.policy_gradient(
         tokens, old_tokens, advantages, lengths, kind=kind, **({"temperatures": (1.3, 1.9)} if kind == "sapo" else bounds),
-        ref_logps=ref_tokens, kl_weight=0.04,
+        ref_logps=ref_tokens, kl_weight=0.04, off_policy_threshold=threshold,
         kl_estimator="unbiased" if unbiased else "k3", max_length=16 if kind == "dr_grpo" else None,
     )  # fmt: skip
     compare(terms.sum / terms.count, theirs, leaf)
-    if kind == "dapo" and dual_clip is None:
+    if kind == "dapo" and dual_clip is None and threshold is None:
         metrics = trainer._metrics["train"]
         for name, their_name in (
             ("ref_kl", "kl"),

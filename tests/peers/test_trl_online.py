@@ -35,7 +35,12 @@ def reward(ids):
     return sum(ids) % 97 / 97
 
 
-def run_trl(verb, folder, scratch, **options):
+def length(ids):
+    """A second reward, of another scale."""
+    return 40.0 * (len(ids) > 4)
+
+
+def run_trl(verb, folder, scratch, rewards=(reward,), **options):
     """[(loss, gradient norm) of each step]."""
     from datasets import Dataset
 
@@ -59,14 +64,16 @@ def run_trl(verb, folder, scratch, **options):
     )  # fmt: skip
     trainer = Recorded(
         model=str(folder), args=config, processing_class=a_tokenizer(),
-        reward_funcs=lambda completion_ids, **_: [reward(ids) for ids in completion_ids],
+        reward_funcs=[
+            lambda completion_ids, one=one, **_: [one(ids) for ids in completion_ids] for one in rewards
+        ],
         train_dataset=Dataset.from_dict({"prompt": [str(n) for n in range(STEPS * GROUPS)]}),
     )  # fmt: skip
     trainer.train()
     return [(line["loss"], line["grad_norm"]) for line in trainer.state.log_history if "grad_norm" in line]
 
 
-def run_ours(objective, folder):
+def run_ours(objective, folder, rewards=(reward,)):
     """The same of ours."""
     from transformers import AutoModelForCausalLM
 
@@ -85,13 +92,16 @@ def run_ours(objective, folder):
     def steps():
         for rows in ROWS:
             made = [online.Completion(ids=np.array(completion), finished=True) for _, completion in rows]
-            scores = [reward(completion) for _, completion in rows]
+            scores = [[one(completion) for _, completion in rows] for one in rewards]
             rollout = online.make_rollout(
                 model,
                 SimpleNamespace(sample=lambda *_args, made=made, **_kwargs: made),
                 [SimpleNamespace(input_ids=np.array(prompt), prompt="", columns={}) for prompt, _ in rows[::EACH]],
                 settings=own,
-                rewards=[online.Reward(name="recorded", function=lambda scores=scores, **_: scores)],
+                rewards=[
+                    online.Reward(name=f"recorded {n}", function=lambda each=each, **_: each, weight=own.reward_weights[n])
+                    for n, each in enumerate(scores)
+                ],
                 decode=lambda _ids: "",
                 max_tokens=128,
                 seed=0,
@@ -120,10 +130,37 @@ def test_rloo_with_normalized_advantages_and_clipped_rewards(tmp_path):
 def objective(verb, **more):
     import forge_algos
 
-    common = {"num_generations": EACH, "max_new_tokens": 16, "kl_weight": 0.3, **more}
+    common = {"num_generations": EACH, "max_new_tokens": 16, "kl_weight": 0.3, "reward": ("a:b",), "reward_weights": (1.0,)}
+    common |= more
     if verb == "rloo":
         return forge_algos.RLOO(forge_algos.RLOOSettings(**common))
-    return forge_algos.GRPO(forge_algos.GRPOSettings(loss_type="dapo", kl_estimator="unbiased", **common))
+    return forge_algos.GRPO(forge_algos.GRPOSettings(**{"loss_type": "dapo", "kl_estimator": "unbiased", **common}))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dapo"])
+def test_an_entropy_in_the_loss(kind, tmp_path):
+    """A mean over all tokens of the step, whatever the loss is a mean of; without it is another run."""
+    folder = tmp_path / "model"
+    a_model().save_pretrained(folder)
+    theirs = run_trl("grpo", folder, tmp_path, beta=0.3, loss_type=kind, entropy_coef=0.5, temperature=0.8)
+    ours, other = (
+        run_ours(objective("grpo", loss_type=kind, temperature=0.8, entropy_coef=each), folder) for each in (0.5, 0.0)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert abs(ours[0][1] - other[0][1]) > 1e-4
+
+
+def test_rewards_are_normalized_each_by_itself(tmp_path):
+    """GDPO: two rewards of other scales and weights; their sum, normalised, is another run."""
+    folder = tmp_path / "model"
+    a_model().save_pretrained(folder)
+    two, weights = (reward, length), (0.5, 2.0)
+    more = {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": weights}
+    theirs = run_trl("grpo", folder, tmp_path, two, beta=0.3, loss_type="dapo", **{**more, "reward_weights": list(weights)})
+    summed = {"reward": ("a:b", "a:c"), "reward_weights": weights}
+    ours, other = (run_ours(objective("grpo", **summed | each), folder, two) for each in (more, {}))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert abs(ours[0][1] - other[0][1]) > 1e-2
 
 
 @pytest.mark.parametrize(("verb", "every", "share"), [("grpo", 1, 0.6), ("grpo", 2, 1.0), ("rloo", 1, 0.6)])

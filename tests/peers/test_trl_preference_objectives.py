@@ -225,8 +225,11 @@ def test_orpo_and_simpo(kind, likelihood, tmp_path):
     compare(run_ours(a_model(), objective, pair_batch), theirs)
 
 
-def test_kto(tmp_path):
-    """Both classes with weights, and each micro-batch's own KL, which this reference makes 1.5 and 2.1 at the start."""
+@pytest.mark.parametrize("kind", ["kto", "apo_zero_unpaired"])
+def test_kto(kind, tmp_path):
+    """Both classes with weights, and each micro-batch's own KL, which this reference makes 1.5 and 2.1 at the start.
+    Or none, for APO's form.
+    """
     import trl
 
     import forge_algos
@@ -234,18 +237,20 @@ def test_kto(tmp_path):
     theirs = run_trl(
         as_given(trl.KTOTrainer), trl.KTOConfig, a_model(),
         columns("prompt_ids", "completion_ids", KL_completion_ids=OTHERS, label=GOOD, prompt=[""] * NUMBER),
-        tmp_path, beta=0.3, desirable_weight=1.3, undesirable_weight=0.8, trainer={"ref_model": a_model(seed=4)},
+        tmp_path, loss_type=kind, beta=0.3, desirable_weight=1.3, undesirable_weight=0.8,
+        trainer={"ref_model": a_model(seed=4)},
     )  # fmt: skip
 
     def batches(cut):
+        others = groups([[(p, y)] for (p, *_), y in zip(PAIRS[cut], OTHERS[cut], strict=True)])
         return forge_algos.KTOBatch(
             completions=groups([[(p, c)] for p, c, _ in PAIRS[cut]]),
-            mismatched=groups([[(p, y)] for (p, *_), y in zip(PAIRS[cut], OTHERS[cut], strict=True)]),
+            mismatched=others if kind == "kto" else None,
             desirable=np.array(GOOD[cut]),
         )
 
     settings = forge_algos.KTOSettings(
-        beta=0.3, desirable_weight=1.3, undesirable_weight=0.8, reference="live", normalize="trl"
+        loss_type=kind, beta=0.3, desirable_weight=1.3, undesirable_weight=0.8, reference="live", normalize="trl"
     )
     compare(run_ours(a_model(), forge_algos.KTO(settings, reference=a_model(seed=4)), batches), theirs)
 

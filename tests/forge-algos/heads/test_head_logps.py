@@ -96,6 +96,11 @@ def test_log_probabilities_are_the_models_own(name):
     squares = (2 * logits_of(model, inputs, rows).log_softmax(1)).logsumexp(1)
     torch.testing.assert_close(collision, squares.detach(), rtol=1e-5, atol=1e-5)
     same_gradients(model, logps.square().sum(), expected.square().sum())
+    again, learned = head.logps_and_entropy(inputs, rows, targets, temperature=0.7, learned=True)
+    assert torch.equal(again, logps)
+    assert torch.equal(learned, entropy)
+    theirs = (logits_of(model, inputs, rows) / 0.7).log_softmax(1)
+    same_gradients(model, learned.square().sum(), (theirs.exp() * theirs).sum(1).square().sum())
 
 
 @pytest.mark.parametrize("name", ["gemma2", "granite", "biased", "squashed", "lora on the head"])

@@ -57,6 +57,16 @@ def test_equals_log_softmax(T, D, V, chunk_rows, bias, scale, softcap, temperatu
     torch.testing.assert_close(found, entropy.detach(), rtol=1e-9, atol=1e-9)
     third, collision = logps_and_collision_of_rows(source, (hidden[rows], weight, b), targets[rows])
     torch.testing.assert_close(collision, squares.detach(), rtol=1e-9, atol=1e-9)
+    fourth, learned = logps_and_entropy_of_rows(source, (hidden[rows], weight, b), targets[rows], learned=True)
+    assert torch.equal(learned, found)
+    theirs, entropy, _ = full(hidden, weight, b, targets, **how)
+    for mine, wanted in zip(
+        grads(uneven_sum(fourth) + learned.cos().sum(), (hidden, weight, b)),
+        grads(uneven_sum(theirs) + entropy.cos().sum(), (hidden, weight, b)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, wanted, rtol=1e-8, atol=1e-8)
+    theirs, _, _ = full(hidden, weight, b, targets, **how)
     assert not found.requires_grad
     assert not collision.requires_grad
     expected = grads(uneven_sum(theirs), (hidden, weight, b))

@@ -172,7 +172,7 @@ def test_rloo_normalizes_without_what_is_scored_alone():
         Scored(
             rewards=np.array([1, 3, np.nan, 9], np.float32), groups=np.array([0, 0, 1, 1]), lengths=np.array([1, 2, 1, 1]),
             trained=np.array([True, True, False, True]), counted=np.array([True, True, False, True]),
-            penalty=np.zeros(5, np.float32), values=None,
+            parts={}, penalty=np.zeros(5, np.float32), values=None,
         ),
     )[0]  # fmt: skip
     deviation = np.std([-2, 2], ddof=1) + 1e-4
@@ -188,6 +188,41 @@ def test_rewards_are_clipped_before_penalties():
     assert raw.max() > 0.6
     np.testing.assert_allclose(found.rewards, raw.clip(0.2, 0.6) - 5.0 * ~found.finished, rtol=1e-6)
     assert plain.scores["r"].tolist() == found.scores["r"].tolist()
+
+
+@pytest.mark.parametrize(("equal", "penalty"), [("keep", 0.5), ("skip", 0.0)])
+def test_rewards_are_normalized_each_by_itself(equal, penalty):
+    """GDPO, one completion after another: each reward within its group, their weighted sum over all that counts.
+    A penalty is one reward more; a group is of equal rewards where each of them is equal.
+    """
+    own = {"num_generations": 3, "max_new_tokens": 3, "missing_eos_penalty": penalty, "mask_truncated": True}
+    settings = GRPOSettings(multi_objective_aggregation="normalize_then_sum", on_equal_rewards=equal, **own)
+
+    def length(prompts, completions, digit):
+        return [float(len(c)) * (d != 3) for c, d in zip(completions, digit, strict=True)]
+
+    def against(prompts, completions, digit):
+        return [None if d == 4 else -float(len(c)) / 2 * (d != 3) for c, d in zip(completions, digit, strict=True)]
+
+    rewards = [Reward(name="length", function=length), Reward(name="against", function=against, weight=2.0)]
+    made = rollout(policy(), settings, rewards=rewards, asked=prompts(9))
+    parts = [(1.0, made.scores["length"]), (2.0, made.scores["against"]), (-penalty, (~made.finished).astype(np.float32))]
+    G, first = len(made.prompt_rows), made.starts[:-1]
+    sums, left = np.zeros(len(made.groups)), np.zeros(G, bool)
+    for g in range(G):
+        mine, varied = made.groups == g, False
+        for weight, values in parts:
+            if weight and not np.isnan(values[mine]).any():
+                own_part = values[mine].astype(np.float64)
+                sums[mine] += weight * (own_part - own_part.mean()) / (own_part.std(ddof=1) + 1e-4)
+                varied |= own_part.min() < own_part.max()
+        left[g] = not varied and equal == "skip"
+    counted = ~left[made.groups]
+    wanted = (sums - sums[counted].mean()) / (sums[counted].std(ddof=1) + 1e-4)
+    assert (equal_groups(made.rewards, made.groups, G) & ~left).any(), "a sum that is equal, of rewards that are not"
+    assert left.any() == (equal == "skip")
+    np.testing.assert_array_equal(made.trained, counted & made.finished)
+    np.testing.assert_allclose(made.advantages[first], np.where(made.trained, wanted, 0), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("whiten", [False, True])

@@ -50,6 +50,16 @@ def test_one_name_is_a_list_of_one():
         (GRPOSettings, {"loss_type": "ppo"}, "loss_type"),
         (GRPOSettings, {"loss_type": "gspo", "dual_clip": 1.0}, r"dual_clip=1.0 must be above 1 \+ clip_high, 1.0004 here"),
         (GRPOSettings, {"loss_type": "sapo", "clip": 0.1}, "clip=0.1 has no effect with loss_type='sapo', which clips nothing"),
+        (
+            GRPOSettings,
+            {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none"},
+            "scale_rewards='none' has no effect with multi_objective_aggregation='normalize_then_sum'",
+        ),
+        (
+            GRPOSettings,
+            {"multi_objective_aggregation": "normalize_then_sum", "reward_clip_range": (0.0, 1.0)},
+            "which adds up no rewards as they are",
+        ),
         (GRPOSettings, {"sapo_temperature_neg": 2.0}, "sapo_temperature_neg=2.0 has no effect with loss_type='dapo'"),
         (GRPOSettings, {"loss_type": "cispo", "dual_clip": 9.0}, "dual_clip has no effect with loss_type='cispo'"),
         (GRPOSettings, {"kl_estimator": "unbiased"}, "kl_estimator='unbiased' has no effect with kl_weight=0"),

@@ -625,9 +625,21 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
     [
         (TRL + "loss_type: dft\n", "sft", {"loss": "dft"}),
         (TRL + "loss_type: ipo\n", "dpo", {"loss_type": ("ipo",)}),
+        (TRL + "loss_type: apo_zero_unpaired\n", "kto", {"loss_type": "apo_zero_unpaired"}),
         (TRL + "center_rewards_coefficient: 0.01\n", "reward", {"centering": 0.01}),
         (TRL + "completion_only_loss: false\n", "sft", {"train_on": "all"}),
         (TRL + "loss_type: cispo\nepsilon_high: 5.0\n", "grpo", {"loss_type": "cispo", "clip_high": 4.0}),
+        (
+            TRL + "multi_objective_aggregation: normalize_then_sum\nscale_rewards: none\n",
+            "grpo",
+            {"multi_objective_aggregation": "normalize_then_sum"},
+        ),
+        (TRL + "entropy_coef: 0.01\n", "grpo", {"entropy_coef": 0.01}),
+        (
+            TRL + "loss_type: luspo\nimportance_sampling_level: sequence\noff_policy_mask_threshold: 0.1\n",
+            "grpo",
+            {"loss_type": "luspo", "off_policy_mask_threshold": 0.1},
+        ),
         (TRL + "loss_type: sapo\nsapo_temperature_neg: 1.5\n", "grpo", {"loss_type": "sapo", "sapo_temperature_neg": 1.5}),
         (TRL + "dataset_name: d.jsonl\n", "sft", {"data_path": "d.jsonl"}),
         (
@@ -832,6 +844,8 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
         (TRL + "lr_scheduler_type: constant\nwarmup_ratio: 0.03\nmax_steps: 100\n", "warmup_ratio: 0.03: without effect there"),
         (TRL + "warmup_ratio: 1.0\n", "warmup_ratio: 1.0: the whole run is warm-up"),
         (TRL + "fsdp: full_shard\nfsdp_config: f.json\n", "fsdp_config: 'f.json': the file is not read"),
+        (TRL + "num_generations: 4\nloss_type: bnpo\n", "loss_type: 'bnpo': a mean over a micro-batch's tokens there"),
+        (TRL + "num_generations: 4\nloss_type: luspo\n", "loss_type: 'luspo': with importance_sampling_level=token"),
         (TRL + "shuffle_dataset: false\n", "shuffle_dataset: False: rows are drawn in random order"),
         (AXOLOTL + "rl: simpo\n", "normalize: the likelihood of the wanted answers is a mean over a micro-batch"),
         (

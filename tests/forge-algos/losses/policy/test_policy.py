@@ -10,7 +10,16 @@ import torch
 from hypothesis import given, strategies as st
 
 from forge_algos import LossError
-from forge_algos.losses import POLICY_KINDS, completion_logps, gae, group_advantages, kl, policy_gradient, value
+from forge_algos.losses import (
+    POLICY_KINDS,
+    completion_logps,
+    decoupled_advantages,
+    gae,
+    group_advantages,
+    kl,
+    policy_gradient,
+    value,
+)
 
 KINDS = sorted(POLICY_KINDS)
 TOKEN_MEANS = ("cispo", "dapo", "ppo")
@@ -56,9 +65,10 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, est
             rho = torch.exp(sum(new[t] for t in tokens) - sum(old[t] for t in tokens))
             terms.append(-clipped(rho, advantage))
             continue
-        if kind == "gspo":
+        if kind in ("gspo", "luspo"):
             rho = torch.exp(sum(new[t] - old[t] for t in tokens) / length)
-            terms.append(-clipped(rho, advantage) + sum(penalty(t) for t in tokens) / length)
+            term = -clipped(rho, advantage) + sum(penalty(t) for t in tokens) / length
+            terms.append(term if kind == "gspo" else length * term)
             continue
         losses = []
         for t in tokens:
@@ -126,6 +136,25 @@ def test_the_unbiased_estimator_has_the_gradient_of_the_kl():
     torch.testing.assert_close(found["unbiased"][0], true)
     torch.testing.assert_close(found["unbiased"][1], slope)
     assert (found["k3"][1] - slope).norm() > 0.1 * slope.norm()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if POLICY_KINDS[kind].grpo])
+@pytest.mark.parametrize("of_tokens", [False, True])
+def test_what_is_far_off_the_policy_is_left_out(kind, of_tokens):
+    """A completion that became unlikelier than the threshold, and whose advantage is negative, has its KL alone."""
+    new, old, ref, advantages, lengths = rollout(12, seed=4)
+    given = (
+        advantages.repeat_interleave(torch.tensor(lengths)) if of_tokens and POLICY_KINDS[kind].ratio == "token" else advantages
+    )
+    with_kl = {"ref_logps": ref, "kl_weight": 0.1, **settings_for(kind)}
+    found = policy_gradient(new, old, given, lengths, off_policy_threshold=0.05, **with_kl)
+    fallen = [(a - b).mean().item() > 0.05 for a, b in zip(old.split(lengths), new.split(lengths), strict=True)]
+    left = torch.tensor(fallen) & (advantages < 0)
+    assert 0 < left.sum() < (torch.tensor(fallen) | (advantages < 0)).sum()
+    expected = policy_gradient(new, old, torch.where(left, 0, advantages), lengths, **with_kl)
+    torch.testing.assert_close(found.per_sample, expected.per_sample)
+    assert found.count == expected.count
+    torch.testing.assert_close(torch.autograd.grad(found.sum, new), torch.autograd.grad(expected.sum, new))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -257,6 +286,26 @@ def test_group_advantages_are_those_of_each_group(groups, seed, data):
         assert found[n].item() == pytest.approx(expected, abs=1e-9)
 
 
+@given(groups=st.lists(st.integers(0, 2), min_size=2, max_size=9), seed=st.integers(0, 99))
+def test_decoupled_advantages_are_their_formula(groups, seed):
+    """Each reward within its group, the weighted sum over all that are scored; NaN adds nothing."""
+    g, weights = torch.Generator().manual_seed(seed), [1.0, -0.5]
+    rewards = torch.randint(0, 4, (2, len(groups)), generator=g).double()
+    rewards[torch.rand(rewards.shape, generator=g) < 0.2] = math.nan
+    sums = {}
+    for n, own in enumerate(groups):
+        for weight, row in zip(weights, rewards.tolist(), strict=True):
+            mine = [r for r, group in zip(row, groups, strict=True) if group == own and r == r]
+            if row[n] == row[n]:
+                deviation = statistics.stdev(mine) if len(mine) > 1 else 0.0
+                sums[n] = sums.get(n, 0.0) + weight * (row[n] - statistics.mean(mine)) / (deviation + 1e-4)
+    found = decoupled_advantages(rewards, groups, weights=weights)
+    several = len(sums) > 1
+    mean, deviation = (statistics.mean(sums.values()), statistics.stdev(sums.values())) if several else (0.0, 1 - 1e-4)
+    expected = [(sums[n] - mean) / (deviation + 1e-4) if n in sums else 0.0 for n in range(len(groups))]
+    assert found.tolist() == pytest.approx(expected, abs=1e-8)
+
+
 def test_a_batch_wide_scale():
     """scale="batch" divides by the deviation of all scored rewards."""
     rewards = torch.tensor([1.0, 0.0, 3.0, math.nan])
@@ -384,6 +433,8 @@ T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
         (lambda: gae(T3, T3, [3], bootstrap=B2), "lengths 1, bootstrap 2"),
         (lambda: gae(T3, B2, [3]), "rewards 3, values 2"),
         (lambda: policy_gradient(T3, T3, B2, None), "lengths: integers in one dimension are wanted, not NoneType None"),
+        (lambda: decoupled_advantages(B2, [0, 0]), "rewards: one row for each reward is wanted"),
+        (lambda: decoupled_advantages(B2[None], [0, 0], weights=[1.0, 2.0]), "weights: 1 numbers are wanted"),
         (lambda: group_advantages(B2, None), "groups: integers in one dimension"),
         (lambda: group_advantages(B2, [0]), "groups: one integer for each of 2 rewards"),
         (lambda: group_advantages(B2, [0, -1]), "sample 1: reward -1.0 in group -1"),

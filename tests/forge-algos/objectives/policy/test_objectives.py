@@ -33,6 +33,15 @@ METHODS = {
         kind: (GRPO, GRPOSettings(loss_type=kind, num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.1, clip_high=0.3))
         for kind in ("grpo", "dr_grpo", "dapo")
     },
+    **{
+        f"{kind} with entropy": (
+            GRPO,
+            GRPOSettings(
+                loss_type=kind, num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.1, clip_high=0.3, entropy_coef=0.7
+            ),
+        )
+        for kind in ("grpo", "dapo")
+    },
     "rloo": (RLOO, RLOOSettings(num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.3)),
     "ppo": (PPO, PPOSettings(num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.1, value_clip=0.1, value_weight=0.7)),
 }
@@ -59,7 +68,8 @@ def reference_loss(model, made, name):
     """Return the papers' losses, one unpacked completion at a time.
     A mean over completions or tokens.
     """
-    s, starts, terms, tokens = METHODS[name][1], made.starts, [], 0
+    s, starts, terms, tokens, entropy = METHODS[name][1], made.starts, [], 0, 0.0
+    kind = s.kind
     high = s.clip if s.clip_high is None else s.clip_high
     for i in range(len(made.groups)):
         prompt, ids = made.prompt_ids[made.groups[i]], made.completion_ids[i]
@@ -68,7 +78,9 @@ def reference_loss(model, made, name):
         )
         out = model(torch.tensor([[*prompt, *ids]]), output_hidden_states=True)
         at = slice(len(prompt) - 1, len(prompt) + len(ids) - 1)
-        logps = torch.stack([out.logits[0, at].log_softmax(-1)[t, token] for t, token in enumerate(ids)])
+        all_logps = out.logits[0, at].log_softmax(-1)
+        logps = torch.stack([all_logps[t, token] for t, token in enumerate(ids)])
+        entropy = entropy - (all_logps.exp() * all_logps).sum()
         tokens += len(ids)
         if name == "rloo":
             # 2402.14740: a completion is one action.
@@ -89,8 +101,9 @@ def reference_loss(model, made, name):
             continue
         # 2402.03300, equations 3 and 4.
         loss = loss + s.kl_weight * ((ref - logps).exp() - (ref - logps) - 1)
-        terms.append({"grpo": loss.mean(), "dr_grpo": loss.sum() / s.max_new_tokens}.get(name, loss.sum()))
-    return torch.stack(terms).sum() / (len(terms) if name in ("grpo", "dr_grpo", "rloo") else tokens)
+        terms.append({"grpo": loss.mean(), "dr_grpo": loss.sum() / s.max_new_tokens}.get(kind, loss.sum()))
+    mean = torch.stack(terms).sum() / (len(terms) if kind in ("grpo", "dr_grpo", "rloo") else tokens)
+    return mean - getattr(s, "entropy_coef", 0.0) * entropy / tokens
 
 
 class Still(torch.optim.SGD):
@@ -180,12 +193,13 @@ def test_the_reference_depends_on_each_setting(name):
     assert 0 < output.figures["clipped"] < 1
     objective, settings = METHODS[name]
     further = {"ppo": {"value_weight": 0.1, "value_clip": None}, "rloo": {}}.get(name, {"kl_weight": 0.1, "clip_high": 0.05})
+    further |= {"entropy_coef": 0.0} if "entropy" in name else {}
     for field, value in {"clip": 0.01, "temperature": 2.0, **further}.items():
         changed = attrs.evolve(settings, **{field: value})
         bound = objective(changed).bind(model, device=CPU)
         model.zero_grad()
         (batch,) = rollout_batches(made, max_tokens=1000)[0]
-        terms = bound(batch, [])
+        terms = bound(batch, bound.measure(batch))
         (terms.sum / terms.count).backward()
         assert distance({n: g for n, g in gradients(model).items() if n in before}, before) > 1e-3, field
 

@@ -91,8 +91,9 @@ def dpo(*types, weights=None, **settings):
 def kto(**settings):
     weights = settings.get("desirable_weight", 1.0), settings.get("undesirable_weight", 1.0)
     return KTO(KTOSettings(**settings)), lambda model, n: naive_kto(
-        model, PAIRS[:n], DESIRABLE[:n], rotated(PAIRS[:n]), reference(), beta=settings.get("beta", 0.1), weights=weights
-    )
+        model, PAIRS[:n], DESIRABLE[:n], rotated(PAIRS[:n]), reference(), beta=settings.get("beta", 0.1), weights=weights,
+        kl=0.0 if "loss_type" in settings else None,
+    )  # fmt: skip
 
 
 CASES = {
@@ -121,12 +122,13 @@ CASES = {
         + 0.7 * naive_dpo(model, PAIRS[:n], reference(), kind="sft"),
     ),
     "kto": kto(beta=0.3, desirable_weight=1.3, undesirable_weight=0.8),
+    "kto apo_zero_unpaired": kto(beta=0.3, desirable_weight=1.3, undesirable_weight=0.8, loss_type="apo_zero_unpaired"),
     "reward": (
         Reward(RewardSettings(centering=0.05)),
         lambda model, n: naive_reward(model, PAIRS[:n], margins=MARGINS, centering=0.05),
     ),
 }
-UNCOUPLED = {"hinge", "ipo", "bco_pair", "apo_zero", "sppo_hard", "sft"}
+UNCOUPLED = {"hinge", "ipo", "bco_pair", "apo_zero", "sppo_hard", "sft", "kto apo_zero_unpaired"}
 
 
 def model_of(name):
@@ -134,7 +136,7 @@ def model_of(name):
 
 
 def batch_of(name, cut, **kind):
-    return of_completions(cut, **kind) if name == "kto" else of_pairs(cut, **kind)
+    return of_completions(cut, **kind) if name.startswith("kto") else of_pairs(cut, **kind)
 
 
 @functools.cache
@@ -146,7 +148,7 @@ def expected(name, n):
 def micro_batches(name, sizes, **kind):
     """Return rows of so many pairs each, in order."""
     total, ends = sum(sizes), np.cumsum([0, *sizes])
-    if name == "kto":
+    if name.startswith("kto"):
         kind["total"] = total
     return [batch_of(name, slice(a, b), **kind) for a, b in itertools.pairwise(ends)]
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from forge_algos import KTO, KTOSettings, LossError, PackedBatchError, evaluate, reference_logps
 
@@ -48,6 +49,26 @@ def test_the_kl_and_its_figures(kind, good):
         figures["margin"] = figures["chosen_reward"] - figures["rejected_reward"]
     assert found.figures == pytest.approx(figures, rel=1e-4, abs=1e-6)
     assert (found.loss_count, KTO().unit) == (6, "completions")
+
+
+@pytest.mark.parametrize("reference", ["stored", "live"])
+def test_without_a_kl_mismatched_completions_are_not_run(reference):
+    """loss_type="apo_zero_unpaired" judges each completion against 0: no other one is wanted, and none is read."""
+    model, other = make(), make(seed=REFERENCES["above"])
+    settings = KTOSettings(beta=0.2, undesirable_weight=1.5, loss_type="apo_zero_unpaired", reference=reference)
+    objective = KTO(settings, reference=other if reference == "live" else None)
+    whole = evolve(stored(other), ref_mismatched_logps=None)
+    alone = evolve(whole, mismatched=None)
+    found, read = (
+        evaluate(model, [batch], objective=objective) for batch in (alone, evolve(whole, mismatched=whole.completions))
+    )
+    expected = naive_kto(model, PAIRS, GOOD, rotated(PAIRS), other, beta=0.2, weights=(1.0, 1.5), kl=0.0).item()
+    assert found.loss == read.loss == pytest.approx(expected, rel=1e-5)
+    assert "kl" not in found.figures
+    assert objective.tokens(alone) < objective.tokens(whole)
+    assert (objective.idle().mismatched is None, KTO().idle().mismatched is None) == (True, False)
+    with pytest.raises(PackedBatchError, match="mismatched: 6 groups are wanted, from which loss_type='kto' has its KL"):
+        evaluate(model, [alone], objective=KTO(KTOSettings()))
 
 
 def test_it_starts_at_a_half():

@@ -8,6 +8,7 @@ the labelled positions alone. Either way the forward is one call of the outermos
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -138,11 +139,13 @@ class Head:
         *,
         temperature: float = 1.0,
         beside: Beside | None = None,
+        learned: bool = False,
     ) -> tuple[torch.Tensor, ...]:
         """Compute (logps, entropy) or (logps, entropy, beside's), float32[M] each in nats.
-        The entropy is that of the rows' distributions, without a gradient.
+        The entropy is that of the rows' distributions, with a gradient where it is `learned`.
         """
-        return self._logps_and(logps_and_entropy_of_rows, inputs, rows, targets, temperature=temperature, beside=beside)
+        of_rows = partial(logps_and_entropy_of_rows, learned=learned)
+        return self._logps_and(of_rows, inputs, rows, targets, temperature=temperature, beside=beside, learned=learned)
 
     def logps_and_collision(
         self, inputs: Inputs, rows: torch.Tensor, targets: torch.Tensor
@@ -162,18 +165,25 @@ class Head:
         *,
         temperature: float = 1.0,
         beside: Beside | None = None,
+        learned: bool = False,
     ) -> tuple[torch.Tensor, ...]:
-        """Compute log-probabilities, a number beside each without a gradient, and `beside`'s tensor."""
+        """Compute log-probabilities, a number beside each, and `beside`'s tensor.
+        The number has a gradient if it is `learned`.
+        """
         further: list[torch.Tensor] = []
         ranks = rows_over_ranks(self.model)
         mine = ranks.part(len(rows))
 
-        def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
+        def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor, ...]:
             logps, found = of_rows(source, tensors, targets[mine])
+            if learned:
+                return logps, found
             further.append(found)
             return (logps,)
 
         part, *rest = self._scored(inputs, rows[mine], compute, temperature=temperature, beside=beside)
+        if learned:
+            further.append(rest.pop(0))
         return (ranks.gather(part, len(rows)), ranks.gather(further[0], len(rows)), *rest)
 
     def distillation(

@@ -13,7 +13,7 @@ from forge_algos.losses._terms import LossTerms
 from forge_algos.losses._token_logps import token_logps
 from forge_algos.losses._triplet import batch_all_triplet
 from forge_algos.losses.distillation._distillation import distillation
-from forge_algos.losses.policy._advantages import Advantages, gae, group_advantages
+from forge_algos.losses.policy._advantages import Advantages, decoupled_advantages, gae, group_advantages
 from forge_algos.losses.policy._policy import policy_gradient, value
 from forge_algos.losses.preference._dpo import dpo, wpo_weights
 from forge_algos.losses.preference._kto import kto
@@ -31,6 +31,7 @@ __all__ = [
     "completion_logps",
     "contrastive",
     "cpo",
+    "decoupled_advantages",
     "dft",
     "distillation",
     "dpo",

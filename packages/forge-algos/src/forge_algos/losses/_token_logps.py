@@ -71,12 +71,12 @@ def logps_of_rows(source: LogitSource, tensors: Tensors, targets: torch.Tensor) 
 
 
 def logps_and_entropy_of_rows(
-    source: LogitSource, tensors: Tensors, targets: torch.Tensor
+    source: LogitSource, tensors: Tensors, targets: torch.Tensor, *, learned: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the same, and the entropy[M] of each row's distribution in nats.
-    The entropy has no gradient.
+    The entropy has a gradient where it is `learned`.
     """
-    return _logps(source, tensors, targets, "entropy")
+    return _logps(source, tensors, targets, "learned entropy" if learned else "entropy")
 
 
 def logps_and_collision_of_rows(
@@ -88,7 +88,7 @@ def logps_and_collision_of_rows(
     return _logps(source, tensors, targets, "collision")
 
 
-Beside = Literal["entropy", "collision"] | None
+Beside = Literal["entropy", "learned entropy", "collision"] | None
 """What is computed of each row's distribution, beside the target's log-probability."""
 
 
@@ -114,15 +114,17 @@ class _TokenLogps(torch.autograd.Function):
                 total = logits.exp_().sum(1, keepdim=True)
                 logps[rows] = (own - total.log()).squeeze(1)
                 normaliser[rows] = (total.log() + top).squeeze(1)
-                if beside == "entropy":
+                if beside in ("entropy", "learned entropy"):
                     # entr(p) is 0 at p = 0, where p · log p is NaN.
                     further[rows] = torch.special.entr(logits.div_(total)).sum(1)
                 elif beside == "collision":
                     # The largest is 1 before the division, so that their squares do not vanish.
                     further[rows] = (logits.square_().sum(1, keepdim=True).log() - 2 * total.log()).squeeze(1)
-        ctx.save_for_backward(targets, normaliser, *tensors)
+        ctx.learned = beside == "learned entropy"
+        ctx.save_for_backward(targets, normaliser, further if ctx.learned else None, *tensors)
         ctx.source, ctx.needs = source, needs
-        ctx.mark_non_differentiable(further)
+        if not ctx.learned:
+            ctx.mark_non_differentiable(further)
         return logps, further
 
     @staticmethod
@@ -131,10 +133,18 @@ class _TokenLogps(torch.autograd.Function):
         ctx: Any, *grad_outputs: Any
     ) -> tuple[torch.Tensor | None, ...]:
         upstream = grad_outputs[0][:, None]
-        targets, normaliser, *tensors = ctx.saved_tensors
+        targets, normaliser, entropy, *tensors = ctx.saved_tensors
         with torch.autocast(targets.device.type, enabled=False):
             logit_pass = ctx.source.start(tensors, ctx.needs)
             for rows in logit_pass.chunks:
-                slope = logit_pass.logits(rows).sub_(normaliser[rows, None]).exp_().mul_(-upstream[rows])
+                slope = logit_pass.logits(rows).sub_(normaliser[rows, None])
+                if ctx.learned:
+                    # Of H by a logit: -p(log p + H); p is 0 where log p is -inf.
+                    by_entropy = (slope + entropy[rows, None]).mul_(grad_outputs[1][rows, None])
+                    probability = slope.exp_()
+                    further = torch.where(probability > 0, by_entropy, 0).mul_(probability)
+                    slope = probability.mul_(-upstream[rows]).sub_(further)
+                else:
+                    slope = slope.exp_().mul_(-upstream[rows])
                 logit_pass.backward(rows, slope.scatter_add_(1, targets[rows, None], upstream[rows]))
             return (None, None, None, None, *logit_pass.gradients())

@@ -4,7 +4,7 @@ All that couples completions happens here, once for the whole rollout and before
 deviations, whitening. So an update does not depend on how it is cut.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forge_algos.losses import gae, group_advantages, kl
+from forge_algos.losses import decoupled_advantages, gae, group_advantages, kl
 from forge_algos.losses.policy._advantages import EPSILON
 
 Floats = NDArray[np.float32]
@@ -26,6 +26,9 @@ class Scored:
 
     rewards: Floats
     """float32[B]; NaN where unscored."""
+    parts: Mapping[str, tuple[float, Floats]]
+    """What adds up to `rewards`: name of a reward or penalty → its weight, and float32[B];
+    NaN where it could not score."""
     groups: NDArray[np.int64]
     """int64[B], from 0 to G - 1."""
     lengths: NDArray[np.int64]
@@ -33,7 +36,7 @@ class Scored:
     trained: NDArray[np.bool_]
     """bool[B]: whether updates train on a completion."""
     counted: NDArray[np.bool_]
-    """bool[B]: whether it is one of those over which a mean is taken: trained, or cut off and masked."""
+    """bool[B]: whether it is one of those over which a mean is taken: trained, or masked."""
     penalty: Floats
     """float32[M]: `kl_weight` · k1 of each token;
     0 without a reference, NaN for completions that were not measured."""
@@ -50,6 +53,7 @@ def advantages_of(
     settings: Any,
     *,
     rewards: Floats,
+    parts: Mapping[str, tuple[float, Floats]],
     groups: NDArray[np.int64],
     lengths: NDArray[np.int64],
     trained: NDArray[np.bool_],
@@ -65,10 +69,11 @@ def advantages_of(
     Args:
         settings: of the method.
         rewards: float32[B]; NaN where unscored.
+        parts: name → weight and float32[B], which add up to them.
         groups: int[B].
         lengths: int[B].
         trained: bool[B].
-        counted: bool[B]; those that are trained, and masked ones.
+        counted: bool[B]; those that are trained, and those that are masked.
         old_logps: float32[M]; NaN for completions that were not measured.
         ref_logps: float32[M], likewise; None without a KL.
         values: float32[M], for PPO.
@@ -79,7 +84,14 @@ def advantages_of(
         assert k1 is not None
         penalty = (settings.kl_weight * k1).numpy()
     scored = Scored(
-        rewards=rewards, groups=groups, lengths=lengths, trained=trained, counted=counted, penalty=penalty, values=values
+        rewards=rewards,
+        parts=parts,
+        groups=groups,
+        lengths=lengths,
+        trained=trained,
+        counted=counted,
+        penalty=penalty,
+        values=values,
     )
     found, returns = CREDITS[settings.credit](settings, scored)
     if returns is None:
@@ -88,8 +100,18 @@ def advantages_of(
 
 
 def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
-    """Subtract each group's mean reward, and divide by a deviation (GRPO)."""
+    """Subtract each group's mean reward, and divide by a deviation (GRPO);
+    of each reward by itself with multi_objective_aggregation="normalize_then_sum" (GDPO).
+    """
     rewards, groups = torch.from_numpy(scored.rewards), torch.from_numpy(scored.groups)
+    if settings.decoupled:
+        if not scored.parts:
+            return np.zeros_like(scored.rewards), None
+        weights, values = zip(*scored.parts.values(), strict=True)
+        each = torch.from_numpy(np.stack(values))
+        # A penalty is a number for each completion, also for one that no reward could score.
+        each[:, rewards.isnan()] = torch.nan
+        return decoupled_advantages(each, groups, weights=weights, among=torch.from_numpy(scored.counted)).numpy(), None
     return group_advantages(rewards, groups, scale=settings.scale).numpy(), None
 
 

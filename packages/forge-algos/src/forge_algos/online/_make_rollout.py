@@ -18,7 +18,8 @@ from forge_algos.online._prompts import Prompt, check_arguments, check_completio
 from forge_algos.online._sampler_gap import gap_weights
 from forge_algos.online.environments._environment import ENVIRONMENT
 from forge_algos.online.environments._episodes import Episodes
-from forge_algos.online.rewards._rewards import Reward, RewardInputs, overlong, score, total
+from forge_algos.online.rewards._reward_sum import Parts, RewardSum
+from forge_algos.online.rewards._rewards import Reward, RewardInputs, score
 from forge_algos.online.rollout._rollout import Rollout, equal_groups
 from forge_algos.online.sampling._draw import attempt_seed
 from forge_algos.online.sampling._sampler import Completion, Sampler
@@ -102,20 +103,15 @@ def make_rollout(
         scores = _score(made, mine, rows, settings, rewards, columns, decode, parallel, source, episodic=episodes is not None)
         return made, scores
 
-    def reward(scores: dict[str, NDArray[np.float32]], lengths: NDArray[Any], finished: NDArray[Any]) -> NDArray[np.float32]:
-        """Add up each completion's rewards and penalties."""
-        weights = {ENVIRONMENT: 1.0} | {one.name: one.weight for one in rewards}
-        found = total(scores, weights, within=settings.reward_clip_range)
-        found = found - settings.missing_eos_penalty * ~finished
-        return (found - overlong(lengths, settings.max_new_tokens, settings.overlong_buffer)).astype(np.float32)
-
+    reward = RewardSum(settings, {ENVIRONMENT: 1.0} | {one.name: one.weight for one in rewards})
     chosen = range(len(prompts))[share]
     mine, scored = answer(chosen, 0)
     resampled = 0
     for attempt in range(1, 1 + _resamples(settings)):
         ends = np.array([completion.finished for completion in mine], bool)
-        found = reward(scored, np.array([len(completion.ids) for completion in mine], np.int64), ends)
-        again = np.flatnonzero(_left_out(settings, found, np.repeat(np.arange(len(chosen)), each), len(chosen)))
+        lengths = np.array([len(completion.ids) for completion in mine], np.int64)
+        found, parts = reward(scored, lengths, ends), reward.parts(scored, lengths, ends)
+        again = np.flatnonzero(_left_out(settings, found, parts, np.repeat(np.arange(len(chosen)), each), len(chosen)))
         if not parallel.any(len(again) > 0):
             break
         made, scores = answer([chosen[i] for i in again], attempt)
@@ -130,9 +126,10 @@ def make_rollout(
     sizes, lengths, completion_ids, learned = whole.sizes, whole.lengths, whole.ids, whole.learned
     finished, sampler_logps = whole.finished, whole.sampler_logps
     scores = {name: gather(values, parallel, shard).astype(np.float32) for name, values in scored.items()}
-    reward_B = reward(scores, sizes, finished)
+    reward_B, reward_parts = reward(scores, sizes, finished), reward.parts(scores, sizes, finished)
     groups = np.repeat(np.arange(len(prompts)), each)
-    trained, masked = _trained(settings, reward_B, groups, finished, len(prompts))
+    counted = ~np.isnan(reward_B) & ~_left_out(settings, reward_B, reward_parts, groups, len(prompts))[groups]
+    trained, masked = _trained(settings, counted, finished)
 
     prompt_ids = tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts)
     # With the KL in the reward, masked completions are measured too: they are part of the baseline of the others.
@@ -189,10 +186,11 @@ def make_rollout(
     advantages, returns = advantages_of(
         settings,
         rewards=reward_B,
+        parts=reward_parts,
         groups=groups,
         lengths=lengths,
         trained=trained,
-        counted=trained | masked,
+        counted=counted,
         old_logps=old_logps,
         ref_logps=ref_logps,
         values=values,
@@ -317,14 +315,15 @@ def _resamples(settings: OnlineSettings) -> int:
 
 
 def _left_out(
-    settings: OnlineSettings, rewards: NDArray[np.float32], groups: NDArray[np.int64], number: int
+    settings: OnlineSettings, rewards: NDArray[np.float32], parts: Parts, groups: NDArray[np.int64], number: int
 ) -> NDArray[np.bool_]:
     """Find the groups that are not trained on: bool[G].
-    Their rewards are equal, or their mean is too low or too high.
+    Their rewards are equal, each by itself where each is normalised by itself, or their mean is too low or too high.
     """
     if not isinstance(settings, GroupSettings) or settings.on_equal_rewards == "keep":
         return np.zeros(number, bool)
-    found = equal_groups(rewards, groups, number)
+    compared = [values for _, values in parts.values()] if settings.decoupled else [rewards]
+    found = equal_groups(rewards, groups, number, *compared)
     scored = ~np.isnan(rewards)
     count = np.bincount(groups[scored], minlength=number)
     mean = np.bincount(groups[scored], rewards[scored].astype(np.float64), minlength=number) / np.maximum(count, 1)
@@ -334,14 +333,9 @@ def _left_out(
 
 
 def _trained(
-    settings: OnlineSettings,
-    rewards: NDArray[np.float32],
-    groups: NDArray[np.int64],
-    finished: NDArray[np.bool_],
-    number: int,
+    settings: OnlineSettings, found: NDArray[np.bool_], finished: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which completions are trained on, and which only count in a mean over completions."""
-    found = ~np.isnan(rewards) & ~_left_out(settings, rewards, groups, number)[groups]
+    """Return which completions found are trained on, and which only count in a mean."""
     if not settings.mask_truncated:
         return found, np.zeros_like(found)
     return found & finished, found & ~finished & (POLICY_KINDS[settings.kind].unit == "completions")

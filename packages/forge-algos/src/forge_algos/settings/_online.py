@@ -16,6 +16,7 @@ OnEqualRewards = Literal["keep", "skip", "resample"]
 SamplerKind = Literal["transformers", "vllm", "sglang"]
 KLEstimator = Literal["k3", "unbiased"]
 PolicyReference = Literal["initial", "moving"]
+Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 
 # Any: the type checker does not follow a default of one type with a validator of another.
 _share: Any = attrs.validators.and_(number(kind=float), attrs.validators.le(1))
@@ -151,10 +152,10 @@ class OnlineSettings:
     """Number of likeliest tokens that are sampled from; 0 is all."""
     clip: float | None = attrs.field(default=None, validator=_clip_or_none)
     """How far the probability ratio to the policy that sampled may fall below 1 before its
-    gradient is cut. By default 0.2; 0.0003 for gspo, and no bound for cispo."""
+    gradient is cut. By default 0.2; 0.0003 for gspo and luspo, and no bound for cispo."""
     clip_high: float | None = attrs.field(default=None, validator=_above_or_none)
     """How far the ratio may rise above 1. By default as `clip`; where that is not set
-    either, 0.2, 0.0004 for gspo and 4 for cispo. DAPO uses 0.28."""
+    either, 0.2, 0.0004 for gspo and luspo and 4 for cispo. DAPO uses 0.28."""
     updates_per_pass: int = attrs.field(default=1, validator=number(kind=int, low=1))
     """Number of optimizer steps in one pass over a rollout; a group's completions stay in one."""
     mask_truncated: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
@@ -170,6 +171,11 @@ class OnlineSettings:
     def kind(self) -> str:
         """Policy loss, a row of `POLICY_KINDS`: by default the clipped ratio of each token."""
         return "ppo"
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether each reward is normalised by itself (GDPO), and not their sum."""
+        return False
 
     def __attrs_post_init__(self) -> None:
         scored = len(self.reward) + (self.reward_model_path is not None)
@@ -267,21 +273,33 @@ class GRPOSettings(GroupSettings):
     loss_type: GRPOLoss = attrs.field(default="dapo", validator=_check_form)
     """What is averaged: completions' means over their tokens ("grpo"),
     their sums over max_new_tokens ("dr_grpo", arXiv 2503.20783), all tokens of the step ("dapo", arXiv 2503.14476); or
-    completions with one ratio each ("gspo", arXiv 2507.18071), or tokens weighed by a bounded ratio ("cispo", arXiv
-    2506.13585); or completions' means where a sigmoid stands for the clip ("sapo", arXiv 2511.20347)."""
+    completions with one ratio each ("gspo", arXiv 2507.18071), times their length ("luspo", arXiv 2602.05261); or tokens
+    weighed by a bounded ratio ("cispo", arXiv 2506.13585); or completions' means where a sigmoid stands for the clip ("sapo",
+    arXiv 2511.20347)."""
     sapo_temperature_pos: float = attrs.field(default=GATE[0], validator=number(kind=float, above=True))
     """Temperature of loss_type=sapo where the advantage is positive:
     the larger, the faster the gradient fades as the ratio leaves 1."""
     sapo_temperature_neg: float = attrs.field(default=GATE[1], validator=number(kind=float, above=True))
     """Temperature of loss_type=sapo where the advantage is not positive."""
+    off_policy_mask_threshold: float | None = attrs.field(default=None, validator=_above_or_none)
+    """Mean fall of a completion's log-probabilities since it was sampled, in nats a token, above which
+    a completion with a negative advantage has no term but its KL's (DeepSeek-V3.2, arXiv 2512.02556); by default none is left
+    out."""
     dual_clip: float | None = attrs.field(default=None, validator=_above_or_none)
     """What the ratio counts at most where the advantage is negative, above 1 + clip_high;
     by default it has no bound there."""
+    entropy_coef: float = attrs.field(default=0.0, validator=number(kind=float))
+    """Weight of the policy's entropy in nats, a mean over all tokens of the step,
+    which is subtracted from the loss: it keeps the policy from becoming certain."""
     num_generations: int = attrs.field(default=8, validator=number(kind=int, low=2))
     """Number of completions of each prompt: a group, within which rewards are compared."""
     scale_rewards: Scale | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Scale)))
     """Divisor of the advantages: the standard deviation of the group's rewards ("group"),
     of the rollout's ("batch"), or "none". By default the group's, and none for dr_grpo."""
+    multi_objective_aggregation: Aggregation = attrs.field(default="sum_then_normalize", validator=one_of(Aggregation))
+    """How several rewards become one advantage: their weighted sum is normalised
+    ("sum_then_normalize"), or each is normalised within its group, and then their weighted sum over the rollout
+    ("normalize_then_sum", GDPO, arXiv 2601.05242). A penalty is then one reward more."""
     kl_weight: float = attrs.field(default=0.0, validator=number(kind=float))
     """Weight of the KL divergence from the reference, a part of the loss;
     0 needs no reference."""
@@ -296,6 +314,9 @@ class GRPOSettings(GroupSettings):
             raise ValueError(
                 f"kl_estimator={self.kl_estimator!r} has no effect with kl_weight=0; set a weight, or leave it out"
             )
+        decoupled = f"with multi_objective_aggregation={self.multi_objective_aggregation!r}"
+        self._check_alone(self.decoupled, ("scale_rewards",), f"{decoupled}, which divides by deviations of its own")
+        self._check_alone(self.decoupled, ("reward_clip_range",), f"{decoupled}, which adds up no rewards as they are")
         gated = kind.clipped == "gate"
         self._check_alone(gated, ("clip", "clip_high", "dual_clip"), f"with loss_type={self.loss_type!r}, which clips nothing")
         self._check_alone(not gated, ("sapo_temperature_pos", "sapo_temperature_neg"), f"with loss_type={self.loss_type!r}")
@@ -311,6 +332,11 @@ class GRPOSettings(GroupSettings):
     def kind(self) -> str:
         """`loss_type`."""
         return self.loss_type
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether each reward is normalised by itself."""
+        return self.multi_objective_aggregation == "normalize_then_sum"
 
     @property
     def gate(self) -> tuple[float, float] | None:

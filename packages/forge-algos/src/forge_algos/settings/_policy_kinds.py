@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 Ratio = Literal["token", "sequence_sum", "sequence_mean"]
-Reduce = Literal["tokens", "mean", "max_length"]
+Reduce = Literal["tokens", "mean", "sum", "max_length"]
 Clipped = Literal["objective", "weight", "gate"]
 Scale = Literal["group", "batch", "none"]
 
@@ -21,7 +21,7 @@ class PolicyKind:
     >>> PolicyKind(ratio="sequence_mean", reduce="tokens")
     Traceback (most recent call last):
         ...
-    ValueError: a ratio of whole completions gives one number each: reduce must be 'mean', not 'tokens'
+    ValueError: a ratio of whole completions gives one number each: reduce must be 'mean' or 'sum', not 'tokens'
     """
 
     ratio: Ratio
@@ -30,8 +30,8 @@ class PolicyKind:
     exponential of their summed log-ratios) or their geometric mean ("sequence_mean")."""
     reduce: Reduce
     """What a term of the loss is: a token ("tokens"), or a completion:
-    the mean over its tokens ("mean"), or their sum divided by `max_length`, the longest that a completion may become
-    ("max_length")."""
+    the mean over its tokens ("mean"), their sum ("sum"), or that divided by `max_length`, the longest that a completion may
+    become ("max_length")."""
     clipped: Clipped = "objective"
     """What is clipped: the ratio in the objective, whose gradient ends there
     ("objective"), or the ratio as a weight without gradient of A · log π ("weight"); or nothing is, and a sigmoid of the ratio
@@ -54,8 +54,10 @@ class PolicyKind:
                 f"a {self.clipped} of each token's log-probability is the token's own: ratio must be 'token', not "
                 f"{self.ratio!r}"
             )
-        if self.ratio != "token" and self.reduce != "mean":
-            raise ValueError(f"a ratio of whole completions gives one number each: reduce must be 'mean', not {self.reduce!r}")
+        if self.ratio != "token" and self.reduce not in ("mean", "sum"):
+            raise ValueError(
+                f"a ratio of whole completions gives one number each: reduce must be 'mean' or 'sum', not {self.reduce!r}"
+            )
 
     @property
     def unit(self) -> str:
@@ -73,6 +75,7 @@ POLICY_KINDS: dict[str, PolicyKind] = {
     "dr_grpo": PolicyKind(ratio="token", reduce="max_length", grpo=True, scale="none"),  # arXiv 2503.20783
     "dapo": PolicyKind(ratio="token", reduce="tokens", grpo=True),  # arXiv 2503.14476, equation 8
     "gspo": PolicyKind(ratio="sequence_mean", reduce="mean", grpo=True, clip=(3e-4, 4e-4)),  # arXiv 2507.18071, eqs 5 to 7
+    "luspo": PolicyKind(ratio="sequence_mean", reduce="sum", grpo=True, clip=(3e-4, 4e-4)),  # arXiv 2602.05261; GSPO's clip
     "cispo": PolicyKind(  # arXiv 2506.13585, equations 4 and 5; the bound of arXiv 2510.13786
         ratio="token", reduce="tokens", clipped="weight", clip=(None, 4.0), grpo=True
     ),

@@ -12,6 +12,7 @@ import attrs
 from forge_algos.settings._dpo_types import ALPHA, DPO_TYPES, TAU, Divergence, DPOLoss, readers
 from forge_algos.settings._validators import key_of, number, one_of
 
+KTOLoss = Literal["kto", "apo_zero_unpaired"]
 ReferenceKind = Literal["stored", "adapter_off", "live", "moving"]
 Normalize = Literal["global", "trl"]
 
@@ -185,6 +186,10 @@ class KTOSettings:
     """Weight of the good completions; the paper balances weight times number of both kinds."""
     undesirable_weight: float = attrs.field(default=1.0, validator=_beta)
     """Weight of the bad completions."""
+    loss_type: KTOLoss = attrs.field(default="kto", validator=one_of(KTOLoss))
+    """What an answer is judged against: the KL to the reference, which the step's mismatched answers
+    estimate ("kto"), or 0 ("apo_zero_unpaired", arXiv 2408.06266): good answers become likelier than under the reference, bad
+    ones less likely."""
     reference: ReferenceKind = attrs.field(default="stored", validator=one_of(ReferenceKind))
     """Source of the reference's log-probabilities:
     computed once before training ("stored"), the model with its adapter switched off ("adapter_off"), a second model beside it
@@ -202,6 +207,11 @@ class KTOSettings:
 
     def __attrs_post_init__(self) -> None:
         _check_reference(self)
+
+    @property
+    def estimates_kl(self) -> bool:
+        """Whether mismatched answers are run, from which the KL is estimated."""
+        return self.loss_type == "kto"
 
 
 @attrs.frozen(kw_only=True)

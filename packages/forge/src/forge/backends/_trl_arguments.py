@@ -35,6 +35,7 @@ OBJECTIVE: dict[str, dict[str, str]] = {
     },
     "kto": {
         "beta": "beta",
+        "loss_type": "loss_type",
         "desirable_weight": "desirable_weight",
         "undesirable_weight": "undesirable_weight",
         "reference_sync_steps": "ref_model_sync_steps",
@@ -46,10 +47,13 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "num_generations": "num_generations",
         "num_iterations": "num_iterations",
         "scale_rewards": "scale_rewards",
+        "multi_objective_aggregation": "multi_objective_aggregation",
         "kl_weight": "beta",
         "clip": "epsilon",
         "clip_high": "epsilon_high",
         "dual_clip": "delta",
+        "off_policy_mask_threshold": "off_policy_mask_threshold",
+        "entropy_coef": "entropy_coef",
         "sapo_temperature_pos": "sapo_temperature_pos",
         "sapo_temperature_neg": "sapo_temperature_neg",
         "kl_estimator": "use_bias_correction_kl",
@@ -183,9 +187,9 @@ def _ratio(s: Any) -> dict[str, Any]:
     """Return what a policy loss is called there, and the bounds of its ratio."""
     kind = forge_algos.losses.POLICY_KINDS[s.loss_type]
     low, high = kind.bounds(s.clip, s.clip_high)
-    of_completions = s.loss_type == "gspo"
+    of_completions = kind.ratio == "sequence_mean"
     return {
-        "loss_type": "grpo" if of_completions else s.loss_type,
+        "loss_type": "grpo" if s.loss_type == "gspo" else s.loss_type,
         "importance_sampling_level": "sequence" if of_completions else "token",
         "use_bias_correction_kl": s.kl_estimator == "unbiased",
         # TRL bounds CISPO's ratio above alone, and by the bound itself.

@@ -57,7 +57,14 @@ def plan_steps(task: Task, prepared: Prepared, shards: int) -> Plan:
         total = len(whole) * updates
         return Plan(whole, cut, min(total, s.plan.max_steps or total), updates, left)
     rows_a_item = 2 if task.name in ("dpo", "reward") else 1
-    cut = cut_step(s, size, shards, int(items.longest.max()) * rows_a_item, least=2 if task.name == "kto" else 1, asked=asked)
+    cut = cut_step(
+        s,
+        size,
+        shards,
+        int(items.longest.max()) * rows_a_item,
+        least=2 if task.name == "kto" and s.objective.estimates_kl else 1,
+        asked=asked,
+    )
     short = short_steps(list(map(len, steps)), shards, cut)
     if short is not None:
         raise SettingsError(

@@ -49,17 +49,11 @@ def _pairs(items: Any) -> Callable[[int], list[Row]]:
 
 def _answers(items: Any) -> Callable[[int], list[Row]]:
     def rows(index: int) -> list[Row]:
-        own, mismatched = items.examples(index)
-        prompt, answer = _divided(own, items.source(index))
-        _, other = _divided(mismatched, items.source(index))
-        return [
-            {
-                "prompt_ids": prompt,
-                "completion_ids": answer,
-                "KL_completion_ids": other,
-                "label": bool(items.store.desirable[index]),
-            }
-        ]
+        own, *mismatched = (_divided(example, items.source(index)) for example in items.examples(index))
+        found = {"prompt_ids": own[0], "completion_ids": own[1], "label": bool(items.store.desirable[index])}
+        if mismatched:
+            found["KL_completion_ids"] = mismatched[0][1]
+        return [found]
 
     return rows
 

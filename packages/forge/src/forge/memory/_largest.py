@@ -81,7 +81,8 @@ def _most_computed(plan: forge_packing.BatchPlan, items: Items, rows: Any) -> in
 def computed_tokens(batch: Any) -> int:
     """Count the tokens that go through the model, and gathered keys as tokens that take as much."""
     whole: Any = (getattr(batch, "groups", batch),)
-    parts = (batch.completions, batch.mismatched) if hasattr(batch, "completions") else whole
+    both = (batch.completions, batch.mismatched) if hasattr(batch, "completions") else whole
+    parts = [part for part in both if part is not None]
     gathered = (getattr(part, "kv_rows", None) for part in parts)
     tokens = [len(part.input_ids) for part in parts]
     return with_keys(sum(tokens), sum(own if rows is None else len(rows) for own, rows in zip(tokens, gathered, strict=True)))

@@ -274,10 +274,11 @@ OWN = {
         "classify": "labels problem_type",
         "embed": "query_prefix document_prefix pooling exclude_same_text margin",
         "ppo": "lam value_weight value_clip whiten",
-        "grpo": "scale_rewards dual_clip kl_estimator sapo_temperature_pos sapo_temperature_neg",
+        "grpo": """scale_rewards multi_objective_aggregation entropy_coef off_policy_mask_threshold dual_clip
+            kl_estimator sapo_temperature_pos sapo_temperature_neg""",
         "sft and osft": "neftune_alpha",
         "sft, osft and embed": "loss",
-        "dpo and grpo": "loss_type",
+        "dpo, kto and grpo": "loss_type",
         "dpo and kto": "reference_path",
         "dpo, kto, ppo, grpo and rloo": "reference reference_sync_steps reference_mixup",
         "kto": "desirable_weight undesirable_weight",

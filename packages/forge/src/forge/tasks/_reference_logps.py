@@ -52,13 +52,13 @@ def store_references(run: Run, parts: dict[str, Items | None]) -> None:
         run.report.note(f"reference: scoring {len(rows):,} of {len(items):,} {items.noun}, once")
         shared = items.using(share_prompt=share, share_prefix=share, references=None)
         mine = [rows[part] for part in shard_of(run, shared, rows)]
-        found, done, number = np.zeros((len(items), 2)), 0, sum(map(len, mine))
+        found, done, number = np.zeros((len(items), items.completions)), 0, sum(map(len, mine))
         show = run.report.progress(f"scoring {items.noun} with the reference")
         batches = (items.groups(indices, share_prompt=share, share_prefix=share) for indices in mine)
         more = {"ld_alpha": getattr(own, "ld_alpha", None)}
         scored = forge_algos.reference_logps(model, batches, device=run.device, autocast=run.autocast, **more)
         for indices, logps in zip(mine, scored, strict=True):
-            found[indices] = np.reshape(logps, (-1, 2))
+            found[indices] = np.reshape(logps, (-1, items.completions))
             done += len(indices)
             show(done, number)
         # Every row was scored in one shard and is zero in the others: their sum is exact.
@@ -89,7 +89,7 @@ def make_up_references(run: Run) -> None:
     for name, items in (("train", run.train), ("eval", run.held_out)):
         if isinstance(items, Pairs):
             _file(run.root, name).parent.mkdir(exist_ok=True)
-            _write(_file(run.root, name), np.zeros((len(items), 2), np.float32), _key(run, items))
+            _write(_file(run.root, name), np.zeros((len(items), items.completions), np.float32), _key(run, items))
 
 
 def read_references(run: Run, name: str, items: Pairs) -> References:
@@ -118,7 +118,7 @@ def _read(run: Run, name: str, items: Pairs) -> References | None:
             found = References(logps=opened.get_tensor("logps"))
     except (OSError, SafetensorError):
         return None
-    whole = found.logps.shape == (len(items), 2)
+    whole = found.logps.shape == (len(items), items.completions)
     return found if whole and key == {**_key(run, items), "sha256": _digest(found.logps)} else None
 
 

@@ -25,7 +25,7 @@ from forge.tasks._reference_model import (
 )
 from forge.tasks._sharing import may_share, sharing
 from forge.tasks._task import Evaluation, Run, Task
-from forge.tasks.items._pairs import Answers, Pairs
+from forge.tasks.items._pairs import Answers, LoneAnswers, Pairs
 from forge.verbs._registry import verb
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class KTOSettings(ReferencedSettings):
 
 
 class KTO(ReferencedPreferences):
-    """Kahneman-Tversky optimization, with one estimate of the KL a step."""
+    """Kahneman-Tversky optimization, with one estimate of the KL a step or none."""
 
     name = "kto"
     settings = KTOSettings
@@ -295,10 +295,10 @@ class KTO(ReferencedPreferences):
     kind = "unpaired_preference"
     needs = "rows of prompt, completion and label (true where the completion is wanted)"
 
-    def items(self, s: Any, store: Any) -> Pairs:  # noqa: ARG002 - the same for all settings
+    def items(self, s: Any, store: Any) -> Pairs:
         """Plan single answers, some of which are desirable and some not."""
         check_kind(self.name, store, self.kind, self.needs)
-        return Answers(store)
+        return Answers(store) if s.objective.estimates_kl else LoneAnswers(store)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse answers of one class, and what the lint stops."""

@@ -143,6 +143,48 @@ def group_advantages(
     return centred if deviation is None else centred / (deviation + EPSILON)
 
 
+def decoupled_advantages(
+    rewards: torch.Tensor,
+    groups: torch.Tensor | Sequence[int],
+    *,
+    weights: Sequence[float] | None = None,
+    among: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Normalise each of K rewards within its group, add them up, and normalise the sums (GDPO).
+
+    It is arXiv 2601.05242: rewards of other scales, or of which one seldom differs, keep their part in the
+    sum. All samples of one call are coupled: call it once for a whole rollout.
+
+    Args:
+        rewards: float[K, B]; NaN where a reward could not score a sample, which then adds 0. A sample that none could score
+            counts in no mean, and its advantage is 0.
+        groups: int[B], as in `group_advantages`.
+        weights: K numbers; 1 by default.
+        among: bool[B], the samples over whose sums the second mean and deviation are taken; all that are scored by default.
+
+    Returns:
+        torch.Tensor: float32[B], detached.
+
+    Raises:
+        LossError: as `group_advantages`, or weights or samples of another number.
+
+    >>> decoupled_advantages(torch.tensor([[1.0, 0.0], [0.0, 100.0]]), [0, 0], weights=[2.0, 1.0])
+    tensor([ 0.7070, -0.7070])
+    """
+    if rewards.dim() != 2 or not len(rewards):
+        raise LossError(f"rewards: one row for each reward is wanted, not {_check.described(rewards)}")
+    factors = [1.0] * len(rewards) if weights is None else list(weights)
+    if len(factors) != len(rewards):
+        raise LossError(f"weights: {len(rewards)} numbers are wanted, one for each reward, not {len(factors)}")
+    scored = ~rewards.isnan().all(0)
+    each = [factor * group_advantages(row, groups) for factor, row in zip(factors, rewards, strict=True)]
+    found = torch.stack(each).sum(0)
+    within = found[scored if among is None else scored & among]
+    if len(within) > 1:
+        found = (found - within.mean()) / (within.std() + EPSILON)
+    return torch.where(scored, found, 0)
+
+
 def _unit(size: torch.Tensor) -> torch.Tensor:
     """Return a power of two, divided by which numbers of this size have squares in float32.
     It is 1, which changes no bit, up to 2^48.

@@ -47,6 +47,7 @@ def policy_gradient(
     kl_weight: float = 0.0,
     kl_estimator: str = "k3",
     temperatures: tuple[float, float] | None = None,
+    off_policy_threshold: float | None = None,
 ) -> LossTerms:
     """Sum -min(ρA, clamp(ρ, 1 - clip, 1 + clip_high)A), normalised as the kind is.
 
@@ -58,6 +59,8 @@ def policy_gradient(
     - `grpo` (2402.03300, equation 3): the mean over each sample's tokens is one term, `.count` is B.
     - `dr_grpo` (2503.20783): the sum over each sample's tokens / `max_length` is one term, `.count` is B.
     - `gspo` (2507.18071, equations 5 to 7): ρ of a whole sample, the geometric mean of its tokens'; `.count` is B.
+    - `luspo` (2602.05261): the same times the sample's number of tokens, so that a long sample's tokens count as much as a
+      short one's; `.count` is B.
     - `cispo` (2506.13585, equations 4 and 5): -sg(min(ρ, 1 + clip_high))·A·log π of a token; `.count` is T. A `clip` bounds the
       weight below too.
     - `sapo` (2511.20347): -4/τ·σ(τ(ρ - 1))·A of a token, whose gradient is that of ρA at 1 and fades on both sides of it; the
@@ -73,10 +76,11 @@ def policy_gradient(
         old_logps: float[T], those of the policy that sampled; `logps.detach()` for a first, on-policy step.
         advantages: float[B], or where ratios are those of tokens float[T] (as from `gae`); no gradient reaches them.
         lengths: int[B], tokens of each sample; they add up to T. On the CPU, so that nothing waits for the device.
-        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, grpo, gspo, ppo, rloo or sapo.
-        clip: above 0 and below 1; None is the kind's own: 0.2, 0.0003 for `gspo`, no bound for `cispo`. Not for `sapo`.
-        clip_high: above 0; None is `clip`, or the kind's own where that is None too: 0.2, 0.0004 for `gspo`, 4 for `cispo`.
-            DAPO uses 0.28 over 0.2.
+        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, grpo, gspo, luspo, ppo, rloo or sapo.
+        clip: above 0 and below 1; None is the kind's own: 0.2, 0.0003 for `gspo` and `luspo`, no bound for `cispo`. Not for
+            `sapo`.
+        clip_high: above 0; None is `clip`, or the kind's own where that is None too: 0.2, 0.0004 for `gspo` and
+            `luspo`, 4 for `cispo`. DAPO uses 0.28 over 0.2.
         dual_clip: above 1 + clip_high: what ρ counts at most where the advantage is negative, so that no such term is without
             bound (c of 1912.09729, equation 5, δ of 2505.07291, equation 1). Not for `cispo`, whose weights are bounded,
             and `sapo`.
@@ -88,6 +92,8 @@ def policy_gradient(
             the policy that sampled has the true KL's gradient (DeepSeek-V3.2, 2512.02556, section 3.1).
         temperatures: of `sapo`, and only of it: τ where the advantage is above 0, and where it is not; (1, 1.05) by default.
             The larger, the faster the gradient fades.
+        off_policy_threshold: above 0: a sample whose advantage is negative, and whose tokens' mean log π_old - log π is above
+            it, in nats, has no term but the KL's (DeepSeek-V3.2, 2512.02556, section 3.1). It counts all the same.
 
     Returns:
         LossTerms: over tokens or samples, as above. Stats, over the same terms (a sample's are means over its tokens):
@@ -129,6 +135,12 @@ def policy_gradient(
         whole = ratio if dual_clip is None else ratio.clamp(max=dual_clip)
         losses = -torch.minimum(whole * weights, held * weights)
         below, above = below & (weights < 0), (above & (weights > 0)) | ((whole < ratio) & (weights < 0))
+    if off_policy_threshold is not None:
+        _check.number("off_policy_threshold", off_policy_threshold, above=0)
+        near = row.means((given["old_logps"] - new).detach()) <= off_policy_threshold
+        if how.ratio == "token":
+            near = near.repeat_interleave(row.lengths, output_size=len(new))
+        losses = torch.where(near | (weights >= 0), losses, 0)
     stats = {
         "clipped_low": below.to(new.dtype),
         "clipped_high": above.to(new.dtype),
@@ -140,9 +152,11 @@ def policy_gradient(
         weighed = ref_kl * finite_exp(new - given["old_logps"].detach()) if kl_estimator == "unbiased" else ref_kl
         stats["ref_kl"], weighed = (ref_kl, weighed) if how.ratio == "token" else (row.means(ref_kl), row.means(weighed))
         losses = losses + kl_weight * weighed
+    if how.ratio != "token" and how.reduce == "sum":
+        losses = losses * row.lengths
     if how.ratio != "token" or how.reduce == "tokens":
         return summed(losses, stats)
-    terms = row.means(losses) if max_length is None else row.sums(losses) / max_length
+    terms = row.means(losses) if how.reduce == "mean" else row.sums(losses) / (max_length or 1)
     return summed(terms, {name: row.means(values) for name, values in stats.items()})
 
 

@@ -15,12 +15,18 @@ class GRPO(OnlineObjective[GRPOSettings]):
     """GRPO (arXiv 2402.03300): the clipped ratio times the group's advantage, plus the KL.
 
     The KL is `kl_weight` times an estimate to the reference. `settings.loss_type` names the kind; terms are completions (grpo,
-    dr_grpo, gspo, sapo) or tokens (dapo, cispo), as its row in `POLICY_KINDS` has it.
+    dr_grpo, gspo, luspo, sapo) or tokens (dapo, cispo), as its row in `POLICY_KINDS` has it. `entropy_coef` times the policy's
+    entropy, a mean over the step's tokens, is subtracted.
     """
 
     def __init__(self, settings: GRPOSettings | None = None) -> None:
         """Take the settings; None takes their defaults."""
         super().__init__(GRPOSettings() if settings is None else settings, GRPOSettings)
+
+    @property
+    def entropy_weight(self) -> float:
+        """`entropy_coef`."""
+        return self.settings.entropy_coef
 
     def loss_options(self, batch: OnlineBatch, device: torch.device) -> dict[str, Any]:
         """Return the clip or temperatures, the KL's weight and reference, the divisor of sums."""
@@ -34,4 +40,5 @@ class GRPO(OnlineObjective[GRPOSettings]):
             "kl_estimator": s.kl_estimator,
             "dual_clip": s.dual_clip,
             "temperatures": s.gate,
+            "off_policy_threshold": s.off_policy_mask_threshold,
         }

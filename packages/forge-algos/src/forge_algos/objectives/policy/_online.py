@@ -13,6 +13,7 @@ from forge_algos.batches._online import OnlineBatch, check_online, idle_online
 from forge_algos.batches._packed import require
 from forge_algos.heads._completions import Completions, to_float32
 from forge_algos.losses import LossTerms, kl, policy_gradient
+from forge_algos.objectives._mean import require_totals
 from forge_algos.settings._online import OnlineSettings
 from forge_algos.settings._policy_kinds import POLICY_KINDS
 from forge_algos.settings._validators import check_settings
@@ -46,6 +47,11 @@ class OnlineObjective(Generic[S]):
     def unit(self) -> str:
         """Unit of `count`: tokens or completions, from the kind's row."""
         return POLICY_KINDS[self.kind].unit
+
+    @property
+    def entropy_weight(self) -> float:
+        """Weight of the policy's mean entropy a token, which is subtracted from the loss."""
+        return 0.0
 
     @property
     def stats(self) -> tuple[str, ...]:
@@ -115,22 +121,29 @@ class OnlineObjective(Generic[S]):
 class BoundOnline:
     """An `OnlineObjective` on one model: one forward a batch, at the sampling temperature."""
 
-    needs = 0
-
     def __init__(self, objective: OnlineObjective[Any], model: nn.Module, *, device: torch.device) -> None:
         """Choose how the head is scored."""
         self.model = model
         self.device = device
         self._completions = Completions(model, device=device)
         self._objective = objective
+        self.needs = 2 if objective.entropy_weight else 0
         self._wanted = (*objective.wanted, *(["ref_logps"] if objective.settings.kl_weight else []))
 
-    def measure(self, batch: OnlineBatch) -> Sequence[float]:  # noqa: ARG002  the protocol's
-        """Return nothing: what couples completions was settled when the rollout was made."""
-        return []
+    def measure(self, batch: OnlineBatch) -> Sequence[float]:
+        """Return nothing, or where the entropy is in the loss the terms and the tokens.
+        What else couples completions was settled when the rollout was made.
+        """
+        return [float(self._objective.count(batch)), float(len(batch.groups.rows))] if self.needs else []
 
-    def __call__(self, batch: OnlineBatch, totals: Sequence[float] = ()) -> LossTerms:  # noqa: ARG002  the protocol's
-        """Compute the batch's terms, which depend on nothing else in the step."""
+    def __call__(self, batch: OnlineBatch, totals: Sequence[float] = ()) -> LossTerms:
+        """Compute the batch's terms.
+        An entropy in the loss reads the number of the step's terms and tokens, and nothing else of it.
+        """
+        self._tokens_per_term = 1.0
+        if self.needs:
+            require_totals(totals, 2)
+            self._tokens_per_term = totals[1] / totals[0]
         return self._objective.terms(self, batch)
 
     def forward(
@@ -144,8 +157,8 @@ class BoundOnline:
                 value head.
 
         Returns:
-            tuple: log-probabilities with gradients, entropy without, and what `beside` returned (None without it), float32[M]
-                each.
+            tuple: log-probabilities with gradients, entropy, which has them where it is in the loss, and what `beside`
+                returned (None without it), float32[M] each.
 
         Raises:
             PackedBatchError: the row is malformed, or an array is missing or of another length.
@@ -155,7 +168,7 @@ class BoundOnline:
         rows, targets, _ = group_tensors(batch.groups, self.device)
         inside = None if beside is None else lambda hidden: beside(hidden, rows)
         logps, entropy, *rest = self._completions.head.logps_and_entropy(
-            inputs, rows, targets, temperature=self._objective.settings.temperature, beside=inside
+            inputs, rows, targets, temperature=self._objective.settings.temperature, beside=inside, learned=self.needs > 0
         )
         return logps, entropy, rest[0] if rest else None
 
@@ -179,13 +192,17 @@ class BoundOnline:
         if objective.settings.kl_weight and batch.ref_logps is not None:
             from_reference = kl(logps.detach(), to_float32(batch.ref_logps, self.device)).sum
         stats = terms.stats
+        if objective.entropy_weight:
+            # The loop divides by the terms; the mean is over tokens.
+            bonus = objective.entropy_weight / self._tokens_per_term * entropy.sum()
+            terms = terms._replace(sum=terms.sum - bonus, per_sample=None)
         return terms._replace(
             count=terms.count + (batch.masked if objective.unit == "completions" else 0),
             stats={
                 "completions": logps.new_tensor(float(len(lengths))),
                 "rewards": to_float32(batch.rewards, self.device).sum(),
                 "tokens": logps.new_tensor(float(len(logps))),
-                "entropy": entropy.sum(),
+                "entropy": entropy.detach().sum(),
                 "kl": from_reference,
                 "clipped": stats["clipped_low"] + stats["clipped_high"],
                 "ratio": stats["ratio"],

@@ -27,13 +27,13 @@ from forge_algos.settings._validators import settings_of
 
 @attrs.frozen(kw_only=True, eq=False)
 class KTOBatch:
-    """B completions, and B more in which the prompts have other samples' completions."""
+    """B completions, and for a KL B more in which the prompts have other samples' completions."""
 
     completions: PackedGroups
     """B groups of one."""
-    mismatched: PackedGroups
+    mismatched: PackedGroups | None = None
     """B groups of one: the same prompts, each with a completion of another sample;
-    the KL is estimated from them."""
+    the KL is estimated from them. None for a loss without a KL."""
     desirable: NDArray[np.bool_]
     """bool[B]: whether a completion is a good one."""
     ref_logps: NDArray[np.float32] | None = None
@@ -52,8 +52,12 @@ class KTO:
     so the gradients do not depend on how the step is cut, and a micro-batch may hold one completion, or one class alone. With
     `normalize="trl"` each micro-batch has a KL of its own, that of the same rank (TRL adds the mean over ranks).
 
-    Figures: `kl`; `chosen_reward` and `rejected_reward`, the mean β·r of the good and of the bad, and `margin`, the first less
-    the second, where there are such; `accuracy`, the share of completions that lie on their side of the KL.
+    With `loss_type="apo_zero_unpaired"` z is 0 (arXiv 2408.06266, equation 7, for single completions): good ones become
+    likelier than under the reference, bad ones less likely, and no mismatched completion is run.
+
+    Figures: `kl`, where there is one; `chosen_reward` and `rejected_reward`, the mean β·r of the good and of the bad, and
+    `margin`, the first less the second, where there are such; `accuracy`, the share of completions that lie on their side of
+    the KL, or of 0.
     """
 
     settings: KTOSettings = attrs.field(factory=KTOSettings, validator=settings_of(KTOSettings))
@@ -76,7 +80,7 @@ class KTO:
         require(batch, "completions", "a KTOBatch")
         if not len(batch.completions.group_sizes):
             return 0
-        _check(batch)
+        _check(batch, self.settings)
         return len(batch.desirable)
 
     def samples(self, batch: KTOBatch) -> int:
@@ -85,18 +89,21 @@ class KTO:
 
     def tokens(self, batch: KTOBatch) -> int:
         """Count the tokens of both rows."""
-        return token_count(batch.completions) + token_count(batch.mismatched)
+        return token_count(batch.completions) + (0 if batch.mismatched is None else token_count(batch.mismatched))
 
     def idle(self) -> KTOBatch:
         """Make one completion, good and mismatched."""
         made, nothing = idle_groups((1,)), np.zeros(1, np.float32)
+        other = made if self.settings.estimates_kl else None
         return KTOBatch(
-            completions=made, mismatched=made, desirable=np.ones(1, bool), ref_logps=nothing, ref_mismatched_logps=nothing
+            completions=made, mismatched=other, desirable=np.ones(1, bool), ref_logps=nothing, ref_mismatched_logps=nothing
         )
 
     def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
         """Divide by the number of completions of each class; a class without any is left out."""
-        found = {"accuracy": sums["correct"] / count, "kl": sums["kl"] / count}
+        found = {"accuracy": sums["correct"] / count}
+        if self.settings.estimates_kl:
+            found["kl"] = sums["kl"] / count
         for name, number in (("chosen", sums["desirable"]), ("rejected", count - sums["desirable"])):
             if number:
                 found[f"{name}_reward"] = sums[f"{name}_rewards"] / number
@@ -117,27 +124,28 @@ class KTO:
 
 
 class _BoundKTO:
-    needs = 2
-
     def __init__(self, settings: KTOSettings, live: nn.Module | Weights | None, model: nn.Module, device: torch.device) -> None:
         self.settings = settings
         self.policy = Completions(model, device=device)
         self.reference = Reference(settings.reference, self.policy, live)
         self.mean = Mean(settings.normalize)
+        self.needs = 2 if settings.estimates_kl else self.mean.needs
 
     def measure(self, batch: KTOBatch) -> Sequence[float | torch.Tensor]:
-        if self.mean.trl:
+        if self.mean.trl or not self.settings.estimates_kl:
             return self.mean.measure(len(batch.desirable))
         drift = self._drift(batch)
         return [drift.sum(), float(len(drift))]
 
     def __call__(self, batch: KTOBatch, totals: Sequence[float]) -> LossTerms:
-        _check(batch)
-        require_totals(totals, 2)
-        drift = self._drift(batch).mean() if self.mean.trl else None
+        _check(batch, self.settings)
+        kl: float | torch.Tensor = 0.0
+        if self.settings.estimates_kl:
+            require_totals(totals, 2)
+            kl = self._drift(batch).mean() if self.mean.trl else totals[0] / totals[1]
         logps, reference = self._both(batch)
         # Made where it is read: the host waits for a device that it copies a number to.
-        kl = logps.new_full((), totals[0] / totals[1]) if drift is None else drift.to(logps)
+        kl = kl.to(logps) if isinstance(kl, torch.Tensor) else logps.new_full((), kl)
         return self.mean(self._terms(logps, reference, batch.desirable, kl.clamp(min=0)), totals)
 
     def at_start(self, batch: KTOBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -145,12 +153,14 @@ class _BoundKTO:
 
         Returns:
             tuple: terms[2B]; the terms[2B] of a model that is its own reference; how far each is off, in nats[2B]. Completions
-                stand first, then the mismatched ones.
+                stand first, then the mismatched ones; without a KL they are B.
         """
-        _check(batch)
+        _check(batch, self.settings)
         logps, reference = self._both(batch)
-        drift = torch.cat([logps - reference, self._drift(batch)])
-        kinds, zero = np.tile(batch.desirable, 2), torch.zeros_like(drift)
+        drift = logps - reference
+        if self.settings.estimates_kl:
+            drift = torch.cat([drift, self._drift(batch)])
+        kinds, zero = np.resize(batch.desirable, len(drift)), torch.zeros_like(drift)
         found, expected = (self._terms(ratios, zero, kinds, zero.sum()).per_sample for ratios in (drift, zero))
         assert found is not None
         assert expected is not None
@@ -163,6 +173,7 @@ class _BoundKTO:
 
     def _drift(self, batch: KTOBatch) -> torch.Tensor:
         """Return each mismatched completion's r, float32[B], without gradients and dropout."""
+        assert batch.mismatched is not None
         with torch.no_grad(), mode(self.policy.model, training=False):
             logps = sum_by_completion(self.policy.tokens(batch.mismatched), batch.mismatched)
         return logps - self.reference(batch.mismatched, batch.ref_mismatched_logps, "ref_mismatched_logps")
@@ -180,15 +191,20 @@ class _BoundKTO:
 class _BoundMovingKTO(_BoundKTO, BeginsSteps):
     def begin(self, batches: Sequence[KTOBatch | None], parallel: Parallel) -> None:
         del parallel
-        rows = [(None, None) if batch is None else (batch.completions, batch.mismatched) for batch in batches]
+        own = 2 if self.settings.estimates_kl else 1
+        rows = [(None, None)[:own] if batch is None else (batch.completions, batch.mismatched)[:own] for batch in batches]
         self.reference.begin([row for both in rows for row in both], completions=1)
 
 
-def _check(batch: KTOBatch) -> None:
+def _check(batch: KTOBatch, settings: KTOSettings) -> None:
     require(batch, "completions", "a KTOBatch")
     B = len(batch.completions.group_sizes)
+    if batch.mismatched is None and settings.estimates_kl:
+        raise PackedBatchError(f"mismatched: {B} groups are wanted, from which loss_type={settings.loss_type!r} has its KL")
     for name in ("completions", "mismatched"):
-        groups: PackedGroups = getattr(batch, name)
+        groups: PackedGroups | None = getattr(batch, name)
+        if groups is None:
+            continue
         check_groups(groups)
         sizes = np.asarray(groups.group_sizes)
         if len(sizes) != B or (sizes != 1).any():

@@ -133,13 +133,18 @@ class Rollout:
         return cls(**fields)
 
 
-def equal_groups(rewards: Floats, groups: NDArray[np.int64], number: int) -> NDArray[np.bool_]:
-    """Find groups of two or more scored completions whose rewards are all equal: bool[G]."""
-    scored = ~np.isnan(rewards)
-    low, high = np.full(number, np.inf, np.float32), np.full(number, -np.inf, np.float32)
-    np.minimum.at(low, groups[scored], rewards[scored])
-    np.maximum.at(high, groups[scored], rewards[scored])
-    return (low == high) & (np.bincount(groups[scored], minlength=number) > 1)
+def equal_groups(rewards: Floats, groups: NDArray[np.int64], number: int, *compared: Floats) -> NDArray[np.bool_]:
+    """Find groups of two or more scored completions whose rewards are all equal: bool[G].
+    With `compared` each of these is equal by itself, where it is a number.
+    """
+    found = np.bincount(groups[~np.isnan(rewards)], minlength=number) > 1
+    for values in compared or (rewards,):
+        scored = ~np.isnan(values)
+        low, high = np.full(number, np.inf, np.float32), np.full(number, -np.inf, np.float32)
+        np.minimum.at(low, groups[scored], values[scored])
+        np.maximum.at(high, groups[scored], values[scored])
+        found &= ~(low < high)
+    return found
 
 
 def _mean(values: NDArray[Any]) -> float:

@@ -18,7 +18,16 @@ METHOD_KEYS = ("rl", "stage", "pref_loss", "reward_model", "pretraining_dataset"
 _SIGNS = {
     "kto": ("desirable_weight", "undesirable_weight"),
     "rloo": ("normalize_advantages", "reward_clip_range"),
-    "grpo": ("reward_funcs", "num_generations", "scale_rewards", "epsilon", "epsilon_high", "num_iterations"),
+    "grpo": (
+        "reward_funcs",
+        "num_generations",
+        "scale_rewards",
+        "epsilon",
+        "epsilon_high",
+        "num_iterations",
+        "multi_objective_aggregation",
+        "entropy_coef",
+    ),
     "reward": ("center_rewards_coefficient",),
     "dpo": ("precompute_ref_log_probs", "ref_model", "f_divergence_type", "loss_weights", "ld_alpha", "use_weighting"),
 }
@@ -26,7 +35,7 @@ _SIGNS = {
 _FORMS = {
     "sft": ("nll", "dft", "chunked_nll"),
     "kto": ("kto", "apo_zero_unpaired"),
-    "grpo": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo"),
+    "grpo": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo"),
     "simpo": ("simpo",),
 }
 """Verb → its values of `loss_type` in TRL; any other is one of DPO's."""
@@ -83,8 +92,8 @@ def methods(draft: Draft) -> None:
             if draft.verb == "dpo" and (key == "pref_loss" or value == "ipo"):
                 draft.found["loss_type"] = (str(value),)
             del left[key]
-    if draft.library == "TRL" and draft.verb == "kto":
-        draft.drop("loss_type", when=("kto",))
+    if draft.verb == "kto":
+        draft.drop("loss_type", when=("kto", ["kto"]))
     if isinstance(left.get("loss_type"), str) and draft.verb in ("sft", "osft"):
         left["loss_type"] = left["loss_type"].replace("chunked_nll", "nll")
 
@@ -147,17 +156,24 @@ def online(draft: Draft) -> None:
         paths = [f"trl.rewards.{name}" if name in _REWARDS else name for name in names]
         left["reward_funcs"] = [path if ":" in path else ":".join(path.rsplit(".", 1)) for path in paths]
     draft.drop("importance_sampling_level", when=("token",))
+    if left.get("multi_objective_aggregation") == "normalize_then_sum":
+        left.pop("scale_rewards", None)  # which nothing reads then, there and here
     if left.get("use_vllm") and left.get("vllm_importance_sampling_correction") is False:
         draft.lose(
             "vllm_importance_sampling_correction",
             "here a server's completions are weighed where its log-probabilities are more than tis_above from the model's: as "
             "large as max_sampler_gap it weighs none",
         )
-    if left.get("importance_sampling_level") == "sequence" and left.get("loss_type") == "grpo":
+    form = left.get("loss_type")
+    if form == "bnpo":
+        draft.lose("loss_type", "a mean over a micro-batch's tokens there; over the step's it is dapo, which is taken")
+    if left.get("importance_sampling_level") == "sequence" and form in ("grpo", "luspo"):
         del left["importance_sampling_level"]
-        left["loss_type"] = "gspo"
-        if left.get("epsilon") is None:
-            draft.found["clip"], draft.comments["clip"] = 0.2, "TRL's default"
+        left["loss_type"] = "gspo" if form == "grpo" else form
+    elif form == "luspo":
+        draft.lost.append("loss_type: 'luspo': with importance_sampling_level=token each token has a ratio of its own there")
+    if left.get("loss_type") in ("gspo", "luspo") and left.get("epsilon") is None:
+        draft.found["clip"], draft.comments["clip"] = 0.2, "TRL's default"
     high = left.get("epsilon_high")
     if left.get("loss_type") == "cispo" and isinstance(high, (int, float)) and high > 1:
         left["epsilon_high"] = high - 1.0  # TRL gives the bound itself, forge how far above 1 it lies

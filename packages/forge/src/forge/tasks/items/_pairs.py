@@ -25,16 +25,18 @@ Example = tuple[Any, Any]
 
 @attrs.frozen(kw_only=True, eq=False)
 class References:
-    """Reference log-probabilities of N items of two completions each, float32[N, 2]."""
+    """Reference log-probabilities of N items."""
 
     logps: npt.NDArray[np.float32]
-    """Summed log-probabilities of the completions."""
+    """float32[N, K]: summed log-probabilities of an item's K completions."""
 
 
 class Pairs:
     """Pairs of a chosen and a rejected answer; their prompt may be computed once for both."""
 
     noun = "pairs"
+    completions = 2
+    """Number of completions of an item."""
     shorter = "max_seq_len to drop longer answers"
 
     def __init__(self, store: forge_data.TokenStore) -> None:
@@ -46,7 +48,7 @@ class Pairs:
         lengths, counts = store.lengths[self.rows], store.loss_counts[self.rows]
         # As if no prompt were shared, so that steps do not depend on what the attention can do.
         self.lengths, self.longest, self.loss_counts = lengths.sum(1), lengths.max(1), counts.sum(1)
-        self.lines: Ints | None = np.full(len(self.rows), 2, dtype=np.int64)
+        self.lines: Ints | None = np.full(len(self.rows), self.completions, dtype=np.int64)
         self.sources = None if store.weights is None else store.sources[self.rows[:, 0]]
 
     @cached_property
@@ -88,7 +90,7 @@ class Pairs:
         """Return the file and row of an item."""
         return self.store.source(int(self.rows[index, 0]))
 
-    def examples(self, index: int) -> tuple[Example, Example]:
+    def examples(self, index: int) -> tuple[Example, ...]:
         """Return both completions of an item, each with its prompt."""
         chosen, rejected = (self.store[int(row)] for row in self.rows[index])
         return (chosen.input_ids, chosen.labels), (rejected.input_ids, rejected.labels)
@@ -121,13 +123,56 @@ class Pairs:
         return self.store.pairs
 
 
-class Answers(Pairs):
+class LoneAnswers(Pairs):
+    """Single answers, desirable or not."""
+
+    noun = "answers"
+    completions = 1
+
+    @cached_property
+    def prefixes(self) -> dict[str, Any]:
+        """What prompts of answers begin with alike."""
+        return common_prefixes(self.store, slice(None), np.minimum(self._prompts() + 1, self.store.lengths))
+
+    @cached_property
+    def repeated(self) -> Ints | None:
+        """None: an answer has nothing beside it to share its prompt with."""
+        return None
+
+    def examples(self, index: int) -> tuple[Example, ...]:
+        """Return a row."""
+        own = self.store[index]
+        return ((own.input_ids, own.labels),)
+
+    def size(self, index: int) -> str:
+        """Return the length of an item in words."""
+        return f"{self.source(index)} has {self.lengths[index]:,} tokens"
+
+    def batch(self, indices: Sequence[int] | Ints) -> Any:
+        """Collate answers into one micro-batch, a `forge_algos.KTOBatch` without mismatches."""
+        at = np.asarray(indices, dtype=np.int64)
+        found = self.references
+        return forge_algos.KTOBatch(
+            completions=self.groups(at, share_prompt=False, share_prefix=self.share_prefix),
+            desirable=self.store.desirable[at],
+            ref_logps=None if found is None else found.logps[at, 0],
+        )
+
+    def _rows(self) -> Ints:
+        return np.arange(len(self.store), dtype=np.int64)[:, None]
+
+    def _prompts(self) -> Ints:
+        """Return int64[N]: tokens of each row's prompt."""
+        return self.store.prompt_lengths
+
+
+class Answers(LoneAnswers):
     """Single answers, desirable or not, each with a mismatch from which KTO estimates its KL.
 
     The mismatch is the row's prompt with the next row's answer.
     """
 
-    noun = "answers"
+    completions = 2
 
     def __init__(self, store: forge_data.TokenStore) -> None:
         super().__init__(store)
@@ -144,15 +189,10 @@ class Answers(Pairs):
 
         Answers and mismatches are in two rows, each with the prefix once.
         """
-        found = common_prefixes(self.store, slice(None), np.minimum(self._prompts() + 1, self.store.lengths))
+        found = super().prefixes
         return found and {**found, "prefix_tokens": 2 * found["prefix_tokens"]}
 
-    @cached_property
-    def repeated(self) -> Ints | None:
-        """None: an answer and its mismatch share nothing."""
-        return None
-
-    def examples(self, index: int) -> tuple[Example, Example]:
+    def examples(self, index: int) -> tuple[Example, ...]:
         """Return a row, and its prompt with the next row's answer."""
         own, other = (self.store[int(row)] for row in self.rows[index])
         prompt, begin = _prompt(own.labels), _prompt(other.labels)
@@ -180,10 +220,6 @@ class Answers(Pairs):
     def _rows(self) -> Ints:
         own = np.arange(len(self.store), dtype=np.int64)
         return np.stack([own, np.roll(own, -1)], axis=1)
-
-    def _prompts(self) -> Ints:
-        """Return int64[N]: tokens of each row's prompt."""
-        return self.store.prompt_lengths
 
 
 _AT_ONCE = 2**20

@@ -1,0 +1,63 @@
+"""Options of GRPO's and KTO's losses: a resume is invisible, and two ranks with small micro-batches train the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from ..lanes import ci_keeps
+from ..ranks import run_on_ranks
+from .starts import metrics, untimed, weights
+from .verbs import run_verb, run_verb_killed, settings_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("kto", {"loss_type": "apo_zero_unpaired", "reference": "stored", "reference_path": None}),
+    ("grpo", {"multi_objective_aggregation": "normalize_then_sum", "missing_eos_penalty": 1.0, "entropy_coef": 0.5}),
+    ("grpo", {"loss_type": "luspo", "off_policy_mask_threshold": 1e-3}),
+]
+
+
+def figures(run: Path) -> list[float]:
+    """Loss and gradient norm of each step."""
+    return [line[name] for line in metrics(run) for name in ("loss", "grad_norm") if name in line]
+
+
+@pytest.mark.parametrize(("verb", "more"), ci_keeps(CASES[:1], CASES))
+def test_a_resume_and_another_cut_are_invisible(verb: str, more: dict[str, Any], model_dir: Path, tmp_path: Path) -> None:
+    """Killed after step 3 and started again: the same bits. Two ranks, and half the tokens at a time: the same losses."""
+    given = settings_of(verb, model_dir, tmp_path) | {"max_steps": 4, "learning_rate": 2e-2, "lr_scheduler": "constant"}
+    given |= more | ({"num_iterations": 2, "updates_per_pass": 1} if verb == "grpo" else {})
+
+    def run(name: str, ranks: int = 1, function: Any = run_verb, *further: Any, **changed: Any) -> Path:
+        into = {**given, **changed, "ckpt_output_dir": str(tmp_path / name)}
+        run_on_ranks(function, ranks, verb, into, str(tmp_path), *further, joined=False)
+        return tmp_path / name
+
+    alone = run("alone")
+    with pytest.raises(RuntimeError, match="status -9"):
+        run("killed", 1, run_verb_killed, 3, full_state_every_steps=3)
+    killed = run("killed", full_state_every_steps=3)
+    assert "resuming after step 3" in (killed / "log.txt").read_text()
+    assert untimed(killed) == untimed(alone)
+    assert weights(killed) == weights(alone)
+    other = run("other", 2, max_tokens_per_gpu=100)
+    figures = [
+        [line[name] for line in metrics(each) for name in ("loss", "grad_norm") if name in line] for each in (alone, other)
+    ]
+    np.testing.assert_allclose(figures[1], figures[0], rtol=1e-3, atol=1e-5)
+
+
+def test_answers_without_a_kl_are_scored_alone(model_dir: Path, tmp_path: Path) -> None:
+    """loss_type=apo_zero_unpaired reads no mismatched answers: the reference scores none."""
+    verb, more = CASES[0]
+    given = settings_of(verb, model_dir, tmp_path) | more | {"max_steps": 1, "ckpt_output_dir": str(tmp_path / "run")}
+    run_verb(verb, given, str(tmp_path))
+    assert load_file(tmp_path / "run" / "data" / "train.reference.safetensors")["logps"].shape[1] == 1
