@@ -111,8 +111,8 @@ def moving_reference(run: Run) -> forge_algos.WeightAverage | None:
         # A frozen weight may differ in what another rank holds of it.
         if found := [each for each in run.ranks.gather(why) if each is not None]:
             raise SettingsError(
-                f"reference_path {path} with reference=moving: {found[0]}. Take a model that differs from model_path in trained "
-                "weights alone, or reference=live."
+                f"reference_path {path} with reference=moving: {found[0]}. Take a model that differs from model_path in "
+                "trained weights alone, or reference=live."
             )
     return average
 
