@@ -118,6 +118,14 @@ def test_each_kind_has_a_clip_of_its_own():
     torch.testing.assert_close(one, naive("dapo", new, old, None, advantages, lengths, 0.1, 0.1, 0.0))
 
 
+def test_the_temperatures_of_a_gate_are_as_wide_as_the_row():
+    """To the last digit of float64, in which 1.05 is not float32's 1.05."""
+    one, minus = torch.ones(1, dtype=torch.float64), -torch.ones(1, dtype=torch.float64)
+    found = policy_gradient(minus, 2 * minus, minus, [1], kind="sapo", temperatures=(1.0, 1.05))
+    wanted = 4 / 1.05 * torch.sigmoid(1.05 * (one.exp() - 1))
+    torch.testing.assert_close(found.per_sample, wanted, rtol=1e-14, atol=0)
+
+
 def test_the_unbiased_estimator_has_the_gradient_of_the_kl():
     """Its expectation over the policy that sampled is the KL, gradient and all, though that policy is another one."""
     g = torch.Generator().manual_seed(3)
@@ -413,6 +421,10 @@ T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="dr_grpo"), "max_length=None: 'dr_grpo' divides by it"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], max_length=9), "no other kind reads it"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], clip=0), "clip: a finite number above 0 and below 1"),
+        *(
+            (lambda each=each: policy_gradient(T3, T3, B2, [1, 2], kind="sapo", temperatures=each), "temperatures: two numbers")
+            for each in (1.0, (1.0,), "ab c")
+        ),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], dual_clip=1.1), "dual_clip: a finite number above 1.2"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="cispo", dual_clip=9.0), "'cispo' bounds its weights by clip_high"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="sapo", clip=0.1), "clip=0.1: 'sapo' clips nothing"),

@@ -113,13 +113,17 @@ def moving_reference(run: Run) -> forge_algos.WeightAverage | None:
         return None
     average = forge_algos.WeightAverage(run.optimizer, own.reference_mixup, every=own.reference_sync_steps)
     if (path := getattr(own, "reference_path", None)) is not None:
+        why = None
         try:
             average.begin_as(run.model, run.load_frozen(path, as_trained=True), after=run.done)
         except forge_algos.OptimizerError as error:
+            why = str(error)
+        # A frozen weight may differ in what another rank holds of it.
+        if found := [each for each in run.ranks.gather(why) if each is not None]:
             raise SettingsError(
-                f"reference_path {path} with reference=moving: {error}. Take a model that differs from model_path in trained "
-                "weights alone, or reference=live."
-            ) from error
+                f"reference_path {path} with reference=moving: {found[0]}. Take a model that differs from model_path in "
+                "trained weights alone, or reference=live."
+            )
     return average
 
 

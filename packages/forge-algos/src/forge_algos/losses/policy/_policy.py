@@ -126,7 +126,8 @@ def policy_gradient(
     below, above = held > ratio, held < ratio
     if how.clipped == "gate":
         positive, other = GATE if temperatures is None else temperatures
-        tau = torch.where(weights > 0, positive, other)
+        # A tensor: of two numbers torch makes float32, whatever the row is in.
+        tau = torch.where(weights > 0, ratio.new_full((), positive), other)
         losses = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * weights
         below = above = torch.zeros_like(below)
     elif how.clipped == "weight":
@@ -227,6 +228,8 @@ def _check_gate(
     if temperatures is not None:
         if kind not in gated:
             raise LossError(f"temperatures: {either(list(map(repr, gated)))} has them, and no other kind; kind is {kind!r}")
+        if not isinstance(temperatures, (tuple, list)) or len(temperatures) != 2:
+            raise LossError(f"temperatures: two numbers are wanted, not {temperatures!r}")
         for value in temperatures:
             _check.number("temperatures", value, above=0)
     for name, bound in (("clip", clip), ("clip_high", clip_high), ("dual_clip", dual_clip)):
