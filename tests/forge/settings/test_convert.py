@@ -273,6 +273,8 @@ def test_trl() -> None:
     [
         ("base_model: m\nrl: ipo\nrl_beta: 0.2\n", "dpo", {"loss_type": ("ipo",), "beta": 0.2}),
         ("base_model: m\nrl: kto\nkto_desirable_weight: 0.5\n", "kto", {"desirable_weight": 0.5}),
+        ("model_name_or_path: m\nstage: kto\nfinetuning_type: full\npref_loss: sigmoid\n", "kto", {}),
+        ("base_model: m\nrl: kto\ndpo_loss_type: [hinge]\n", "kto", {}),
         ("base_model: m\nreward_model: true\n", "reward", {}),
         ("base_model: m\npretraining_dataset: docs.jsonl\n", "pretrain", {"data_path": "docs.jsonl"}),
         ("model_name_or_path: m\nstage: rm\nfinetuning_type: full\n", "reward", {}),

@@ -95,6 +95,8 @@ def test_a_file_without_settings_becomes_the_librarys_defaults(library: str, tex
             ours = "block_size"
         if (verb == "ppo" and theirs in ("pref_beta", "simpo_gamma")) or (library == AXOLOTL and theirs == "simpo_gamma"):
             continue  # preferences alone read these; Axolotl hands its null on, with which TRL does not train
+        if verb == "kto" and theirs == "pref_loss":
+            continue  # DPO alone reads it
         if theirs in ("per_device_train_batch_size", "micro_batch_size"):
             if verb in GENERATIONS:
                 continue  # one GPU's completions are no group: it is asked for

@@ -94,6 +94,8 @@ def methods(draft: Draft) -> None:
             del left[key]
     if draft.verb == "kto":
         draft.drop("loss_type", when=("kto", ["kto"]))
+        for key in ("pref_loss", "dpo_loss_type"):  # DPO alone reads these
+            left.pop(key, None)
     if isinstance(left.get("loss_type"), str) and draft.verb in ("sft", "osft"):
         left["loss_type"] = left["loss_type"].replace("chunked_nll", "nll")
 
