@@ -181,6 +181,18 @@ def test_divergence_stops_before_the_optimizer(where):
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
+def test_a_malformed_micro_batch_is_refused_before_the_first_forward():
+    """A step's rows are all looked at before any of them is run."""
+    model, broken, forwards = make(), pack(EXAMPLES), []
+    broken.position_ids = broken.position_ids + 1
+    outputs = run(model, [[pack(EXAMPLES)], [pack(EXAMPLES), broken]])
+    next(outputs)
+    model.register_forward_hook(lambda *_: forwards.append(1))
+    with pytest.raises(PackedBatchError, match="anew in every document"):
+        next(outputs)
+    assert forwards == []
+
+
 def test_it_is_a_generator_that_cleans_up():
     """Nothing runs before the first next(); closing removes the guard and restores modes."""
     model = make().eval()

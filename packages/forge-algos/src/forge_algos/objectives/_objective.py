@@ -54,6 +54,17 @@ class BeginsSteps(ABC):
         """
 
 
+class LoadsBatches(ABC):
+    """Base class of a bound objective whose batches are loaded before a step's first forward.
+
+    A malformed one then costs no forward, and copies to the device are on their way early.
+    """
+
+    @abstractmethod
+    def load(self, batch: Any) -> Any:
+        """Check a batch and move it to the device: `__call__` takes what this returns as it takes a batch."""
+
+
 class Objective(Protocol):
     """A loss on a model, driven by `train` and `evaluate`.
     It never divides, so gradients do not depend on how a batch is cut.

@@ -15,6 +15,7 @@ from forge_algos.heads._head import Head, choose_head
 from forge_algos.heads._packable import require_packable
 from forge_algos.losses import LossTerms
 from forge_algos.objectives._mean import Mean
+from forge_algos.objectives._objective import LoadsBatches
 
 
 class _Row(NamedTuple):
@@ -114,7 +115,7 @@ class TokenObjective(LearnedTokens, ABC):
         """
 
 
-class BoundTokens:
+class BoundTokens(LoadsBatches):
     """A `TokenObjective` on one model."""
 
     def __init__(self, objective: TokenObjective, model: nn.Module, device: torch.device) -> None:
@@ -129,6 +130,15 @@ class BoundTokens:
         """Return the numbers of this row that the mean of means divides by."""
         return self._mean.measure(self._objective.count(batch))
 
-    def __call__(self, batch: AnyRow, totals: Sequence[float]) -> LossTerms:
+    def load(self, batch: AnyRow) -> LearnedRow:
+        """Return the row on the device.
+
+        Raises:
+            PackedBatchError: the arrays are no row, or hold an id that the model does not have.
+        """
+        return self._load(batch)
+
+    def __call__(self, batch: AnyRow | LearnedRow, totals: Sequence[float]) -> LossTerms:
         """Compute the row's terms."""
-        return self._mean(self._objective.terms(self.head, self._load(batch)), totals)
+        row = batch if isinstance(batch, LearnedRow) else self._load(batch)
+        return self._mean(self._objective.terms(self.head, row), totals)

@@ -16,7 +16,7 @@ from forge_algos._modules import free_gathered
 from forge_algos._parallel import Parallel
 from forge_algos.losses import LossTerms
 from forge_algos.objectives import Bound, Objective
-from forge_algos.objectives._objective import BeginsSteps
+from forge_algos.objectives._objective import BeginsSteps, LoadsBatches
 from forge_algos.training._columns import Columns
 
 
@@ -91,6 +91,11 @@ def begin_step(
     batches = [micro_batches[k] if counted.mine[k] > 0 else None for micro_batches, counted in steps for k in counted.active]
     with autocast():
         bound.begin(batches, parallel)
+
+
+def loaded(bound: Bound, batches: Iterable[Any]) -> list[Any]:
+    """Return a step's batches, loaded if the objective does that beforehand."""
+    return list(map(bound.load, batches)) if isinstance(bound, LoadsBatches) else list(batches)
 
 
 @contextmanager

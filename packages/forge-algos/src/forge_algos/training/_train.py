@@ -27,7 +27,7 @@ from forge_algos.settings._moe import MoEAuxLoss
 from forge_algos.training._average import WeightAverage
 from forge_algos.training._columns import Columns, columns
 from forge_algos.training._router_loss import RouterLoss, make_router_loss
-from forge_algos.training._step import Sums, begin_step, exact_sum, measure_totals, optimizer_training
+from forge_algos.training._step import Sums, begin_step, exact_sum, loaded, measure_totals, optimizer_training
 
 
 @attrs.frozen(kw_only=True)
@@ -225,12 +225,14 @@ def _accumulate(
     totals = measure_totals(bound, [(micro_batches, counted)], objective, autocast, parallel)
     sums = Sums(objective.stats)
     active = counted.active
+    ready = loaded(bound, (micro_batches[k] if counted.mine[k] else objective.idle() for k in active))
+    batches = dict(zip(active, ready, strict=True))
     # Casts of weights are kept while an autocast is open: one that is off around the step makes one cast a step, not one a use.
     keeping = torch.autocast(device.type, enabled=False) if keep_casts else nullcontext()
 
     def run(k: int) -> LossTerms:
         with autocast():
-            return bound(micro_batches[k] if counted.mine[k] else objective.idle(), totals)
+            return bound(batches[k], totals)
 
     if router_loss is not None:
         router_loss.begin([counted.mine[k] for k in active], [partial(run, k) for k in active], device)
