@@ -62,7 +62,9 @@ class LoadsBatches(ABC):
 
     @abstractmethod
     def load(self, batch: Any) -> Any:
-        """Check a batch and move it to the device: `__call__` takes what this returns as it takes a batch."""
+        """Check a batch and move it to the device.
+        `__call__` takes what this returns as it takes a batch.
+        """
 
 
 class Objective(Protocol):
