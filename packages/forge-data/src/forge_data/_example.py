@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from forge_data._image import Image
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -44,6 +46,9 @@ class TokenizedExample:
     weights: "NDArray[np.float32] | None" = None
     """float32[S], by how much the loss term of each token counts, 0 where nothing is learned. A loss is the weighted sum
     divided by the sum of the weights. None where every learned token counts 1."""
+
+    images: tuple[Image, ...] = ()
+    """Its images in the order of their tokens, which are never learned."""
 
     @classmethod
     def from_mask(
