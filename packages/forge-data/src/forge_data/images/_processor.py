@@ -3,9 +3,12 @@
 The processor is that of transformers, so what a model is trained on is what it gets from plain transformers.
 """
 
+import contextlib
+import hashlib
 import os
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _OF_TEXT = ("input_ids", "attention_mask", "text_replacement_offsets")
+_FILES = ("processor_config.json", "preprocessor_config.json")
+"""Files of a directory that say what its processor does."""
+_BFLOAT16 = "bfloat16"
 _OF_TOKENS = ("mm_token_type_ids", "token_type_ids")
 """Arrays with a number for each token that processors make of the ids."""
 
@@ -73,7 +79,7 @@ class ModelProcessor:
             DataError: the processor refuses text or images; its own message is included.
             TokenizerError: it does not say what it writes for an image, or makes arrays of the text that cannot be made again.
         """
-        made = self._call(place, text, images, return_text_replacement_offsets=True)
+        made = self._arrays(place, text, images, return_text_replacement_offsets=True)
         offsets = made.get("text_replacement_offsets")
         if not offsets or len(offsets[0]) != len(images) or any(each["type"] != "image" for each in offsets[0]):
             raise self._legacy(f"{place}: ")
@@ -89,7 +95,7 @@ class ModelProcessor:
             DataError: the processor refuses the images; its own message is included.
         """
         # With a text of placeholders alone, since some processors make nothing of images without text.
-        made = self._call(place, self.placeholder * len(images), images, return_tensors="np")
+        made = self._arrays(place, self.placeholder * len(images), images)
         return {name: np.asarray(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
 
     def of_tokens(self, ids: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
@@ -103,7 +109,11 @@ class ModelProcessor:
 
     @cached_property
     def _arrays_of_tokens(self) -> tuple[str, ...]:
-        made = self._call("a text", "0", None)
+        try:
+            made = self._call("", "0", None)
+        except DataError:
+            # One that takes no text alone has nothing for it.
+            return ()
         return tuple(name for name in _OF_TOKENS if name in made)
 
     def _check_arrays(self, place: str, made: Any, ids: "NDArray[np.int32]") -> None:
@@ -118,12 +128,22 @@ class ModelProcessor:
             if name in again:
                 if np.array_equal(np.asarray(values), again[name]):
                     continue
-            elif np.shape(values)[:2] != (1, len(ids)):
+            elif tuple(getattr(values, "shape", ()))[:2] != (1, len(ids)):
                 continue
             raise TokenizerError(
                 f"{place}: {self.name} makes {name} of the text in a way of its own, so rows with images of this model cannot "
                 "be trained here"
             )
+
+    def _arrays(self, place: str, text: str, images: "Sequence[Pixels]", **options: Any) -> dict[str, Any]:
+        try:
+            return dict(self._call(place, text, images, return_tensors="np", **options))
+        except DataError as error:
+            if _BFLOAT16 not in str(error).lower():
+                raise
+        # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers.
+        made = self._call(place, text, images, return_tensors="pt", **options)
+        return {name: values.float() if _BFLOAT16 in str(getattr(values, "dtype", "")) else values for name, values in made.items()}
 
     def _call(self, place: str, text: str, images: "Sequence[Pixels] | None", **options: Any) -> Any:
         of_images: dict[str, Any] = {} if images is None else {"images": [list(images)]}
@@ -137,6 +157,24 @@ class ModelProcessor:
             f"{where}{self.name} does not say what it writes in place of an image (return_text_replacement_offsets), as "
             "transformers' older processors do not, so rows with images of this model cannot be trained here"
         )
+
+
+def processor_files(directory: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the SHA-256 of each file of a directory that says what its processor does; nothing is loaded.
+
+    Of a name on the Hub, those of the files in its cache.
+    """
+    name, found = os.fspath(directory), {}
+    for file in _FILES:
+        path: Any = os.path.join(name, file)
+        if name and not os.path.isdir(name):
+            from huggingface_hub import try_to_load_from_cache
+
+            with contextlib.suppress(ValueError):
+                path = try_to_load_from_cache(name, file)
+        if isinstance(path, str) and os.path.isfile(path):
+            found[file] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return found
 
 
 def load_processor(directory: str | os.PathLike[str], tokenizer: "PreTrainedTokenizerBase | None" = None) -> ModelProcessor:
@@ -174,7 +212,3 @@ def load_processor(directory: str | os.PathLike[str], tokenizer: "PreTrainedToke
             "takes images, with its preprocessor_config.json or processor_config.json beside the tokenizer"
         ) from error
     return ModelProcessor(processor, tokenizer)
-
-
-FILES = ("processor_config.json", "preprocessor_config.json")
-"""Files of a directory that say what its processor does."""

@@ -11,6 +11,7 @@ import numpy as np
 from forge_data._errors import DataError, StoreError
 from forge_data._example import TokenizedExample
 from forge_data.findings._report import LintReport
+from forge_data.images._read import sha256_of
 from forge_data.store._base import Store
 from forge_data.store._jsonl import write_jsonl
 from forge_data.store._manifest import ALONE, IMAGE_OFFSETS, LINT, MARGINS, PREFERENCE, SHARED, UNPAIRED
@@ -207,6 +208,16 @@ class TokenStore(Store):
     def lint(self) -> LintReport:
         """Findings of the lint while the store was prepared; a view has its store's."""
         return LintReport.loads((self.path / LINT).read_text("utf-8"), str(self.path / LINT))
+
+    def images_are_there(self) -> bool:
+        """Tell whether the files of all images are there, with the bytes that they had."""
+        seen: dict[tuple[str | None, str], bool] = {}
+        for index in range(len(self) if self.has_images else 0):
+            for image in self[index].images:
+                key = image.path, image.sha256
+                if image.path is not None and not seen.setdefault(key, sha256_of(image) == image.sha256):
+                    return False
+        return True
 
     def _refuse_images(self) -> None:
         if self.has_images:

@@ -44,8 +44,9 @@ class ImageSpans:
             size = min(len(ids), len(self.ids))
             at = int(np.argmax(np.append(ids[:size] != self.ids[:size], True)))
             raise DataError(
-                f"{self.place}: the model's processor makes {len(self.ids)} tokens of the row, and the tokenizer {len(ids)}, "
-                f"which differ from token {at} on; use the processor's own tokenizer"
+                f"{self.place}: the model's processor makes other tokens of the row than its text has ({len(self.ids)}, not "
+                f"{len(ids)}, from token {at} on), so it changes more than the images' placeholders; rows with images of this model "
+                "cannot be trained here"
             )
         found = []
         outside = np.isin(ids, [*self.token_ids])
