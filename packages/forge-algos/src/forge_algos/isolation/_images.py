@@ -148,8 +148,8 @@ def _changed_token(model: nn.Module, document: ImageDocument) -> Iterator[range]
         changed[:, middle:stop] *= -1
         return args, {**kwargs, "inputs_embeds": changed}
 
-    text: Any = causal_model(model).get_decoder()
-    handle = text.register_forward_pre_hook(change, with_kwargs=True)
+    causal: Any = causal_model(model)
+    handle = causal.get_decoder().register_forward_pre_hook(change, with_kwargs=True)
     try:
         yield range(first, middle)
     finally:
