@@ -18,7 +18,7 @@ LEAVES = ("forge-data", "forge-packing", "forge-accel", "forge-dist", "forge-alg
 FACADE = "forge"
 
 # Distributions that import under another name; every other one imports as its own name with underscores.
-_IMPORT_NAMES = {"pyyaml": "yaml", "forge_llm": "forge", "mlflow_skinny": "mlflow"}
+_IMPORT_NAMES = {"pyyaml": "yaml", "pillow": "PIL", "forge_llm": "forge", "mlflow_skinny": "mlflow"}
 
 
 @dataclass(frozen=True)

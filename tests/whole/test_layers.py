@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 STAGES = {
     "forge-data": """
         .
-        reading  formats  findings
+        reading  formats  findings  images
         chat_template
         masking
         tokenizing

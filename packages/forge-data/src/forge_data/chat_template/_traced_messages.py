@@ -9,9 +9,7 @@ TOOLS = -2
 """Message number of tool definitions."""
 
 _ARGUMENTS = ".arguments"
-_ONE_PART, _PART_TYPE = "content[0].text", "content[0].type"
-_UNTRACED = frozenset({"role"})
-"""Fields that a template compares rather than writes; what it writes for a role is its own text."""
+_CONTENT_PART = "content["
 
 
 class Turn(dict[str, Any]):
@@ -35,11 +33,11 @@ def traced_turns(messages: list[dict[str, Any]]) -> tuple[list[Turn], list[dict[
         turn = Turn()
         turn._index = index
         for name, value in message.items():
-            turn[name] = value if name in _UNTRACED else _traced(value, index, name, found)
-        if _ONE_PART in found:
-            # A content of one part is that part's text; its type is compared and not written.
-            del found[_PART_TYPE]
-            found["content"] = found.pop(_ONE_PART)
+            turn[name] = _traced(value, index, name, found)
+        parts = [field for field in found if field.startswith(_CONTENT_PART)]
+        if len(parts) == 1:
+            # A content with one text, beside images perhaps, is that text.
+            found["content"] = found.pop(parts[0])
             found["content"].field = "content"
         turns.append(turn)
         leaves.append(found)
@@ -48,6 +46,9 @@ def traced_turns(messages: list[dict[str, Any]]) -> tuple[list[Turn], list[dict[
 
 def _traced(value: Any, message: int, field: str, found: dict[str, Leaf]) -> Any:
     if isinstance(value, str):
+        if field == "role" or (field.startswith(_CONTENT_PART) and field.endswith("].type")):
+            # A template compares these and does not write them; what it writes for them is its own text.
+            return value
         leaf = found[field] = Leaf(message, field, str(value))
         return Traced.of(leaf)
     if isinstance(value, Mapping):

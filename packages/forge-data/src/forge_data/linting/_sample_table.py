@@ -11,6 +11,7 @@ from forge_data._example import TokenizedExample
 from forge_data.findings._rules import Where
 from forge_data.reading._record import place_of
 from forge_data.store._duplicates import as_digests, digest
+from forge_data.store._images import known_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +28,7 @@ class SampleTable:
     loss_counts: "NDArray[np.int64]"
     """int64[N], labels that count in the loss."""
     digests: "NDArray[Any]"
-    """(uint64, uint64)[U], a hash of the ids."""
+    """(uint64, uint64)[U], a hash of the ids and images."""
     firsts: "NDArray[np.int64]"
     """int64[U], the first sample of each unit."""
     where: Callable[[int], Where]
@@ -54,7 +55,8 @@ class TableBuilder:
         units = [samples] if pair and samples else [(sample,) for sample in samples]
         for unit in units:
             self._firsts.append(len(self._lengths))
-            self._digests += digest([sample.input_ids for sample in unit])
+            images = b"".join(known_of(sample.images) for sample in unit)
+            self._digests += digest([sample.input_ids for sample in unit], images)
             for sample in unit:
                 self._lengths.append(len(sample))
                 self._loss_counts.append(sample.loss_count)

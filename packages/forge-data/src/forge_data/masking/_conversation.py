@@ -17,6 +17,7 @@ from forge_data.chat_template._trace import Run
 from forge_data.formats._samples import Chat, Note
 from forge_data.masking._as_prompted import TurnEnds, around_difference, not_as_prompted
 from forge_data.masking._frames import Filled, Frame
+from forge_data.masking._images import placeholders
 from forge_data.masking._layouts import Layouts
 from forge_data.masking._loss_mask import Span
 from forge_data.masking._segments import text_owners
@@ -50,6 +51,8 @@ class Conversation:
 
     `enable_thinking=false`, `one_sample_a_turn`, `as_history`, `behind_empty_block`, `behind_open_block`.
     """
+    images: int = 0
+    """How many of the row's images, from the first, its text has placeholders of."""
 
 
 class ConversationReader:
@@ -81,6 +84,8 @@ class ConversationReader:
         # How turns begin may depend on the template's other arguments.
         self._openings: dict[str, Opening | UndecidableError | None] = {}
         self._layouts = Layouts(self._ends)
+        self.placeholder = ""
+        """Text that the model's processor takes for an image; needed before a row with images is read."""
 
     def render_batch(self, chats: Sequence[Chat]) -> list[Written | None]:
         """Render conversations, as far as one call can render many."""
@@ -305,7 +310,8 @@ class ConversationReader:
         runs = _owned_by(text_owners(rendered.trace), [*owned, *(turns.owned if chat.weights else [])])
         named = [as_form(name, value) for name, value in arguments.items()]
         named += [as_form("turn_end", token) for token in sorted(tokens)]
-        return Conversation(text, turns.spans, runs, (*notes, *turns.notes), (*named, *forms))
+        images = placeholders(rendered, self.placeholder, chat.place, self._template.name) if chat.images else 0
+        return Conversation(text, turns.spans, runs, (*notes, *turns.notes), (*named, *forms), images)
 
     def _dropped_reasoning(self, chat: Chat, rendered: RenderedChat, index: int) -> Note | None:
         role = chat.messages[index]["role"]

@@ -11,6 +11,7 @@ from forge_data.chat_template._block import REASONING_TAGS, has_reasoning
 from forge_data.chat_template._header import Opening, RefusedError, UndecidableError, header_end
 from forge_data.chat_template._template import RenderedChat
 from forge_data.chat_template._trace import NOBODY, Run, foreign_text, template_prefix
+from forge_data.chat_template._traced_text import Leaf
 from forge_data.formats._samples import Note
 from forge_data.masking._loss_mask import Span
 from forge_data.masking._train_on import CONTENT, TURN
@@ -206,10 +207,13 @@ def _unmarked(index: int) -> Note:
 
 def _content(rendered: RenderedChat, index: int) -> list[Span]:
     """Find what a message contains, without tokens of the template or text of another message."""
+    contents = [leaf for field, leaf in rendered.trace.leaves[index].items() if field.partition("[")[0] == "content"]
+    return [span for content in contents if content.text.strip() for span in _content_part(rendered, index, content)]
+
+
+def _content_part(rendered: RenderedChat, index: int, content: Leaf) -> list[Span]:
+    """Find a content, or one of the texts of one in parts."""
     trace = rendered.trace
-    content = trace.leaves[index].get("content")
-    if content is None or not content.text.strip():
-        return []
     stretches = [(start, stop) for start, stop, leaf, offset in trace.of(index) if leaf is content and offset >= 0]
     if stretches:
         return [Span.plain(start, stop) for start, stop in stretches]

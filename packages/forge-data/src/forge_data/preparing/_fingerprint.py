@@ -14,6 +14,7 @@ import forge_data
 from forge_data._errors import DataError
 from forge_data._options import Options, PairOptions, PromptOptions, TextOptions
 from forge_data.formats._registry import plug_in_identity
+from forge_data.images._processor import processor_files
 from forge_data.reading._preprocess import Preprocess
 from forge_data.store._manifest import VERSION
 from forge_data.tokenizing._stop_tokens import stop_tokens
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("transformers", "tokenizers", "jinja2")
 """Libraries that may turn the same rows into other tokens in another version."""
+_OF_IMAGES = ("pillow", "torchvision")
+"""Libraries that may read or resize the same image otherwise in another version, where they are installed."""
 
 
 def fingerprint_of_inputs(
@@ -38,7 +41,8 @@ def fingerprint_of_inputs(
 
     It is of rows that are read only once, and of a preprocess without identity.
 
-    The directory of a file is not part of it, but its name is, which `store.source(i)` returns.
+    The directory of a file is not part of it, but its name is, which `store.source(i)` returns. Files of images are read with
+    the rows, so it does not know them: whoever opens a store again compares them with it.
     """
     if preprocess is not None and preprocess.identity is None:
         return None
@@ -48,7 +52,7 @@ def fingerprint_of_inputs(
     template = getattr(tokenizer, "chat_template", None)
     inputs: dict[str, Any] = {
         "version": VERSION,
-        "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES} | {"forge-data": forge_data.__version__},
+        "libraries": _versions(_LIBRARIES) | {"forge-data": forge_data.__version__},
         "sources": [
             [source.name, digest, source.group, source.weight] for source, digest in zip(sources, digests, strict=True)
         ],
@@ -62,6 +66,8 @@ def fingerprint_of_inputs(
         "preprocess": preprocess.identity if preprocess is not None else None,
         "seed": seed,
     }
+    if isinstance(options, Options) and getattr(options, "images", False) and tokenizer is not None:
+        inputs["processor"] = [processor_files(tokenizer.name_or_path), _versions(_OF_IMAGES)]
     if isinstance(options, Options) and (others := plug_in_identity(options.format)):
         inputs["formats"] = others
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
@@ -88,6 +94,16 @@ def check_stamps(sources: "Sequence[Source]", before: list[tuple[int, int] | Non
     for source, then, now in zip(sources, before, stamps_of(sources), strict=True):
         if then != now:
             raise DataError(f"{source.path} changed while it was read; prepare it again once nothing writes to it")
+
+
+def _versions(libraries: Sequence[str]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in libraries:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def _tokenizer(tokenizer: "PreTrainedTokenizerBase") -> list[Any]:

@@ -20,7 +20,8 @@ from forge_data.store._duplicates import as_digests, digest, grouped
 from forge_data.store._fetch import local_directory
 from forge_data.store._files import Files, stable, verify
 from forge_data.store._held_out import held_out_of, write_held_out
-from forge_data.store._manifest import PROMPTS, TOKENIZER, Manifest, read_manifest
+from forge_data.store._images import known_at
+from forge_data.store._manifest import IMAGES, PROMPTS, TOKENIZER, Manifest, read_manifest
 from forge_data.store._split import split_indices
 
 if TYPE_CHECKING:
@@ -187,16 +188,18 @@ class Store:
         return type(self)(self.path, self._manifest, wanted if self._indices is None else self._indices[wanted])
 
     def units(self) -> tuple["NDArray[np.int64]", "NDArray[Any]"]:
-        """List what a split keeps together: (samples int64[U, k], digests of their ids).
+        """List what a split keeps together: (samples int64[U, k], digests of their ids and images).
 
-        A unit is one sample (k = 1), or chosen and rejected of one preference (k = 2). Digests are equal where the ids are.
+        A unit is one sample (k = 1), or chosen and rejected of one preference (k = 2). Digests are equal where ids and images
+        are.
         """
         samples = self._unit_samples()
-        ids, bounds, views = self._ids, self._bounds, self._view
+        ids, bounds, views, arrays = self._ids, self._bounds, self._view, self._arrays
         packed = bytearray()
         for unit in samples.tolist():
             at = unit if views is None else [views[index] for index in unit]
-            packed += digest([ids[bounds[index] : bounds[index + 1]] for index in at])
+            images = b"".join(known_at(arrays, index) for index in at) if IMAGES in arrays else b""
+            packed += digest([ids[bounds[index] : bounds[index + 1]] for index in at], images)
         return samples, as_digests(packed)
 
     def split(self, fraction: float, seed: int | None = None) -> tuple[Self, Self]:

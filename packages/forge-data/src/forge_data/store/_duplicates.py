@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 _DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 
-def digest(examples: Iterable["NDArray[np.int32]"]) -> bytes:
-    """Hash the ids int32[S] of a unit's samples into 16 bytes; equal for equal ids only."""
+def digest(examples: Iterable["NDArray[np.int32]"], images: bytes = b"") -> bytes:
+    """Hash the ids int32[S] of a unit's samples, and their images, into 16 bytes; equal for equal ones only."""
     hashed = hashlib.blake2b(digest_size=_DIGEST.itemsize)
     for ids in examples:
         # The length before the ids, so that two samples cannot run into one another.
         hashed.update(len(ids).to_bytes(8, "little"))
         hashed.update(np.ascontiguousarray(ids).data)
+    hashed.update(images)
     return hashed.digest()
 
 

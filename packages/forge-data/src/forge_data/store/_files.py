@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from forge_data._errors import StoreError
-from forge_data.store._manifest import DTYPES, MANIFEST, Manifest, fingerprint_of
+from forge_data.store._manifest import (
+    DTYPES,
+    IMAGE_FILE_OFFSETS,
+    IMAGE_FILES,
+    IMAGE_OFFSETS,
+    IMAGES,
+    MANIFEST,
+    Manifest,
+    fingerprint_of,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,6 +70,10 @@ class Files:
                 raise StoreError(f"{path / name} cannot be read: {error}; prepare the store again") from error
         totals = {"offsets.bin": (manifest.tokens, 1), "segment_offsets.bin": (manifest.segments, 0)}
         totals |= {"record_offsets.bin": (manifest.sizes.get("records.bin", 0), 1)}
+        totals |= {
+            offsets: (manifest.sizes.get(name, 0), 0)
+            for offsets, name in ((IMAGE_OFFSETS, IMAGES), (IMAGE_FILE_OFFSETS, IMAGE_FILES))
+        }
         for name, (total, least) in totals.items():
             if name not in self.arrays:
                 continue

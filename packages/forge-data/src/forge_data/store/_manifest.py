@@ -13,6 +13,11 @@ desirable.bin        uint8[N]    unpaired preferences only: 1 where the answer i
 shared.bin           int32[N]    only where rows became a sample for each turn: first tokens that a later turn of the row has
                                  too; -1 for the last turn, and for a sample that is all of its row
 weights.bin          float32[T]  only where some are neither 0 nor 1: by how much each token's loss term counts
+images.bin           uint8[C]    only where rows have images: JSON of each sample's images: SHA-256, first and last token + 1
+image_offsets.bin    int64[N+1]  images of sample i are bytes image_offsets[i] to image_offsets[i+1]
+image_files.bin      uint8[C]    JSON of where they are, field and path, and the bytes of those that a row holds itself
+image_file_offsets.bin
+                     int64[N+1]  those of sample i are bytes image_file_offsets[i] to image_file_offsets[i+1]
 margins.bin          float32[P]  preferences with margins only: by how much each chosen answer is better
 records.bin          uint8[C]    prompts only: JSON of each row (its prompt and further fields), one after another
 record_offsets.bin   int64[N+1]  prompts only: record of prompt i is bytes record_offsets[i] to record_offsets[i+1]
@@ -42,7 +47,9 @@ from forge_data._values import parsed_json
 
 FORMAT = "forge-data token store"
 VERSION = 4
-READABLE = (2, 3, 4)
+WITH_IMAGES = 5
+"""Version of stores with images, which earlier releases would train without them."""
+READABLE = (2, 3, 4, 5)
 """Versions that can be read; earlier ones lack weights and turns, 2 margins and prompts too, and are otherwise the same."""
 MANIFEST = "store.json"
 DROPPED = "dropped.jsonl"
@@ -53,6 +60,8 @@ KINDS = (SUPERVISED, PREFERENCE, UNPAIRED, PROMPTS)
 MARGINS = "margins.bin"
 WEIGHTS = "weights.bin"
 SHARED = "shared.bin"
+IMAGES, IMAGE_OFFSETS = "images.bin", "image_offsets.bin"
+IMAGE_FILES, IMAGE_FILE_OFFSETS = "image_files.bin", "image_file_offsets.bin"
 ALONE = -1
 """In `SHARED`: no later turn of its row follows a sample."""
 
@@ -67,19 +76,27 @@ DTYPES = {
     "desirable.bin": np.dtype("u1"),
     SHARED: np.dtype("<i4"),
     WEIGHTS: np.dtype("<f4"),
+    IMAGES: np.dtype("u1"),
+    IMAGE_OFFSETS: np.dtype("<i8"),
+    IMAGE_FILES: np.dtype("u1"),
+    IMAGE_FILE_OFFSETS: np.dtype("<i8"),
     MARGINS: np.dtype("<f4"),
     "records.bin": np.dtype("u1"),
     "record_offsets.bin": np.dtype("<i8"),
 }
 FINGERPRINTED = (
-    "input_ids.bin", "loss_mask.bin", "offsets.bin", "desirable.bin", SHARED, WEIGHTS, MARGINS, "records.bin",
-    "record_offsets.bin",
+    "input_ids.bin", "loss_mask.bin", "offsets.bin", "desirable.bin", SHARED, WEIGHTS, IMAGES, IMAGE_OFFSETS, MARGINS,
+    "records.bin", "record_offsets.bin",
 )  # fmt: skip
-"""Arrays that are trained on; rows and roles are not."""
+"""Arrays that are trained on; rows, roles and places of images are not."""
 _ARRAY_KIND = {
     "desirable.bin": UNPAIRED,
     SHARED: SUPERVISED,
     WEIGHTS: SUPERVISED,
+    IMAGES: SUPERVISED,
+    IMAGE_OFFSETS: SUPERVISED,
+    IMAGE_FILES: SUPERVISED,
+    IMAGE_FILE_OFFSETS: SUPERVISED,
     MARGINS: PREFERENCE,
     "records.bin": PROMPTS,
     "record_offsets.bin": PROMPTS,
@@ -87,7 +104,8 @@ _ARRAY_KIND = {
 _NOT_OF_PROMPTS = ("loss_mask.bin", "segment_starts.bin", "segment_roles.bin", "segment_offsets.bin")
 
 
-OPTIONAL = (SHARED, WEIGHTS, MARGINS)
+OF_IMAGES = (IMAGES, IMAGE_OFFSETS, IMAGE_FILES, IMAGE_FILE_OFFSETS)
+OPTIONAL = (SHARED, WEIGHTS, *OF_IMAGES, MARGINS)
 """Arrays that a store has only where its rows give them."""
 
 
@@ -154,7 +172,11 @@ class Manifest:
 
     def dumps(self) -> str:
         """Return the text of `store.json`."""
-        fields = {"format": FORMAT, "version": VERSION, **attrs.asdict(self, recurse=False)}
+        fields = {
+            "format": FORMAT,
+            "version": WITH_IMAGES if IMAGES in self.sizes else VERSION,
+            **attrs.asdict(self, recurse=False),
+        }
         # Only where there is one, so that earlier versions read all other stores.
         fields |= {"shard": attrs.asdict(shard)} if (shard := fields.pop("shard")) is not None else {}
         fields["sources"] = [attrs.asdict(source) for source in self.sources]
@@ -170,9 +192,9 @@ class Manifest:
         """Compute the bytes that each array must have."""
         counts = dict.fromkeys(("input_ids.bin", "loss_mask.bin", WEIGHTS), self.tokens) | {MARGINS: self.samples // 2}
         counts |= {"segment_starts.bin": self.segments, "segment_roles.bin": self.segments}
-        counts |= dict.fromkeys(("offsets.bin", "segment_offsets.bin", "record_offsets.bin"), self.samples + 1)
+        counts |= dict.fromkeys((name for name in self.arrays if name.endswith("offsets.bin")), self.samples + 1)
         # No count gives the size of the records.
-        names = [name for name in self.arrays if name != "records.bin"]
+        names = [name for name in self.arrays if name not in ("records.bin", IMAGES, IMAGE_FILES)]
         return {name: counts.get(name, self.samples) * DTYPES[name].itemsize for name in names}
 
 

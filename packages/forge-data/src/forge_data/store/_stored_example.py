@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_data._example import IGNORED, ROLES, TokenizedExample
+from forge_data.store._images import images_at
 from forge_data.store._manifest import WEIGHTS
 
 if TYPE_CHECKING:
@@ -49,13 +50,16 @@ class StoredExample(TokenizedExample):
                     weights = self._arrays[WEIGHTS][offsets[self._at] : offsets[self._at + 1]]
                     # A sample without weights of its own is as it would be in a store without any.
                     made = None if np.isin(weights, (0, 1)).all() else weights
+            case "images":
+                made = images_at(self._arrays, self._at)
             case _:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         object.__setattr__(self, name, made)
         return made
 
     def __reduce__(self) -> tuple[type[TokenizedExample], tuple[Any, ...]]:
-        return TokenizedExample, (np.array(self.input_ids), self.labels, self.segments, self.roles, _own(self.weights))
+        weights = _own(self.weights)
+        return TokenizedExample, (np.array(self.input_ids), self.labels, self.segments, self.roles, weights, self.images)
 
     def _segments(self, name: str) -> "NDArray[Any]":
         offsets = self._arrays["segment_offsets.bin"]

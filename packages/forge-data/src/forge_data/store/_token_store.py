@@ -11,9 +11,10 @@ import numpy as np
 from forge_data._errors import DataError, StoreError
 from forge_data._example import TokenizedExample
 from forge_data.findings._report import LintReport
+from forge_data.images._read import sha256_of
 from forge_data.store._base import Store
 from forge_data.store._jsonl import write_jsonl
-from forge_data.store._manifest import ALONE, LINT, MARGINS, PREFERENCE, SHARED, UNPAIRED
+from forge_data.store._manifest import ALONE, IMAGE_OFFSETS, LINT, MARGINS, PREFERENCE, SHARED, UNPAIRED
 from forge_data.store._split import pairs_of
 from forge_data.store._stored_example import stored_example
 from forge_data.store._table import to_dataset, write_parquet
@@ -67,8 +68,9 @@ class TokenStore(Store):
         The file is there when it is complete.
 
         Raises:
-            StoreError: the file cannot be written.
+            StoreError: the file cannot be written, or samples have images, which such lines do not hold.
         """
+        self._refuse_images()
         return write_jsonl(self, self.path, file)
 
     def to_dataset(self) -> "Dataset":
@@ -79,6 +81,7 @@ class TokenStore(Store):
         it. It is held in memory, 8 bytes a token; for more there is `to_parquet`, which `datasets.load_dataset("parquet",
         data_files=...)` maps from disk.
         """
+        self._refuse_images()
         return to_dataset(self)
 
     def to_parquet(self, file: str | os.PathLike[str]) -> Path:
@@ -87,6 +90,7 @@ class TokenStore(Store):
         Raises:
             StoreError: the file cannot be written.
         """
+        self._refuse_images()
         return write_parquet(self, file)
 
     @overload
@@ -181,6 +185,13 @@ class TokenStore(Store):
         return np.maximum(self._pick(self._arrays[SHARED]), 0)
 
     @cached_property
+    def has_images(self) -> bool:
+        """Whether any of its samples has images, `store[i].images`."""
+        if IMAGE_OFFSETS not in self._arrays:
+            return False
+        return bool(self._pick(np.diff(self._arrays[IMAGE_OFFSETS])).any())
+
+    @cached_property
     def desirable(self) -> "NDArray[np.bool_]":
         """bool[N], whether each answer is wanted.
 
@@ -197,6 +208,23 @@ class TokenStore(Store):
     def lint(self) -> LintReport:
         """Findings of the lint while the store was prepared; a view has its store's."""
         return LintReport.loads((self.path / LINT).read_text("utf-8"), str(self.path / LINT))
+
+    def images_are_there(self) -> bool:
+        """Tell whether the files of all images are there, with the bytes that they had."""
+        seen: dict[tuple[str | None, str], bool] = {}
+        for index in range(len(self) if self.has_images else 0):
+            for image in self[index].images:
+                key = image.path, image.sha256
+                if image.path is not None and not seen.setdefault(key, sha256_of(image) == image.sha256):
+                    return False
+        return True
+
+    def _refuse_images(self) -> None:
+        if self.has_images:
+            raise StoreError(
+                f"{self.path} has samples with images, which rows of token ids do not hold; take the store itself, or select "
+                "samples without images"
+            )
 
     def _unit_samples(self) -> "NDArray[np.int64]":
         return self.pairs if self.kind == PREFERENCE else super()._unit_samples()

@@ -18,8 +18,12 @@ from forge_data.store._manifest import (
     ALONE,
     DROPPED,
     DTYPES,
+    IMAGE_FILE_OFFSETS,
+    IMAGE_OFFSETS,
+    IMAGES,
     LINT,
     MANIFEST,
+    OF_IMAGES,
     OPTIONAL,
     SHARED,
     SUPERVISED,
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
     from forge_data.store._manifest import SourceFile
 
 _BLOCK = 1 << 20
-_CUMULATIVE = {"offsets.bin", "segment_offsets.bin", "record_offsets.bin"}
+_CUMULATIVE = {"offsets.bin", "segment_offsets.bin", "record_offsets.bin", IMAGE_OFFSETS, IMAGE_FILE_OFFSETS}
 
 
 class StoreWriter:
@@ -59,6 +63,7 @@ class StoreWriter:
         self._ends = dict.fromkeys(_CUMULATIVE, 0)
         self._weighed = 0
         self._turned = 0
+        self._pictured = 0
         self._made: list[Path] = []
         self._committed = False
         self._stack = ExitStack()
@@ -92,6 +97,9 @@ class StoreWriter:
             if SHARED in arrays:
                 self._fill_shared()
                 self._turned += len(arrays[SHARED])
+            if IMAGE_OFFSETS in arrays:
+                self._fill_images()
+                self._pictured += len(arrays[IMAGE_OFFSETS])
             for name, values in arrays.items():
                 if name in _CUMULATIVE and len(values):
                     ends = self._ends[name] + np.cumsum(values)
@@ -153,11 +161,16 @@ class StoreWriter:
                 self._fill_weights()
             if self._turned:
                 self._fill_shared()
+            if self._pictured:
+                self._fill_images()
             for file in self._files.values():
                 file.flush()
                 os.fsync(file.fileno())
             self._stack.close()
-            arrays = arrays_of(kind, [name for name in OPTIONAL if (self.partial / name).stat().st_size])
+            given = [name for name in OPTIONAL if (self.partial / name).stat().st_size]
+            if IMAGES not in given:
+                given = [name for name in given if name not in OF_IMAGES]
+            arrays = arrays_of(kind, given)
             for name in set(DTYPES) - set(arrays):
                 (self.partial / name).unlink()
             if tokenizer is not None:
@@ -238,6 +251,12 @@ class StoreWriter:
         """Write that the samples so far that came without are alone."""
         self._write(SHARED, np.full(self.samples - self._turned, ALONE, dtype=np.int32))
         self._turned = self.samples
+
+    def _fill_images(self) -> None:
+        """Write that the samples so far that came without have no images."""
+        for name in (IMAGE_OFFSETS, IMAGE_FILE_OFFSETS):
+            self._write(name, np.full(self.samples - self._pictured, self._ends[name], dtype=np.int64))
+        self._pictured = self.samples
 
     def _write(self, name: str, values: "np.ndarray[Any, Any]") -> None:
         self._append(name, np.ascontiguousarray(values, dtype=DTYPES[name]).data)

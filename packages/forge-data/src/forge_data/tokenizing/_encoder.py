@@ -10,12 +10,14 @@ import numpy as np
 
 from forge_data._errors import DataError, TokenizerError
 from forge_data._example import IGNORED, TokenizedExample
+from forge_data._image import Image
 from forge_data.chat_template._block import has_reasoning
 from forge_data.chat_template._template import Written
 from forge_data.chat_template._trace import Run
 from forge_data.formats._documents import ended
 from forge_data.formats._samples import Chat, Document, Encoded, Note, Preference, Sample, Text, Tokens, Unpaired
-from forge_data.masking._conversation import ConversationReader
+from forge_data.images._processor import ModelProcessor, load_processor
+from forge_data.masking._conversation import Conversation, ConversationReader
 from forge_data.masking._frames import Frame
 from forge_data.masking._layouts import allows
 from forge_data.masking._loss_mask import Span, trained_in_order, trained_tokens
@@ -24,6 +26,7 @@ from forge_data.masking._train_on import learned_parts
 from forge_data.tokenizing._batch_tokenizer import BatchTokenizer, Tokenised
 from forge_data.tokenizing._stop_tokens import stop_tokens
 from forge_data.tokenizing._token_weights import row_weights, weighed, weights_of, with_weights
+from forge_data.tokenizing._with_images import ImageSpans, expanded
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -54,6 +57,7 @@ class _Job:
     forms: tuple[str, ...] = ()
     weights: "NDArray[np.float32] | None" = None
     """As `weights_of` returns them."""
+    images: ImageSpans | None = None
 
 
 @attrs.frozen
@@ -106,6 +110,14 @@ class Encoder:
         stops = stop_tokens(self._tokenizer, self._turn_end)
         chosen = self._turn_end is not None
         return ConversationReader(self._tokenizer, self._turns, self._arguments, stops, chosen=chosen)
+
+    @cached_property
+    def _processor(self) -> ModelProcessor | TokenizerError:
+        """The processor of the tokenizer's directory, once a row has images; or why there is none."""
+        try:
+            return load_processor(self._tokenizer.name_or_path, self._tokenizer)
+        except TokenizerError as error:
+            return error
 
     @cached_property
     def _eos(self) -> int:
@@ -164,6 +176,10 @@ class Encoder:
         made: list[TokenizedExample | _Job] = []
         counts: list[int] = []
         for sample, several in zip(samples, parts, strict=True):
+            if isinstance(sample, Preference | Unpaired) and any(isinstance(part, Chat) and part.images for part in several):
+                raise DataError(
+                    f"{sample.place}: preferences with images are not trained; take the row out, or learn it with sft"
+                )
             before = len(made)
             thinks = _thinks(several) if isinstance(sample, Preference) else None
             for part in several:
@@ -225,16 +241,32 @@ class Encoder:
                 what = learned_parts(part, self._train_on)
                 roles = [message["role"] for message in part.messages]
                 weights = weights_of(part)
-                made: list[TokenizedExample | _Job] = [
-                    _Job(each.text, each.spans, each.runs, roles, whole, notes=each.notes, forms=each.forms, weights=weights)
-                    for each in self._conversations.read(part, what, next(rendered), whole=whole, thinks=thinks)
-                ]
+                written, made = next(rendered), list[TokenizedExample | _Job]()
+                for each, images in self._read(part, what, written, whole=whole, thinks=thinks):
+                    job = _Job(each.text, each.spans, each.runs, roles, whole, None, each.notes, each.forms, weights, images)
+                    made.append(job)
                 plain = not (part.first_completion or part.trains or part.unmask or weights is not None or whole or thinks)
+                plain = plain and not part.images
                 if plain and (frame := self._conversations.frame(part, what)) is not None:
                     self._frames[tuple(roles)] = frame
                 return made
             case _:
                 return [self._job(part)]
+
+    def _read(
+        self, part: Chat, what: Sequence[str], written: Written | None, *, whole: bool, thinks: bool | None
+    ) -> list[tuple[Conversation, ImageSpans | None]]:
+        """Render a conversation, with what stands for its images."""
+        if not part.images:
+            return [(each, None) for each in self._conversations.read(part, what, written, whole=whole, thinks=thinks)]
+        processor = self._processor
+        if isinstance(processor, TokenizerError):
+            raise TokenizerError(f"{part.place}: {processor}")
+        self._conversations.placeholder = processor.placeholder
+        return [
+            expanded(part, each, processor)
+            for each in self._conversations.read(part, what, written, whole=whole, thinks=thinks)
+        ]
 
     def _job(self, part: Text | Document) -> _Job:
         everything = self._train_on == "all"
@@ -277,11 +309,17 @@ class Encoder:
                 trained[first:last] = True
             elif job.ends_from is not None:
                 trained[last - 1] = True
+        images: list[tuple[Image, ...]] = [()] * len(jobs)
+        for number, (job, (first, last)) in enumerate(zip(jobs, bounds, strict=True)):
+            if job.images is not None:
+                images[number] = job.images.tokens(ids[first:last], offsets[first:last])
+                for image in images[number]:
+                    trained[first + image.start : first + image.stop] = False
         labels = np.where(trained, ids, np.int32(IGNORED))
         found = segments(offsets[:, 0], sizes, [job.runs for job in jobs], [job.roles for job in jobs])
         examples = [
-            TokenizedExample(ids[first:last], labels[first:last], spans, roles)
-            for (first, last), (spans, roles) in zip(bounds, found, strict=True)
+            TokenizedExample(ids[first:last], labels[first:last], spans, roles, None, shown)
+            for (first, last), (spans, roles), shown in zip(bounds, found, images, strict=True)
         ]
         return [
             example if job.weights is None else weighed(example, offsets[first:last, 0], job.runs, job.weights)

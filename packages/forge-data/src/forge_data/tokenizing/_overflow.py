@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import NamedTuple
 
+import attrs
 import numpy as np
 
 from forge_data._accounting import (
@@ -86,7 +87,7 @@ def _same(examples: tuple[TokenizedExample, ...]) -> bool:
 
 
 def _truncated(place: str, examples: tuple[TokenizedExample, ...], limit: int, tokens: int) -> Fitted:
-    kept = tuple(piece(example, 0, limit) if len(example) > limit else example for example in examples)
+    kept = tuple(piece(example, 0, _before_cut(example, limit)) if len(example) > limit else example for example in examples)
     if not all(example.loss_count for example in kept):
         return Fitted((), NOTHING_WITHIN, {NOTHING_WITHIN: tokens})
     if _same(kept):
@@ -105,12 +106,22 @@ def _split(place: str, examples: tuple[TokenizedExample, ...], limit: int, token
             "set `on_overflow` to drop or truncate"
         )
     (whole,) = examples
+    if whole.images:
+        raise DataError(
+            f"{place}: {len(whole)} tokens, `max_seq_len` is {limit}, and a row with images cannot be split; raise it, or set "
+            "`on_overflow` to drop or truncate"
+        )
     pieces = [piece(whole, start, min(start + limit, len(whole))) for start in range(0, len(whole), limit)]
     kept = tuple(each for each in pieces if each.loss_count)
     if not kept:
         return Fitted((), NOTHING_WITHIN, {NOTHING_WITHIN: tokens})
     lost = tokens - sum(map(len, kept))
     return Fitted(kept, None, {UNTRAINED_PIECE: lost} if lost else {})
+
+
+def _before_cut(example: TokenizedExample, limit: int) -> int:
+    """Return how many first tokens are kept: up to an image that would be cut."""
+    return next((image.start for image in example.images if image.start < limit < image.stop), limit)
 
 
 def piece(example: TokenizedExample, start: int, stop: int) -> TokenizedExample:
@@ -120,4 +131,9 @@ def piece(example: TokenizedExample, start: int, stop: int) -> TokenizedExample:
     cut = (np.clip(spans[inside], start, stop) - start).astype(np.int32)
     roles = tuple(role for role, there in zip(example.roles, inside, strict=True) if there)
     weights = None if example.weights is None else example.weights[start:stop]
-    return TokenizedExample(example.input_ids[start:stop], example.labels[start:stop], cut, roles, weights)
+    images = tuple(
+        attrs.evolve(image, start=image.start - start, stop=image.stop - start)
+        for image in example.images
+        if start <= image.start and image.stop <= stop
+    )
+    return TokenizedExample(example.input_ids[start:stop], example.labels[start:stop], cut, roles, weights, images)

@@ -1,0 +1,71 @@
+"""Example with images → the arguments of a forward beside its tokens."""
+
+import os
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from forge_data._example import TokenizedExample
+from forge_data.images._processor import ModelProcessor, load_processor
+from forge_data.images._read import read_image
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+
+class ImageInputs:
+    """Maker of what a model's forward is given for an example beside `input_ids`: pixels, sizes, kinds of tokens.
+
+    `inputs(example)` is what the model's own processor makes, `processor(text=[text], images=[images],
+    return_tensors="np")`, without `input_ids` and `attention_mask`, whatever its arrays are called:
+
+    - `pixel_values` and the like in the processor's dtype (float32 as a rule) and shape, such as [I, 3, H, W] of I images;
+    - `image_grid_thw`, `image_sizes` and the like;
+    - `mm_token_type_ids` or `token_type_ids`, int64[1, S], where the processor makes them: 1 for a token that stands for an
+      image. An example without images has these alone, all 0, as the processor makes them for a text.
+
+    Images are read again from their files, or from the bytes in the store, and must be those that were prepared. Several
+    threads may call one; images are decoded at the same time, and processed one after the other.
+    """
+
+    def __init__(
+        self,
+        directory_or_processor: "str | os.PathLike[str] | ProcessorMixin",
+        *,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+    ) -> None:
+        """Load the processor of a model.
+
+        Args:
+            directory_or_processor: directory of the model, its name on the Hub, or its loaded processor.
+            tokenizer: the tokenizer in use, in place of the processor's own.
+
+        Raises:
+            TokenizerError: no processor there, one that needs a package that is not installed (torchvision, Pillow), or one
+                that does not say what it writes for an image.
+        """
+        given = directory_or_processor
+        self._processor = (
+            load_processor(given, tokenizer) if isinstance(given, (str, os.PathLike)) else ModelProcessor(given, tokenizer)
+        )
+        self._lock = Lock()
+
+    def __call__(self, example: TokenizedExample, place: str = "") -> "dict[str, NDArray[Any]]":
+        """Make the arguments of a forward of one example, a batch of one.
+
+        Args:
+            example: of a store, or of `tokenize`.
+            place: place of its row for errors, such as `store.source(index)` returns it.
+
+        Raises:
+            DataError: a file of an image is missing, or is not the one that was prepared.
+        """
+        place = place or "an example"
+        pixels = [read_image(image, place)[0] for image in example.images]
+        try:
+            with self._lock:
+                of_images = self._processor.arrays(pixels, place) if pixels else {}
+                return of_images | self._processor.of_tokens(example.input_ids)
+        finally:
+            for each in pixels:
+                each.close()

@@ -1,0 +1,214 @@
+"""Tokenizer → its model's own processor, which says what stands for an image and makes its pixels.
+
+The processor is that of transformers, so what a model is trained on is what it gets from plain transformers.
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from forge_data._errors import DataError, TokenizerError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image as Pixels
+    from transformers import PreTrainedTokenizerBase
+
+_OF_TEXT = ("input_ids", "attention_mask", "text_replacement_offsets")
+_FILES = ("processor_config.json", "preprocessor_config.json")
+"""Files of a directory that say what its processor does."""
+_BFLOAT16 = "bfloat16"
+_OF_TOKENS = ("mm_token_type_ids", "token_type_ids")
+"""Arrays with a number for each token that processors make of the ids."""
+
+
+class Replacement(NamedTuple):
+    """What stands for one image in a text, in characters."""
+
+    start: int
+    """Where the template's placeholder begins."""
+    stop: int
+    text: str
+    """What the processor writes in its place."""
+
+
+class Expanded(NamedTuple):
+    """A text with images, as a processor writes it."""
+
+    replacements: list[Replacement]
+    """One for each image, in order."""
+    ids: "NDArray[np.int32]"
+    """int32[S], its tokens."""
+
+
+class ModelProcessor:
+    """The processor of a model, with the tokenizer in use."""
+
+    def __init__(self, processor: Any, tokenizer: "PreTrainedTokenizerBase | None" = None) -> None:
+        """Check a processor.
+
+        Raises:
+            TokenizerError: it has no images, or does not say what it writes for one.
+        """
+        self.name = f"the processor {type(processor).__name__}"
+        if not hasattr(processor, "image_processor") or getattr(processor, "tokenizer", None) is None:
+            raise TokenizerError(
+                f"{self.name} makes nothing of text and images together; the model must be one that takes both"
+            )
+        if tokenizer is not None:
+            processor.tokenizer = tokenizer
+        self._processor = processor
+        placeholder = getattr(processor, "image_token", None)
+        if not isinstance(placeholder, str) or not placeholder or not hasattr(processor, "get_text_with_replacements"):
+            raise self._legacy()
+        self.placeholder: str = placeholder
+        """Text with which a chat template stands for an image."""
+        self.token_ids = frozenset(number for number in processor.image_token_ids if isinstance(number, int))
+        """Tokens that a model takes for parts of an image."""
+
+    def expand(self, text: str, images: "Sequence[Pixels]", place: str) -> Expanded:
+        """Find what stands for each image of a text, whose placeholders a chat template wrote.
+
+        Raises:
+            DataError: the processor refuses text or images; its own message is included.
+            TokenizerError: it does not say what it writes for an image, or makes arrays of the text that cannot be made again.
+        """
+        made = self._arrays(place, text, images, return_text_replacement_offsets=True)
+        offsets = made.get("text_replacement_offsets")
+        if not offsets or len(offsets[0]) != len(images) or any(each["type"] != "image" for each in offsets[0]):
+            raise self._legacy(f"{place}: ")
+        ids = np.asarray(made["input_ids"][0], dtype=np.int32)
+        self._check_arrays(place, made, ids)
+        replacements = [Replacement(*each["span"], each["replacement"]) for each in offsets[0]]
+        return Expanded(replacements, ids)
+
+    def arrays(self, images: "Sequence[Pixels]", place: str) -> "dict[str, NDArray[Any]]":
+        """Make the arrays of the images of one text, as the processor does: pixels, sizes, ...
+
+        Raises:
+            DataError: the processor refuses the images; its own message is included.
+        """
+        # With a text of placeholders alone, since some processors make nothing of images without text.
+        made = self._arrays(place, self.placeholder * len(images), images)
+        return {name: np.asarray(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
+
+    def of_tokens(self, ids: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
+        """Make the arrays with a number for each token: int64[1, S] by name."""
+        if not self._arrays_of_tokens:
+            return {}
+        kinds = np.asarray(self._processor.create_mm_token_type_ids([ids.tolist()]), dtype=np.int64)
+        # Beside the processor's numbers a tokenizer's own say which text a token is of, and there is one.
+        first = self._arrays_of_tokens[0]
+        return {name: kinds if name == first else np.zeros_like(kinds) for name in self._arrays_of_tokens}
+
+    @cached_property
+    def _arrays_of_tokens(self) -> tuple[str, ...]:
+        try:
+            made = self._call("", "0", None)
+        except DataError:
+            # One that takes no text alone has nothing for it.
+            return ()
+        return tuple(name for name in _OF_TOKENS if name in made)
+
+    def _check_arrays(self, place: str, made: Any, ids: "NDArray[np.int32]") -> None:
+        """Refuse arrays of a text that training could not make again from ids and images.
+
+        Raises:
+            TokenizerError: naming one.
+        """
+        again = self.of_tokens(ids)
+        for name in sorted(again.keys() | made.keys() - {*_OF_TEXT}):
+            values = made.get(name)
+            if name in again:
+                if np.array_equal(np.asarray(values), again[name]):
+                    continue
+            elif tuple(getattr(values, "shape", ()))[:2] != (1, len(ids)):
+                continue
+            raise TokenizerError(
+                f"{place}: {self.name} makes {name} of the text in a way of its own, so rows with images of this model cannot "
+                "be trained here"
+            )
+
+    def _arrays(self, place: str, text: str, images: "Sequence[Pixels]", **options: Any) -> dict[str, Any]:
+        try:
+            return dict(self._call(place, text, images, return_tensors="np", **options))
+        except DataError as error:
+            if _BFLOAT16 not in str(error).lower():
+                raise
+        # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers.
+        made = self._call(place, text, images, return_tensors="pt", **options)
+        return {name: values.float() if _BFLOAT16 in str(getattr(values, "dtype", "")) else values for name, values in made.items()}
+
+    def _call(self, place: str, text: str, images: "Sequence[Pixels] | None", **options: Any) -> Any:
+        of_images: dict[str, Any] = {} if images is None else {"images": [list(images)]}
+        try:
+            return self._processor(text=[text], **of_images, add_special_tokens=False, **options)
+        except Exception as error:
+            raise DataError(f"{place}: {self.name} refuses the row: {error}") from error
+
+    def _legacy(self, where: str = "") -> TokenizerError:
+        return TokenizerError(
+            f"{where}{self.name} does not say what it writes in place of an image (return_text_replacement_offsets), as "
+            "transformers' older processors do not, so rows with images of this model cannot be trained here"
+        )
+
+
+def processor_files(directory: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the SHA-256 of each file of a directory that says what its processor does; nothing is loaded.
+
+    Of a name on the Hub, those of the files in its cache.
+    """
+    name, found = os.fspath(directory), {}
+    for file in _FILES:
+        path: Any = os.path.join(name, file)
+        if name and not os.path.isdir(name):
+            from huggingface_hub import try_to_load_from_cache
+
+            with contextlib.suppress(ValueError):
+                path = try_to_load_from_cache(name, file)
+        if isinstance(path, str) and os.path.isfile(path):
+            found[file] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return found
+
+
+def load_processor(directory: str | os.PathLike[str], tokenizer: "PreTrainedTokenizerBase | None" = None) -> ModelProcessor:
+    """Load the processor of a model's directory, or of its name on the Hub; no code that comes with it is run.
+
+    Args:
+        directory: of the model or its tokenizer.
+        tokenizer: to be used in place of the directory's own.
+
+    Raises:
+        TokenizerError: none is there, one that needs a package that is not installed, or one of which nothing is known.
+    """
+    name = os.fspath(directory)
+    if not name:
+        raise TokenizerError(
+            "rows have images, and the tokenizer was not loaded from a directory, where the model's processor would be; load "
+            "it from the model's directory"
+        )
+    try:
+        from transformers import AutoProcessor
+
+        processor: Any = AutoProcessor.from_pretrained(name, trust_remote_code=False)
+    except ImportError as error:
+        line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        package = next((each for each in ("torchvision", "pillow") if each in line.lower()), "it")
+        raise TokenizerError(
+            f"rows have images, and the processor of {name!r} needs a package that cannot be imported: "
+            f"{line.partition('. ')[0]}; install {package}"
+        ) from error
+    except Exception as error:
+        # transformers raises OSError, ValueError, KeyError, TypeError, by what is missing.
+        line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise TokenizerError(
+            f"rows have images, and no processor of images can be loaded from {name!r}: {line.rstrip('.')}; use a model that "
+            "takes images, with its preprocessor_config.json or processor_config.json beside the tokenizer"
+        ) from error
+    return ModelProcessor(processor, tokenizer)

@@ -1,0 +1,68 @@
+"""Conversation with images as its template wrote it → the placeholders that stand for them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forge_data._errors import DataError, TemplateError
+from forge_data.chat_template._template import RenderedChat
+from forge_data.masking._loss_mask import Span
+
+
+def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Count the images of messages, whose contents are lists of parts where they have some."""
+    return sum(part["type"] == "image" for message in messages for part in _parts(message))
+
+
+def placeholders(rendered: RenderedChat, placeholder: str, place: str, template: str) -> int:
+    """Count the placeholders of a text: one for each image of its messages, each written by the template.
+
+    Raises:
+        DataError: a text of the row has one in it, which would take an image's place.
+        TemplateError: the template writes another number of them.
+    """
+    trace, wanted = rendered.trace, count_images(rendered.messages)
+    found = [match.span() for match in re.finditer(re.escape(placeholder), trace.text)]
+    for start, stop in found:
+        for first, last, leaf, _ in trace.stretches:
+            if first < stop and start < last:
+                named = f"messages[{leaf.message}].{leaf.field}" if leaf.message >= 0 else leaf.field
+                raise DataError(
+                    f"{place}: field {named} has {placeholder!r} in its text, which stands for an image of this model; "
+                    "images are parts of a content, or in the column images, so take it out of the text"
+                )
+    if len(found) != wanted:
+        raise TemplateError(
+            f"{place}: {template} writes {len(found)} of {placeholder!r}, the placeholder of an image, where the messages have "
+            f"{wanted} images; use the template of the model's processor, or one that writes each image"
+        )
+    return wanted
+
+
+def moved(places: Sequence[int], starts: Sequence[int], stops: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Return places of a text in the text in which other texts stand for its placeholders.
+
+    Args:
+        places: characters of the text.
+        starts: where each placeholder begins, in order.
+        stops: where each ends.
+        sizes: characters of what stands for each.
+
+    >>> moved([0, 2, 5, 6], [2], [5], [10])
+    [0, 2, 12, 13]
+    """
+    found = []
+    for at in places:
+        grown = sum(size - (stop - start) for start, stop, size in zip(starts, stops, sizes, strict=True) if stop <= at)
+        found.append(at + grown)
+    return found
+
+
+def moved_span(span: Span, starts: Sequence[int], stops: Sequence[int], sizes: Sequence[int]) -> Span:
+    """Return a span in the text in which other texts stand for its placeholders."""
+    return Span(*moved(span, starts, stops, sizes))
+
+
+def _parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []

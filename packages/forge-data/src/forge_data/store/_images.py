@@ -1,0 +1,70 @@
+"""Images of samples ↔ the bytes that a store keeps of them: what they are, and where.
+
+What they are (SHA-256, tokens) is trained on and fingerprinted; where they are (field, path, or their bytes) is not.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_data._image import Image
+from forge_data.store._manifest import IMAGE_FILE_OFFSETS, IMAGE_FILES, IMAGE_OFFSETS, IMAGES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def arrays_of_images(samples: "Sequence[tuple[Image, ...]]") -> "dict[str, NDArray[Any]]":
+    """Write the images of samples: the arrays as a `Batch` has them, with a count for each sample."""
+    known = [known_of(images) for images in samples]
+    places = [_places(images) for images in samples]
+    return {
+        IMAGES: np.frombuffer(b"".join(known), dtype=np.uint8),
+        IMAGE_OFFSETS: np.array([*map(len, known)], dtype=np.int64),
+        IMAGE_FILES: np.frombuffer(b"".join(places), dtype=np.uint8),
+        IMAGE_FILE_OFFSETS: np.array([*map(len, places)], dtype=np.int64),
+    }
+
+
+def images_at(arrays: "dict[str, NDArray[Any]]", at: int) -> tuple[Image, ...]:
+    """Read the images of sample `at` of a store's arrays."""
+    known = known_at(arrays, at)
+    if not known:
+        return ()
+    offsets = arrays[IMAGE_FILE_OFFSETS]
+    head, _, rest = arrays[IMAGE_FILES][offsets[at] : offsets[at + 1]].tobytes().partition(b"\n")
+    images, done = [], 0
+    for (sha256, start, stop), (field, place) in zip(json.loads(known), json.loads(head), strict=True):
+        if isinstance(place, str):
+            images.append(Image(field, place, None, sha256, start, stop))
+        else:
+            images.append(Image(field, None, rest[done : done + place], sha256, start, stop))
+            done += place
+    return tuple(images)
+
+
+def known_at(arrays: "dict[str, NDArray[Any]]", at: int) -> bytes:
+    """Return what `known_of` wrote of the images of sample `at`."""
+    if IMAGES not in arrays:
+        return b""
+    offsets = arrays[IMAGE_OFFSETS]
+    return arrays[IMAGES][offsets[at] : offsets[at + 1]].tobytes()
+
+
+def known_of(images: tuple[Image, ...]) -> bytes:
+    """Write what images are, as a store keeps it: equal for equal images alone."""
+    return _json([(image.sha256, image.start, image.stop) for image in images]) if images else b""
+
+
+def _places(images: tuple[Image, ...]) -> bytes:
+    if not images:
+        return b""
+    held = [image.data for image in images if image.data is not None]
+    named = [(image.field, image.path if image.data is None else len(image.data)) for image in images]
+    return b"\n".join([_json(named), b"".join(held)])
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,0 +1,106 @@
+"""Conversation with images → its text as the model's processor writes it, and which tokens stand for each image."""
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from forge_data._errors import DataError
+from forge_data._image import Image
+from forge_data.formats._samples import Chat
+from forge_data.images._processor import ModelProcessor
+from forge_data.images._read import read_image
+from forge_data.masking._conversation import Conversation
+from forge_data.masking._images import moved, moved_span
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@attrs.frozen(eq=False)
+class ImageSpans:
+    """The images of a text, and what the processor makes of it."""
+
+    place: str
+    images: tuple[Image, ...]
+    spans: list[tuple[int, int]]
+    """Characters that stand for each image."""
+    ids: "NDArray[np.int32]"
+    """int32[S], the processor's tokens of the whole text."""
+    token_ids: frozenset[int]
+    """Tokens that the model takes for parts of an image."""
+
+    def tokens(self, ids: "NDArray[np.int32]", offsets: "NDArray[np.int64]") -> tuple[Image, ...]:
+        """Return the images with the tokens that stand for each.
+
+        Args:
+            ids: int32[S], tokens of the text.
+            offsets: int64[S, 2], the characters that each stands for.
+
+        Raises:
+            DataError: the processor makes other tokens of the text, or a text of the row has a token of an image in it.
+        """
+        if not np.array_equal(ids, self.ids):
+            size = min(len(ids), len(self.ids))
+            at = int(np.argmax(np.append(ids[:size] != self.ids[:size], True)))
+            raise DataError(
+                f"{self.place}: the model's processor makes other tokens of the row than its text has ({len(self.ids)}, not "
+                f"{len(ids)}, from token {at} on), so it changes more than the images' placeholders; rows with images of this model "
+                "cannot be trained here"
+            )
+        found = []
+        outside = np.isin(ids, [*self.token_ids])
+        for image, (start, stop) in zip(self.images, self.spans, strict=True):
+            (inside,) = np.nonzero((offsets[:, 0] >= start) & (offsets[:, 1] <= stop))
+            if not len(inside):
+                raise DataError(
+                    f"{self.place}: field {image.field}: no token stands for this image alone, since the tokenizer joins it "
+                    "with the text around it; use the processor's own tokenizer"
+                )
+            first, last = int(inside[0]), int(inside[-1]) + 1
+            outside[first:last] = False
+            found.append(attrs.evolve(image, start=first, stop=last))
+        if outside.any():
+            token = int(ids[int(np.argmax(outside))])
+            raise DataError(
+                f"{self.place}: a text of the row has the token {token} in it, which stands for a part of an image of this "
+                "model; take it out of the text"
+            )
+        return tuple(found)
+
+
+def expanded(chat: Chat, made: Conversation, processor: ModelProcessor) -> tuple[Conversation, ImageSpans | None]:
+    """Put what stands for each image into the text of a conversation.
+
+    Raises:
+        DataError: an image is missing or broken, or the processor refuses it.
+        TokenizerError: the processor does not say what it writes for an image.
+    """
+    if not made.images:
+        return made, None
+    pixels: list[Any] = []
+    images: list[Image] = []
+    try:
+        for image in chat.images[: made.images]:
+            decoded, sha256 = read_image(image, chat.place)
+            pixels.append(decoded)
+            images.append(attrs.evolve(image, sha256=sha256))
+        written = processor.expand(made.text, pixels, chat.place)
+    finally:
+        for each in pixels:
+            each.close()
+    starts, stops, texts = zip(*written.replacements, strict=True)
+    sizes = [len(text) for text in texts]
+    parts, at = [], 0
+    for start, stop, text in written.replacements:
+        parts += made.text[at:start], text
+        at = stop
+    places = moved(stops, starts, stops, sizes)
+    conversation = attrs.evolve(
+        made,
+        text="".join([*parts, made.text[at:]]),
+        spans=[moved_span(span, starts, stops, sizes) for span in made.spans],
+        runs=[(*moved((start, stop), starts, stops, sizes), owner) for start, stop, owner in made.runs],
+    )
+    spans = [(place - size, place) for place, size in zip(places, sizes, strict=True)]
+    return conversation, ImageSpans(chat.place, tuple(images), spans, written.ids, processor.token_ids)
