@@ -123,7 +123,7 @@ def _alone(model: nn.Module, document: ImageDocument, device: torch.device) -> t
 
 
 def _on(device: torch.device, document: ImageDocument) -> torch.Tensor:
-    return torch.as_tensor(np.asarray(document.input_ids), dtype=torch.int64, device=device)
+    return torch.tensor(np.asarray(document.input_ids), dtype=torch.int64, device=device)
 
 
 def _set_attention(causal: Any, name: str | None) -> None:
