@@ -283,3 +283,13 @@ def chat():
 def small_chats():
     """Twelve rows of different lengths."""
     return [_conversation(("user", f"count to {n}"), ("assistant", " ".join(map(str, range(n + 1))))) for n in range(12)]
+
+
+@pytest.fixture(scope="session")
+def gemma3_directory(tmp_path_factory):
+    """The processor of a tiny Gemma 3; skipped where Pillow and torch are missing, as in the package's own environment."""
+    pytest.importorskip("PIL")
+    pytest.importorskip("torch")
+    import pictured
+
+    return pictured.gemma3(tmp_path_factory.mktemp("gemma3"))
