@@ -35,9 +35,14 @@ def bot(**more):
         ([bot(content=None, tool_calls=[])], r"messages\[0\].content is null; it must be a string, or"),
         ([USER | {"content": []}], r"messages\[0\].content is a list of 0; it must be a string"),
         ([USER | {"content": ["x"]}], r"messages\[0\].content\[0\] is the string 'x'; a part must be"),
-        ([USER | {"content": [{"type": "text"}]}], r"messages\[0\].content\[0\] is a part of the type 'text'; only text"),
-        ([USER | {"content": [{"type": "image_url", "image_url": {}}]}], r"content\[0\] is a part of the type 'image_url'; "
-                                                                         r"only text is trained"),
+        ([USER | {"content": [{"type": "text"}]}], r"content\[0\] is an object with 'type'; a part must be"),
+        ([USER | {"content": [{"type": "image_url", "image_url": {}}]}], r"content\[0\] is a part of the type 'image_url', "
+                                                                         r"and only text is trained here: forge sft trains "
+                                                                         r"images .*; take the row out"),
+        ([USER | {"content": [{"type": "video_url", "video_url": "v.mp4"}]}], r"content\[0\] is a part of the type "
+                                                                              r"'video_url', and video is not trained; take"),
+        ([USER | {"content": [{"type": "file", "file": {}}]}], r"content\[0\] is a part of the type 'file'; a part is text "
+                                                               r"\(.*\) or an image: take the row out"),
         ([USER | {"content": [{"type": "text", "text": "x", "cache": 1}]}], r"content\[0\].cache is int 1; a part has type and "
                                                                             r"text"),
         ([bot(audio={"id": 1})], r"messages\[0\].audio is an object with 'id', which is not known, and would be ignored; "
@@ -70,11 +75,8 @@ def test_refused(value, expected):
 
 def test_null_fields_are_absent():
     """A table gives every message every field; those that are null count as absent."""
-    assert checked_messages("f:1", "messages", [USER | {"name": None, "tool_calls": None, "train": None, "audio": None}]) == (
-        [USER],
-        None,
-        None,
-    )
+    given = USER | {"name": None, "tool_calls": None, "train": None, "audio": None}
+    assert checked_messages("f:1", "messages", [given]) == ([USER], None, None, ())
 
 
 def test_all_that_templates_read():
@@ -86,7 +88,7 @@ def test_all_that_templates_read():
         {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "f"},
         bot(reasoning=""),
     ]
-    messages, trains, weights = checked_messages("f:1", "messages", rows)
+    messages, trains, weights, _ = checked_messages("f:1", "messages", rows)
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     assert messages == [*rows[:2], rows[2] | {"tool_calls": [call]}, *rows[3:]]
     assert trains is weights is None
@@ -118,7 +120,7 @@ def test_trains():
         bot(weight=1),
         bot(weight=0, train=False),
     ]
-    messages, trains, weights = checked_messages("f:1", "messages", rows)
+    messages, trains, weights, _ = checked_messages("f:1", "messages", rows)
     assert trains == (False, False, True, True, False, True, False)
     assert weights is None
     assert all(message.keys() == {"role", "content"} for message in messages)
@@ -126,6 +128,6 @@ def test_trains():
 
 def test_an_empty_prompt():
     """A prompt without messages may precede a completion that has its own."""
-    assert checked_messages("f:1", "prompt", []) == ([], None, None)
+    assert checked_messages("f:1", "prompt", [])[:2] == ([], None)
     with pytest.raises(DataError, match="field completion is an empty list"):
         checked_messages("f:1", "completion", [])

@@ -186,8 +186,9 @@ def test_what_only_templates_read(kind, field):
     ("field", "what_to_do"),
     [
         ("functions", "read from tools"),
-        ("images", "only text is trained"),
-        ("video", "only text is trained"),
+        ("images", "only text is trained here: forge sft trains images"),
+        ("video", "video is not trained"),
+        ("audios", "audio is not trained"),
         ("loss_mask", "write the mask into labels as -100"),
         ("completion_mask", "write the mask into labels as -100"),
         ("assistant_masks", "write the mask into labels as -100"),

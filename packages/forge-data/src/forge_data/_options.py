@@ -76,6 +76,11 @@ class TemplateOptions:
     chat_template_kwargs: dict[str, Any] = attrs.field(factory=dict, converter=_as_arguments, validator=_arguments)
 
 
+def _flag(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if not isinstance(value, bool):
+        raise DataError(f"`{attribute.name}` is {describe(value)}; it must be true or false")
+
+
 def _names(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     if not isinstance(value, Mapping):
         raise DataError(f"`{attribute.name}` is {describe(value)}; it must be a mapping of columns to the names of fields")
@@ -123,6 +128,7 @@ class Options(TemplateOptions, RowOptions):
     max_seq_len: int | None = attrs.field(default=None, validator=_length)
     on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_OVERFLOW))
     on_bad_pair: str = attrs.field(default="error", validator=_one_of(ON_BAD_PAIR))
+    images: bool = attrs.field(default=False, validator=_flag)
 
     def allows(self, error: ForgeDataError) -> bool:
         """Tell whether it is a pair that prefers nothing, and those are skipped."""

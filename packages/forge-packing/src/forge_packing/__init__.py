@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forge_packing.dividing._divide_shared import most_keys as most_keys
     from forge_packing.dividing._find_prefixes import find_prefixes as find_prefixes
     from forge_packing.dividing._pack_rows import pack_rows as pack_rows
+    from forge_packing.dividing._padded import one_a_row as one_a_row
     from forge_packing.planning._batch_plan import BatchPlan as BatchPlan
     from forge_packing.planning._figures import StepFigures as StepFigures
     from forge_packing.planning._plan import plan as plan
@@ -48,6 +49,7 @@ _PUBLIC = {
     "dividing._cost": "Cost",
     "dividing._divide": "divide",
     "dividing._divide_shared": "most_keys",
+    "dividing._padded": "one_a_row",
     "dividing._find_prefixes": "find_prefixes",
     "dividing._pack_rows": "pack_rows",
     "planning._batch_plan": "BatchPlan",

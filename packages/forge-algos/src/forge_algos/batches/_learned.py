@@ -10,6 +10,7 @@ from torch import nn
 from forge_algos._modules import vocabulary
 from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, group_inputs, group_tensors
+from forge_algos.batches._images import image_row_inputs
 from forge_algos.batches._packed import (
     IGNORE,
     PackedBatch,
@@ -35,6 +36,9 @@ class LearnedRow(NamedTuple):
     """float32[M], by how much each target's term counts; None where each counts 1."""
     count: float
     """Sum of the weights, M without any."""
+
+    boundaries: torch.Tensor
+    """int32[B+1], where documents begin, and T."""
 
 
 def _groups_of(batch: Any) -> PackedGroups | None:
@@ -104,6 +108,7 @@ class RowLoader:
     """Moves packed rows to the device, after checking their arrays and token ids."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._model = model
         self._device = device
         self._vocabulary = vocabulary(model)
 
@@ -117,7 +122,8 @@ class RowLoader:
             refuse_empty(groups.input_ids)
             check_groups(groups, self._vocabulary)
             rows, targets, _ = group_tensors(groups, self._device)
-            return self._learned(group_inputs(groups, self._device), rows, targets, _weights_of(groups))
+            inputs = group_inputs(groups, self._device)
+            return self._learned(inputs, rows, targets, _weights_of(groups), inputs["cu_seq_lens_q"])
         documents: Any = batch
         check_batch(documents, self._vocabulary)
         next_T = next_tokens(documents)
@@ -128,11 +134,20 @@ class RowLoader:
             to_device(documents.cu_seqlens, self._device),
             int(documents.max_seqlen),
         )
+        bounds = inputs["cu_seq_lens_q"]
+        if (images := getattr(documents, "image_inputs", None)) is not None:
+            boundaries = np.asarray(documents.cu_seqlens).tolist()
+            inputs = image_row_inputs(self._model, inputs["input_ids"][0], boundaries, images(), packed=inputs)
         rows, targets = to_device(learned, self._device), to_device(next_T[learned], self._device)
-        return self._learned(inputs, rows, targets, token_weights(documents, learned))
+        return self._learned(inputs, rows, targets, token_weights(documents, learned), bounds)
 
     def _learned(
-        self, inputs: dict[str, Any], rows: torch.Tensor, targets: torch.Tensor, weights: NDArray[np.float32] | None
+        self,
+        inputs: dict[str, Any],
+        rows: torch.Tensor,
+        targets: torch.Tensor,
+        weights: NDArray[np.float32] | None,
+        boundaries: torch.Tensor,
     ) -> LearnedRow:
         on_device = None if weights is None else to_device(weights, self._device, torch.float32)
-        return LearnedRow(inputs, rows, targets, on_device, _sum(len(rows), weights))
+        return LearnedRow(inputs, rows, targets, on_device, _sum(len(rows), weights), boundaries)

@@ -53,7 +53,7 @@ class SFT(TokenObjective):
     def terms(self, head: Head, row: LearnedRow) -> LossTerms:
         """Compute the row's loss, with noise on its embeddings where the model is in training mode."""
         s = self.settings
-        with noisy_embeddings(head.model, s.neftune_alpha, row.inputs["cu_seq_lens_q"]):
+        with noisy_embeddings(head.model, s.neftune_alpha, row.boundaries):
             terms = head.nll(
                 row.inputs,
                 row.rows,

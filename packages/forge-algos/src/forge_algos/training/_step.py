@@ -94,8 +94,13 @@ def begin_step(
 
 
 def loaded(bound: Bound, batches: Iterable[Any]) -> list[Any]:
-    """Return a step's batches, loaded if the objective does that beforehand."""
-    return list(map(bound.load, batches)) if isinstance(bound, LoadsBatches) else list(batches)
+    """Return a step's batches, loaded if the objective does that beforehand.
+
+    Those with images are not: their pixels would take memory until the step's end.
+    """
+    if not isinstance(bound, LoadsBatches):
+        return list(batches)
+    return [batch if getattr(batch, "image_inputs", None) is not None else bound.load(batch) for batch in batches]
 
 
 @contextmanager

@@ -3,35 +3,122 @@
 from typing import Any
 
 from forge_data._errors import DataError
-from forge_data._values import NO_ARGUMENTS, checked_tree, describe, from_json
-from forge_data.formats._format import Fields, Format, message_field
-from forge_data.formats._messages import Turns, checked_messages
+from forge_data._image import Image
+from forge_data._image_values import image_of
+from forge_data._values import NO_ARGUMENTS, checked_tree, counted, describe, from_json
+from forge_data.formats._format import FieldOf, Fields, Format, message_field
+from forge_data.formats._messages import Turns, checked_messages, joined_parts
 from forge_data.formats._rated import rated
-from forge_data.formats._samples import Chat
+from forge_data.formats._samples import Chat, Message
+from forge_data.formats._unread import is_empty
 
 TEMPLATE_FIELDS = ("tools", "documents", "chat_template_kwargs", "unmask")
 """Row fields that a conversation keeps: arguments of its chat template, and `unmask`."""
 
 
-def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0) -> Chat:
+IMAGE_FIELDS = ("images", "image")
+"""Columns of a row with the images of its messages: several, or one."""
+_MARK = "<image>"
+"""What stands for an image in a text, in rows for LLaVA and LLaMA-Factory."""
+
+
+def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0, *, images: FieldOf | None = None) -> Chat:
     """Make a conversation of checked messages and the row's template fields.
 
+    Where the format reads `images`, it is given how the format names fields, and those of the row's columns are read too.
+
     Raises:
-        DataError: one of these that is not of its kind.
+        DataError: one of these that is not of its kind; images that are not as many as their places.
     """
+    if images is not None and (turns.images or any(name in fields for name in IMAGE_FIELDS)):
+        turns = _with_images(place, fields, turns, images)
     if not any(fields.get(name) for name in TEMPLATE_FIELDS):
-        return Chat(place, turns.messages, first_completion, turns.trains, weights=turns.weights)
+        return Chat(place, turns.messages, first_completion, turns.trains, weights=turns.weights, images=turns.images)
     return Chat(
         place,
         turns.messages,
         first_completion,
         turns.trains,
         weights=turns.weights,
+        images=turns.images,
         unmask=_flag(place, "unmask", fields.get("unmask")),
         tools=_objects(place, "tools", fields.get("tools")),
         documents=_objects(place, "documents", fields.get("documents")),
         template_kwargs=_arguments(place, "chat_template_kwargs", fields.get("chat_template_kwargs")),
     )
+
+
+def _with_images(place: str, fields: Fields, turns: Turns, field_of: FieldOf) -> Turns:
+    """Put the images of the row's columns into their places.
+
+    These are the parts that are an image and do not say which. In a row without parts that are images it is each `<image>` in
+    a text, as in LLaMA-Factory, and where there is none, all images stand before the text of the first user, as in TRL.
+    """
+    given = _given(place, fields)
+    open_places = [image for image in turns.images if image.path is None and image.data is None]
+    if not given and not open_places:
+        return turns
+    if not given:
+        raise DataError(
+            f"{place}: field {open_places[0].field} is a part that is an image and does not say which; give it image (a path, "
+            "a data: URI), or the row a list images"
+        )
+    if not turns.images:
+        messages, places = _at_marks(place, fields, turns.messages, field_of)
+        if not places:
+            messages, places = _before_user(place, turns.messages, given), len(given)
+        what = f"{_MARK} stands in its texts"
+    else:
+        messages, places, what = turns.messages, len(open_places), "parts that are images stand in its messages"
+    if places != len(given):
+        raise DataError(
+            f"{place}: field {given[0].field.partition('[')[0]} holds {counted(len(given), 'images')}, and {what} "
+            f"{counted(places, 'times')}; give each image its place"
+        )
+    following = iter(given)
+    filled = [next(following) if image.path is None and image.data is None else image for image in turns.images]
+    return turns._replace(messages=messages, images=tuple(filled or given))
+
+
+def _given(place: str, fields: Fields) -> list[Image]:
+    """Read the images in the row's own columns."""
+    names = [name for name in IMAGE_FIELDS if not is_empty(fields.get(name))]
+    if len(names) > 1:
+        raise DataError(f"{place} has both {names[0]} and {names[1]}; keep the one with its images")
+    if not names:
+        return []
+    (name,) = names
+    value = from_json(fields[name])
+    listed = enumerate(value) if isinstance(value, list) else ()
+    return [image_of(place, f"{name}[{at}]", each) for at, each in listed] or [image_of(place, name, value)]
+
+
+def _at_marks(place: str, fields: Fields, messages: list[Message], field_of: FieldOf) -> tuple[list[Message], int]:
+    """Return messages with an image in the place of each `<image>`, and the number of these."""
+    made, places = [*messages], 0
+    for index, message in enumerate(messages):
+        content = message.get("content") or ""
+        if _MARK in content:
+            if message["role"] == "assistant":
+                raise DataError(
+                    f"{place}: field {field_of(fields, index, 'content', 'completion')} holds {_MARK}, and the row has images; "
+                    "what a model writes is text: take it out, or give images as parts of the messages"
+                )
+            parts: list[str | None] = [content.partition(_MARK)[0]]
+            for text in content.split(_MARK)[1:]:
+                parts += [None, text]
+            places += content.count(_MARK)
+            made[index] = message | {"content": joined_parts(parts)}
+    return made, places
+
+
+def _before_user(place: str, messages: list[Message], given: list[Image]) -> list[Message]:
+    """Return messages with all images before the first user's text."""
+    first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
+    if first is None:
+        raise DataError(f"{place}: field {given[0].field} is an image, and no message is of the user; say where it stands")
+    content = joined_parts([*(None for _ in given), messages[first]["content"]])
+    return [*messages[:first], messages[first] | {"content": content}, *messages[first + 1 :]]
 
 
 def _flag(place: str, field: str, value: object) -> bool:
@@ -67,15 +154,20 @@ def _arguments(place: str, field: str, value: object) -> dict[str, Any]:
 
 
 def _messages(place: str, fields: Fields) -> Chat:
-    return chat(place, fields, checked_messages(place, "messages", from_json(fields["messages"])))
+    turns = checked_messages(place, "messages", from_json(fields["messages"]), images=True)
+    return chat(place, fields, turns, images=_field_of)
+
+
+def _field_of(_fields: Fields, index: int, part: str, _answer: str) -> str:
+    return message_field("messages", index, part)
 
 
 MESSAGES = Format(
     needs="messages",
     matches=lambda row: "messages" in row and rated(row) is None,
     convert=_messages,
-    field_of=lambda _row, index, part, _answer: message_field("messages", index, part),
-    reads=TEMPLATE_FIELDS,
+    field_of=_field_of,
+    reads=(*TEMPLATE_FIELDS, *IMAGE_FIELDS),
     # Chosen by name, it ignores what rates the conversation.
     accepts=lambda row: "messages" in row,
 )

@@ -2,7 +2,11 @@
 
 from typing import Any, NamedTuple
 
+import attrs
+
 from forge_data._errors import DataError
+from forge_data._image import Image
+from forge_data._image_values import from_base64, image_of
 from forge_data._values import checked_text, describe, nearest, string
 from forge_data.formats._samples import Message
 from forge_data.formats._tool_calls import checked_calls
@@ -22,6 +26,11 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "tool_calls": ("assistant",),
     **dict.fromkeys(REASONING, ("assistant",)),
 }
+_IMAGES = ("image", "path", "url", "base64", "image_url")
+"""Fields of a part that is an image, one of which says which."""
+_NOT_TRAINED = {"video": "video", "video_url": "video", "audio": "audio", "audio_url": "audio", "input_audio": "audio"}
+IMAGES_ELSEWHERE = "only text is trained here: forge sft trains images (prepare with images=True)"
+"""Why an image is refused by those that do not train it."""
 LIKENESS = 0.75
 """How much of two names must be equal so that one is taken for the other, misspelt."""
 _SYNONYMS = {
@@ -42,23 +51,30 @@ class Turns(NamedTuple):
     """One per message, false where it has `train: false` or `weight: 0`; None where no message has either."""
     weights: tuple[float, ...] | None = None
     """One per message; None where all are 0 or 1."""
+    images: tuple[Image, ...] = ()
+    """One for each part that is an image, in order; one without path and bytes stands for an image that the row gives
+    elsewhere."""
 
 
-def checked_messages(place: str, field: str, value: object) -> Turns:
-    """Check the messages of a row.
+def checked_messages(place: str, field: str, value: object, *, images: bool = False) -> Turns:
+    """Check the messages of a row, whose contents may have `images`.
+
+    A content with an image stays a list of parts, in which texts that follow each other are one; any other becomes a string.
 
     Raises:
-        DataError: not a list, an unknown role, a content that is not text, or a field that would be ignored.
+        DataError: not a list, an unknown role, a content that is neither text nor image, or a field that would be ignored.
     """
     if not isinstance(value, list):
         raise DataError(f"{place}: field {field} is {describe(value)}; it must be a list of messages")
     if not value and field != "prompt":
         raise DataError(f"{place}: field {field} is an empty list; it must hold at least one message")
     given: dict[int, float] = {}
+    found: list[Image] | None = [] if images else None
     messages = []
     for index, message in enumerate(value):
-        messages.append(_checked_message(place, f"{field}[{index}]", message, index, given))
-    return _turns(messages, given)
+        messages.append(_checked_message(place, f"{field}[{index}]", message, index, given, found))
+    turns = _turns(messages, given)
+    return turns._replace(images=tuple(found)) if found else turns
 
 
 def checked_message(place: str, field: str, value: object) -> Turns:
@@ -74,7 +90,9 @@ def _turns(messages: list[Message], given: dict[int, float]) -> Turns:
     return Turns(messages, tuple(weight > 0 for weight in weights), weights if set(weights) - {0, 1} else None)
 
 
-def _checked_message(place: str, field: str, message: object, index: int, weights: dict[int, float]) -> Message:
+def _checked_message(
+    place: str, field: str, message: object, index: int, weights: dict[int, float], images: list[Image] | None = None
+) -> Message:
     if not isinstance(message, dict):
         raise DataError(f'{place}: field {field} is {describe(message)}; it must be {{"role": ..., "content": ...}}')
     role = message.get("role")
@@ -92,7 +110,7 @@ def _checked_message(place: str, field: str, message: object, index: int, weight
     # First the names: where the content is missing, it may be misspelt.
     for name in (*more, *unread(message, (*_PLAIN, *_FIELDS))):
         _check_field(place, field, name, message[name], str(role))
-    kept: Message = {"role": role, "content": _content(place, field, role, message)}
+    kept: Message = {"role": role, "content": _content(place, field, role, message, images)}
     for name, item in more.items():
         if name == "tool_calls":
             kept[name] = checked_calls(place, f"{field}.{name}", item)
@@ -130,10 +148,12 @@ def _check_field(place: str, field: str, name: str, item: object, role: str) -> 
         )
 
 
-def _content(place: str, field: str, role: object, message: dict[str, Any]) -> str | None:
+def _content(
+    place: str, field: str, role: object, message: dict[str, Any], images: list[Image] | None
+) -> str | list[dict[str, str]] | None:
     content, field = message.get("content"), f"{field}.content"
     if isinstance(content, list) and content:
-        return "".join(_part(place, f"{field}[{index}]", part) for index, part in enumerate(content))
+        return joined_parts([_part(place, f"{field}[{index}]", part, role, images) for index, part in enumerate(content)])
     if content is None and role == "assistant":
         if message.get("tool_calls") or any(message.get(name) for name in REASONING):
             return None
@@ -141,19 +161,77 @@ def _content(place: str, field: str, role: object, message: dict[str, Any]) -> s
     return string(place, field, content)
 
 
-def _part(place: str, field: str, part: object) -> str:
-    """Return the text of one part of a content in parts."""
+def joined_parts(parts: list[str | None]) -> str | list[dict[str, str]]:
+    """Make a content of texts and, for each None, an image; a string where there is no image."""
+    if None not in parts:
+        return "".join(part for part in parts if part is not None)
+    content: list[dict[str, str]] = []
+    for part in parts:
+        if part is None:
+            content.append({"type": "image"})
+        elif content and content[-1]["type"] == "text":
+            content[-1]["text"] += part
+        elif part:
+            content.append({"type": "text", "text": part})
+    return content
+
+
+def text_of(message: Message) -> str:
+    """Return the text of a message's content, without its images; empty where it has none."""
+    content = message.get("content")
+    return "".join(part.get("text", "") for part in content) if isinstance(content, list) else content or ""
+
+
+def has_images(message: Message) -> bool:
+    """Tell whether a message has images, so that its content is a list of parts."""
+    return isinstance(message.get("content"), list)
+
+
+def _part(place: str, field: str, part: object, role: object, images: list[Image] | None) -> str | None:
+    """Return the text of one part of a content in parts; None for an image, which is added to `images`."""
     if isinstance(part, dict):
         if isinstance(part.get("text"), str) and part.get("type", "text") == "text":
             extra = unread(part, ("type", "text"))
             if not extra:
                 return checked_text(place, f"{field}.text", part["text"])
             raise DataError(f"{place}: field {field}.{extra[0]} is {describe(part[extra[0]])}; a part has type and text")
-        if isinstance(part.get("type"), str):
-            raise DataError(
-                f"{place}: field {field} is a part of the type {part['type']!r}; only text is trained: take the row out"
-            )
-    raise DataError(f'{place}: field {field} is {describe(part)}; a part must be {{"type": "text", "text": ...}}')
+        kind = part.get("type")
+        if isinstance(kind, str) and kind != "text":
+            what = f"{place}: field {field} is a part of the type {kind!r}"
+            if kind in _NOT_TRAINED:
+                raise DataError(f"{what}, and {_NOT_TRAINED[kind]} is not trained; take the row out")
+            if kind not in ("image", "image_url"):
+                raise DataError(f"{what}; a part is text ({_TEXT}) or an image: take the row out")
+            if images is None:
+                raise DataError(f"{what}, and {IMAGES_ELSEWHERE}; take the row out")
+            if role == "assistant":
+                raise DataError(f"{what} in a message of the assistant, and what a model writes is text; take it out")
+            images.append(_image(place, field, part))
+            return None
+    raise DataError(f"{place}: field {field} is {describe(part)}; a part must be {_TEXT}")
+
+
+_TEXT = '{"type": "text", "text": ...}'
+
+
+def _image(place: str, field: str, part: dict[str, Any]) -> Image:
+    """Read a part that is an image; one that does not say which has neither path nor bytes."""
+    if extra := unread(part, ("type", *_IMAGES)):
+        raise DataError(
+            f"{place}: field {field}.{extra[0]} is {describe(part[extra[0]])}, which would be passed over; a part that is an "
+            f"image has one of {', '.join(_IMAGES)}: take it out"
+        )
+    given = [name for name in _IMAGES if not is_empty(part.get(name))]
+    if len(given) > 1:
+        raise DataError(f"{place}: field {field} has both {given[0]} and {given[1]}; keep the one that is its image")
+    if not given:
+        return Image(field)
+    name, value = given[0], part[given[0]]
+    if name == "image_url" and isinstance(value, dict) and "url" in value:
+        # OpenAI's; `detail` is for their models.
+        name, value = "image_url.url", value["url"]
+    read = from_base64 if name == "base64" else image_of
+    return attrs.evolve(read(place, f"{field}.{name}", value), field=field)
 
 
 def _weight(place: str, field: str, role: str, more: dict[str, Any]) -> float | None:

@@ -3,12 +3,13 @@
 from forge_data._accounting import EMPTY_ANSWER
 from forge_data._errors import BadPairError, DataError
 from forge_data._values import checked_text, describe
-from forge_data.formats._chat import TEMPLATE_FIELDS, chat
+from forge_data.formats._chat import IMAGE_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format, message_field
 from forge_data.formats._messages import REASONING, Turns, checked_messages
 from forge_data.formats._rated import KTO_TAG, rated
 from forge_data.formats._rated_answers import field_of, rated_answer
 from forge_data.formats._samples import Chat, Message, Text, Unpaired
+from forge_data.formats._unread import is_empty
 
 _IGNORING = {None: "prompt_completion", "conversations": "sharegpt", "messages": "messages", "instruction": "alpaca"}
 """Field in which a row asks → the format that reads it without its label."""
@@ -20,7 +21,7 @@ def prompt_completion(place: str, fields: Fields) -> Chat | Text:
     Raises:
         DataError: one is text and the other messages, or one of them is neither.
     """
-    return answer(place, fields, "completion")
+    return answer(place, fields, "completion", images=True)
 
 
 def unpaired(place: str, fields: Fields) -> Unpaired:
@@ -56,16 +57,16 @@ def unpaired(place: str, fields: Fields) -> Unpaired:
     return Unpaired(place, completion, desirable)
 
 
-def answer(place: str, fields: Fields, field: str) -> Chat | Text:
-    """Read the prompt of a row and its answer in `field`.
+def answer(place: str, fields: Fields, field: str, *, images: bool = False) -> Chat | Text:
+    """Read the prompt of a row, which may have `images`, and its answer in `field`.
 
     Raises:
         DataError: one is text and the other messages, or one of them is neither.
     """
     prompt, given = fields["prompt"], fields[field]
     if isinstance(prompt, str) and isinstance(given, str):
-        for name in TEMPLATE_FIELDS:
-            if fields.get(name):
+        for name in (*TEMPLATE_FIELDS, *IMAGE_FIELDS):
+            if not is_empty(fields.get(name)) and fields[name] is not False:
                 raise DataError(
                     f"{place}: field {name} is {describe(fields[name])}, but prompt and {field} are text, which no chat "
                     "template writes; make both lists of messages, or take it out"
@@ -76,8 +77,8 @@ def answer(place: str, fields: Fields, field: str) -> Chat | Text:
             f"{place}: prompt is {describe(prompt)} and {field} is {describe(given)}; make both strings, or both lists of "
             "messages"
         )
-    before, after = checked_messages(place, "prompt", prompt), checked_messages(place, field, given)
-    return chat(place, fields, joined(before, after), len(before.messages))
+    before, after = (checked_messages(place, *each, images=images) for each in (("prompt", prompt), (field, given)))
+    return chat(place, fields, joined(before, after), len(before.messages), images=answer_field if images else None)
 
 
 def check_unweighted(place: str, *answers: Chat | Text) -> None:
@@ -125,7 +126,7 @@ def joined(before: Turns, after: Turns) -> Turns:
         weights = tuple(
             each for part in parts for each in part.weights or map(float, part.trains or (True,) * len(part.messages))
         )
-    return Turns(before.messages + after.messages, trains, weights)
+    return Turns(before.messages + after.messages, trains, weights, before.images + after.images)
 
 
 def answer_field(fields: Fields, index: int, part: str, answer: str) -> str:
@@ -154,7 +155,7 @@ PROMPT_COMPLETION = Format(
     matches=lambda row: _has_both(row) and not _has_label(row),
     convert=prompt_completion,
     field_of=answer_field,
-    reads=TEMPLATE_FIELDS,
+    reads=(*TEMPLATE_FIELDS, *IMAGE_FIELDS),
     # Chosen by name, it ignores a label that means something else.
     accepts=_has_both,
 )

@@ -14,15 +14,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._formats import AUTO, BUILT_IN, GROUP, is_known, names, plug_ins
+from forge_data._image_values import placed
 from forge_data._values import describe, nearest
+from forge_data.formats._chat import IMAGE_FIELDS
 from forge_data.formats._format import Fields, Format
-from forge_data.formats._messages import LIKENESS
+from forge_data.formats._messages import IMAGES_ELSEWHERE, LIKENESS
 from forge_data.formats._rated import rated
-from forge_data.formats._samples import Sample, Tokens
+from forge_data.formats._samples import Chat, Preference, Sample, Tokens, Unpaired
 from forge_data.formats._tokenised import check_vocabulary
 from forge_data.formats._unread import is_empty, leaves_out_system
 from forge_data.formats._weights import weighted
@@ -39,7 +42,9 @@ _CHANGES_MEANING = {
     "chat_template_kwargs": f"they are {_FOR_TEMPLATES}",
     "unmask": f"it is {_FOR_TEMPLATES}",
     "functions": "function definitions are read from tools, as OpenAI's newer format has them",
-    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), "only text is trained"),
+    **dict.fromkeys(IMAGE_FIELDS, IMAGES_ELSEWHERE),
+    **dict.fromkeys(("video", "videos"), "video is not trained"),
+    **dict.fromkeys(("audio", "audios"), "audio is not trained"),
     "margin": "margins are read of rows with chosen and rejected",
     "loss_mask": _MASKS,
     "completion_mask": _MASKS,
@@ -114,8 +119,24 @@ def detect(place: str, fields: Fields) -> str:
     return _detected(place, fields, formats())
 
 
-def convert(format: str, place: str, fields: Fields, vocabulary: int | None) -> Sample:  # noqa: A002
-    """Read a row of a known format; `vocabulary` is the number of token ids, None if not known.
+def convert(
+    format: str,  # noqa: A002 - what it is called everywhere else
+    place: str,
+    fields: Fields,
+    vocabulary: int | None,
+    *,
+    images: bool = False,
+    directory: str | None = None,
+) -> Sample:
+    """Read a row of a known format.
+
+    Args:
+        format: name of the format.
+        place: place of the row.
+        fields: its fields.
+        vocabulary: number of token ids; None if not known.
+        images: whether images are trained; otherwise a row that has one is refused.
+        directory: where relative paths of images begin; None where the rows lie in no directory of this machine.
 
     Raises:
         DataError: the row lacks what the format needs, or has a field that is not what it should be, or one that would be
@@ -127,7 +148,7 @@ def convert(format: str, place: str, fields: Fields, vocabulary: int | None) -> 
         has = f"{place} has the fields {_named(fields)}, but the format {format} needs {row.needs}"
         wanted = _wanted(fields, [row])
         raise DataError(f"{has}{_renaming(fields, wanted, _misspelt(fields, wanted))}")
-    for field, why in _refused(format).items():
+    for field, why in _refused(format, images).items():
         if field in fields and _is_set(fields[field]):
             raise DataError(f"{place}: field {field} is {describe(fields[field])}, and {why}; take it out of the rows")
     reads_system = format not in _NO_SYSTEM or (format != "messages" and rated(fields) is not None)
@@ -140,7 +161,12 @@ def convert(format: str, place: str, fields: Fields, vocabulary: int | None) -> 
     if not isinstance(made, Sample):
         known = {name: built_in(name) for name in BUILT_IN}
         made = {"weight": fields["weight"], **made} if "weight" in fields else made
-        return convert(_detected(f"{place}, rewritten by the format {format},", made, known), place, made, vocabulary)
+        name = _detected(f"{place}, rewritten by the format {format},", made, known)
+        return convert(name, place, made, vocabulary, images=images, directory=directory)
+    if isinstance(made, Chat) and made.images:
+        made = _with_paths(place, made, images, directory)
+    elif isinstance(made, Preference | Unpaired) and format not in BUILT_IN:
+        _check_no_images(place, made)
     if isinstance(made, Tokens):
         check_vocabulary(made, vocabulary)
     return weighted(place, made, fields["weight"]) if fields.get("weight") is not None else made
@@ -164,9 +190,24 @@ def _identity(entry: "EntryPoint") -> list[str | None]:
 
 
 @cache
-def _refused(format: str) -> dict[str, str]:  # noqa: A002
-    """Fields that change what is learned and that a format does not read, each with the reason."""
-    return {field: why for field, why in _CHANGES_MEANING.items() if field not in format_named(format).reads}
+def _refused(format: str, images: bool) -> dict[str, str]:  # noqa: A002
+    """Fields that change what is learned and that are not read, each with the reason."""
+    read = {name for name in format_named(format).reads if images or name not in IMAGE_FIELDS}
+    return {field: why for field, why in _CHANGES_MEANING.items() if field not in read}
+
+
+def _with_paths(place: str, chat: Chat, images: bool, directory: str | None) -> Chat:
+    """Return a conversation whose images have absolute paths; refuse them where they are not trained."""
+    if not images:
+        raise DataError(f"{place}: field {chat.images[0].field} is an image, and {IMAGES_ELSEWHERE}; take the row out")
+    return attrs.evolve(chat, images=tuple(placed(place, image, directory) for image in chat.images))
+
+
+def _check_no_images(place: str, rated: Preference | Unpaired) -> None:
+    """Refuse images in answers that are compared or rated, which other packages' formats may make."""
+    for side in (rated.chosen, rated.rejected) if isinstance(rated, Preference) else (rated.answer,):
+        if isinstance(side, Chat) and side.images:
+            raise DataError(f"{place}: field {side.images[0].field} is an image, and {IMAGES_ELSEWHERE}; take the row out")
 
 
 def _loaded(entry: "EntryPoint") -> Format:
@@ -266,7 +307,7 @@ def _renaming(fields: Fields, wanted: set[str], misspelt: dict[str, str]) -> str
 
 
 def _is_set(value: object) -> bool:
-    return len(value) > 0 if isinstance(value, np.ndarray) else bool(value) and not is_empty(value)
+    return not is_empty(value) and (isinstance(value, np.ndarray) or bool(value))
 
 
 def _hint(fields: Fields, misspelt: Collection[str] = ()) -> str:

@@ -29,7 +29,11 @@ def is_empty(value: object) -> bool:
     """
     if isinstance(value, float):
         return math.isnan(value)
-    return value is None or (isinstance(value, (str, list, dict)) and not value)
+    if isinstance(value, np.ndarray):
+        return not value.size
+    if isinstance(value, dict):
+        return all(map(is_empty, value.values()))
+    return value is None or (isinstance(value, (str, bytes, list)) and not value)
 
 
 def leaves_out_system(fields: Mapping[str, Any]) -> bool:
@@ -41,7 +45,7 @@ def leaves_out_system(fields: Mapping[str, Any]) -> bool:
     if isinstance(system, (bool, int, float, np.number)) or is_empty(system):
         return False
     said = _text_of(system)
-    if said == "" or (isinstance(system, np.ndarray) and not system.size):
+    if said == "":
         return False
     for name in ("messages", "prompt", "chosen"):
         value = fields.get(name)

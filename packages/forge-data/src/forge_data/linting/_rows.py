@@ -115,7 +115,14 @@ class DataLint:
         for fields in rows:
             try:
                 name = self._options.format if self._options.format != AUTO else detect(record.place, fields)
-                sample = convert(name, record.place, fields, self._encoder.vocabulary)
+                sample = convert(
+                    name,
+                    record.place,
+                    fields,
+                    self._encoder.vocabulary,
+                    images=self._options.images,
+                    directory=source.directory,
+                )
             except ForgeDataError as error:
                 self._known.append(self._refused(where, error))
                 continue

@@ -28,6 +28,7 @@ def check_first_row(
     rename_columns: Mapping[str, str] | None = None,
     on_bad_row: str = "error",
     preprocess: object = None,
+    images: bool = False,
 ) -> None:
     """Refuse files for their first row, or for columns to rename that no row has.
 
@@ -44,6 +45,7 @@ def check_first_row(
         rename_columns: as for `prepare`.
         on_bad_row: as for `prepare`; with `skip` only columns are looked at.
         preprocess: as for `prepare`; with any, nothing is looked at.
+        images: as for `prepare`.
 
     Raises:
         DataError: nothing is there, the first row of a file cannot be read or has no known format, or no row has a column
@@ -55,19 +57,19 @@ def check_first_row(
         return
     sources = resolve(data_path)
     changes, seen = RowChanges(None, rename_columns or {}), set[str]()
-    first: list[tuple[str, dict[str, Any]]] = []
+    first: list[tuple[str, dict[str, Any], str | None]] = []
     for source in sources:
         try:
             record = next(source.records(), None)
             if record is not None:
-                first += [(record.place, fields) for fields in changes(record.place, record.fields, seen)]
+                first += [(record.place, fields, source.directory) for fields in changes(record.place, record.fields, seen)]
         except DataError:
             if on_bad_row == "error":
                 raise
     if not changes.rename.keys() <= seen:
         _see_all(sources, changes, seen)
         changes.check(seen)
-    for place, fields in first if on_bad_row == "error" else ():
+    for place, fields, directory in first if on_bad_row == "error" else ():
         with suppress(BadPairError):  # which a setting may allow
             if prompts:
                 question(place, fields)
@@ -76,7 +78,8 @@ def check_first_row(
             elif pairs:
                 text_pair(place, fields)
             else:
-                convert(detect(place, fields) if format == AUTO else format, place, fields, None)
+                name = detect(place, fields) if format == AUTO else format
+                convert(name, place, fields, None, images=images, directory=directory)
 
 
 def _is_local(data_path: Any) -> bool:

@@ -55,6 +55,8 @@ class Task(NamedTuple):
     indexed: bool
     """Whether its rows are numbered from 0, as for `place_of`."""
     chunk: Chunk
+    directory: str | None = None
+    """Where relative paths in its rows begin."""
 
 
 class Preprocessed(NamedTuple):
@@ -68,6 +70,7 @@ class Preprocessed(NamedTuple):
     columns: frozenset[str]
     """Columns of the rows, where some are renamed."""
     error: Exception | None
+    directory: str | None = None
 
 
 class _Row(NamedTuple):
@@ -152,7 +155,7 @@ class Processor:
             try:
                 if isinstance(stays, ForgeDataError):
                     raise stays
-                row = self._read_row(record, builder)
+                row = self._read_row(record, builder, rows.directory)
             except ForgeDataError as found:
                 if not self._job.options.skips(found):
                     error = of_a_row(found)
@@ -195,7 +198,7 @@ class Processor:
         except ForgeDataError:
             return _Call(rows, None)
 
-    def _read_row(self, record: Record, builder: BatchBuilder) -> _Row | None:
+    def _read_row(self, record: Record, builder: BatchBuilder, directory: str | None) -> _Row | None:
         """Read a row by its format; None, which ends the batch, where the rows before had another."""
         name = self._job.options.format
         if name == AUTO:
@@ -205,7 +208,8 @@ class Processor:
         if counts and not builder.see_format(name, record.place):
             return None
         vocabulary = self._encoder.vocabulary if self._encoder is not None else None
-        sample = convert(name, record.place, record.fields, vocabulary)
+        images = self._job.options.images
+        sample = convert(name, record.place, record.fields, vocabulary, images=images, directory=directory)
         if not counts and not builder.see_format(name, record.place):
             return None
         return _Row(record, name, sample) if builder.see_kind(kind_of(sample), record.place) else None
@@ -298,4 +302,4 @@ def read(task: Task, job: Job) -> Preprocessed:
             records += [(record._replace(fields=fields), True) for fields in made] or [(record._replace(fields={}), False)]
     except ForgeDataError as found:
         error = found
-    return Preprocessed(task.source, task.file, task.chunk.last_row, records, frozenset(columns), error)
+    return Preprocessed(task.source, task.file, task.chunk.last_row, records, frozenset(columns), error, task.directory)

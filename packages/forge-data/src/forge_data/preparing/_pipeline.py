@@ -246,7 +246,7 @@ def _tasks(sources: Sequence["Source"]) -> Iterator[Task | Preprocessed]:
     for number, source in enumerate(sources):
         try:
             for chunk in source.chunks(_CHUNK_BYTES):
-                yield Task(number, source.name, source.indexed, chunk)
+                yield Task(number, source.name, source.indexed, chunk, source.directory)
         except ForgeDataError as error:
             yield Preprocessed(number, source.name, 0, [], frozenset(), error)
             return

@@ -39,6 +39,7 @@ def tokenize(
     on_overflow: str = "drop",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
     rename_columns: Mapping[str, str] | None = None,
+    images: bool = False,
 ) -> TokenizedExample:
     """Tokenise one row, in any format that `prepare` reads.
 
@@ -67,6 +68,7 @@ def tokenize(
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
         rename_columns=rename_columns,
+        images=images,
     )
     check_name(format)
     changes = RowChanges(load_preprocess(preprocess), options.rename_columns)
@@ -79,7 +81,8 @@ def tokenize(
     changes.check(columns)
     (fields,) = made
     name = detect(_PLACE, fields) if options.format == AUTO else options.format
-    (encoded,) = encoder.encode([convert(name, _PLACE, fields, encoder.vocabulary)])
+    sample = convert(name, _PLACE, fields, encoder.vocabulary, images=images, directory=os.getcwd())
+    (encoded,) = encoder.encode([sample])
     if encoded.pair:
         raise DataError(
             f"{_PLACE}: a row of {name} becomes two samples, chosen and rejected; prepare makes both, or give each side as "

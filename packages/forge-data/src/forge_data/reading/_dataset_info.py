@@ -62,6 +62,8 @@ class Description:
     """`DIRECTORY/NAME`, which tells it from entries that read the same file otherwise."""
     asked: tuple[str, ...]
     """Columns that the entry itself names; without `columns` none."""
+    directory: str = ""
+    """Directory of `dataset_info.json`, where the paths of images begin."""
 
     def digest(self) -> str:
         """Hash what decides how rows are read: SHA-256 in hex."""
@@ -205,7 +207,9 @@ def _read(place: str, name: str, entry: Any, directory: Path) -> Description:
     tags = {**_TAGS, **(tags or {})}
     if formatting != "alpaca":
         _check_tags(place, tags)
-    return Description(str(directory / file), formatting, ranking, columns, tags, place, f"{directory}/{name}", asked)
+    return Description(
+        str(directory / file), formatting, ranking, columns, tags, place, f"{directory}/{name}", asked, str(directory)
+    )
 
 
 def _check_tags(place: str, tags: Mapping[str, str | None]) -> None:

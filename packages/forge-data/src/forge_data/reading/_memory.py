@@ -15,6 +15,7 @@ from typing import Any, Self
 import attrs
 
 from forge_data._errors import DataError
+from forge_data._image_values import is_pil_image
 from forge_data.reading._huggingface import DatasetSplit
 from forge_data.reading._json import value_chunks
 from forge_data.reading._record import Chunk
@@ -182,11 +183,14 @@ def plain_values(value: Any) -> Any:
     return plain_values(value.tolist()) if hasattr(value, "tolist") else value
 
 
-def _content(value: object) -> str:
+def _content(value: object) -> object:
     match value:
         case date() | time():
             return value.isoformat()
         case bytes():
             return hashlib.sha256(value).hexdigest()
+        case _ if is_pil_image(value):
+            image: Any = value
+            return [image.mode, image.size, image.getpalette(), hashlib.sha256(image.tobytes()).hexdigest()]
         case _:
             raise TypeError(type(value).__name__)

@@ -109,6 +109,20 @@ class Source:
         return self.reader.digest()
 
     @property
+    def directory(self) -> str | None:
+        """Directory in which relative paths in its rows begin; None where it lies in none of this machine."""
+        match self.reader:
+            case InMemoryRows():
+                return os.getcwd()
+            case DescribedRows(description=described):
+                return described.directory
+            case DatasetSplit():
+                path = os.path.abspath(os.path.expanduser(self.path))
+                return next((each for each in (path, path.rpartition(":")[0]) if each and os.path.isdir(each)), None)
+            case _:
+                return None if "://" in self.path else os.path.dirname(self.path)
+
+    @property
     def origin(self) -> str:
         """What a store records: the path; of rows in memory their kind, number and hash."""
         return self.reader.description if isinstance(self.reader, InMemoryRows) else self.path

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from forge_dist.loading._modalities import other_modalities
 from forge_dist.loading._parallel_plan import keep_plan, wildcard
 from forge_dist.loading._task import HEAD, Task, auto_class
 
@@ -73,18 +74,26 @@ def fsdp_groups(model: "PreTrainedModel") -> dict[str, str]:
     """Return module pattern → style of each group: transformers' plan without what does not fit.
 
     The root's group has the rest. Tied modules are left to the root, the one group that holds both, with all that is not freed
-    after its forward anyway.
+    after its forward anyway. So are parts beside the language: a rank whose rows have no images does not run them, and would
+    leave the others waiting for its shards.
     """
-    names = {wildcard(name) for name, _ in model.named_modules()}
+    others = set(other_modalities(model))
+    language = [name for name, module in model.named_modules() if not others or _learns(name, module, others)]
+    names = {wildcard(name) for name in language}
     plan = {rule: style for rule, style in model.fsdp_plan.items() if rule in names}
     if not any("*" in rule for rule in plan):
-        lists = (name for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
+        lists = (name for name in language if isinstance(model.get_submodule(name), nn.ModuleList))
         plan |= {f"{name}.*": RESHARDED for name in lists if wildcard(name) == name}
     tied = dict(model.all_tied_weights_keys)
     if tied:
         tied_modules = {name.rpartition(".")[0] for name in (*tied, *tied.values())}
         plan = {rule: style for rule, style in plan.items() if style == RESHARDED and rule not in tied_modules}
     return plan
+
+
+def _learns(name: str, module: nn.Module, others: set[str]) -> bool:
+    """Return whether a module holds weights of the language part."""
+    return any(f"{name}.{own}".lstrip(".") not in others for own, _ in module.named_parameters())
 
 
 def without_shared(model: "PreTrainedModel", groups: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from forge_dist._third_party_logs import quiet_imports, quiet_transformers
 from forge_dist.loading._attention import AttentionFunction, register_attention
 from forge_dist.loading._config_changes import change_config
 from forge_dist.loading._dtype import base_dtype
-from forge_dist.loading._modalities import freeze_other_modalities, is_multimodal, processor_files
+from forge_dist.loading._modalities import attend_plainly, freeze_other_modalities, is_multimodal, processor_files
 from forge_dist.loading._model_path import check_config, check_model_path, expand_user, is_hub_name
 from forge_dist.loading._moving import moved
 from forge_dist.loading._mxfp4 import dequantizing
@@ -179,7 +179,9 @@ def read_model(
     keep_as_loaded(model)
     change_config(model)
     if is_multimodal(model.config):
-        freeze_other_modalities(model, base_dtype(model_path, task=task), model_path)
+        freeze_other_modalities(model, request.other_dtype or base_dtype(model_path, task=task), model_path)
+        if request.attention_function is not None:
+            attend_plainly(model)
         processor_files(model_path, fetch=True)
     check_attention_fits(model, request)
     return model

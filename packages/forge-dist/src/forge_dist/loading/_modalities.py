@@ -59,7 +59,7 @@ def freeze_other_modalities(model: "PreTrainedModel", stored: torch.dtype, where
 
     Args:
         model: as it was read, divided or not; before its first forward.
-        stored: dtype of the directory's weights.
+        stored: dtype of the directory's weights, or another in which the rest is to compute.
         where: the model_path, for errors.
 
     Raises:
@@ -77,6 +77,19 @@ def freeze_other_modalities(model: "PreTrainedModel", stored: torch.dtype, where
             narrow = replaced.setdefault(id(parameter), nn.Parameter(parameter.detach().to(stored), requires_grad=False))
             parent, _, own = name.rpartition(".")
             setattr(model.get_submodule(parent), own, narrow)
+
+
+def attend_plainly(model: "PreTrainedModel") -> None:
+    """Give the parts beside the language an attention of transformers: ours is causal, and theirs sees a whole image."""
+    text = model.config.get_text_config()
+    others = [name for name in model.config.sub_configs if getattr(model.config, name, None) not in (None, text)]
+    for name in others:
+        for attention in ("sdpa", "eager"):
+            try:
+                model.set_attn_implementation({name: attention})
+            except ValueError:  # this part has none of that kind
+                continue
+            break
 
 
 def processor_files(model_path: str, *, fetch: bool = False) -> list[Path]:

@@ -106,7 +106,8 @@ def outline_model(request: LoadRequest) -> "PreTrainedModel":
     except LOADING_ERRORS as error:
         raise ModelError(f"model_path {request.model_path}: no outline of it can be made: {_short(error)}") from error
     if is_multimodal(model.config):
-        freeze_other_modalities(model, base_dtype(request.model_path, task=request.task), request.model_path)
+        stored = request.other_dtype or base_dtype(request.model_path, task=request.task)
+        freeze_other_modalities(model, stored, request.model_path)
     return model.eval()
 
 

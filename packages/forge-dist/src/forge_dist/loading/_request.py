@@ -33,3 +33,7 @@ class LoadRequest:
 
     quantization: "QuantizationConfigMixin | None" = None
     """transformers' configuration of a base in fewer bits, such as BitsAndBytesConfig."""
+
+    other_dtype: torch.dtype | None = None
+    """Dtype in which the parts beside the language (a vision tower) are kept, where that is wider than the directory's; None:
+    the directory's."""

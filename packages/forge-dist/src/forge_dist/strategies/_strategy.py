@@ -126,8 +126,9 @@ class Strategy(abc.ABC):
         attention_function: AttentionFunction | None = None,
         task: Task = "causal",
         quantization: "QuantizationConfigMixin | None" = None,
+        other_dtype: torch.dtype | None = None,
     ) -> "PreTrainedModel":
-        """Load this rank's part of the model, in eval mode. Arguments and errors as `load_model`.
+        """Load this rank's part of the model, in eval mode. Arguments and errors as `load_model`; `LoadRequest.other_dtype`.
 
         A reward model's new head is what rank 0 draws, on every rank. A quantized base is whole on every rank until `wrap`.
         Where ranks share packed rows (cp_size), the decoder cuts them, and `attention_function` sees a part of the queries with
@@ -144,6 +145,7 @@ class Strategy(abc.ABC):
             attention_function=attention_function,
             task=task,
             quantization=quantization,
+            other_dtype=other_dtype,
         )
         if self.settings.cp_size > 1 and attention is not None and attention_function is None:
             raise StrategyError(
@@ -161,6 +163,7 @@ class Strategy(abc.ABC):
         attention_function: AttentionFunction | None = None,
         task: Task = "causal",
         quantization: "QuantizationConfigMixin | None" = None,
+        other_dtype: torch.dtype | None = None,
     ) -> "PreTrainedModel":
         """Load a reference, teacher or reward model beside the trained one.
 
@@ -177,6 +180,7 @@ class Strategy(abc.ABC):
             attention_function=attention_function,
             task=task,
             quantization=quantization,
+            other_dtype=other_dtype,
         )
         return self._cut(request, self.read_frozen)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from forge_packing._checks import Int64Array, integer_array
+from forge_packing._checks import MAX_TOKENS, Int64Array, checked_integer, integer_array, sample_lengths
 from forge_packing._errors import PackingError
 
 
@@ -50,6 +50,28 @@ def divide_padded(
     sizes = np.bincount(slot_of, minlength=first_slot)
     order = np.argsort(fewest_bits(slot_of), kind="stable")
     return order, np.concatenate([[0], np.cumsum(sizes)]), np.concatenate([[0], np.cumsum(passes)])
+
+
+def one_a_row(lengths: npt.ArrayLike, *, max_tokens: int) -> Int64Array:
+    """Return `widths` with which `plan` and `divide` put each sample into a micro-batch of its own.
+
+    They are more than half of `max_tokens`, so that no two fit, and rise with the lengths: the ranks of one pass get samples
+    about as long.
+
+    Args:
+        lengths: N integers, each from 1 to max_tokens.
+        max_tokens: Tokens in one micro-batch at most.
+
+    Raises:
+        PackingError: lengths that cannot be used.
+
+
+    >>> one_a_row([1, 50, 100], max_tokens=100).tolist()
+    [51, 75, 100]
+    """
+    lengths_N = sample_lengths(lengths, checked_integer("max_tokens", max_tokens, 1, MAX_TOKENS), "max_tokens")
+    most = max_tokens // 2 + 1
+    return most + lengths_N * (max_tokens - most) // max_tokens
 
 
 def checked_padding(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -33,17 +33,21 @@ def load_with_attention(
     dtype: forge_accel.Choice[Any],
     strategy: forge_dist.Strategy,
     longest: int,
+    *,
+    images: Sequence[forge_algos.ImageDocument] = (),
 ) -> tuple[Any, Any, tuple[str, str]]:
     """Load the model of `path` so that its samples are kept apart: packed, or alone.
 
     Not every attention computes every architecture (soft-capped scores, for example), so the loaded model is probed; with
     `attention="auto"` eager is tried next. Where rows cannot be packed at all, `packing="auto"` runs samples alone.
 
+    With `images`, documents that have some, the parts beside the language compute too, and the attention is tried on the first.
+
     Returns:
         The settings with the choices, the model, and the reasons: of the attention, and of packing.
 
     """
-    load = partial(_load_in_some_way, task, s, path, machine, dtype, strategy, longest)
+    load = partial(_load_in_some_way, task, s, path, machine, dtype, strategy, longest, images)
     try:
         return load()
     except forge_algos.ForgeAlgosError as error:
@@ -63,12 +67,13 @@ def _load_in_some_way(
     dtype: forge_accel.Choice[Any],
     strategy: forge_dist.Strategy,
     longest: int,
+    images: Sequence[forge_algos.ImageDocument],
 ) -> tuple[Any, Any, tuple[str, str]]:
     """Load the model in the first way that keeps its samples apart, with autocast or without."""
     refusals: list[Exception] = []
-    for way in _ways(s, machine, dtype):
+    for way in _ways(s, machine, dtype, images=bool(images)):
         try:
-            model, packed, why = _loaded(task, s, path, machine, dtype, way, strategy, longest)
+            model, packed, why = _loaded(task, s, path, machine, dtype, way, strategy, longest, images)
         except Exception as error:
             refused = getattr(error, "exit_status", None) == forge_algos.ForgeAlgosError.exit_status
             # Whatever comes later, the first refusal is the answer to what was asked for.
@@ -198,14 +203,16 @@ def _without_frames(error: Exception) -> Exception:
     return error
 
 
-def _ways(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any]) -> list[_Way]:
+def _ways(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], *, images: bool = False) -> list[_Way]:
     """List the ways to run the model, the first choice first."""
     auto, packing = s.device.attention == "auto", s.packing.packing
     chosen = machine.attention(s.device.attention, dtype.value)
     if s.strategy.cp_size > 1:
         # Ranks can share no other row than a packed one, and only this attention gathers its keys.
         return [_Way(chosen, "on")]
-    packed = [chosen, *([machine.attention("eager", dtype.value)] if auto and chosen.value.name != "eager" else [])]
+    # Masks by which the tokens of an image see each other are read by both; sdpa is faster.
+    others = ["sdpa", "eager"] if images else ["eager"]
+    packed = [chosen, *(machine.attention(name, dtype.value) for name in others if auto and chosen.value.name != name)]
     # A forward of whole lines needs no attention that knows documents.
     alone = [machine.attention(name, dtype.value) for name in ("sdpa", "eager")] if auto else [chosen]
     return [_Way(attention, "on") for attention in packed if packing != "off"] + [
@@ -222,6 +229,7 @@ def _loaded(
     way: _Way,
     strategy: forge_dist.Strategy,
     longest: int,
+    images: Sequence[forge_algos.ImageDocument],
 ) -> tuple[Any, bool, str]:
     """Load the model in one way, and check that it supports the objective."""
     model = strategy.load(
@@ -231,12 +239,18 @@ def _loaded(
         attention=way.attention.value.name,
         attention_function=way.attention.value.function,
         task=task.model_task(s),
+        # In 16 bits what computes on images does so as it is stored, in float32 like the rest.
+        other_dtype=dtype.value if images and dtype.value.itemsize == 4 else None,
         **quantized(s, machine, dtype.value),
     )
     forge_algos.score_rows_at_once(model, machine.head_rows)
     # Probed now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
     with strategy.computing(model):
         packed, why = keep_apart(model, machine, dtype, strategy, way.packing, longest)
+        if images and way.attention.value.function is not None:
+            forge_algos.require_image_attention(
+                model, images[0], device=machine.device.value, autocast=computing(machine, dtype, strategy)
+            )
         with computing(machine, dtype, strategy)():
             task.probe_objective(s).bind(model, device=machine.device.value)
     strategy.settle(model)

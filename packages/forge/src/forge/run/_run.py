@@ -55,6 +55,7 @@ from forge.settings._recipe import as_recipe, as_values
 from forge.storage._storage import Storage
 from forge.tasks._answers import Answers, read_prompts
 from forge.tasks._base_kl import BaseDivergence, ended_by
+from forge.tasks._images import image_documents
 from forge.tasks._task import Evaluation, Run, Task
 from forge.trackers._callbacks import Callbacks
 from forge.trackers._watchers import Watchers
@@ -146,7 +147,10 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     machine.seed(s.plan.seed)
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
     with report.taking(f"loading {start.path}", f"loaded {start.path}, and checked how its samples are kept apart,"):
-        s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest)
+        images = image_documents(s, tokenizer, train, held_out)
+        s, model, (attention, packing) = load_with_attention(
+            task, s, start.path, machine, dtype, strategy, longest, images=images
+        )
     stop_as_trained(s, model, tokenizer, report, found["turn_end"])
     # Its files were hashed meanwhile: from here on the run goes on from what it began with, or is refused.
     with report.taking(f"hashing {start.path}", f"hashed {start.path}, which was not done when it was loaded,"):

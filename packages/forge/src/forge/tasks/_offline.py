@@ -11,6 +11,7 @@ import forge_packing
 from forge.settings._settings import row_tokens
 from forge.tasks._seeds import step_seed
 from forge.tasks._task import Evaluation, Run
+from forge.tasks.items._images import read_ahead
 from forge.tasks.items._items import Ints, Items, padding
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class OfflineSteps:
 
     def _batches(self, step: int) -> list[Any]:
         run = self.run
-        return [run.train.batch(rows) for rows in run.plan.micro_batches(step, run.strategy.data_parallel_rank)]
+        return read_ahead([run.train.batch(rows) for rows in run.plan.micro_batches(step, run.strategy.data_parallel_rank)])
 
     def evaluate(self, model: Any) -> Evaluation | None:
         """Compute the objective's loss and figures over the held-out rows."""

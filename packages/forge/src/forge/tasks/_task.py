@@ -141,6 +141,8 @@ class Task(ABC):
     """What `samples` of a result counts; None: the same as `items_are`."""
     extra_modules: ClassVar[tuple[str, ...]] = ()
     """Modules that are trained on the model and left out of its export."""
+    images: ClassVar[bool] = False
+    """Whether rows may have images."""
 
     def check_settings(self, s: Any) -> None:
         """Check the models and functions that the settings name, before any work is done."""
@@ -209,6 +211,7 @@ class Task(ABC):
             on_overflow=s.data.on_overflow,
             **self.reading(s),
             max_bad_rows=s.data.max_bad_rows,
+            images=self.images,
             num_proc=s.data.num_proc,
             progress=report.progress("tokenizing"),
             **more,

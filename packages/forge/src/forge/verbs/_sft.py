@@ -10,6 +10,7 @@ import attrs
 import forge_algos
 import forge_data
 from forge.settings._settings import RunSettings
+from forge.tasks._images import check_images, with_images
 from forge.tasks._lint_check import check_kind, check_lint
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._sharing import may_share
@@ -35,6 +36,7 @@ class SFT(Task):
 
     name = "sft"
     settings = SFTSettings
+    images = True
     about = "Supervised fine-tuning: train a model on conversations, prompts with completions, or tokens."
 
     def items(self, s: Any, store: Any) -> Samples:  # noqa: ARG002 - the same for all settings
@@ -43,7 +45,8 @@ class SFT(Task):
         return items_of(store)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Refuse what the lint stops."""
+        """Refuse what the lint stops, and settings that rows with images cannot have."""
+        check_images(s, train, held_out)
         check_lint(s, report, train, held_out)
 
     def shared(self, s: Any, items: Any) -> dict[str, Any]:
@@ -53,6 +56,10 @@ class SFT(Task):
 
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with the cross-entropy loss of `forge_algos.SFT`."""
+        return self.rehearsal_source(with_images(run))
+
+    def rehearsal_source(self, run: Run) -> OfflineSteps:
+        """Take the same steps without images, which are no part of a memory plan."""
         own = run.settings.objective
         reason = f"neftune_alpha={own.neftune_alpha:g} draws noise for each sample" if own.neftune_alpha else ""
         return OfflineSteps(with_shared_prefixes(run, run.model, unless=reason), forge_algos.SFT(own))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import forge_packing
+from forge.settings._settings import row_tokens
+
 if TYPE_CHECKING:
     # `forge sft --help` would spend half of its time on importing numpy.
     import numpy as np
@@ -68,10 +71,12 @@ def in_own_lines(s: Any) -> bool:
 
 
 def padding(s: Any, items: Items, rows: Ints | None = None) -> dict[str, Any]:
-    """Return `widths` and `lines` of items, or of `rows`, where micro-batches are padded, or {}."""
+    """Return `widths` and `lines` of items, or of `rows`, where micro-batches are padded or hold one each, or {}."""
+    taken: Any = slice(None) if rows is None else rows
+    if getattr(items, "one_a_row", False):
+        return {"widths": forge_packing.one_a_row(items.lengths[taken], max_tokens=row_tokens(s)), "lines": None}
     if s.adapter.adapter not in VIRTUAL:
         return {}
-    taken: Any = slice(None) if rows is None else rows
     lines = None if items.lines is None else items.lines[taken]
     return {"widths": items.longest[taken] + s.adapter.num_virtual_tokens, "lines": lines}
 

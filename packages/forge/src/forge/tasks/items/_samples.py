@@ -10,6 +10,7 @@ from typing import Any, Self
 import forge_data
 import forge_packing
 from forge._counted import counted, counted_are
+from forge.tasks.items._images import image_row
 from forge.tasks.items._items import Ints
 
 _CANDIDATES = 64
@@ -30,6 +31,8 @@ class Samples:
     def __init__(self, store: forge_data.TokenStore) -> None:
         self.store = store
         self.share_prefix = False
+        self.one_a_row = False
+        self._images: forge_data.ImageInputs | None = None
         self._most_tokens: int | None = None
         self.lengths = self.longest = store.lengths
         self.loss_counts = store.loss_counts
@@ -54,12 +57,18 @@ class Samples:
         """Pack samples into one row."""
         samples = [self.store[int(i)] for i in indices]
         if not self.share_prefix:
-            return forge_packing.collate(samples)
+            row = forge_packing.collate(samples)
+            return row if self._images is None else image_row(row, samples, self._images)
         return forge_packing.collate_shared(samples, max_tokens=self._most_tokens)
 
     @cached_property
     def prefixes(self) -> dict[str, Any]:
-        """What items begin with alike, as arguments of `forge_packing.plan`; {} for nothing."""
+        """What items begin with alike, as arguments of `forge_packing.plan`; {} for nothing.
+
+        The same tokens may stand for other images, so that samples with images share nothing.
+        """
+        if self.store.has_images:
+            return {}
         at = self._whole_samples()
         return common_prefixes(self.store, at, self.store.lengths[at])
 
@@ -82,6 +91,12 @@ class Samples:
         """Return the same items, with shared prefixes in rows of `max_tokens`, or repeated ones."""
         same = copy(self)
         same.share_prefix, same._most_tokens = share_prefix, max_tokens
+        return same
+
+    def with_images(self, inputs: forge_data.ImageInputs, *, one_a_row: bool) -> Self:
+        """Return the same items, whose rows are given their images, and hold one sample each if they must."""
+        same = copy(self)
+        same._images, same.one_a_row = inputs, one_a_row
         return same
 
     def short_samples(self) -> list[tuple[Any, Any]]:
@@ -141,6 +156,9 @@ class Conversations(Samples):
     def batch(self, indices: Sequence[int] | Ints) -> Any:
         """Pack conversations into one row."""
         turns = [[self.store[at] for at in range(self._ends[i], self._ends[i + 1])] for i in map(int, indices)]
+        if self._images is not None:
+            samples = [turn for several in turns for turn in several]
+            return image_row(forge_packing.collate(samples), samples, self._images)
         return forge_packing.collate_turns(turns, share_history=self.share_history, share_prefix=self.share_prefix)
 
 

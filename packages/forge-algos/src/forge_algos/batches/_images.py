@@ -1,0 +1,146 @@
+"""Rows whose documents have images → the arguments of a forward.
+
+What a processor makes of an image (pixels, grids, token types) is given to the forward beside the tokens that stand for it.
+A row is given to the model as a plain forward gives it one document, unless the model was shown to keep the documents of such
+a row apart (`isolation.pack_images`).
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from forge_algos._errors import PackedBatchError
+from forge_algos._modules import causal_model, language_modules
+
+ImageInputs = Mapping[str, NDArray[Any]]
+"""Arguments of a forward for one document beside its ids, as a processor gives them for one text.
+Of each token ([1, S]), or of all its images; {} for a document without images."""
+Way = Literal["bounds", "positions"]
+"""How a model learns where documents with images begin: by boundaries and positions, or by positions alone."""
+
+_packed: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
+"""Causal model that keeps the documents of a row with images apart → how it is told where they begin."""
+
+
+def packs_images(model: nn.Module) -> bool:
+    """Return whether rows with images may hold several documents."""
+    return causal_model(model) in _packed
+
+
+def set_packed(model: nn.Module, way: Way | None) -> None:
+    """Let later rows with images hold several documents, or one each (None)."""
+    if way is None:
+        _packed.pop(causal_model(model), None)
+    else:
+        _packed[causal_model(model)] = way
+
+
+def image_row_inputs(
+    model: nn.Module,
+    ids: torch.Tensor,
+    boundaries: Sequence[int],
+    documents: Sequence[ImageInputs],
+    *,
+    packed: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Build the forward's arguments for one row whose documents have images.
+
+    Args:
+        model: bare or wrapped.
+        ids: int64[T], on the device.
+        boundaries: where documents begin, and T.
+        documents: of each document the arguments that a processor gives.
+        packed: the arguments of the same row without images, `packed_inputs`.
+
+    Raises:
+        PackedBatchError: several documents for a model that was not shown to keep them apart, or arrays that fit no row.
+    """
+    if len(documents) != len(boundaries) - 1:
+        raise PackedBatchError(
+            f"image_inputs must give one mapping for each of {len(boundaries) - 1} documents, got {len(documents)}"
+        )
+    dtype = _pixel_dtype(model)
+    if len(documents) == 1:
+        return {"input_ids": ids[None], "use_cache": False} | {
+            name: _on(ids.device, array, dtype) for name, array in documents[0].items()
+        }
+    way = _packed.get(causal_model(model))
+    if way is None:
+        raise PackedBatchError(
+            f"a row of {len(documents)} documents has images, and {type(causal_model(model)).__name__} was not shown to keep "
+            "such documents apart: give each a row of its own, or call forge_algos.pack_images first"
+        )
+    lengths = np.diff(boundaries).tolist()
+    joined = _joined(documents, lengths)
+    positions = _positions(model, ids.cpu(), lengths, documents)
+    inputs = dict(packed) if way == "bounds" else {name: packed[name] for name in ("input_ids", "position_ids", "use_cache")}
+    if positions is not None:
+        inputs["position_ids"] = positions.to(ids.device)
+    return inputs | {name: _on(ids.device, array, dtype) for name, array in joined.items()}
+
+
+def _joined(documents: Sequence[ImageInputs], lengths: Sequence[int]) -> dict[str, NDArray[Any]]:
+    """Join the arguments of all documents: those of tokens along them, those of images one after another."""
+    joined: dict[str, NDArray[Any]] = {}
+    for name in dict.fromkeys(name for document in documents for name in document):
+        given = [document.get(name) for document in documents]
+        if all(each is None or each.shape == (1, length) for each, length in zip(given, lengths, strict=True)):
+            dtype = next(each.dtype for each in given if each is not None)
+            parts = [np.zeros((1, n), dtype) if each is None else each for each, n in zip(given, lengths, strict=True)]
+            joined[name] = np.concatenate(parts, axis=1)
+            continue
+        parts = [each for each in given if each is not None]
+        if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
+            shapes = ", ".join(str(list(part.shape)) for part in parts)
+            raise PackedBatchError(
+                f"image_inputs {name} of the row's documents are of unlike sizes, {shapes}: give each a row of its own"
+            )
+        joined[name] = np.concatenate(parts)
+    return joined
+
+
+def _positions(
+    model: nn.Module, ids: torch.Tensor, lengths: Sequence[int], documents: Sequence[ImageInputs]
+) -> torch.Tensor | None:
+    """Return positions int64[4, 1, T] of a model that counts images in two dimensions; None where it counts tokens.
+
+    The first are those of the text, by which documents are told apart; the others are the model's own of each document.
+    """
+    body: Any = causal_model(model).base_model
+    if not callable(of_document := getattr(body, "get_rope_index", None)):
+        return None
+    names = inspect.signature(of_document).parameters
+    found, start = [], 0
+    for length, given in zip(lengths, documents, strict=True):
+        own = ids[start : start + length][None]
+        start += length
+        text = torch.arange(length)[None, None]
+        if not given:
+            found.append(text.expand(4, 1, length))
+            continue
+        arguments = {name: torch.as_tensor(array) for name, array in given.items() if name in names}
+        positions, _ = of_document(input_ids=own, **arguments)
+        found.append(torch.cat([text, positions.to(torch.int64)]))
+    return torch.cat(found, dim=-1)
+
+
+def _pixel_dtype(model: nn.Module) -> torch.dtype:
+    """Return the dtype of what computes on pixels: the model's part beside the language."""
+    language = language_modules(model)
+    for module in causal_model(model).modules():
+        if module not in language:
+            for parameter in module.parameters(recurse=False):
+                if parameter.is_floating_point():
+                    return parameter.dtype
+    return torch.float32
+
+
+def _on(device: torch.device, array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
+    tensor = torch.tensor(np.asarray(array))
+    return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)

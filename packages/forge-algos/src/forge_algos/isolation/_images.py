@@ -1,0 +1,189 @@
+"""Tests whether a model keeps the documents of a packed row with images apart.
+
+As for rows of text, nothing about an architecture is assumed: two documents of the run's own data are run packed and alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from forge_algos._errors import PackedBatchError
+from forge_algos._modules import attention_of, causal_model, mode
+from forge_algos.batches._images import ImageInputs, image_row_inputs, set_packed
+from forge_algos.batches._packed import packed_inputs
+from forge_algos.isolation._compare import REFUSALS, Compare, decides
+from forge_algos.isolation._isolation import hidden_states, run_test, with_and_without_autocast
+
+
+class ImageDocument(NamedTuple):
+    """A document with images."""
+
+    input_ids: Any
+    """int[S]."""
+    inputs: ImageInputs
+    """What a processor makes of its images."""
+    spans: Sequence[tuple[int, int]]
+    """Tokens [start, stop) that stand for each image."""
+
+
+def pack_images(
+    model: nn.Module,
+    documents: Sequence[ImageDocument],
+    *,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> tuple[bool, str]:
+    """Have `model` take rows of several documents with images, if it keeps such documents apart.
+
+    Two documents in one row must come out as in plain forwards of their own, the second whatever the first is.
+
+    Args:
+        model: bare or wrapped; where it is divided over ranks, every rank calls this with the same documents.
+        documents: two or more with images, the first two of which are run.
+        device: where test rows go.
+        autocast: makes the context that forwards run in; it is tried without, too.
+
+    Returns:
+        tuple: whether rows may hold several documents with images, and the reason.
+    """
+    what, problem = type(causal_model(model)).__name__, ""
+    for way in ("bounds", "positions"):
+        set_packed(model, way)
+        test = with_and_without_autocast(lambda model, device: _problem(model, documents[:2], device), autocast)
+        try:
+            with mode(model, training=False), torch.no_grad():
+                problem = test(model, device) or ""
+        except torch.OutOfMemoryError:
+            raise
+        except REFUSALS as error:
+            problem = f"it cannot run them: {error}"
+        if not problem:
+            return True, f"{what} keeps documents with images apart in a row"
+    set_packed(model, None)
+    return False, f"{what} does not keep documents with images apart in a row: {problem}"
+
+
+def require_image_attention(
+    model: nn.Module,
+    document: ImageDocument,
+    *,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> None:
+    """Raise unless a causal attention of our own computes a document with images as eager attention does.
+
+    Some models (Gemma 3, PaliGemma) let the tokens of an image see each other, which a mask says and only attention that reads
+    masks computes. So the later tokens of an image are changed: the earlier ones may not change with them. What comes out is
+    compared with eager attention's too.
+
+    Args:
+        model: bare or wrapped, with an attention function that was registered; where it is divided over ranks, every rank calls
+            this with the same document.
+        document: with images.
+        device: where test rows go.
+        autocast: makes the context that forwards run in; it is tried without, too.
+
+    Raises:
+        PackedBatchError: it does not.
+    """
+    causal, own = causal_model(model), attention_of(causal_model(model))
+    what = f"{type(causal).__name__} with attention {own!r}"
+
+    def problem_of(model: nn.Module, device: torch.device) -> str | None:
+        ours = cache(partial(_alone, model, document, device))
+        with Compare(model, decides(model)) as compare:
+            _set_attention(causal, "eager")
+            try:
+                plain = _alone(model, document, device)
+                with _changed_token(model, document) as earlier:
+                    changed = _alone(model, document, device)
+            finally:
+                _set_attention(causal, own)
+            moved = bool(earlier) and bool((changed - plain)[list(earlier)].abs().max() > 1e-3 * plain.abs().max())
+            if not compare.holds(lambda: not moved):
+                return "lets the tokens of an image see those behind them, and this attention is causal"
+            if not compare.equal(ours, lambda: plain):
+                return "computes a document with images otherwise than eager attention does"
+        return None
+
+    problem, refusal = run_test(with_and_without_autocast(problem_of, autocast), model, device)
+    if refusal is not None:
+        raise PackedBatchError(f"{what} cannot run a document with images: {refusal}") from refusal
+    if problem:
+        raise PackedBatchError(f"{what} {problem}. Use attention=sdpa or eager")
+
+
+def _alone(model: nn.Module, document: ImageDocument, device: torch.device) -> torch.Tensor:
+    return _run(model, [_on(device, document)], [document.inputs])
+
+
+def _on(device: torch.device, document: ImageDocument) -> torch.Tensor:
+    return torch.as_tensor(np.asarray(document.input_ids), dtype=torch.int64, device=device)
+
+
+def _set_attention(causal: Any, name: str | None) -> None:
+    """Set the attention of the language part, and the one that a model names as a whole."""
+    config = causal.config
+    text = config.get_text_config()
+    own = {key: name for key in config.sub_configs if getattr(config, key, None) is text}
+    causal.set_attn_implementation({"": name, **own})
+
+
+@contextmanager
+def _changed_token(model: nn.Module, document: ImageDocument) -> Iterator[range]:
+    """Turn the signs of the second half of the first image's tokens inside the block; yield the first half."""
+    first, stop = document.spans[0]
+    middle = (first + stop) // 2
+
+    def change(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = kwargs.get("inputs_embeds")
+        if given is None:
+            raise PackedBatchError("its language part is given no embeddings")
+        changed = given.clone()
+        changed[:, middle:stop] *= -1
+        return args, {**kwargs, "inputs_embeds": changed}
+
+    text: Any = causal_model(model).get_decoder()
+    handle = text.register_forward_pre_hook(change, with_kwargs=True)
+    try:
+        yield range(first, middle)
+    finally:
+        handle.remove()
+
+
+def _problem(model: nn.Module, documents: Sequence[ImageDocument], device: torch.device) -> str | None:
+    ids, images = [_on(device, document) for document in documents], [document.inputs for document in documents]
+    # Other words before the same images.
+    plain = torch.ones(len(ids[0]), dtype=torch.bool)
+    for start, stop in documents[0].spans:
+        plain[start:stop] = False
+    changed = ids[0].clone()
+    changed[plain.to(device)] = ids[0][plain.to(device)].roll(1)
+    lengths = [len(each) for each in ids]
+    first, second = range(lengths[0]), range(lengths[0], sum(lengths))
+
+    packed = cache(partial(_run, model, ids, images))
+    with Compare(model, decides(model)) as compare:
+        for places, which, name in ((first, 0, "first"), (second, 1, "second")):
+            if not compare.equal(
+                lambda places=places: packed()[list(places)], partial(_alone, model, documents[which], device)
+            ):
+                return f"the {name} of two comes out otherwise than alone"
+        other = partial(_run, model, [changed, ids[1]], images)
+        if not compare.equal(lambda: packed()[list(second)], lambda: other()[list(second)]):
+            return "the second of two changes with the first"
+    return None
+
+
+def _run(model: nn.Module, documents: Sequence[torch.Tensor], images: Sequence[ImageInputs]) -> torch.Tensor:
+    """Run documents in one row; returns hidden states (or logits) float[T, D]."""
+    lengths = [len(document) for document in documents]
+    ids, boundaries = torch.cat(list(documents)), [0, *np.cumsum(lengths).tolist()]
+    positions = torch.cat([torch.arange(length) for length in lengths]).to(ids.device)
+    packed = packed_inputs(ids, positions, torch.tensor(boundaries), max(lengths))
+    return hidden_states(model, image_row_inputs(model, ids, boundaries, images, packed=packed))

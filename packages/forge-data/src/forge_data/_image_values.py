@@ -1,0 +1,137 @@
+"""Value of a row that stands for an image (path, URI, bytes, struct, PIL image) → `Image`."""
+
+import base64
+import binascii
+import io
+import os
+import re
+import sys
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import attrs
+
+from forge_data._errors import DataError
+from forge_data._image import Image
+from forge_data._values import checked_text, describe
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://|(?<=data:))", re.IGNORECASE)
+_IN_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+"""Modes of PIL images that a PNG file keeps as they are."""
+_STRUCT = {"bytes", "path"}
+"""Fields of an image of `datasets`, in tables too."""
+
+
+def image_of(place: str, field: str, value: Any) -> Image:
+    """Read an image: a path, a `file://` or `data:` URI, bytes, `{"bytes": ..., "path": ...}`, or a PIL image.
+
+    The path is as the row has it; `placed` makes it absolute. No file is opened.
+
+    Raises:
+        DataError: the address of a server, a URI that cannot be decoded, or no image at all.
+    """
+    if isinstance(value, str):
+        return _named(place, field, checked_text(place, field, value))
+    if isinstance(value, bytes | bytearray | memoryview) and len(value):
+        return Image(field, data=bytes(value))
+    if isinstance(value, dict) and value.keys() <= _STRUCT:
+        given = value.get("bytes") or value.get("path")
+        if isinstance(given, str) if not value.get("bytes") else isinstance(given, bytes | bytearray | memoryview):
+            return image_of(place, field, given)
+    if is_pil_image(value):
+        return Image(field, data=_as_png(place, field, value))
+    raise DataError(
+        f"{place}: field {field} is {describe(value)}, and no image; give the path of its file, its bytes, or a data: URI"
+    )
+
+
+def from_base64(place: str, field: str, value: Any) -> Image:
+    """Read the bytes of an image in base64, with `data:image/png;base64,` before them or without.
+
+    Raises:
+        DataError: it is no base64.
+    """
+    if not isinstance(value, str):
+        raise DataError(f"{place}: field {field} is {describe(value)}; it must be the bytes of an image in base64")
+    if value[:5].lower() == "data:":
+        return image_of(place, field, value)
+    return Image(field, data=_decoded(place, field, value))
+
+
+def placed(place: str, image: Image, directory: str | None) -> Image:
+    """Make the path of an image absolute: `~` is the home directory, and others are seen from `directory`.
+
+    Raises:
+        DataError: it is relative, and the rows lie in no directory of this machine.
+    """
+    if image.path is None:
+        return image
+    path = os.path.expanduser(image.path)
+    if not os.path.isabs(path):
+        if directory is None:
+            raise DataError(
+                f"{place}: field {image.field} is the relative path {image.path!r}, and these rows lie in no directory of "
+                "this machine; give an absolute path, or the bytes"
+            )
+        path = os.path.join(directory, path)
+    return attrs.evolve(image, path=os.path.normpath(path))
+
+
+def is_pil_image(value: object) -> bool:
+    """Tell whether a value is an image of Pillow, which is not imported for it."""
+    pil: Any = sys.modules.get("PIL.Image")
+    return pil is not None and isinstance(value, pil.Image)
+
+
+def _named(place: str, field: str, value: str) -> Image:
+    found = _SCHEME.match(value)
+    scheme = found[1].lower() if found else ""
+    if scheme == "data":
+        head, comma, encoded = value.partition(",")
+        if not comma or not head.lower().startswith("data:image/") or not head.lower().endswith(";base64"):
+            raise DataError(
+                f"{place}: field {field} is {describe(value)}, a data: URI of another kind; give data:image/png;base64,... "
+                "(or jpeg, ...), or the path of a file"
+            )
+        return Image(field, data=_decoded(place, field, encoded))
+    if scheme == "file":
+        parts = urlsplit(value)
+        if parts.netloc not in ("", "localhost"):
+            raise DataError(
+                f"{place}: field {field} is {describe(value)}, a file of the host {parts.netloc!r}; of a file here it is "
+                "file:///..., or its path alone"
+            )
+        value, scheme = unquote(value[len("file://") + len(parts.netloc) :]), ""
+    if scheme:
+        raise DataError(
+            f"{place}: field {field} is {describe(value)}, and nothing is fetched while training; download it, and give the "
+            "path of the file"
+        )
+    if not value.strip() or "\0" in value:
+        raise DataError(f"{place}: field {field} is {describe(value)}, which is no path; give the path of the image's file")
+    return Image(field, path=value)
+
+
+def _decoded(place: str, field: str, encoded: str) -> bytes:
+    try:
+        data = base64.b64decode("".join(encoded.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"{place}: field {field} is no base64 of an image: {error}; encode its bytes again") from error
+    if not data:
+        raise DataError(f"{place}: field {field} is an image of no bytes; give it, or take the row out")
+    return data
+
+
+def _as_png(place: str, field: str, image: Any) -> bytes:
+    """Encode a decoded image, such as `datasets` makes, without a loss."""
+    file = io.BytesIO()
+    try:
+        # What a PNG cannot keep is made RGB, as processors do it themselves.
+        made = image if image.mode in _IN_PNG else image.convert("RGB")
+        # The orientation in its EXIF is applied by processors.
+        made.save(file, "PNG", exif=image.getexif())
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{place}: field {field} is an image that cannot be read: {error}; mend it, or take the row out"
+        ) from error
+    return file.getvalue()

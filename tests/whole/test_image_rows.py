@@ -1,0 +1,202 @@
+"""Rows with images: losses and gradients are those of plain transformers, one document a forward, packed or not."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForMultimodalLM
+
+import forge_accel
+import forge_algos
+import forge_packing
+from forge_dist.loading._attention import register_attention
+from forge_dist.loading._modalities import attend_plainly
+
+from . import modalities
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CPU = torch.device("cpu")
+TOKEN_TYPES = {"gemma3": "token_type_ids"}
+
+
+class Document(forge_algos.ImageDocument):
+    """A document of a made-up data set; `labels` are those of its last tokens."""
+
+    @property
+    def labels(self) -> Any:
+        return np.where(np.arange(len(self.input_ids)) >= len(self.input_ids) - 3, self.input_ids, -100)
+
+
+def document(name: str, images: int, seed: int) -> Document:
+    """Ids, images and token types as the family's processor gives them."""
+    draw = np.random.default_rng(seed)
+    ids: list[int] = []
+    pixels, grids, spans = [], [], []
+    for _ in range(images):
+        ids += draw.integers(5, 400, draw.integers(2, 6)).tolist()
+        if name == "gemma3":
+            pixels.append(draw.standard_normal((1, 3, 28, 28)))
+            number = 4
+        else:
+            height, width = 2 * draw.integers(1, 4), 2 * draw.integers(1, 3)
+            pixels.append(draw.standard_normal((height * width, 3 * 2 * 14 * 14)))
+            grids.append([1, height, width])
+            number = height * width // 4
+        spans.append((len(ids), len(ids) + number + 2))
+        ids += [modalities.START, *[modalities.IMAGE] * number, modalities.END]
+    ids += draw.integers(5, 400, draw.integers(4, 9)).tolist()
+    inputs = {}
+    if images:
+        types = (np.array(ids) == modalities.IMAGE).astype(np.int64)[None]
+        inputs = {"pixel_values": np.concatenate(pixels).astype(np.float32), TOKEN_TYPES.get(name, "mm_token_type_ids"): types}
+        inputs |= {"image_grid_thw": np.array(grids)} if grids else {}
+    return Document(np.array(ids), inputs, spans)
+
+
+@cache
+def documents(name: str) -> list[Document]:
+    """One or two images, or none."""
+    return [document(name, images, seed) for seed, images in enumerate((1, 2, 0, 1))]
+
+
+def model(name: str, attention: str) -> Any:
+    """A tiny model with fixed weights, of which the language part learns."""
+    torch.manual_seed(20)
+    made: Any = AutoModelForMultimodalLM.from_config(
+        modalities.CONFIGS[name](), dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    if attention == "documents":
+        chosen = forge_accel.accelerator("cpu").attention(attention, "float32").value
+        register_attention(chosen.name, chosen.function)
+    made.set_attn_implementation(attention)
+    if attention == "documents":
+        attend_plainly(made)
+    made.requires_grad_(False)
+    for part in (made.get_decoder(), made.get_output_embeddings()):
+        part.requires_grad_(True)
+    return made.train()
+
+
+def gradients(made: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad for name, parameter in made.named_parameters() if parameter.grad is not None}
+
+
+@cache
+def expected(name: str) -> tuple[float, dict[str, torch.Tensor]]:
+    """The summed loss of plain transformers with eager attention, one document a forward, and its gradients."""
+    plain, total = model(name, "eager"), torch.zeros(())
+    for each in documents(name):
+        inputs = {key: torch.tensor(array) for key, array in each.inputs.items()}
+        logits = plain(input_ids=torch.tensor(each.input_ids)[None], use_cache=False, **inputs).logits[0]
+        labels = torch.tensor(each.labels)[1:]
+        total = total + torch.nn.functional.cross_entropy(logits[:-1], labels, ignore_index=-100, reduction="sum")
+    total.backward()
+    return float(total.detach()), gradients(plain)
+
+
+def row(several: Sequence[Document]) -> Any:
+    """A packed row, as the facade makes it."""
+    packed = forge_packing.collate([(each.input_ids, each.labels) for each in several])
+    names = ("input_ids", "labels", "position_ids", "cu_seqlens", "max_seqlen", "weights")
+    of_images = (lambda: [each.inputs for each in several]) if any(each.inputs for each in several) else None
+    return SimpleNamespace(**{name: getattr(packed, name) for name in names}, image_inputs=of_images)
+
+
+def trained(made: Any, rows: Sequence[Any], **objective: Any) -> tuple[float, dict[str, torch.Tensor]]:
+    bound = forge_algos.SFT(forge_algos.SupervisedSettings(**objective)).bind(made, device=CPU)
+    total = sum(bound(each, []).sum for each in rows)
+    total.backward()
+    return float(total.detach()), gradients(made)
+
+
+def same(found: tuple[float, dict[str, torch.Tensor]], name: str) -> None:
+    loss, grads = expected(name)
+    assert found[0] == pytest.approx(loss, rel=1e-6)
+    assert found[1].keys() == grads.keys()
+    for key, gradient in grads.items():
+        torch.testing.assert_close(found[1][key], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max()))
+
+
+@pytest.mark.parametrize(("name", "attention"), [("gemma3", "sdpa"), ("qwen3-vl", "documents"), ("qwen3.5", "sdpa")])
+def test_one_document_a_row(name: str, attention: str) -> None:
+    """Documents with images in rows of their own, and one without, give plain transformers' loss and gradients."""
+    made = model(name, attention)
+    forge_algos.keep_documents_apart(made, device=CPU)
+    same(trained(made, [row([each]) for each in documents(name)]), name)
+
+
+@pytest.mark.parametrize(("name", "attention"), [("qwen3-vl", "documents"), ("qwen3-vl", "sdpa"), ("qwen3.5", "documents")])
+def test_several_documents_a_row(name: str, attention: str) -> None:
+    """A model that keeps documents with images apart trains them packed, with its own positions of images."""
+    made, given = model(name, attention), documents(name)
+    forge_algos.keep_documents_apart(made, device=CPU)
+    packs, why = forge_algos.pack_images(made, given[:2], device=CPU)
+    assert packs, why
+    assert forge_algos.packs_images(made)
+    same(trained(made, [row(given[:3]), row(given[3:])]), name)
+
+
+def test_a_model_that_mixes_documents_is_given_one_a_row() -> None:
+    """Gemma 3's masks for images ignore where documents begin, which is found, and several in a row are refused."""
+    made, given = model("gemma3", "sdpa"), documents("gemma3")
+    packs, why = forge_algos.pack_images(made, given[:2], device=CPU)
+    assert not packs
+    assert "the second of two comes out otherwise than alone" in why
+    with pytest.raises(forge_algos.PackedBatchError, match="row of 3 documents has images, and Gemma3.* give each a row"):
+        trained(made, [row(given[:3])])
+
+
+def test_attention_that_reads_no_mask() -> None:
+    """A causal attention of our own is refused where the tokens of an image see each other, and taken elsewhere."""
+    forge_algos.require_image_attention(model("qwen3-vl", "documents"), documents("qwen3-vl")[0], device=CPU)
+    made = model("gemma3", "documents")
+    with pytest.raises(forge_algos.PackedBatchError, match="tokens of an image see those behind them.* attention=sdpa"):
+        forge_algos.require_image_attention(made, documents("gemma3")[0], device=CPU)
+    assert made.config._attn_implementation == made.config.text_config._attn_implementation == "documents"
+    assert made.config.vision_config._attn_implementation == "sdpa"
+
+
+def test_noise_on_rows_with_images() -> None:
+    """NEFTune's noise takes the length of a document with images, in rows of one."""
+    made, given = model("gemma3", "sdpa"), documents("gemma3")
+    plain = trained(made, [row(given[:1])])[0]
+    assert trained(made, [row(given[:1])], neftune_alpha=5.0)[0] != plain
+
+
+def test_images_that_fit_no_row() -> None:
+    """What does not belong to the row's documents is one error."""
+    made, given = model("qwen3-vl", "sdpa"), documents("qwen3-vl")
+    forge_algos.pack_images(made, given[:2], device=CPU)
+    two = row(given[:2])
+    two.image_inputs = lambda: [given[0].inputs]
+    with pytest.raises(forge_algos.PackedBatchError, match="one mapping for each of 2 documents, got 1"):
+        trained(made, [two])
+    wide = {**given[1].inputs, "pixel_values": np.zeros((4, 7), np.float32)}
+    two.image_inputs = lambda: [given[0].inputs, wide]
+    with pytest.raises(forge_algos.PackedBatchError, match=r"pixel_values .* unlike sizes, \[\d+, 1176\], \[4, 7\]"):
+        trained(made, [two])
+
+
+def test_a_plan_with_one_sample_a_row() -> None:
+    """The same steps, each sample in a micro-batch of its own, on all ranks equally many."""
+    lengths = np.random.default_rng(0).integers(1, 100, 50)
+    plan = forge_packing.plan(lengths, batch_size=10, max_tokens=100, world_size=2, epochs=1)
+    single = plan.one_a_row()
+    single.check()
+    for step in range(plan.num_steps):
+        assert single.samples(step).tolist() == plan.samples(step).tolist()
+        ranks = [single.micro_batches(step, rank) for rank in range(2)]
+        assert [len(each) for each in (*ranks[0], *ranks[1])] == [1] * 10
+        gaps = [abs(int(lengths[a[0]]) - int(lengths[b[0]])) for a, b in zip(*ranks, strict=True)]
+        assert max(gaps) <= np.diff(np.sort(lengths[plan.samples(step)])).max()
+    assert forge_packing.one_a_row([1, 1], max_tokens=1).tolist() == [1, 1]
