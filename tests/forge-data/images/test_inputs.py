@@ -4,11 +4,12 @@ import threading
 
 import attrs
 import numpy as np
-import pictured
 import pytest
 from forge_data import DataError, ImageInputs, TokenizerError, load_tokenizer
 from forge_data.images._processor import load_processor, processor_files
 from forge_data.tokenizing._encoder import Encoder
+
+from .. import pictured
 
 TURNS = [
     (("user", [0, "what is it?"]), ("assistant", "a cat")),
@@ -65,11 +66,11 @@ def test_a_file_that_changed(gemma3_directory, tmp_path):
     inputs = ImageInputs(gemma3_directory)
     inputs(moved)
     path.write_bytes(pictured.png(1))
-    with pytest.raises(DataError, match=r"^rows.jsonl:3: field messages\[0\].content\[0\]: .*cat.png changed since"):
-        inputs(moved, "rows.jsonl:3")
+    with pytest.raises(DataError, match=r"^rows.jsonl:1: field messages\[0\].content\[0\]: .*cat.png changed since"):
+        inputs(moved)
     path.unlink()
     with pytest.raises(DataError, match=r"cat.png cannot be read: No such file"):
-        inputs(moved, "rows.jsonl:3")
+        inputs(moved)
 
 
 def test_several_threads(gemma3_directory):

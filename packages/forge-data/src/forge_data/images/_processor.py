@@ -143,7 +143,9 @@ class ModelProcessor:
                 raise
         # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers.
         made = self._call(place, text, images, return_tensors="pt", **options)
-        return {name: values.float() if _BFLOAT16 in str(getattr(values, "dtype", "")) else values for name, values in made.items()}
+        return {
+            name: values.float() if _BFLOAT16 in str(getattr(values, "dtype", "")) else values for name, values in made.items()
+        }
 
     def _call(self, place: str, text: str, images: "Sequence[Pixels] | None", **options: Any) -> Any:
         of_images: dict[str, Any] = {} if images is None else {"images": [list(images)]}
