@@ -5,6 +5,7 @@ import threading
 import attrs
 import numpy as np
 import pytest
+
 from forge_data import DataError, ImageInputs, TokenizerError, load_tokenizer
 from forge_data.images._processor import load_processor, processor_files
 from forge_data.tokenizing._encoder import Encoder

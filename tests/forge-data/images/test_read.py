@@ -5,15 +5,18 @@ import io
 
 import numpy as np
 import pytest
+
 from forge_data import DataError, Image
 
 pytest.importorskip("PIL")
 pytest.importorskip("torch")
 
-from .. import pictured  # noqa: E402
-from forge_data.images._read import name_of, read_image, sha256_of  # noqa: E402
-from PIL import Image as Pillow  # noqa: E402
-from transformers.image_utils import load_image  # noqa: E402
+from PIL import Image as Pillow
+from transformers.image_utils import load_image
+
+from forge_data.images._read import name_of, read_image, sha256_of
+
+from .. import pictured
 
 
 def save(path, mode="RGB", orientation=None, **options):
