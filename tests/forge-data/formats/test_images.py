@@ -134,14 +134,14 @@ def shared(text):
         ({"prompt": "?", "completion": "!", "images": ["a"]}, r"field images is a list of 1, but prompt and completion are te"),
         ({"messages": [TEXT, ANSWER], "videos": ["a"]}, r"field videos is a list of 1, and video is not trained; take it out"),
         ({"messages": [TEXT, ANSWER], "audio": "a"}, r"field audio is the string 'a', and audio is not trained; take it out"),
-        ({"text": "a", "images": ["a"]}, r"field images is a list of 1, and only text is trained here: forge sft trains image"),
+        ({"text": "a", "images": ["a"]}, r"field images is a list of 1, and rows of text are trained on text alone; take it"),
         ({"prompt": [gap()], "chosen": [ANSWER], "rejected": [bad := ANSWER | {"content": "A dog."}], "images": ["a"]},
-         r"field images is a list of 1, and only text is trained here: forge sft trains images"),
+         r"field images is a list of 1, and rows of preference are trained on text alone; take it out"),
         ({"prompt": [asked({"type": "image", "image": "a"})], "chosen": [ANSWER], "rejected": [bad]},
          r"field prompt\[0\].content\[0\] is a part of the type 'image', and only text is trained here: forge sft trains im"),
         ({"prompt": [asked({"type": "image", "image": "a"})], "completion": [ANSWER], "label": True},
          r"field prompt\[0\].content\[0\] is a part of the type 'image', and only text is trained here"),
-        ({"conversations": shared("<image>"), "kto_tag": True, "images": ["a"]}, r"field images is a list of 1, and only text"),
+        ({"conversations": shared("<image>"), "kto_tag": True, "images": ["a"]}, r"field images is a list of 1, and rows of u"),
     ],
 )  # fmt: skip
 def test_refused(row, expected):

@@ -9,21 +9,19 @@ import pytest
 from forge_data import DataError, TokenStore, check_first_row, lint, prepare, prepare_prompts, tokenize
 from forge_data.linting._sample_table import SampleTable
 
-from ..pictured import gemma3, pixels, png
+from ..pictured import pixels, png
 
 ANSWER = {"role": "assistant", "content": "a cat"}
 MESSAGES = [{"role": "user", "content": "<image>what is in the picture?"}, ANSWER]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Directory of a small processor."""
-    pytest.importorskip("PIL")
-    return str(gemma3(tmp_path_factory.mktemp("gemma3")))
+def model(gemma3_directory):
+    return str(gemma3_directory)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, model):
     """Three rows and a text, in a file beside the pictures that they name."""
     made = tmp_path_factory.mktemp("rows")
     rows = [{"messages": MESSAGES, "images": [f"pictures/{seed}.png"]} for seed in range(3)]
@@ -99,6 +97,8 @@ def test_refused_where_they_are_not_trained(folder, model, tmp_path):
     assert [(each.rule, each.place) for each in lint(folder / "train.jsonl", model).findings][:1] == [
         ("unreadable_row", "train.jsonl:1")
     ]
+    with pytest.raises(DataError, match=r"row: field messages\[0\].content\[0\] is .*, and only text is trained here"):
+        tokenize({"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}, ANSWER]}, model)
     check_first_row(folder / "train.jsonl", images=True)
     with pytest.raises(DataError, match="`images` is the string 'yes'; it must be true or false"):
         prepare(folder / "train.jsonl", model, tmp_path / "store", images="yes")

@@ -23,9 +23,10 @@ _STRUCT = {"bytes", "path"}
 
 
 def image_of(place: str, field: str, value: Any) -> Image:
-    """Read an image: a path, a `file://` or `data:` URI, bytes, `{"bytes": ..., "path": ...}`, or a PIL image.
+    """Read an image: a path, a `file://` or `data:` URI, bytes, a struct or a PIL image.
 
-    The path is as the row has it; `placed` makes it absolute. No file is opened.
+    A struct is `{"bytes": ..., "path": ...}`, whose bytes win. The path is as the row has it; `placed` makes it absolute. No
+    file is opened.
 
     Raises:
         DataError: the address of a server, a URI that cannot be decoded, or no image at all.

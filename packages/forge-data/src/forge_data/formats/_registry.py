@@ -193,7 +193,11 @@ def _identity(entry: "EntryPoint") -> list[str | None]:
 def _refused(format: str, images: bool) -> dict[str, str]:  # noqa: A002
     """Fields that change what is learned and that are not read, each with the reason."""
     read = {name for name in format_named(format).reads if images or name not in IMAGE_FIELDS}
-    return {field: why for field, why in _CHANGES_MEANING.items() if field not in read}
+    refused = {field: why for field, why in _CHANGES_MEANING.items() if field not in read}
+    if images:
+        # Who trains images is not to be told of who does.
+        refused |= {name: f"rows of {format} are trained on text alone" for name in IMAGE_FIELDS if name in refused}
+    return refused
 
 
 def _with_paths(place: str, chat: Chat, images: bool, directory: str | None) -> Chat:
