@@ -47,7 +47,7 @@ def image_of(place: str, field: str, value: Any) -> Image:
 
 
 def from_base64(place: str, field: str, value: Any) -> Image:
-    """Read the bytes of an image in base64, with `data:image/png;base64,` before them or without.
+    """Read the bytes of an image in base64, with `data:image/png;base64,` before them or not.
 
     Raises:
         DataError: it is no base64.
@@ -60,7 +60,7 @@ def from_base64(place: str, field: str, value: Any) -> Image:
 
 
 def placed(place: str, image: Image, directory: str | None) -> Image:
-    """Make the path of an image absolute: `~` is the home directory, and others are seen from `directory`.
+    """Make the path of an image absolute: beside `~`, it begins in `directory`.
 
     Raises:
         DataError: it is relative, and the rows lie in no directory of this machine.
