@@ -125,8 +125,8 @@ def _positions(
             found.append(text.expand(4, 1, length))
             continue
         arguments = {name: torch.as_tensor(array) for name, array in given.items() if name in names}
-        positions, _ = of_document(input_ids=own, **arguments)
-        found.append(torch.cat([text, positions.to(torch.int64)]))
+        positions: Any = of_document(input_ids=own, **arguments)
+        found.append(torch.cat([text, positions[0].to(torch.int64)]))
     return torch.cat(found, dim=-1)
 
 

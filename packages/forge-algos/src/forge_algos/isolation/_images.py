@@ -123,7 +123,7 @@ def _alone(model: nn.Module, document: ImageDocument, device: torch.device) -> t
 
 
 def _on(device: torch.device, document: ImageDocument) -> torch.Tensor:
-    return torch.as_tensor(np.asarray(document.input_ids), dtype=torch.int64, device=device)
+    return torch.tensor(np.asarray(document.input_ids), dtype=torch.int64, device=device)
 
 
 def _set_attention(causal: Any, name: str | None) -> None:
@@ -148,8 +148,8 @@ def _changed_token(model: nn.Module, document: ImageDocument) -> Iterator[range]
         changed[:, middle:stop] *= -1
         return args, {**kwargs, "inputs_embeds": changed}
 
-    text: Any = causal_model(model).get_decoder()
-    handle = text.register_forward_pre_hook(change, with_kwargs=True)
+    causal: Any = causal_model(model)
+    handle = causal.get_decoder().register_forward_pre_hook(change, with_kwargs=True)
     try:
         yield range(first, middle)
     finally:

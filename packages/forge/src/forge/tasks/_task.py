@@ -170,7 +170,7 @@ class Task(ABC):
 
     def check_rows(self, s: Any, setting: str) -> None:
         """Refuse files for their first row, as `prepare` would, or for columns that no row has."""
-        forge_data.check_first_row(getattr(s.data, setting), **self.row_kind(s), **self.reading(s))
+        forge_data.check_first_row(getattr(s.data, setting), images=self.images, **self.row_kind(s), **self.reading(s))
 
     def other_models(self, s: Any) -> dict[str, str]:  # noqa: ARG002 - most have none
         """Return the paths of further models by setting; a resume needs the same ones."""
