@@ -7,9 +7,9 @@ import shutil
 
 import numpy as np
 import pytest
+
 from forge_data import DataError, StoreError, TokenStore, lint, load_tokenizer, merge, prepare
 
-from .. import pictured
 from ..pictured import ONE_A_TURN, png
 
 START = "<start_of_image>"
@@ -68,14 +68,13 @@ def make(data, gemma3_directory):
 
 
 def test_images_of_samples(make, data):
-    """A sample's images are those of its row: path or bytes, hash, tokens, place; other samples have none."""
+    """A sample's images are those of its row: path or bytes, hash, tokens; other samples have none."""
     store = make()
     assert store.has_images
     assert [len(example.images) for example in store] == [0, 1, 0, 1, 2, 0]
     (named,), (held,) = store[1].images, store[3].images
     assert (named.path, named.data) == (str(data / "pictures" / "0.png"), None)
     assert (held.path, held.data) == (None, png(2))
-    assert named.place == store.source(1)
     assert named.field == "messages[0].content[0]"
     for index in (1, 3, 4):
         for image in store[index].images:
@@ -156,7 +155,7 @@ def test_opened_again(make, data):
 
 
 def test_another_processor(make, data, gemma3_directory):
-    """Other settings of the processor are other inputs, so that a store is not opened again with them; a text's are the same."""
+    """Other settings of the processor are other inputs, so that no store is opened again; a text's are the same."""
     other = data / "model"
     shutil.copytree(gemma3_directory, other)
     config = json.loads((other / "processor_config.json").read_text())
@@ -226,26 +225,29 @@ def test_exports(make, data):
     assert len(TokenStore.from_jsonl(data / "a.jsonl", data / "texts")) == 2
 
 
-@pytest.mark.parametrize("limit", [30, 21, 20, 18, 12, 10])
-def test_cut_to_length(make, limit):
+@pytest.mark.parametrize("behind", [-2, 0, 1, 5, 9, 10, 11])
+def test_cut_to_length(make, behind):
     """Under `truncate` no image is cut: a sample ends before one that would be."""
     long = [{"role": "user", "content": "a"}, said("b"), *row("?", "c", "pictures/0.png")["messages"]]
     whole = make([{"messages": long}], "whole")
-    store = make([{"messages": long}], max_seq_len=limit, on_overflow="truncate")
     (image,) = whole[0].images
-    cut = image.start if image.start < limit < image.stop else min(limit, len(whole[0]))
+    limit = image.start + behind
+    store = make([{"messages": long}], max_seq_len=limit, on_overflow="truncate")
+    cut = image.start if image.start < limit < image.stop else limit
+    assert image.stop - image.start == 10
     assert store[0].input_ids.tolist() == whole[0].input_ids[:cut].tolist()
     kept = (image,) if image.stop <= cut else ()
     assert store[0].images == kept
+    assert store.accounting.tokens_lost == {"truncated": len(whole[0]) - cut}
 
 
 def test_split_to_length(make):
     """Under `split` a long row with images is refused; others are split."""
     with pytest.raises(
-        DataError, match=r"rows.jsonl:2: \d+ tokens, `max_seq_len` is 12, and a row with images cannot be split"
+        DataError, match=r"rows.jsonl:2: \d+ tokens, `max_seq_len` is 24, and a row with images cannot be split"
     ):
-        make(max_seq_len=12, on_overflow="split")
-    assert not make(max_seq_len=12).has_images
+        make(max_seq_len=24, on_overflow="split")
+    assert not make(max_seq_len=24).has_images
 
 
 def test_damage(make, data):

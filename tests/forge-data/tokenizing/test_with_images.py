@@ -3,12 +3,12 @@
 import attrs
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
+
 from forge_data import DataError, TemplateError, TokenizerError, load_tokenizer
 from forge_data.formats._samples import Preference
 from forge_data.masking._images import moved
 from forge_data.tokenizing._encoder import Encoder
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from .. import pictured
 from ..pictured import ONE_A_TURN, TEMPLATE, chat
@@ -85,7 +85,7 @@ def test_ids_are_those_of_the_processor(gemma3_directory, system, turns):
         said += [("user", question), ("assistant", answer)]
     sample = chat(*said)
     sample = attrs.evolve(
-        sample, images=tuple(attrs.evolve(each, field=str(seed)) for each, seed in zip(sample.images, seeds(said)))
+        sample, images=tuple(attrs.evolve(each, field=str(seed)) for each, seed in zip(sample.images, seeds(said), strict=True))
     )
     (example,) = examples(tokenizer, sample)
     ids, soft = oracle(processor, sample)
@@ -101,7 +101,9 @@ def test_ids_are_those_of_the_processor(gemma3_directory, system, turns):
     assert not (inside & (example.labels != -100)).any()
     assert inside[example.input_ids == processor.tokenizer.image_token_id].all()
     assert learned(tokenizer, example) == "".join(answer.strip() + "<end_of_turn>" for _, answer in turns)
-    roles = {role for (start, stop), role in zip(example.segments.tolist(), example.roles) if inside[start:stop].any()}
+    roles = {
+        role for (start, stop), role in zip(example.segments.tolist(), example.roles, strict=True) if inside[start:stop].any()
+    }
     assert roles <= {"user", "template"}
 
 
@@ -121,7 +123,7 @@ def _loaded(directory):
 
 
 def test_a_batch_of_all_kinds(tokenizer):
-    """Rows with images beside rows of the same roles without: each is what it is alone, and no frame is made of an image's row."""
+    """Rows with images beside rows of the same roles without: each is what it is alone."""
     plain = [chat(("user", f"question {number}"), ("assistant", f"answer {number}")) for number in range(4)]
     pictures = [chat(("user", [number, f"question {number}"]), ("assistant", f"answer {number}")) for number in range(3)]
     rows = [plain[0], pictures[0], plain[1], plain[2], pictures[1], pictures[2], plain[3]]
@@ -178,8 +180,9 @@ def test_unmask_and_weights(templated):
 def test_contents_in_parts_alone(templated):
     """A template that writes lists of parts alone gets them for every message, with images or without."""
     listed = (
-        "{% for m in messages %}<start>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}PLACEHOLDER{% elif c.type == "
-        "'text' %}{{ c.text }}{% endif %}{% endfor %}<end>\n{% endfor %}{% if add_generation_prompt %}<start>assistant\n{% endif %}"
+        "{% for m in messages %}<start>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}PLACEHOLDER"
+        "{% elif c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}<end>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start>assistant\n{% endif %}"
     )
     tokenizer = templated(listed)
     (example,) = examples(tokenizer, chat(("system", "hello"), ("user", ["what?", 0]), ("assistant", "a cat")))

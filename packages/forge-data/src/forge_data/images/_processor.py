@@ -85,7 +85,7 @@ class ModelProcessor:
             raise self._legacy(f"{place}: ")
         ids = np.asarray(made["input_ids"][0], dtype=np.int32)
         self._check_arrays(place, made, ids)
-        replacements = [Replacement(*each["span"], each["replacement"]) for each in offsets[0]]
+        replacements = [Replacement(each["span"][0], each["span"][1], each["replacement"]) for each in offsets[0]]
         return Expanded(replacements, ids)
 
     def arrays(self, images: "Sequence[Pixels]", place: str) -> "dict[str, NDArray[Any]]":
