@@ -5,10 +5,14 @@ import json
 import pickle
 import shutil
 
+import attrs
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
-from forge_data import DataError, StoreError, TokenStore, lint, load_tokenizer, merge, prepare
+from forge_data import DataError, Image, StoreError, TokenStore, lint, load_tokenizer, merge, prepare
+from forge_data.store._images import arrays_of_images, images_at
+from forge_data.store._manifest import IMAGE_FILE_OFFSETS, IMAGE_OFFSETS
 
 from ..pictured import ONE_A_TURN, png
 
@@ -256,3 +260,23 @@ def test_damage(make, data):
     (store.path / "image_files.bin").write_bytes(b"")
     with pytest.raises(StoreError, match="image_files.bin is torn"):
         TokenStore.open(store.path)
+
+
+IMAGES = st.builds(
+    Image,
+    st.text(max_size=8),
+    st.text(st.characters() | st.sampled_from("\ud800\udcff\n")),
+    st.none() | st.binary(max_size=9) | st.just(b"\n[]"),
+    st.from_regex("[0-9a-f]{64}", fullmatch=True),
+    st.integers(0, 9),
+    st.integers(10, 19),
+).map(lambda image: image if image.data is None else attrs.evolve(image, path=None))
+
+
+@given(st.lists(st.lists(IMAGES, max_size=3).map(tuple), min_size=1, max_size=4))
+def test_what_is_kept(samples):
+    """Images come back as they were, whatever their paths, fields and bytes."""
+    arrays = arrays_of_images(samples)
+    for name in (IMAGE_OFFSETS, IMAGE_FILE_OFFSETS):
+        arrays[name] = np.append(0, np.cumsum(arrays[name]))
+    assert [images_at(arrays, at) for at in range(len(samples))] == samples

@@ -228,6 +228,17 @@ def test_a_template_that_drops_images(templated, template):
         examples(templated(template), chat(("user", [0, "what?"]), ("assistant", "a cat")))
 
 
+def test_a_template_of_another_order(templated):
+    """A template that writes turns in another order would give each image another's place."""
+    backwards = templated(TEMPLATE.replace("for m in messages", "for m in messages | reverse"))
+    with pytest.raises(TemplateError, match="writes the images of messages in another order|leaves open"):
+        examples(
+            backwards,
+            chat(("user", [0, "what?"]), ("assistant", "a cat"), ("user", [1]), ("assistant", "two")),
+            turns="history",
+        )
+
+
 def test_no_processor(gemma3_directory, tmp_path):
     """Without the model's processor a row with images is refused, again and again, and others are not."""
     load_tokenizer(gemma3_directory).save_pretrained(tmp_path)

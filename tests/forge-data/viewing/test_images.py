@@ -30,7 +30,9 @@ def test_the_terminal(chatml_tokenizer):
     made = pictured(chatml_tokenizer, path="/data/my cat.png")
     text = shown(Store([made], chatml_tokenizer))
     before, after = (chatml_tokenizer.decode(made.input_ids[part]) for part in (slice(1, 4), slice(9, 12)))
-    assert before.replace("\n", "↵\n").replace(" ", "·") + "⟪<image my cat.png, 5 tokens>⟫" + after in text.replace(" " * 10, "")
+    assert before.replace("\n", "↵\n").replace(" ", "·") + "⟪<image my cat.png, 5 tokens>⟫" + after in text.replace(
+        " " * 10, ""
+    )
     assert f"{len(made):,} tokens" in text
     assert "\x1b[0;7m<image my cat.png, 5 tokens>\x1b[0m" in shown(Store([made], chatml_tokenizer), colour=True)
     held = pictured(chatml_tokenizer, data=b"...")
