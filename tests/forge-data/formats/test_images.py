@@ -227,6 +227,16 @@ def test_images_in_memory(mode):
     assert made == read(of_parts({"image": image.copy()}))
 
 
+def test_a_broken_image_in_memory():
+    """An image whose file breaks off, which Pillow finds only when its pixels are asked for, is named by its field."""
+    pillow = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    pillow.effect_noise((50, 30), 90).save(file, "PNG")
+    broken = pillow.open(io.BytesIO(file.getvalue()[:-600]))
+    with pytest.raises(DataError, match=r"f:1: field image is an image that cannot be read: .*; mend it, or take the row out"):
+        read({"messages": [TEXT, ANSWER], "image": broken})
+
+
 def test_the_orientation_of_an_image_in_memory():
     """The orientation of a photograph that was not turned yet is kept."""
     pillow = pytest.importorskip("PIL.Image")

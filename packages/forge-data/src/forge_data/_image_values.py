@@ -130,7 +130,8 @@ def _as_png(place: str, field: str, image: Any) -> bytes:
         made = image if image.mode in _IN_PNG else image.convert("RGB")
         # The orientation in its EXIF is applied by processors.
         made.save(file, "PNG", exif=image.getexif())
-    except (OSError, ValueError) as error:
+    except Exception as error:
+        # Pillow reads a file only now, and raises OSError, SyntaxError, ValueError and others where it is broken.
         raise DataError(
             f"{place}: field {field} is an image that cannot be read: {error}; mend it, or take the row out"
         ) from error
