@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ImageInputs:
-    """Maker of what a model's forward is given for an example beside `input_ids`: pixels, sizes, kinds of tokens.
+    """Makes what a forward is given for an example beside `input_ids`: pixels, sizes, ...
 
     `inputs(example)` is what the model's own processor makes, `processor(text=[text], images=[images],
     return_tensors="np")`, without `input_ids` and `attention_mask`, whatever its arrays are called:

@@ -1,4 +1,4 @@
-"""File or bytes of an image → its pixels, upright and in colours, and the SHA-256 of the bytes."""
+"""File or bytes of an image → its pixels, upright and in colours, and the bytes' SHA-256."""
 
 import hashlib
 import io
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def read_image(image: Image, place: str) -> "tuple[Pixels, str]":
-    """Decode an image as transformers' `load_image` does; return it with the SHA-256 of its bytes.
+    """Decode an image as transformers' `load_image` does, with the SHA-256 of its bytes.
 
     Args:
         image: the image; where it has a `sha256`, its bytes must still have it.

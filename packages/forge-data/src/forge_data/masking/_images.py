@@ -16,7 +16,7 @@ def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def placeholders(rendered: RenderedChat, placeholder: str, place: str, template: str) -> int:
-    """Count the placeholders of a text: one for each image of its messages, each written by the template.
+    """Count the placeholders of a text: one for each image, each written by the template.
 
     Raises:
         DataError: a text of the row has one in it, which would take an image's place.

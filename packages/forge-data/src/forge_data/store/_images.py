@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def arrays_of_images(samples: "Sequence[tuple[Image, ...]]") -> "dict[str, NDArray[Any]]":
-    """Write the images of samples: the arrays as a `Batch` has them, with a count for each sample."""
+    """Write the images of samples as arrays of a `Batch`, which has a count for each sample."""
     known = [known_of(images) for images in samples]
     places = [_places(images) for images in samples]
     return {

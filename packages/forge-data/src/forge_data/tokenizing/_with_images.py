@@ -1,4 +1,4 @@
-"""Conversation with images → its text as the model's processor writes it, and which tokens stand for each image."""
+"""Conversation with images → its text as the model's processor writes it, and their tokens."""
 
 from typing import TYPE_CHECKING, Any
 
