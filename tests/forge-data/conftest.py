@@ -11,6 +11,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from . import pictured
+
 CORPUS = [
     "What is the capital of France? The capital of France is Paris.",
     "### Human:\nHow are you today?\n### Assistant:\nI am fine, thank you.\n### End\n\n",
@@ -283,3 +285,11 @@ def chat():
 def small_chats():
     """Twelve rows of different lengths."""
     return [_conversation(("user", f"count to {n}"), ("assistant", " ".join(map(str, range(n + 1))))) for n in range(12)]
+
+
+@pytest.fixture(scope="session")
+def gemma3_directory(tmp_path_factory):
+    """The processor of a tiny Gemma 3; skipped where Pillow and torch are missing, as in the package's own environment."""
+    pytest.importorskip("PIL")
+    pytest.importorskip("torch")
+    return pictured.gemma3(tmp_path_factory.mktemp("gemma3"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +12,9 @@ from forge_data._image import Image
 from forge_data.formats._samples import Chat
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from transformers import PreTrainedTokenizerFast
 
+TEMPLATES = Path(__file__).parent / "templates"
 TEXTS = ["hello world what is in the picture? a cat and a dog user assistant system"]
 TEMPLATE = """{{ bos_token }}{% for m in messages %}<start>{{ m.role }}
 {% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}{% if c.type == 'image' %}PLACEHOLDER{% else %}\
@@ -22,6 +22,8 @@ TEMPLATE = """{{ bos_token }}{% for m in messages %}<start>{{ m.role }}
 {% endfor %}{% if add_generation_prompt %}<start>assistant
 {% endif %}"""
 """Of a made-up model, in which each turn is written the same at any time."""
+ONE_A_TURN = TEMPLATE.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}")
+"""Drops the reasoning of all turns but the last, so that each is a sample of its own."""
 
 
 def tiny_tokenizer(placeholder: str, special: list[str], **named: str) -> PreTrainedTokenizerFast:
@@ -43,21 +45,26 @@ def tiny_tokenizer(placeholder: str, special: list[str], **named: str) -> PreTra
 
 
 def gemma3(directory: Path) -> Path:
-    """Save a processor of Gemma 3, which needs no torchvision: 4 tokens for an image, between marks and blank lines."""
+    """Save a processor of Gemma 3, with its own template, which needs no torchvision: 4 tokens for an image, between others."""
     from transformers import Gemma3Processor
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-    tokenizer = tiny_tokenizer("<boi>", ["<boi>", "<eoi>", "<img>"], boi_token="<boi>", eoi_token="<eoi>", image_token="<img>")
+    named = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    special = [*named.values(), "<start_of_turn>", "<end_of_turn>"]
+    tokenizer = tiny_tokenizer("", special, **named)
+    tokenizer.chat_template = (TEMPLATES / "gemma-3.jinja").read_text("utf-8")
     images = Gemma3ImageProcessorPil(size={"height": 14, "width": 14})
-    Gemma3Processor(image_processor=images, tokenizer=tokenizer, image_seq_length=4).save_pretrained(directory)
+    processor = Gemma3Processor(image_processor=images, tokenizer=tokenizer, image_seq_length=4)
+    processor.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
     return directory
 
 
 def pixels(seed: int = 0, height: int = 20, width: int = 30) -> Any:
     """Make a picture of noise."""
-    from PIL import Image as pillow
+    from PIL import Image as Pillow
 
-    return pillow.fromarray(np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8))
+    return Pillow.fromarray(np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8))
 
 
 def png(seed: int = 0, height: int = 20, width: int = 30) -> bytes:

@@ -8,10 +8,10 @@ import attrs
 
 from forge_data._errors import DataError
 from forge_data._values import describe, from_json, string
-from forge_data.formats._chat import TEMPLATE_FIELDS, chat
-from forge_data.formats._messages import checked_messages
+from forge_data.formats._chat import IMAGE_FIELDS, TEMPLATE_FIELDS, chat
+from forge_data.formats._messages import IMAGES_ELSEWHERE, checked_messages
 from forge_data.formats._samples import Chat
-from forge_data.formats._unread import leaves_out_system
+from forge_data.formats._unread import is_empty, leaves_out_system
 
 _BEFORE_ASSISTANT = ("user", "tool")
 """Roles after which the assistant's turn comes."""
@@ -60,6 +60,7 @@ def question(place: str, fields: Mapping[str, Any]) -> Question:
             "with `rename_columns`, such as question=prompt"
         )
     (name,) = names
+    refuse_images(place, fields)
     columns = {field: value for field, value in fields.items() if field != name}
     value = from_json(fields[name]) if name == "messages" else fields[name]
     if leaves_out_system({**fields, name: value}):
@@ -79,6 +80,15 @@ def question(place: str, fields: Mapping[str, Any]) -> Question:
             "ends where the assistant is to answer; take out what follows the last turn of the user"
         )
     return Question(chat(place, fields, turns), record_of(place, turns.messages, columns))
+
+
+def refuse_images(place: str, fields: Mapping[str, Any]) -> None:
+    """Refuse images in columns of rows of text."""
+    for name in IMAGE_FIELDS:
+        if not is_empty(fields.get(name)):
+            raise DataError(
+                f"{place}: field {name} is {describe(fields[name])}, and {IMAGES_ELSEWHERE}; take it out of the rows"
+            )
 
 
 def refuse_template_fields(place: str, fields: Mapping[str, Any]) -> None:

@@ -56,22 +56,25 @@ def _earliest(digests: "NDArray[Any]") -> "NDArray[np.int64]":
 
 
 def outliers(table: SampleTable) -> Iterator[Finding]:
-    """Find samples of which far more or far less is learned than of the others."""
+    """Find samples of which far more or far less is learned than of the others.
+
+    Tokens of images are as many as the picture is large, and say nothing of what is learned of the text.
+    """
     if len(table.lengths) < _LEAST_SAMPLES:
         return
     learned = table.loss_counts.astype(np.float64)
     # The first label of a sample never counts, so a sample of which all is learned has no other token.
-    rest = table.lengths - 1 - learned
+    rest = table.text_lengths - 1 - learned
     odds = np.log((learned + 0.5) / (rest + 0.5))
     middle = float(np.median(odds))
     spread = max(1.4826 * float(np.median(np.abs(odds - middle))), _LEAST_SPREAD)
-    share = learned / np.maximum(table.lengths - 1, 1)
+    share = learned / np.maximum(table.text_lengths - 1, 1)
     usual = float(np.median(share))
     far = np.abs(odds - middle) > _SPREADS * spread
     unusual = (share * _PART < usual) | ((1 - share) * _PART < 1 - usual)
     for sample in np.flatnonzero(far & unusual):
         what = (
-            f"{share[sample]:.2%} of {counted(int(table.lengths[sample]), 'tokens')} are learned; half of the samples lie "
+            f"{share[sample]:.2%} of {counted(int(table.text_lengths[sample]), 'tokens')} are learned; half of the samples lie "
             f"{'above' if share[sample] < usual else 'below'} {usual:.2%}"
         )
         yield found("label_fraction", table.where(int(sample)), "", what)

@@ -73,7 +73,7 @@ class RowLint:
         trouble = self._suspect.search
         for message in messages:
             content = message["content"]
-            if len(message) != 2 or not content or content.isspace() or trouble(content):
+            if len(message) != 2 or not isinstance(content, str) or not content or content.isspace() or trouble(content):
                 return False
             if ":" in content and message["role"] == "assistant":
                 return False

@@ -25,6 +25,8 @@ class SampleTable:
 
     lengths: "NDArray[np.int64]"
     """int64[N], tokens."""
+    text_lengths: "NDArray[np.int64]"
+    """int64[N], tokens that do not stand for an image."""
     loss_counts: "NDArray[np.int64]"
     """int64[N], labels that count in the loss."""
     digests: "NDArray[Any]"
@@ -38,14 +40,20 @@ class SampleTable:
     def of(cls, store: "TokenStore") -> "SampleTable":
         """Make the table of a store, or of a view."""
         members, digests = store.units()
-        return cls(store.lengths, store.loss_counts, digests, members[:, 0], lambda index: Where.of(store.source(index)))
+        lengths = store.lengths
+        if store.has_images:
+            lengths = lengths - np.array([_image_tokens(store[index]) for index in range(len(store))], dtype=np.int64)
+        return cls(
+            store.lengths, lengths, store.loss_counts, digests, members[:, 0], lambda index: Where.of(store.source(index))
+        )
 
 
 class TableBuilder:
     """Collects samples, one row at a time, for a `SampleTable`."""
 
     def __init__(self) -> None:
-        self._lengths, self._loss_counts, self._firsts = array("q"), array("q"), array("q")
+        self._lengths, self._text_lengths = array("q"), array("q")
+        self._loss_counts, self._firsts = array("q"), array("q")
         self._rows, self._files = array("q"), array("i")
         self._digests = bytearray()
         self._names: dict[tuple[str, bool], int] = {}
@@ -59,6 +67,7 @@ class TableBuilder:
             self._digests += digest([sample.input_ids for sample in unit], images)
             for sample in unit:
                 self._lengths.append(len(sample))
+                self._text_lengths.append(len(sample) - _image_tokens(sample))
                 self._loss_counts.append(sample.loss_count)
                 self._rows.append(where.row or 0)
                 indexed = where.place.endswith("]")
@@ -72,7 +81,11 @@ class TableBuilder:
             file, indexed = names[files[sample]]
             return Where(file, rows[sample], place_of(file, rows[sample], indexed=indexed))
 
-        lengths, loss_counts, firsts = (
-            np.array(values, dtype=np.int64) for values in (self._lengths, self._loss_counts, self._firsts)
+        lengths, text_lengths, loss_counts, firsts = (
+            np.array(values, dtype=np.int64) for values in (self._lengths, self._text_lengths, self._loss_counts, self._firsts)
         )
-        return SampleTable(lengths, loss_counts, as_digests(self._digests), firsts, where)
+        return SampleTable(lengths, text_lengths, loss_counts, as_digests(self._digests), firsts, where)
+
+
+def _image_tokens(sample: TokenizedExample) -> int:
+    return sum(image.stop - image.start for image in sample.images)

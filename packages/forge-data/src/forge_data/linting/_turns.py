@@ -7,7 +7,7 @@ from typing import NamedTuple
 from forge_data.findings._finding import STOP, WARN, Finding
 from forge_data.findings._rules import Where, found
 from forge_data.formats._format import FieldOf, Fields
-from forge_data.formats._messages import REASONING
+from forge_data.formats._messages import REASONING, has_images, text_of
 from forge_data.formats._samples import Chat, Message
 
 _SYSTEM_ROLES = ("system", "developer")
@@ -60,8 +60,8 @@ def turn_findings(view: ChatView) -> Iterator[Finding]:
     messages = view.chat.messages
     for index in range(view.first, len(messages)):
         message = messages[index]
-        content = message.get("content")
-        if not content or content.isspace():
+        content = text_of(message)
+        if not has_images(message) and (not content or content.isspace()):
             yield from _empty(view, index)
         elif message["role"] == "assistant":
             yield from _answer(view, index, content)
@@ -89,8 +89,7 @@ def _empty(view: ChatView, index: int) -> Iterator[Finding]:
 
 
 def _has_content(answer: Message) -> bool:
-    content = answer.get("content")
-    return bool((content and not content.isspace()) or answer.get("tool_calls"))
+    return bool(text_of(answer).strip() or answer.get("tool_calls"))
 
 
 def _answer(view: ChatView, index: int, content: str) -> Iterator[Finding]:
@@ -121,6 +120,9 @@ def _out_of_order(message: Message, before: Message | None) -> str | None:
 
 def texts_of(message: Message) -> Iterator[tuple[str, str]]:
     """List (part, text) of all text in a message."""
+    content = message.get("content")
+    if isinstance(content, list):
+        yield from (("content", part["text"]) for part in content if part["type"] == "text")
     for part in ("content", *REASONING):
         text = message.get(part)
         if isinstance(text, str) and text:

@@ -36,12 +36,13 @@ def images_at(arrays: "dict[str, NDArray[Any]]", at: int) -> tuple[Image, ...]:
     offsets = arrays[IMAGE_FILE_OFFSETS]
     head, _, rest = arrays[IMAGE_FILES][offsets[at] : offsets[at + 1]].tobytes().partition(b"\n")
     images, done = [], 0
-    for (sha256, start, stop), (field, place) in zip(json.loads(known), json.loads(head), strict=True):
-        if isinstance(place, str):
-            images.append(Image(field, place, None, sha256, start, stop))
+    place, *named = json.loads(head)
+    for (sha256, start, stop), (field, path) in zip(json.loads(known), named, strict=True):
+        if isinstance(path, str):
+            images.append(Image(field, path, None, sha256, start, stop, place))
         else:
-            images.append(Image(field, None, rest[done : done + place], sha256, start, stop))
-            done += place
+            images.append(Image(field, None, rest[done : done + path], sha256, start, stop, place))
+            done += path
     return tuple(images)
 
 
@@ -63,7 +64,7 @@ def _places(images: tuple[Image, ...]) -> bytes:
         return b""
     held = [image.data for image in images if image.data is not None]
     named = [(image.field, image.path if image.data is None else len(image.data)) for image in images]
-    return b"\n".join([_json(named), b"".join(held)])
+    return b"\n".join([_json([images[0].place, *named]), b"".join(held)])
 
 
 def _json(value: object) -> bytes:

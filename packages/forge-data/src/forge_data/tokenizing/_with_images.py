@@ -82,9 +82,10 @@ def expanded(chat: Chat, made: Conversation, processor: ModelProcessor) -> tuple
     images: list[Image] = []
     try:
         for image in chat.images[: made.images]:
-            decoded, sha256 = read_image(image, chat.place)
+            placed = attrs.evolve(image, place=chat.place)
+            decoded, sha256 = read_image(placed)
             pixels.append(decoded)
-            images.append(attrs.evolve(image, sha256=sha256))
+            images.append(attrs.evolve(placed, sha256=sha256))
         written = processor.expand(made.text, pixels, chat.place)
     finally:
         for each in pixels:

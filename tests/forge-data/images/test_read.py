@@ -1,0 +1,104 @@
+"""Files and bytes of images: what is read, and each fault in one line."""
+
+import hashlib
+import io
+
+import numpy as np
+import pytest
+from forge_data import DataError, Image
+
+pytest.importorskip("PIL")
+pytest.importorskip("torch")
+
+from .. import pictured  # noqa: E402
+from forge_data.images._read import name_of, read_image, sha256_of  # noqa: E402
+from PIL import Image as Pillow  # noqa: E402
+from transformers.image_utils import load_image  # noqa: E402
+
+
+def save(path, mode="RGB", orientation=None, **options):
+    """A file of noise in a mode, with an orientation of EXIF if given."""
+    exif = Pillow.Exif()
+    if orientation is not None:
+        exif[0x0112] = orientation
+    pictured.pixels(1).convert(mode).save(path, exif=exif, **options)
+    return path
+
+
+@pytest.mark.parametrize("orientation", [None, 1, 3, 6, 8])
+@pytest.mark.parametrize(
+    ("name", "mode"), [("a.png", "RGB"), ("a.png", "RGBA"), ("a.png", "P"), ("a.jpg", "L"), ("a.jpg", "CMYK")]
+)
+def test_pixels_are_those_of_transformers(tmp_path, name, mode, orientation):
+    """Whatever its mode and orientation, an image is what `load_image` makes of the file."""
+    path = save(tmp_path / name, mode, orientation)
+    pixels, sha256 = read_image(Image("images[0]", str(path)))
+    assert np.array_equal(np.asarray(pixels), np.asarray(load_image(str(path))))
+    assert pixels.mode == "RGB"
+    assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == sha256_of(Image("images[0]", str(path)))
+    same, other = read_image(Image("images[0]", data=path.read_bytes()))
+    assert np.array_equal(np.asarray(pixels), np.asarray(same))
+    assert other == sha256
+
+
+def broken(tmp_path):
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "cut.png").write_bytes(pictured.png()[:200])
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("missing.png", "missing.png cannot be read: No such file or directory; give the file of an image"),
+        ("folder", "folder is a directory; give the file of an image"),
+        ("text.png", "text.png is no image that Pillow knows; give a PNG, JPEG or WebP file"),
+        ("cut.png", "cut.png is a broken image: .*; mend it, or take the row out"),
+        ("a\0b.png", "cannot be read: embedded null"),
+    ],
+)
+def test_faults(tmp_path, name, expected):
+    """An image that cannot be used is one error: row, field, file, what was found, what to do."""
+    image = Image("messages[0].content[1]", str(broken(tmp_path) / name), place="rows.jsonl:7")
+    with pytest.raises(DataError, match=rf"^rows.jsonl:7: field messages\[0\].content\[1\]: .*{expected}"):
+        read_image(image)
+
+
+def test_too_many_pixels(monkeypatch):
+    """Pillow's limit on pixels is an error, from the first pixel above it."""
+    image = Image("images[0]", data=pictured.png(height=20, width=30))
+    monkeypatch.setattr(Pillow, "MAX_IMAGE_PIXELS", 600)
+    read_image(image)
+    for limit in (599, 200):
+        monkeypatch.setattr(Pillow, "MAX_IMAGE_PIXELS", limit)
+        with pytest.raises(DataError, match=rf"^field images\[0\]: the image has too many pixels .*limit is {limit}\); make"):
+            read_image(image)
+
+
+def test_another_image_in_its_place(tmp_path):
+    """A file that changed since the rows were prepared is one error with both hashes."""
+    path = save(tmp_path / "a.png")
+    _, sha256 = read_image(Image("images[0]", str(path)))
+    known = Image("images[0]", str(path), sha256=sha256)
+    read_image(known)
+    path.write_bytes(pictured.png(5))
+    with pytest.raises(
+        DataError, match=rf"a.png changed since the rows were prepared: its SHA-256 is \w+, and was {sha256}; prepare"
+    ):
+        read_image(known)
+    path.unlink()
+    assert sha256_of(known) is None
+
+
+def test_names():
+    """A person sees the file's name, or the field."""
+    assert name_of(Image("images[0]", "/data/cat.png")) == "cat.png"
+    assert name_of(Image("images[0]", data=b"")) == "images[0]"
+
+
+def test_files_are_closed(tmp_path):
+    """No file stays open behind an image."""
+    path = save(tmp_path / "a.png")
+    pixels, _ = read_image(Image("images[0]", str(path)))
+    assert not isinstance(getattr(pixels, "fp", None), io.IOBase)
