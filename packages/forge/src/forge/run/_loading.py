@@ -102,6 +102,8 @@ def _load_in_some_way(
         ) from leaks[-1]
     if leaks and leaks[-1] is refusals[-1] and len(refusals) > 1:
         first = _without_remedy(refusals[0])
+        if first == _without_remedy(leaks[-1]):
+            raise leaks[-1]
         raise forge_algos.PackedBatchError(f"{first}. Its samples cannot run alone either: {leaks[-1]}") from leaks[-1]
     raise refusals[0]
 
