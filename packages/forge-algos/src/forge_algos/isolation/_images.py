@@ -6,6 +6,7 @@ As for rows of text, nothing about an architecture is assumed: two documents of 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,9 +42,10 @@ def pack_images(
 ) -> tuple[bool, str]:
     """Have `model` take rows of several documents with images, if it keeps such documents apart.
 
-    Two documents in one row must come out as in plain forwards of their own, the second whatever the first is. More words are
-    put before them, so that they are longer than the windows of the model's configuration (up to 160 tokens), and their images
-    stand at other places.
+    Two documents in one row, with documents of text before and between them, must come out as in plain forwards of their own, the
+    second whatever the first is. Those of text are there since images at the same places of two documents hide a model that
+    looks for the second's where the first has them. More words are put before both, so that they are longer than the windows of
+    the model's configuration (up to 160 tokens).
 
     Args:
         model: bare or wrapped; where it is divided over ranks, every rank calls this with the same documents.
@@ -183,23 +185,24 @@ def _plain(document: ImageDocument) -> NDArray[np.bool_]:
 
 
 def _problem(model: nn.Module, documents: Sequence[ImageDocument], device: torch.device) -> str | None:
-    ids, images = [_on(device, document) for document in documents], [document.inputs for document in documents]
-    # Other words before the same images.
+    first, second = (_on(device, document) for document in documents)
     plain = torch.tensor(_plain(documents[0]), device=device)
-    changed = ids[0].clone()
-    changed[plain] = ids[0][plain].roll(1)
-    lengths = [len(each) for each in ids]
-    first, second = range(lengths[0]), range(lengths[0], sum(lengths))
+    # Other words before the same images.
+    changed = first.clone()
+    changed[plain] = first[plain].roll(1)
+    text = ImageDocument(first[plain].cpu().numpy(), {}, ())
+    row = [text, documents[0], text, documents[1]]
+    ids, images = [_on(device, each) for each in row], [each.inputs for each in row]
+    ends = np.cumsum([0, *map(len, ids)]).tolist()
+    places = [list(range(start, stop)) for start, stop in pairwise(ends)]
 
     packed = cache(partial(_run, model, ids, images))
     with Compare(model, decides(model)) as compare:
-        for places, which, name in ((first, 0, "first"), (second, 1, "second")):
-            if not compare.equal(
-                lambda places=places: packed()[list(places)], partial(_alone, model, documents[which], device)
-            ):
-                return f"the {name} of two comes out otherwise than alone"
-        other = partial(_run, model, [changed, ids[1]], images)
-        if not compare.equal(lambda: packed()[list(second)], lambda: other()[list(second)]):
+        for at, name in ((1, "the first of two"), (3, "the second of two"), (2, "text between two")):
+            if not compare.equal(lambda at=at: packed()[places[at]], partial(_alone, model, row[at], device)):
+                return f"{name} comes out otherwise than alone"
+        other = partial(_run, model, [ids[0], changed, *ids[2:]], images)
+        if not compare.equal(lambda: packed()[places[3]], lambda: other()[places[3]]):
             return "the second of two changes with the first"
     return None
 
