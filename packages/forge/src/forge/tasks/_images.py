@@ -54,18 +54,17 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
         return []
     inputs, found = _inputs(s, tokenizer), []
     for items in parts:
-        store = items.store
-        for row in range(len(store)):
-            sample = store[row]
-            found += [(sample, store.source(row))] if sample.images else []
+        for row in range(len(items.store)):
+            sample = items.store[row]
+            found += [sample] if sample.images else []
             if len(found) == _TRIED:
                 break
-    shortest = sorted(found, key=lambda each: len(each[0].input_ids))[:2]
+    shortest = sorted(found, key=lambda sample: len(sample.input_ids))[:2]
     return [
         forge_algos.ImageDocument(
-            sample.input_ids, inputs(sample, place), [(image.start, image.stop) for image in sample.images]
+            sample.input_ids, inputs(sample), [(image.start, image.stop) for image in sample.images]
         )
-        for sample, place in shortest
+        for sample in shortest
     ]
 
 
