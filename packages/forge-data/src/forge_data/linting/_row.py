@@ -74,7 +74,7 @@ class RowLint:
 
     @cached_property
     def _image_tokens(self) -> frozenset[int]:
-        """Tokens that the model takes for parts of an image; loaded once a text holds a special token."""
+        """Tokens that the model takes for parts of an image; loaded once a text needs it."""
         try:
             return load_processor(self._tokenizer.name_or_path, self._tokenizer).token_ids
         except TokenizerError:
