@@ -42,8 +42,8 @@ def pack_images(
 ) -> tuple[bool, str]:
     """Have `model` take rows of several documents with images, if it keeps such documents apart.
 
-    Two documents in one row, with documents of text before and between them, must come out as in plain forwards of their own, the
-    second whatever the first is. Those of text are there since images at the same places of two documents hide a model that
+    Two documents in one row, with documents of text before and between them, must come out as in plain forwards of their own,
+    the second whatever the first is. Those of text are there since images at the same places of two documents hide a model that
     looks for the second's where the first has them. More words are put before both, so that they are longer than the windows of
     the model's configuration (up to 160 tokens).
 
@@ -185,7 +185,7 @@ def _plain(document: ImageDocument) -> NDArray[np.bool_]:
 
 
 def _problem(model: nn.Module, documents: Sequence[ImageDocument], device: torch.device) -> str | None:
-    first, second = (_on(device, document) for document in documents)
+    first = _on(device, documents[0])
     plain = torch.tensor(_plain(documents[0]), device=device)
     # Other words before the same images.
     changed = first.clone()
