@@ -54,7 +54,6 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
         return []
     inputs, found = _inputs(s, tokenizer), []
     for items in parts:
-<<<<<<< HEAD
         store = items.store
         for row in range(len(store)):
             sample = store[row]
@@ -64,19 +63,6 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
     return [
         forge_algos.ImageDocument(sample.input_ids, inputs(sample), [(image.start, image.stop) for image in sample.images])
         for sample in sorted(found, key=lambda each: len(each.input_ids))[:2]
-=======
-        for row in range(len(items.store)):
-            sample = items.store[row]
-            found += [sample] if sample.images else []
-            if len(found) == _TRIED:
-                break
-    shortest = sorted(found, key=lambda sample: len(sample.input_ids))[:2]
-    return [
-        forge_algos.ImageDocument(
-            sample.input_ids, inputs(sample), [(image.start, image.stop) for image in sample.images]
-        )
-        for sample in shortest
->>>>>>> t2
     ]
 
 
