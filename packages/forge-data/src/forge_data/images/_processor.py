@@ -215,18 +215,26 @@ def load_processor(directory: str | os.PathLike[str], tokenizer: "PreTrainedToke
         from transformers import AutoProcessor
 
         processor: Any = AutoProcessor.from_pretrained(name, trust_remote_code=False)
-    except ImportError as error:
-        line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        package = next((each for each in ("torchvision", "pillow") if each in line.lower()), "it")
-        raise TokenizerError(
-            f"rows have images, and the processor of {name!r} needs a package that cannot be imported: "
-            f"{line.partition('. ')[0]}; install {package}"
-        ) from error
     except Exception as error:
-        # transformers raises OSError, ValueError, KeyError, TypeError, by what is missing.
-        line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise TokenizerError(
+        # transformers raises ImportError, OSError, ValueError, KeyError, TypeError, by what is missing.
+        raise TokenizerError(_not_loaded(name, error)) from error
+    return ModelProcessor(processor, tokenizer)
+
+
+def _not_loaded(name: str, error: Exception) -> str:
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    package = next((each for each in ("torchvision", "pillow") if each in line.lower()), None)
+    if package is None and not isinstance(error, ImportError):
+        return (
             f"rows have images, and no processor of images can be loaded from {name!r}: {line.rstrip('.')}; use a model that "
             "takes images, with its preprocessor_config.json or processor_config.json beside the tokenizer"
-        ) from error
-    return ModelProcessor(processor, tokenizer)
+        )
+    remedy = {
+        "torchvision": "install the torchvision that belongs to this torch",
+        "pillow": "install pillow",
+        None: "install it",
+    }
+    return (
+        f"rows have images, and the processor of {name!r} needs a package that cannot be imported: {line.partition('. ')[0]}; "
+        f"{remedy[package]}"
+    )
