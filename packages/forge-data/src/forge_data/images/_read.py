@@ -27,7 +27,7 @@ def read_image(image: Image) -> "tuple[Pixels, str]":
         raise _error(
             image,
             f"changed since the rows were prepared: its SHA-256 is {sha256}, and was {image.sha256}",
-            "prepare again",
+            "put it back, or prepare again",
         )
     return _decoded(data, image), sha256
 
