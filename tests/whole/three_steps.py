@@ -54,9 +54,7 @@ def no_inputs(_store: forge_data.TokenStore, _row: int) -> dict[str, torch.Tenso
 
 def samples(store: forge_data.TokenStore, rows: list[int], inputs: Inputs = no_inputs) -> list[reference.Sample]:
     """Return samples of a store as the reference takes them."""
-    return [
-        reference.Sample(store[row].input_ids.tolist(), store[row].labels.tolist(), inputs(store, row)) for row in rows
-    ]
+    return [reference.Sample(store[row].input_ids.tolist(), store[row].labels.tolist(), inputs(store, row)) for row in rows]
 
 
 def oracle(run: Path, plain: nn.Module, *, held_out: float = 0.0, inputs: Inputs = no_inputs) -> list[reference.Step]:

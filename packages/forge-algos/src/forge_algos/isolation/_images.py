@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from forge_algos._errors import PackedBatchError
@@ -18,7 +19,7 @@ from forge_algos._modules import attention_of, causal_model, mode
 from forge_algos.batches._images import ImageInputs, image_row_inputs, set_packed
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.isolation._compare import REFUSALS, Compare, decides
-from forge_algos.isolation._isolation import hidden_states, run_test, with_and_without_autocast
+from forge_algos.isolation._isolation import hidden_states, made_up_lengths, run_test, with_and_without_autocast
 
 
 class ImageDocument(NamedTuple):
@@ -41,9 +42,10 @@ def pack_images(
 ) -> tuple[bool, str]:
     """Have `model` take rows of several documents with images, if it keeps such documents apart.
 
-    Two documents in one row with documents of text before and between them must come out as in plain forwards of their own, the
-    second whatever the first is. Those of text are there since images that begin at the same place of two documents hide a
-    model that looks for the second's where the first has them.
+    Two documents in one row, with documents of text before and between them, must come out as in plain forwards of their own,
+    the second whatever the first is. Those of text are there since images at the same places of two documents hide a model that
+    looks for the second's where the first has them. More words are put before both, so that they are longer than the windows of
+    the model's configuration (up to 160 tokens).
 
     Args:
         model: bare or wrapped; where it is divided over ranks, every rank calls this with the same documents.
@@ -55,9 +57,12 @@ def pack_images(
         tuple: whether rows may hold several documents with images, and the reason.
     """
     what, problem = type(causal_model(model)).__name__, ""
+    least, more = made_up_lengths(model)
+    first, second = documents[:2]
+    pair = _longer(first, max(least - len(first.input_ids), 0) + 3), _longer(second, max(more - len(second.input_ids), 0))
     for way in ("bounds", "positions"):
         set_packed(model, way)
-        test = with_and_without_autocast(lambda model, device: _problem(model, documents[:2], device), autocast)
+        test = with_and_without_autocast(lambda model, device: _problem(model, pair, device), autocast)
         try:
             with mode(model, training=False), torch.no_grad():
                 problem = test(model, device) or ""
@@ -159,12 +164,29 @@ def _changed_token(model: nn.Module, document: ImageDocument) -> Iterator[range]
         handle.remove()
 
 
-def _problem(model: nn.Module, documents: Sequence[ImageDocument], device: torch.device) -> str | None:
-    first, second = (_on(device, document) for document in documents)
-    plain = torch.ones(len(first), dtype=torch.bool)
-    for start, stop in documents[0].spans:
+def _longer(document: ImageDocument, more: int) -> ImageDocument:
+    """Put as many words before a document, which are its own."""
+    ids, plain = np.asarray(document.input_ids), _plain(document)
+    words = np.resize(ids[plain], more)
+    inputs = {
+        name: np.pad(array, ((0, 0), (more, 0))) if array.shape == (1, len(ids)) else array
+        for name, array in document.inputs.items()
+    }
+    spans = [(start + more, stop + more) for start, stop in document.spans]
+    return ImageDocument(np.concatenate([words, ids]), inputs, spans)
+
+
+def _plain(document: ImageDocument) -> NDArray[np.bool_]:
+    """Return bool[S], false for tokens that stand for images."""
+    plain = np.ones(len(document.input_ids), dtype=np.bool_)
+    for start, stop in document.spans:
         plain[start:stop] = False
-    plain = plain.to(device)
+    return plain
+
+
+def _problem(model: nn.Module, documents: Sequence[ImageDocument], device: torch.device) -> str | None:
+    first = _on(device, documents[0])
+    plain = torch.tensor(_plain(documents[0]), device=device)
     # Other words before the same images.
     changed = first.clone()
     changed[plain] = first[plain].roll(1)
