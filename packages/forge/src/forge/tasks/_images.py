@@ -9,6 +9,7 @@ import attrs
 import forge_algos
 import forge_data
 from forge._errors import SettingsError
+from forge.settings._backends import FORGE
 from forge.tasks.items._items import VIRTUAL, padding
 from forge.tasks.items._samples import Conversations, Samples
 
@@ -32,6 +33,10 @@ def check_images(s: Any, *stores: Any) -> None:
     """
     if not has_images(*stores):
         return
+    if s.backend.backend != FORGE:
+        raise SettingsError(
+            f"backend={s.backend.backend} and rows with images: it trains on text alone. Leave backend out, or take the images out."
+        )
     if s.adapter.adapter in VIRTUAL:
         raise SettingsError(
             f"adapter={s.adapter.adapter} and rows with images: virtual tokens move the places of images. Use adapter=lora."
