@@ -43,7 +43,11 @@ if TYPE_CHECKING:
         group_tensors as group_tensors,
         idle_groups as idle_groups,
     )
-    from forge_algos.batches._images import ImageInputs as ImageInputs, packs_images as packs_images
+    from forge_algos.batches._images import (
+        ImageInputs as ImageInputs,
+        image_row_inputs as image_row_inputs,
+        packs_images as packs_images,
+    )
     from forge_algos.batches._packed import PackedBatch as PackedBatch
     from forge_algos.heads._chunks import score_rows_at_once as score_rows_at_once
     from forge_algos.isolation._alone import (
@@ -142,7 +146,7 @@ _PUBLIC = {
     "adaptations.peft._cache_named": "name_cache_for_peft",
     "batches._copies": "pin_batches",
     "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",
-    "batches._images": "ImageInputs packs_images",
+    "batches._images": "ImageInputs image_row_inputs packs_images",
     "batches._packed": "PackedBatch",
     "heads._chunks": "score_rows_at_once",
     "isolation._alone": "keep_documents_apart places_alone",

@@ -203,14 +203,14 @@ def load_processor(directory: str | os.PathLike[str], tokenizer: "PreTrainedToke
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         package = next((each for each in ("torchvision", "pillow") if each in line.lower()), "it")
         raise TokenizerError(
-            f"rows have images, and the processor of {name!r} needs a package that cannot be imported: "
+            f"there are images, and the processor of {name!r} needs a package that cannot be imported: "
             f"{line.partition('. ')[0]}; install {package}"
         ) from error
     except Exception as error:
         # transformers raises OSError, ValueError, KeyError, TypeError, by what is missing.
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise TokenizerError(
-            f"rows have images, and no processor of images can be loaded from {name!r}: {line.rstrip('.')}; use a model that "
+            f"there are images, and no processor of images can be loaded from {name!r}: {line.rstrip('.')}; use a model that "
             "takes images, with its preprocessor_config.json or processor_config.json beside the tokenizer"
         ) from error
     return ModelProcessor(processor, tokenizer)
