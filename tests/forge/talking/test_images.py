@@ -73,7 +73,7 @@ def test_an_adapter_is_asked_with_the_processor_of_its_base(pictured: Path, tmp_
 def test_a_conversation_about_an_image(
     pictured: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`/image` is shown with the next line, and stays in the history; what is no image is said, and the conversation goes on."""
+    """`/image` is shown with the next line, and stays in the history; what is no image is said, and it goes on."""
     from forge.talking import _chat
 
     asked = []

@@ -141,7 +141,8 @@ def command_of(
     parameters = []
     for number, parameter in enumerate(inspect.signature(function, eval_str=True).parameters.values()):
         kind = inspect.Parameter.POSITIONAL_ONLY if number < positional else inspect.Parameter.KEYWORD_ONLY
-        parameters.append(parameter.replace(kind=kind, annotation=_option(parameter.annotation, multiple=parameter.name not in one_word)))
+        annotation = _option(parameter.annotation, multiple=parameter.name not in one_word)
+        parameters.append(parameter.replace(kind=kind, annotation=annotation))
     text = inspect.cleandoc(function.__doc__ or "").partition("\nReturns:")[0]
     summary, _, rest = text.partition("\n\n")
     return with_signature(command, parameters, f"{summary}\n\nExample: {example}\n\n{rest}")

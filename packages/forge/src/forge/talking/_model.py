@@ -93,7 +93,8 @@ def check_image(path: str) -> None:
     if _URL.match(path) and not file.exists():
         raise SettingsError(f"image {path}: nothing is fetched. Download it, and give the path of the file.")
     if not file.is_file():
-        raise SettingsError(f"image {path}: {'is no file' if file.exists() else 'there is no such file'}. Give a PNG, JPEG, ...")
+        found = "is no file" if file.exists() else "there is no such file"
+        raise SettingsError(f"image {path}: {found}. Give a PNG, JPEG or WebP file.")
 
 
 def with_images(text: str, images: int) -> str | list[dict[str, str]]:
@@ -250,7 +251,7 @@ class AnsweringModel:
 
         """
         if getattr(getattr(self._model, "active_peft_config", None), "is_prompt_learning", False):
-            raise SettingsError(f"{self._directory}: virtual tokens move the places of images, so it can be asked for text alone.")
+            raise SettingsError(f"{self._directory}: virtual tokens move the places of images. Ask it without an image.")
         folder, directory = Path(self._directory).expanduser(), self._directory
         if (folder / "adapter_config.json").is_file() and not any((folder / name).is_file() for name in _PROCESSOR):
             directory = forge_dist.adapter_base(folder).path
