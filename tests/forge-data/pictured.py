@@ -78,8 +78,8 @@ def chat(*turns: tuple[str, str | list[str | int]], **fields: Any) -> Chat:
     """Make a conversation; numbers in a content are images, by their seeds."""
     messages, images = [], []
     for at, (role, content) in enumerate(turns):
-        if isinstance(content, str):
-            messages.append({"role": role, "content": content})
+        if not any(isinstance(part, int) for part in content):
+            messages.append({"role": role, "content": "".join(map(str, content))})
             continue
         parts: list[dict[str, str]] = []
         for place, part in enumerate(content):

@@ -28,6 +28,8 @@ class Sample(NamedTuple):
 
     input_ids: list[int]
     labels: list[int]
+    inputs: Mapping[str, torch.Tensor] = {}
+    """What the forward is given beside its ids: a processor's arrays of its images."""
 
 
 class Step(NamedTuple):
@@ -58,7 +60,7 @@ class Recipe(NamedTuple):
 
 def sample_logits(model: nn.Module, sample: Sample) -> torch.Tensor:
     """Logits[S, V] of one sample by itself: no padding, no neighbour, no cache, no mask, default positions."""
-    return model(torch.tensor([sample.input_ids]), use_cache=False).logits[0]
+    return model(torch.tensor([sample.input_ids]), use_cache=False, **sample.inputs).logits[0]
 
 
 def sample_loss(model: nn.Module, sample: Sample) -> tuple[torch.Tensor, int]:

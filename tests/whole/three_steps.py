@@ -13,7 +13,13 @@ from .conftest import write_rows
 from .starts import metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
     from torch import nn
+
+    Inputs = Callable[[forge_data.TokenStore, int], Mapping[str, torch.Tensor]]
+    """A store and the index of a sample → what a forward is given beside its ids."""
 
 SETTINGS: dict[str, Any] = {
     "max_steps": 3,
@@ -41,15 +47,22 @@ def figures(run: Path, name: str = "loss") -> list[float]:
     return [line[name] for line in metrics(run) if "loss" in line]
 
 
-def oracle(run: Path, plain: nn.Module, *, held_out: float = 0.0) -> list[reference.Step]:
+def no_inputs(_store: forge_data.TokenStore, _row: int) -> dict[str, torch.Tensor]:
+    """Return nothing: samples are ids alone."""
+    return {}
+
+
+def samples(store: forge_data.TokenStore, rows: list[int], inputs: Inputs = no_inputs) -> list[reference.Sample]:
+    """Return samples of a store as the reference takes them."""
+    return [reference.Sample(store[row].input_ids.tolist(), store[row].labels.tolist(), inputs(store, row)) for row in rows]
+
+
+def oracle(run: Path, plain: nn.Module, *, held_out: float = 0.0, inputs: Inputs = no_inputs) -> list[reference.Step]:
     """The reference's steps on the samples of the run's plan, one document at a time through a plain model."""
     store = forge_data.TokenStore.open(run / "data" / "train")
     if held_out:
         store = store.split(held_out, seed=42)[0]
     plan = forge_packing.BatchPlan.load(run / "plan" / "plan.npz")
-    batches = [
-        [reference.Sample(store[row].input_ids.tolist(), store[row].labels.tolist()) for row in plan.samples(step).tolist()]
-        for step in range(plan.num_steps)
-    ]
+    batches = [samples(store, plan.samples(step).tolist(), inputs) for step in range(plan.num_steps)]
     recipe = reference.Recipe(1e-3, 3, lr_scheduler="constant", max_grad_norm=0.5)
     return reference.train(plain, batches, recipe, lambda _name, _parameter: False)

@@ -134,14 +134,14 @@ def shared(text):
         ({"prompt": "?", "completion": "!", "images": ["a"]}, r"field images is a list of 1, but prompt and completion are te"),
         ({"messages": [TEXT, ANSWER], "videos": ["a"]}, r"field videos is a list of 1, and video is not trained; take it out"),
         ({"messages": [TEXT, ANSWER], "audio": "a"}, r"field audio is the string 'a', and audio is not trained; take it out"),
-        ({"text": "a", "images": ["a"]}, r"field images is a list of 1, and only text is trained here: forge sft trains image"),
+        ({"text": "a", "images": ["a"]}, r"field images is a list of 1, and rows of text are trained on text alone; take it"),
         ({"prompt": [gap()], "chosen": [ANSWER], "rejected": [bad := ANSWER | {"content": "A dog."}], "images": ["a"]},
-         r"field images is a list of 1, and only text is trained here: forge sft trains images"),
+         r"field images is a list of 1, and rows of preference are trained on text alone; take it out"),
         ({"prompt": [asked({"type": "image", "image": "a"})], "chosen": [ANSWER], "rejected": [bad]},
          r"field prompt\[0\].content\[0\] is a part of the type 'image', and only text is trained here: forge sft trains im"),
         ({"prompt": [asked({"type": "image", "image": "a"})], "completion": [ANSWER], "label": True},
          r"field prompt\[0\].content\[0\] is a part of the type 'image', and only text is trained here"),
-        ({"conversations": shared("<image>"), "kto_tag": True, "images": ["a"]}, r"field images is a list of 1, and only text"),
+        ({"conversations": shared("<image>"), "kto_tag": True, "images": ["a"]}, r"field images is a list of 1, and rows of u"),
     ],
 )  # fmt: skip
 def test_refused(row, expected):
@@ -225,6 +225,16 @@ def test_images_in_memory(mode):
     with pillow.open(io.BytesIO(made.images[0].data)) as opened:
         assert opened.convert("RGB").tobytes() == image.convert("RGB").tobytes()
     assert made == read(of_parts({"image": image.copy()}))
+
+
+def test_a_broken_image_in_memory():
+    """An image whose file breaks off, which Pillow finds only when its pixels are asked for, is named by its field."""
+    pillow = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    pillow.effect_noise((50, 30), 90).save(file, "PNG")
+    broken = pillow.open(io.BytesIO(file.getvalue()[:-600]))
+    with pytest.raises(DataError, match=r"f:1: field image is an image that cannot be read: .*; mend it, or take the row out"):
+        read({"messages": [TEXT, ANSWER], "image": broken})
 
 
 def test_the_orientation_of_an_image_in_memory():

@@ -3,6 +3,7 @@
 import pytest
 
 from forge_data import DataError, lint, prepare, tokenize
+from forge_data.formats._unread import is_empty
 
 ROW = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
 HARMLESS = [
@@ -11,9 +12,24 @@ HARMLESS = [
     {"messages": [each | {"name": None, "refusal": None, "audio": {}, "logprobs": float("nan")} for each in ROW["messages"]]},
     {"messages": [each | {"tool_calls": [], "tool_call_id": "", "reasoning": None} for each in ROW["messages"]]},
     ROW | {"margin": float("nan"), "images": [], "tools": []},
-    {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "annotations": []}]}, ROW["messages"][1]]},
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi", "annotations": [], "image": {"path": None}}]},
+            ROW["messages"][1],
+        ]
+    },
     {"conversations": [{"from": "human", "value": "hi", "id": 3}, {"from": "gpt", "value": "ho", "markdown": None}]},
 ]
+
+
+def test_deep_metadata():
+    """A field nested deeper than Python follows is passed over as any other."""
+    deep: dict = {}
+    for _ in range(100_000):
+        deep = {"x": deep}
+    assert not is_empty(deep)
+    while deep:  # Python frees what is so deep by following it
+        deep = deep["x"]
 
 
 def test_harmless(write_rows, chatml_tokenizer, tmp_path):

@@ -5,6 +5,7 @@ import threading
 import attrs
 import numpy as np
 import pytest
+
 from forge_data import DataError, ImageInputs, TokenizerError, load_tokenizer
 from forge_data.images._processor import load_processor, processor_files
 from forge_data.tokenizing._encoder import Encoder
@@ -66,11 +67,11 @@ def test_a_file_that_changed(gemma3_directory, tmp_path):
     inputs = ImageInputs(gemma3_directory)
     inputs(moved)
     path.write_bytes(pictured.png(1))
-    with pytest.raises(DataError, match=r"^rows.jsonl:1: field messages\[0\].content\[0\]: .*cat.png changed since"):
-        inputs(moved)
+    with pytest.raises(DataError, match=r"^rows.jsonl:3: field messages\[0\].content\[0\]: .*cat.png changed since"):
+        inputs(moved, "rows.jsonl:3")
     path.unlink()
     with pytest.raises(DataError, match=r"cat.png cannot be read: No such file"):
-        inputs(moved)
+        inputs(moved, "rows.jsonl:3")
 
 
 def test_several_threads(gemma3_directory):

@@ -5,15 +5,18 @@ import io
 
 import numpy as np
 import pytest
+
 from forge_data import DataError, Image
 
 pytest.importorskip("PIL")
 pytest.importorskip("torch")
 
-from .. import pictured  # noqa: E402
-from forge_data.images._read import name_of, read_image, sha256_of  # noqa: E402
-from PIL import Image as Pillow  # noqa: E402
-from transformers.image_utils import load_image  # noqa: E402
+from PIL import Image as Pillow
+from transformers.image_utils import load_image
+
+from forge_data.images._read import name_of, read_image, sha256_of
+
+from .. import pictured
 
 
 def save(path, mode="RGB", orientation=None, **options):
@@ -32,11 +35,11 @@ def save(path, mode="RGB", orientation=None, **options):
 def test_pixels_are_those_of_transformers(tmp_path, name, mode, orientation):
     """Whatever its mode and orientation, an image is what `load_image` makes of the file."""
     path = save(tmp_path / name, mode, orientation)
-    pixels, sha256 = read_image(Image("images[0]", str(path)))
+    pixels, sha256 = read_image(Image("images[0]", str(path)), "rows.jsonl:1")
     assert np.array_equal(np.asarray(pixels), np.asarray(load_image(str(path))))
     assert pixels.mode == "RGB"
     assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == sha256_of(Image("images[0]", str(path)))
-    same, other = read_image(Image("images[0]", data=path.read_bytes()))
+    same, other = read_image(Image("images[0]", data=path.read_bytes()), "rows.jsonl:1")
     assert np.array_equal(np.asarray(pixels), np.asarray(same))
     assert other == sha256
 
@@ -60,33 +63,35 @@ def broken(tmp_path):
 )
 def test_faults(tmp_path, name, expected):
     """An image that cannot be used is one error: row, field, file, what was found, what to do."""
-    image = Image("messages[0].content[1]", str(broken(tmp_path) / name), place="rows.jsonl:7")
+    image = Image("messages[0].content[1]", str(broken(tmp_path) / name))
     with pytest.raises(DataError, match=rf"^rows.jsonl:7: field messages\[0\].content\[1\]: .*{expected}"):
-        read_image(image)
+        read_image(image, "rows.jsonl:7")
 
 
 def test_too_many_pixels(monkeypatch):
     """Pillow's limit on pixels is an error, from the first pixel above it."""
     image = Image("images[0]", data=pictured.png(height=20, width=30))
     monkeypatch.setattr(Pillow, "MAX_IMAGE_PIXELS", 600)
-    read_image(image)
+    read_image(image, "rows.jsonl:7")
     for limit in (599, 200):
         monkeypatch.setattr(Pillow, "MAX_IMAGE_PIXELS", limit)
-        with pytest.raises(DataError, match=rf"^field images\[0\]: the image has too many pixels .*limit is {limit}\); make"):
-            read_image(image)
+        with pytest.raises(
+            DataError, match=rf"^rows.jsonl:7: field images\[0\]: the image has too many pixels .*limit is {limit}\); make"
+        ):
+            read_image(image, "rows.jsonl:7")
 
 
 def test_another_image_in_its_place(tmp_path):
     """A file that changed since the rows were prepared is one error with both hashes."""
     path = save(tmp_path / "a.png")
-    _, sha256 = read_image(Image("images[0]", str(path)))
+    _, sha256 = read_image(Image("images[0]", str(path)), "rows.jsonl:1")
     known = Image("images[0]", str(path), sha256=sha256)
-    read_image(known)
+    read_image(known, "rows.jsonl:1")
     path.write_bytes(pictured.png(5))
     with pytest.raises(
         DataError, match=rf"a.png changed since the rows were prepared: its SHA-256 is \w+, and was {sha256}; prepare"
     ):
-        read_image(known)
+        read_image(known, "rows.jsonl:1")
     path.unlink()
     assert sha256_of(known) is None
 
@@ -100,5 +105,5 @@ def test_names():
 def test_files_are_closed(tmp_path):
     """No file stays open behind an image."""
     path = save(tmp_path / "a.png")
-    pixels, _ = read_image(Image("images[0]", str(path)))
+    pixels, _ = read_image(Image("images[0]", str(path)), "rows.jsonl:1")
     assert not isinstance(getattr(pixels, "fp", None), io.IOBase)

@@ -36,6 +36,26 @@ def test_alpaca(tmp_path):
         read(tmp_path, {"columns": columns | {"images": "images"}}, row)
 
 
+@pytest.mark.parametrize("formatting", ["alpaca", "sharegpt", "openai"])
+def test_images(formatting, tmp_path):
+    """Each `<image>` becomes one of the row's images, whose paths begin beside the description, wherever the rows are."""
+    columns = {"alpaca": {"prompt": "q", "response": "a"}}.get(formatting, {"messages": "talk"})
+    role, content, user, assistant = (
+        ("role", "content", "user", "assistant") if formatting == "openai" else ("from", "value", "human", "gpt")
+    )
+    tags = {"role_tag": role, "content_tag": content, "user_tag": user, "assistant_tag": assistant}
+    talk = [{role: user, content: "<image>what?"}, {role: assistant, content: "A cat."}]
+    row = {"q": "<image>what?", "a": "A cat.", "talk": talk, "photos": ["a.png"]}
+    (tmp_path / "deep").mkdir()
+    entry = {"formatting": formatting, "columns": columns | {"images": "photos"}, "tags": tags}
+    (source,) = resolve(write(tmp_path, entry, row, name="deep/rows.jsonl"))
+    (record,) = source.records()
+    fields = record.fields
+    made = convert(detect(record.place, fields), record.place, fields, None, images=True, directory=source.directory)
+    assert made.messages[0]["content"] == [{"type": "image"}, {"type": "text", "text": "what?"}]
+    assert [image.path for image in made.images] == [str(tmp_path / "a.png")]
+
+
 def test_text(tmp_path):
     """A prompt without an answer is a document, as its pretraining reads it."""
     (made,) = read(tmp_path, {"columns": {"prompt": "body"}}, {"body": "once", "title": "t"})

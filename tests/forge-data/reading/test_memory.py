@@ -240,3 +240,27 @@ def test_a_table_of_another_library(package, kind, call, chatml_tokenizer, tmp_p
     for given in (table, [table]):
         with pytest.raises(DataError, match=f"`data_path` is a {kind} of {package.split('.')[0]}, .*; give {call}"):
             prepare(given, chatml_tokenizer, tmp_path / "store", progress=False)
+
+
+def test_images_in_memory_are_known_by_what_they_show():
+    """Rows with decoded images have a hash, of pixels, transparency and orientation, and their size bounds a chunk."""
+    pillow = pytest.importorskip("PIL.Image")
+
+    def described(change=lambda image: None, seed=0):
+        image = pillow.fromarray(np.random.default_rng(seed).integers(0, 255, (300, 400, 3), dtype=np.uint8))
+        change(image)
+        rows = InMemoryRows.of([{"images": [image]}] * 8)
+        assert [chunk.last_row for chunk in rows.chunks(1 << 20)] == [2, 5, 7]
+        return rows.description
+
+    def turn(image):
+        image.getexif()[0x0112] = 6
+
+    found = [
+        described(),
+        described(seed=1),
+        described(turn),
+        described(lambda image: image.info.update(transparency=(1, 2, 3))),
+    ]
+    assert described() == found[0]
+    assert len(set(found)) == len(found)

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import datasets
 import fsspec
 import pytest
 
@@ -191,3 +192,21 @@ def test_a_row_in_the_place_of_the_data():
     """One row is no mapping of files to weights: the error says how rows are given."""
     with pytest.raises(DataError, match=r"one row is given as \[row\]"):
         resolve({"messages": [{"role": "user", "content": "Hi"}]})
+
+
+def test_the_directory_of_relative_paths(files, tmp_path, monkeypatch):
+    """Paths in rows begin beside their file or their `dataset_info.json`, in a saved dataset, or where the program runs."""
+    monkeypatch.chdir(tmp_path)
+    (file,) = files("rows/train.jsonl")
+    (tmp_path / "dataset_info.json").write_text('{"mine": {"file_name": "rows/train.jsonl", "columns": {"prompt": "text"}}}')
+    datasets.Dataset.from_list([{"text": "x"}]).save_to_disk(tmp_path / "saved")
+    fsspec.filesystem("memory").pipe("/rows/train.jsonl", ROW.encode())
+    for path, expected in (
+        (file, file.parent),
+        ("rows/*.jsonl", file.parent),
+        (str(tmp_path / "dataset_info.json:mine"), tmp_path),
+        (tmp_path / "saved", tmp_path / "saved"),
+        ([{"text": "x"}], tmp_path),
+        ("memory://rows/train.jsonl", None),
+    ):
+        assert [source.directory for source in resolve(path)] == [None if expected is None else str(expected)]

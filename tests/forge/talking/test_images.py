@@ -13,15 +13,22 @@ import pytest
 import forge
 from forge.cli._app import main
 
-from ...whole.pictures import write_gemma3, write_picture
+from ...whole import pictures
 
 
 @pytest.fixture(scope="module")
 def pictured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Gemma 3, and two pictures in it."""
-    directory = write_gemma3(tmp_path_factory.mktemp("gemma3"))
+    """A tiny Gemma 3 whose answers are not those of the last token alone, and two pictures in it."""
+    from transformers import AutoModelForMultimodalLM
+
+    directory = pictures.save(tmp_path_factory.mktemp("gemma3"))
+    model = AutoModelForMultimodalLM.from_pretrained(directory)
+    for name, parameter in model.named_parameters():
+        if "post_attention" in name:
+            parameter.data += 5
+    model.save_pretrained(directory)
     for number in range(2):
-        write_picture(directory / f"{number}.png", number)
+        pictures.picture(number).save(directory / f"{number}.png")
     return directory
 
 

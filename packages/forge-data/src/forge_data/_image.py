@@ -23,5 +23,3 @@ class Image:
     """First token that stands for it in the example."""
     stop: int = 0
     """Token after the last one that stands for it."""
-    place: str = ""
-    """Place of its row, such as `train.jsonl:417`; empty until the row is encoded."""

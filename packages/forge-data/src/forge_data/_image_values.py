@@ -23,9 +23,10 @@ _STRUCT = {"bytes", "path"}
 
 
 def image_of(place: str, field: str, value: Any) -> Image:
-    """Read an image: a path, a `file://` or `data:` URI, bytes, `{"bytes": ..., "path": ...}`, or a PIL image.
+    """Read an image: a path, a `file://` or `data:` URI, bytes, a struct or a PIL image.
 
-    The path is as the row has it; `placed` makes it absolute. No file is opened.
+    A struct is `{"bytes": ..., "path": ...}`, whose bytes win. The path is as the row has it; `placed` makes it absolute. No
+    file is opened.
 
     Raises:
         DataError: the address of a server, a URI that cannot be decoded, or no image at all.
@@ -46,7 +47,7 @@ def image_of(place: str, field: str, value: Any) -> Image:
 
 
 def from_base64(place: str, field: str, value: Any) -> Image:
-    """Read the bytes of an image in base64, with `data:image/png;base64,` before them or without.
+    """Read the bytes of an image in base64, with `data:image/png;base64,` before them or not.
 
     Raises:
         DataError: it is no base64.
@@ -59,7 +60,7 @@ def from_base64(place: str, field: str, value: Any) -> Image:
 
 
 def placed(place: str, image: Image, directory: str | None) -> Image:
-    """Make the path of an image absolute: `~` is the home directory, and others are seen from `directory`.
+    """Make the path of an image absolute: beside `~`, it begins in `directory`.
 
     Raises:
         DataError: it is relative, and the rows lie in no directory of this machine.
@@ -130,7 +131,8 @@ def _as_png(place: str, field: str, image: Any) -> bytes:
         made = image if image.mode in _IN_PNG else image.convert("RGB")
         # The orientation in its EXIF is applied by processors.
         made.save(file, "PNG", exif=image.getexif())
-    except (OSError, ValueError) as error:
+    except Exception as error:
+        # Pillow reads a file only now, and raises OSError, SyntaxError, ValueError and others where it is broken.
         raise DataError(
             f"{place}: field {field} is an image that cannot be read: {error}; mend it, or take the row out"
         ) from error

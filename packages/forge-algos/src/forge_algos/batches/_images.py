@@ -33,6 +33,11 @@ def packs_images(model: nn.Module) -> bool:
     return causal_model(model) in _packed
 
 
+def pack_images_like(model: nn.Module, other: nn.Module) -> None:
+    """Have `model` take rows with images as `other` does, a model of the same directory or of its export."""
+    set_packed(model, _packed.get(causal_model(other)))
+
+
 def set_packed(model: nn.Module, way: Way | None) -> None:
     """Let later rows with images hold several documents, or one each (None)."""
     if way is None:

@@ -6,10 +6,12 @@ As for rows of text, nothing about an architecture is assumed: two documents of 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from forge_algos._errors import PackedBatchError
@@ -17,7 +19,7 @@ from forge_algos._modules import attention_of, causal_model, mode
 from forge_algos.batches._images import ImageInputs, image_row_inputs, set_packed
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.isolation._compare import REFUSALS, Compare, decides
-from forge_algos.isolation._isolation import hidden_states, run_test, with_and_without_autocast
+from forge_algos.isolation._isolation import hidden_states, made_up_lengths, run_test, with_and_without_autocast
 
 
 class ImageDocument(NamedTuple):
@@ -40,7 +42,10 @@ def pack_images(
 ) -> tuple[bool, str]:
     """Have `model` take rows of several documents with images, if it keeps such documents apart.
 
-    Two documents in one row must come out as in plain forwards of their own, the second whatever the first is.
+    Two documents in one row, with documents of text before and between them, must come out as in plain forwards of their own,
+    the second whatever the first is. Those of text are there since images at the same places of two documents hide a model that
+    looks for the second's where the first has them. More words are put before both, so that they are longer than the windows of
+    the model's configuration (up to 160 tokens).
 
     Args:
         model: bare or wrapped; where it is divided over ranks, every rank calls this with the same documents.
@@ -52,9 +57,12 @@ def pack_images(
         tuple: whether rows may hold several documents with images, and the reason.
     """
     what, problem = type(causal_model(model)).__name__, ""
+    least, more = made_up_lengths(model)
+    first, second = documents[:2]
+    pair = _longer(first, max(least - len(first.input_ids), 0) + 3), _longer(second, max(more - len(second.input_ids), 0))
     for way in ("bounds", "positions"):
         set_packed(model, way)
-        test = with_and_without_autocast(lambda model, device: _problem(model, documents[:2], device), autocast)
+        test = with_and_without_autocast(lambda model, device: _problem(model, pair, device), autocast)
         try:
             with mode(model, training=False), torch.no_grad():
                 problem = test(model, device) or ""
@@ -156,26 +164,45 @@ def _changed_token(model: nn.Module, document: ImageDocument) -> Iterator[range]
         handle.remove()
 
 
-def _problem(model: nn.Module, documents: Sequence[ImageDocument], device: torch.device) -> str | None:
-    ids, images = [_on(device, document) for document in documents], [document.inputs for document in documents]
-    # Other words before the same images.
-    plain = torch.ones(len(ids[0]), dtype=torch.bool)
-    for start, stop in documents[0].spans:
+def _longer(document: ImageDocument, more: int) -> ImageDocument:
+    """Put as many words before a document, which are its own."""
+    ids, plain = np.asarray(document.input_ids), _plain(document)
+    words = np.resize(ids[plain], more)
+    inputs = {
+        name: np.pad(array, ((0, 0), (more, 0))) if array.shape == (1, len(ids)) else array
+        for name, array in document.inputs.items()
+    }
+    spans = [(start + more, stop + more) for start, stop in document.spans]
+    return ImageDocument(np.concatenate([words, ids]), inputs, spans)
+
+
+def _plain(document: ImageDocument) -> NDArray[np.bool_]:
+    """Return bool[S], false for tokens that stand for images."""
+    plain = np.ones(len(document.input_ids), dtype=np.bool_)
+    for start, stop in document.spans:
         plain[start:stop] = False
-    changed = ids[0].clone()
-    changed[plain.to(device)] = ids[0][plain.to(device)].roll(1)
-    lengths = [len(each) for each in ids]
-    first, second = range(lengths[0]), range(lengths[0], sum(lengths))
+    return plain
+
+
+def _problem(model: nn.Module, documents: Sequence[ImageDocument], device: torch.device) -> str | None:
+    first = _on(device, documents[0])
+    plain = torch.tensor(_plain(documents[0]), device=device)
+    # Other words before the same images.
+    changed = first.clone()
+    changed[plain] = first[plain].roll(1)
+    text = ImageDocument(first[plain].cpu().numpy(), {}, ())
+    row = [text, documents[0], text, documents[1]]
+    ids, images = [_on(device, each) for each in row], [each.inputs for each in row]
+    ends = np.cumsum([0, *map(len, ids)]).tolist()
+    places = [list(range(start, stop)) for start, stop in pairwise(ends)]
 
     packed = cache(partial(_run, model, ids, images))
     with Compare(model, decides(model)) as compare:
-        for places, which, name in ((first, 0, "first"), (second, 1, "second")):
-            if not compare.equal(
-                lambda places=places: packed()[list(places)], partial(_alone, model, documents[which], device)
-            ):
-                return f"the {name} of two comes out otherwise than alone"
-        other = partial(_run, model, [changed, ids[1]], images)
-        if not compare.equal(lambda: packed()[list(second)], lambda: other()[list(second)]):
+        for at, name in ((1, "the first of two"), (3, "the second of two"), (2, "text between two")):
+            if not compare.equal(lambda at=at: packed()[places[at]], partial(_alone, model, row[at], device)):
+                return f"{name} comes out otherwise than alone"
+        other = partial(_run, model, [ids[0], changed, *ids[2:]], images)
+        if not compare.equal(lambda: packed()[places[3]], lambda: other()[places[3]]):
             return "the second of two changes with the first"
     return None
 

@@ -188,7 +188,7 @@ def has_images(message: Message) -> bool:
 
 
 def _part(place: str, field: str, part: object, role: object, images: list[Image] | None) -> str | None:
-    """Return the text of one part of a content in parts; None for an image, which is added to `images`."""
+    """Return the text of a part of a content; None for an image, which is added to `images`."""
     if isinstance(part, dict):
         if isinstance(part.get("text"), str) and part.get("type", "text") == "text":
             extra = unread(part, ("type", "text"))

@@ -193,18 +193,22 @@ def _identity(entry: "EntryPoint") -> list[str | None]:
 def _refused(format: str, images: bool) -> dict[str, str]:  # noqa: A002
     """Fields that change what is learned and that are not read, each with the reason."""
     read = {name for name in format_named(format).reads if images or name not in IMAGE_FIELDS}
-    return {field: why for field, why in _CHANGES_MEANING.items() if field not in read}
+    refused = {field: why for field, why in _CHANGES_MEANING.items() if field not in read}
+    if images:
+        # Who trains images is not to be told of who does.
+        refused |= {name: f"rows of {format} are trained on text alone" for name in IMAGE_FIELDS if name in refused}
+    return refused
 
 
 def _with_paths(place: str, chat: Chat, images: bool, directory: str | None) -> Chat:
-    """Return a conversation whose images have absolute paths; refuse them where they are not trained."""
+    """Make the paths of images absolute; refuse images where they are not trained."""
     if not images:
         raise DataError(f"{place}: field {chat.images[0].field} is an image, and {IMAGES_ELSEWHERE}; take the row out")
     return attrs.evolve(chat, images=tuple(placed(place, image, directory) for image in chat.images))
 
 
 def _check_no_images(place: str, rated: Preference | Unpaired) -> None:
-    """Refuse images in answers that are compared or rated, which other packages' formats may make."""
+    """Refuse images in answers that are compared or rated, as a plug-in may make them."""
     for side in (rated.chosen, rated.rejected) if isinstance(rated, Preference) else (rated.answer,):
         if isinstance(side, Chat) and side.images:
             raise DataError(f"{place}: field {side.images[0].field} is an image, and {IMAGES_ELSEWHERE}; take the row out")

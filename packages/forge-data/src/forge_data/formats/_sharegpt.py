@@ -39,7 +39,10 @@ def sharegpt(place: str, fields: Fields) -> Chat:
 
 
 def conversation(place: str, fields: Fields, *, images: bool = False) -> Turns:
-    """Read the turns of `conversations`, which may have `images`, and `system` before them; errors as `sharegpt`."""
+    """Read the turns of `conversations`, and `system` before them; errors as `sharegpt`.
+
+    With `images` their contents may have some.
+    """
     value = from_json(fields["conversations"])
     if not isinstance(value, list) or not value:
         found = "an empty list" if value == [] else describe(value)

@@ -32,7 +32,8 @@ def is_empty(value: object) -> bool:
     if isinstance(value, np.ndarray):
         return not value.size
     if isinstance(value, dict):
-        return all(map(is_empty, value.values()))
+        # Structs are not followed further down: they may be nested deeper than Python can follow.
+        return all(not each if isinstance(each, dict) else is_empty(each) for each in value.values())
     return value is None or (isinstance(value, (str, bytes, list)) and not value)
 
 

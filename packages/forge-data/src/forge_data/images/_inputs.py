@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ImageInputs:
-    """Maker of what a model's forward is given for an example beside `input_ids`: pixels, sizes, kinds of tokens.
+    """Makes what a forward is given for an example beside `input_ids`: pixels, sizes, ...
 
     `inputs(example)` is what the model's own processor makes, `processor(text=[text], images=[images],
     return_tensors="np")`, without `input_ids` and `attention_mask`, whatever its arrays are called:
@@ -56,16 +56,20 @@ class ImageInputs:
         )
         self._lock = Lock()
 
-    def __call__(self, example: TokenizedExample) -> "dict[str, NDArray[Any]]":
+    def __call__(self, example: TokenizedExample, place: str = "an example") -> "dict[str, NDArray[Any]]":
         """Make the arguments of a forward of one example, a batch of one.
+
+        Args:
+            example: of a store, or of `tokenize`.
+            place: of its row, for errors, as `store.source(index)` returns it.
 
         Raises:
             DataError: a file of an image is missing, or is not the one that was prepared.
         """
-        pixels = [read_image(image)[0] for image in example.images]
+        pixels = [read_image(image, place)[0] for image in example.images]
         try:
             with self._lock:
-                of_images = self._processor.arrays(pixels, example.images[0].place) if pixels else {}
+                of_images = self._processor.arrays(pixels, place) if pixels else {}
                 return of_images | self._processor.of_tokens(example.input_ids)
         finally:
             for each in pixels:

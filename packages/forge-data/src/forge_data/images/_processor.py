@@ -1,4 +1,4 @@
-"""Tokenizer → its model's own processor, which says what stands for an image and makes its pixels.
+"""Directory of a model → its processor, which says what stands for an image, and makes pixels.
 
 The processor is that of transformers, so what a model is trained on is what it gets from plain transformers.
 """
@@ -85,7 +85,7 @@ class ModelProcessor:
             raise self._legacy(f"{place}: ")
         ids = np.asarray(made["input_ids"][0], dtype=np.int32)
         self._check_arrays(place, made, ids)
-        replacements = [Replacement(*each["span"], each["replacement"]) for each in offsets[0]]
+        replacements = [Replacement(each["span"][0], each["span"][1], each["replacement"]) for each in offsets[0]]
         return Expanded(replacements, ids)
 
     def arrays(self, images: "Sequence[Pixels]", place: str) -> "dict[str, NDArray[Any]]":
@@ -162,7 +162,7 @@ class ModelProcessor:
 
 
 def processor_files(directory: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the SHA-256 of each file of a directory that says what its processor does; nothing is loaded.
+    """Return the SHA-256 of each file that says what a directory's processor does.
 
     Of a name on the Hub, those of the files in its cache.
     """
@@ -180,7 +180,9 @@ def processor_files(directory: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def load_processor(directory: str | os.PathLike[str], tokenizer: "PreTrainedTokenizerBase | None" = None) -> ModelProcessor:
-    """Load the processor of a model's directory, or of its name on the Hub; no code that comes with it is run.
+    """Load the processor of a model's directory, or of its name on the Hub.
+
+    No code that comes with it is run.
 
     Args:
         directory: of the model or its tokenizer.

@@ -1,4 +1,4 @@
-"""File or bytes of an image → its pixels, upright and in colours, and the SHA-256 of the bytes."""
+"""File or bytes of an image → its pixels, upright and in colours, and the bytes' SHA-256."""
 
 import hashlib
 import io
@@ -13,29 +13,32 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Pixels
 
 
-def read_image(image: Image) -> "tuple[Pixels, str]":
-    """Decode an image as transformers' `load_image` does; return it with the SHA-256 of its bytes.
+def read_image(image: Image, place: str) -> "tuple[Pixels, str]":
+    """Decode an image as transformers' `load_image` does, with the SHA-256 of its bytes.
 
-    Where it has a `sha256`, its bytes must still have it.
+    Args:
+        image: the image; where it has a `sha256`, its bytes must still have it.
+        place: of its row, such as `train.jsonl:417`.
 
     Raises:
         DataError: it is missing, unreadable, no image, too large, or another one than before.
     """
-    data = _bytes_of(image)
+    data = _bytes_of(image, place)
     sha256 = hashlib.sha256(data).hexdigest()
     if image.sha256 and sha256 != image.sha256:
         raise _error(
             image,
+            place,
             f"changed since the rows were prepared: its SHA-256 is {sha256}, and was {image.sha256}",
             "prepare again",
         )
-    return _decoded(data, image), sha256
+    return _decoded(data, image, place), sha256
 
 
 def sha256_of(image: Image) -> str | None:
     """Return the SHA-256 of the bytes that an image has now; None where it cannot be read."""
     try:
-        return hashlib.sha256(_bytes_of(image)).hexdigest()
+        return hashlib.sha256(_bytes_of(image, "")).hexdigest()
     except DataError:
         return None
 
@@ -45,7 +48,7 @@ def name_of(image: Image) -> str:
     return os.path.basename(image.path) if image.path is not None else image.field
 
 
-def _bytes_of(image: Image) -> bytes:
+def _bytes_of(image: Image, place: str) -> bytes:
     if image.data is not None:
         return image.data
     assert image.path is not None
@@ -55,15 +58,16 @@ def _bytes_of(image: Image) -> bytes:
         found = (
             "is a directory" if isinstance(error, IsADirectoryError) else f"cannot be read: {getattr(error, 'strerror', error)}"
         )
-        raise _error(image, found, "give the file of an image, relative to the rows' file or absolute") from error
+        raise _error(image, place, found, "give the file of an image, relative to the rows' file or absolute") from error
 
 
-def _decoded(data: bytes, image: Image) -> "Pixels":
+def _decoded(data: bytes, image: Image, place: str) -> "Pixels":
     try:
         from PIL import Image as Pillow, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise DataError(
-            f"{_where(image)}: images are read by Pillow, which cannot be imported ({error}); install forge-data[images]"
+            f"{place}: field {image.field}: images are read by Pillow, which cannot be imported ({error}); install "
+            "forge-data[images]"
         ) from error
     limit = Pillow.MAX_IMAGE_PIXELS
     try:
@@ -74,17 +78,13 @@ def _decoded(data: bytes, image: Image) -> "Pixels":
     except (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning) as error:
         found = str(error)
     except UnidentifiedImageError as error:
-        raise _error(image, "is no image that Pillow knows", "give a PNG, JPEG or WebP file") from error
+        raise _error(image, place, "is no image that Pillow knows", "give a PNG, JPEG or WebP file") from error
     except Exception as error:
         # Pillow's readers raise OSError, SyntaxError, ValueError, struct.error and others for what is broken.
-        raise _error(image, f"is a broken image: {error}", "mend it, or take the row out") from error
-    raise _error(image, f"has too many pixels ({found}; Pillow's limit is {limit})", "make it smaller")
+        raise _error(image, place, f"is a broken image: {error}", "mend it, or take the row out") from error
+    raise _error(image, place, f"has too many pixels ({found}; Pillow's limit is {limit})", "make it smaller")
 
 
-def _error(image: Image, found: str, remedy: str) -> DataError:
+def _error(image: Image, place: str, found: str, remedy: str) -> DataError:
     what = f"{image.path} " if image.path is not None else "the image "
-    return DataError(f"{_where(image)}: {what}{found}; {remedy}")
-
-
-def _where(image: Image) -> str:
-    return f"{image.place}: field {image.field}" if image.place else f"field {image.field}"
+    return DataError(f"{place}: field {image.field}: {what}{found}; {remedy}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from forge_data._errors import DataError, TemplateError
 from forge_data.chat_template._template import RenderedChat
+from forge_data.chat_template._trace import NOBODY
 from forge_data.masking._loss_mask import Span
 
 
@@ -15,13 +16,14 @@ def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def placeholders(rendered: RenderedChat, placeholder: str, place: str, template: str) -> int:
-    """Count the placeholders of a text: one for each image of its messages, each written by the template.
+    """Count the placeholders of a text: one for each image, each written by the template.
 
     Raises:
         DataError: a text of the row has one in it, which would take an image's place.
-        TemplateError: the template writes another number of them.
+        TemplateError: the template writes another number of them, or in another order than the messages.
     """
-    trace, wanted = rendered.trace, count_images(rendered.messages)
+    trace = rendered.trace
+    wanted = [index for index, message in enumerate(rendered.messages) for _ in range(count_images([message]))]
     found = [match.span() for match in re.finditer(re.escape(placeholder), trace.text)]
     for start, stop in found:
         for first, last, leaf, _ in trace.stretches:
@@ -31,12 +33,18 @@ def placeholders(rendered: RenderedChat, placeholder: str, place: str, template:
                     f"{place}: field {named} has {placeholder!r} in its text, which stands for an image of this model; "
                     "images are parts of a content, or in the column images, so take it out of the text"
                 )
-    if len(found) != wanted:
+    if len(found) != len(wanted):
         raise TemplateError(
             f"{place}: {template} writes {len(found)} of {placeholder!r}, the placeholder of an image, where the messages have "
-            f"{wanted} images; use the template of the model's processor, or one that writes each image"
+            f"{len(wanted)} images; use the template of the model's processor, or one that writes each image"
         )
-    return wanted
+    owners = [owner for at, _ in found for start, stop, owner in trace.runs if start <= at < stop]
+    if any(owner not in (NOBODY, message) for owner, message in zip(owners, wanted, strict=True)):
+        raise TemplateError(
+            f"{place}: {template} writes the images of messages in another order, so that each would be taken for another; use "
+            "the template of the model's processor, or one that writes each image in its turn"
+        )
+    return len(wanted)
 
 
 def moved(places: Sequence[int], starts: Sequence[int], stops: Sequence[int], sizes: Sequence[int]) -> list[int]:

@@ -127,7 +127,7 @@ class InMemoryRows:
 
     def _hashed(self) -> Iterator[tuple[int, object, int]]:
         """Yield (index, row, bytes) of each; after the last one their number and hash are known."""
-        digest, known, count = hashlib.sha256(), True, 0
+        digest, known, count, contents = hashlib.sha256(), True, 0, _Contents()
         for row, value in enumerate(self._given()):
             try:
                 plain = plain_values(value)
@@ -136,12 +136,13 @@ class InMemoryRows:
             if self.kind.startswith("datasets."):
                 plain = without_nulls(plain)
             try:
-                text = json.dumps(plain, separators=(",", ":"), default=_content).encode()
+                text = json.dumps(plain, separators=(",", ":"), default=contents).encode()
             except (TypeError, ValueError, RecursionError):
                 known, text = False, repr(plain).encode("utf-8", "replace")
             digest.update(len(text).to_bytes(8, "little") + text)
             count = row + 1
-            yield row, plain, len(text)
+            yield row, plain, len(text) + contents.size
+            contents.size = 0
         self._was_read, self._count, self._sha256 = True, count, digest.hexdigest() if known else None
 
     def _given(self) -> Iterator[object]:
@@ -183,14 +184,28 @@ def plain_values(value: Any) -> Any:
     return plain_values(value.tolist()) if hasattr(value, "tolist") else value
 
 
-def _content(value: object) -> object:
-    match value:
-        case date() | time():
-            return value.isoformat()
-        case bytes():
-            return hashlib.sha256(value).hexdigest()
-        case _ if is_pil_image(value):
-            image: Any = value
-            return [image.mode, image.size, image.getpalette(), hashlib.sha256(image.tobytes()).hexdigest()]
-        case _:
-            raise TypeError(type(value).__name__)
+class _Contents:
+    """What stands in JSON for values that are none, and the bytes that they hold."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def __call__(self, value: object) -> object:
+        match value:
+            case date() | time():
+                return value.isoformat()
+            case bytes() | bytearray():
+                self.size += len(value)
+                return hashlib.sha256(value).hexdigest()
+            case _ if is_pil_image(value):
+                image: Any = value
+                try:
+                    pixels = image.tobytes()
+                except Exception as error:
+                    # A broken file, which Pillow reads only now: its format names the field.
+                    raise TypeError(type(value).__name__) from error
+                self.size += len(pixels)
+                more = repr(image.info.get("transparency")), image.getexif().tobytes().hex()
+                return [image.mode, image.size, image.getpalette(), more, hashlib.sha256(pixels).hexdigest()]
+            case _:
+                raise TypeError(type(value).__name__)

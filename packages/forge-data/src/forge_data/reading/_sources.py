@@ -110,7 +110,7 @@ class Source:
 
     @property
     def directory(self) -> str | None:
-        """Directory in which relative paths in its rows begin; None where it lies in none of this machine."""
+        """Directory where relative paths in its rows begin; None where it has none on this machine."""
         match self.reader:
             case InMemoryRows():
                 return os.getcwd()

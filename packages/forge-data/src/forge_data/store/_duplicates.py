@@ -13,7 +13,7 @@ _DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 
 def digest(examples: Iterable["NDArray[np.int32]"], images: bytes = b"") -> bytes:
-    """Hash the ids int32[S] of a unit's samples, and their images, into 16 bytes; equal for equal ones only."""
+    """Hash the ids int32[S] and the images of a unit's samples: 16 bytes, equal for equal ones."""
     hashed = hashlib.blake2b(digest_size=_DIGEST.itemsize)
     for ids in examples:
         # The length before the ids, so that two samples cannot run into one another.

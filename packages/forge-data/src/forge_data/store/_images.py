@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def arrays_of_images(samples: "Sequence[tuple[Image, ...]]") -> "dict[str, NDArray[Any]]":
-    """Write the images of samples: the arrays as a `Batch` has them, with a count for each sample."""
+    """Write the images of samples as arrays of a `Batch`, which has a count for each sample."""
     known = [known_of(images) for images in samples]
     places = [_places(images) for images in samples]
     return {
@@ -36,12 +36,11 @@ def images_at(arrays: "dict[str, NDArray[Any]]", at: int) -> tuple[Image, ...]:
     offsets = arrays[IMAGE_FILE_OFFSETS]
     head, _, rest = arrays[IMAGE_FILES][offsets[at] : offsets[at + 1]].tobytes().partition(b"\n")
     images, done = [], 0
-    place, *named = json.loads(head)
-    for (sha256, start, stop), (field, path) in zip(json.loads(known), named, strict=True):
+    for (sha256, start, stop), (field, path) in zip(json.loads(known), json.loads(head), strict=True):
         if isinstance(path, str):
-            images.append(Image(field, path, None, sha256, start, stop, place))
+            images.append(Image(field, path, None, sha256, start, stop))
         else:
-            images.append(Image(field, None, rest[done : done + path], sha256, start, stop, place))
+            images.append(Image(field, None, rest[done : done + path], sha256, start, stop))
             done += path
     return tuple(images)
 
@@ -64,7 +63,7 @@ def _places(images: tuple[Image, ...]) -> bytes:
         return b""
     held = [image.data for image in images if image.data is not None]
     named = [(image.field, image.path if image.data is None else len(image.data)) for image in images]
-    return b"\n".join([_json([images[0].place, *named]), b"".join(held)])
+    return b"\n".join([_json(named), b"".join(held)])
 
 
 def _json(value: object) -> bytes:

@@ -15,7 +15,7 @@ shared.bin           int32[N]    only where rows became a sample for each turn: 
 weights.bin          float32[T]  only where some are neither 0 nor 1: by how much each token's loss term counts
 images.bin           uint8[C]    only where rows have images: JSON of each sample's images: SHA-256, first and last token + 1
 image_offsets.bin    int64[N+1]  images of sample i are bytes image_offsets[i] to image_offsets[i+1]
-image_files.bin      uint8[C]    JSON of where they are, row, field and path, and the bytes of those that a row holds itself
+image_files.bin      uint8[C]    JSON of where they are, field and path, and the bytes of those that a row holds itself
 image_file_offsets.bin
                      int64[N+1]  those of sample i are bytes image_file_offsets[i] to image_file_offsets[i+1]
 margins.bin          float32[P]  preferences with margins only: by how much each chosen answer is better

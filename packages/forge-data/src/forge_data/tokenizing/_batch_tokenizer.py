@@ -45,7 +45,8 @@ class BatchTokenizer:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         self._offsets = Offsets(tokenizer)
-        self._lock = Lock()
+        self.lock = Lock()
+        """Held while the tokenizer is used."""
         self._direct = _calls_backend(tokenizer) and not getattr(tokenizer, "split_special_tokens", False)
         self._enabled = _is_plain(tokenizer)
         self._misses = 0
@@ -67,7 +68,7 @@ class BatchTokenizer:
         """Tokenise texts; `special` adds the tokenizer's own special tokens around each."""
         if not texts:
             return NO_TOKENS
-        with self._lock:
+        with self.lock:
             if special or len(texts) < 2 or not self.uses_cache:
                 return self._by_tokenizer(texts, special=special)
             return self._by_cache(texts)

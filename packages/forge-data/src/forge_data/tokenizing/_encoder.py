@@ -263,10 +263,10 @@ class Encoder:
         if isinstance(processor, TokenizerError):
             raise TokenizerError(f"{part.place}: {processor}")
         self._conversations.placeholder = processor.placeholder
-        return [
-            expanded(part, each, processor)
-            for each in self._conversations.read(part, what, written, whole=whole, thinks=thinks)
-        ]
+        read = self._conversations.read(part, what, written, whole=whole, thinks=thinks)
+        # The processor tokenises too, perhaps with settings of its own, while the thread does.
+        with self._tokenize.lock:
+            return [expanded(part, each, processor) for each in read]
 
     def _job(self, part: Text | Document) -> _Job:
         everything = self._train_on == "all"

@@ -1,4 +1,4 @@
-"""Conversation with images → its text as the model's processor writes it, and which tokens stand for each image."""
+"""Conversation with images → its text as the model's processor writes it, and their tokens."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +45,8 @@ class ImageSpans:
             at = int(np.argmax(np.append(ids[:size] != self.ids[:size], True)))
             raise DataError(
                 f"{self.place}: the model's processor makes other tokens of the row than its text has ({len(self.ids)}, not "
-                f"{len(ids)}, from token {at} on), so it changes more than the images' placeholders; rows with images of this model "
-                "cannot be trained here"
+                f"{len(ids)}, from token {at} on), so it changes more than placeholders of images; rows with images of this "
+                "model cannot be trained here"
             )
         found = []
         outside = np.isin(ids, [*self.token_ids])
@@ -82,10 +82,9 @@ def expanded(chat: Chat, made: Conversation, processor: ModelProcessor) -> tuple
     images: list[Image] = []
     try:
         for image in chat.images[: made.images]:
-            placed = attrs.evolve(image, place=chat.place)
-            decoded, sha256 = read_image(placed)
+            decoded, sha256 = read_image(image, chat.place)
             pixels.append(decoded)
-            images.append(attrs.evolve(placed, sha256=sha256))
+            images.append(attrs.evolve(image, sha256=sha256))
         written = processor.expand(made.text, pixels, chat.place)
     finally:
         for each in pixels:

@@ -60,5 +60,6 @@ def _sample(view: View, numbers: dict[int, int], vocabulary: list[tuple[int, str
         "segments": [value for s in view.segments for value in (s.start, ROLES.index(s.role))],
         # Where a character is spread over several tokens, these differ from the vocabulary's own texts.
         "shared": {place: text for place, text in enumerate(view.texts) if text != vocabulary[local[place]][1]},
+        "images": [edge for image in view.images for edge in image],
         "inside": [place for place, within in enumerate(view.inside) if within],
     }

@@ -37,12 +37,22 @@ def lines(view: View, *, colour: bool, width: int) -> Iterator[str]:
 def _cells(view: View, segment: Segment, colour: bool) -> Iterator[Cell]:
     """Yield the cells of a segment in reading order; a cell of a line feed ends a line."""
     began = False
+    ends = dict(view.images)
+    stop = 0
     for place in range(segment.start, segment.stop):
         learned = bool(view.learned[place])
         style = LEARNED if learned else 0
         if learned != began and not colour:
             yield ("⟦" if learned else "⟧"), 0
         began = learned
+        if place < stop:
+            continue
+        if place in ends:
+            # Its name is from the row, so that only what prints is written.
+            text = "".join(letter if letter == " " else shown for letter in view.texts[place] for shown, _ in visible(letter))
+            stop = ends[place]
+            yield (text if colour else f"⟪{text}⟫"), style | SPECIAL
+            continue
         if view.pieces[place].special:
             text = "".join(shown for shown, _ in visible(view.texts[place]))
             yield (text if colour else f"⟪{text}⟫"), style | SPECIAL

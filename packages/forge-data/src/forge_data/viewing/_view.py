@@ -8,6 +8,8 @@ import numpy as np
 
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._example import IGNORED, ROLES
+from forge_data._values import counted
+from forge_data.images._read import name_of
 from forge_data.viewing._token_text import Piece, TokenTexts, characters
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class View:
     """Whether it is measured, and not trained on."""
     columns: list[tuple[str, str]] = attrs.field(factory=list)
     """Further fields of a prompt's row, as JSON."""
+    images: list[tuple[int, int]] = attrs.field(factory=list)
+    """Tokens [start, stop) of each image: the text of the first names the image, and the others have none."""
 
     def runs(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
         """List the learned stretches [start, stop) of a part of the sample, in order."""
@@ -69,6 +73,10 @@ def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
         ids = example.input_ids.tolist()
         pieces = texts.of(ids)
         shown, inside = characters(pieces)
+        for image in example.images:
+            size = image.stop - image.start
+            shown[image.start : image.stop] = [f"<image {name_of(image)}, {counted(size, 'tokens')}>", *[""] * (size - 1)]
+            inside[image.start : image.stop] = [False] * size
         yield View(
             index=index,
             place=store.source(index),
@@ -85,6 +93,7 @@ def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
             standing=standing.get(index, ("", None))[0],
             partner=standing.get(index, ("", None))[1],
             held_out=index in held_out,
+            images=[(image.start, image.stop) for image in example.images],
         )
 
 

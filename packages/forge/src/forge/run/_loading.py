@@ -102,6 +102,8 @@ def _load_in_some_way(
         ) from leaks[-1]
     if leaks and leaks[-1] is refusals[-1] and len(refusals) > 1:
         first = _without_remedy(refusals[0])
+        if first == _without_remedy(leaks[-1]):
+            raise leaks[-1]
         raise forge_algos.PackedBatchError(f"{first}. Its samples cannot run alone either: {leaks[-1]}") from leaks[-1]
     raise refusals[0]
 
@@ -239,8 +241,7 @@ def _loaded(
         attention=way.attention.value.name,
         attention_function=way.attention.value.function,
         task=task.model_task(s),
-        # In 16 bits what computes on images does so as it is stored, in float32 like the rest.
-        other_dtype=dtype.value if images and dtype.value.itemsize == 4 else None,
+        other_dtype=_dtype_beside(dtype) if images else None,
         **quantized(s, machine, dtype.value),
     )
     forge_algos.score_rows_at_once(model, machine.head_rows)
@@ -255,6 +256,11 @@ def _loaded(
             task.probe_objective(s).bind(model, device=machine.device.value)
     strategy.settle(model)
     return model, packed, why
+
+
+def _dtype_beside(dtype: forge_accel.Choice[Any]) -> Any:
+    """Return the dtype of what computes on images: in 16 bits as it is stored (None), in float32 like the rest."""
+    return dtype.value if dtype.value.itemsize == 4 else None
 
 
 def keep_apart(
@@ -334,11 +340,12 @@ def load_frozen(
     *,
     initial: bool = False,
     weights: Any = None,
+    images: bool = False,
 ) -> Any:
     """Load a frozen model for the same ranks, with the attention of the first where it fits.
 
     With `initial` it is the base of the run itself, quantized where that is. `weights` is their dtype, by default that of the
-    computation.
+    computation. With `images` the parts beside the language compute too.
     """
     loading = quantized(s, machine, dtype.value) if initial else {}
     refusals: list[Exception] = []
@@ -353,6 +360,7 @@ def load_frozen(
                     dtype=dtype.value if weights is None else weights,
                     attention=way.attention.value.name,
                     attention_function=way.attention.value.function,
+                    other_dtype=_dtype_beside(dtype) if images else None,
                     **loading,
                 )
             forge_algos.score_rows_at_once(model, machine.head_rows)

@@ -186,7 +186,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     def frozen(path: str | None, *, as_trained: bool = False) -> Any:
         if path is None:
-            found = load_frozen(start.path, s, machine, dtype, strategy, longest, report, initial=True)
+            found = load_frozen(start.path, s, machine, dtype, strategy, longest, report, initial=True, images=bool(images))
+            forge_algos.pack_images_like(found, model)
             found = frozen_with_adapter(with_kept_adapter(s, start), found, strategy)
         else:
             given = start.path if path == s.model.model_path else path
@@ -464,7 +465,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         if isinstance(strategy, forge_dist.TorchStrategy):
             optimizer.state.clear()
         try:
-            exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest)[1]
+            exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest, images=images)[1]
+            forge_algos.pack_images_like(exported, model)
             trained, after = after, evaluate(at.step, exported, f" as exported in {export_dtype}") or after
         except Exception as error:  # noqa: BLE001 - the run is finished, and its figures are those in memory
             why = out_of_memory(error, s, out.path) or error

@@ -54,17 +54,15 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
         return []
     inputs, found = _inputs(s, tokenizer), []
     for items in parts:
-        for row in range(len(items.store)):
-            sample = items.store[row]
+        store = items.store
+        for row in range(len(store)):
+            sample = store[row]
             found += [sample] if sample.images else []
             if len(found) == _TRIED:
                 break
-    shortest = sorted(found, key=lambda sample: len(sample.input_ids))[:2]
     return [
-        forge_algos.ImageDocument(
-            sample.input_ids, inputs(sample), [(image.start, image.stop) for image in sample.images]
-        )
-        for sample in shortest
+        forge_algos.ImageDocument(sample.input_ids, inputs(sample), [(image.start, image.stop) for image in sample.images])
+        for sample in sorted(found, key=lambda each: len(each.input_ids))[:2]
     ]
 
 
@@ -81,6 +79,8 @@ def with_images(run: Run) -> Run:
     if not documents:
         return run
     packs, why = _packs(run, documents)
+    if not packs and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
+        raise SettingsError(f"packing=on: {why}. With packing=auto its samples run alone.")
     parts = {name: items for name, items in (("train", run.train), ("held_out", run.held_out)) if isinstance(items, Samples)}
     if not packs and any(isinstance(items, Conversations) for items in parts.values()):
         raise SettingsError(
@@ -97,7 +97,7 @@ def with_images(run: Run) -> Run:
 def _packs(run: Run, documents: list[forge_algos.ImageDocument]) -> tuple[bool, str]:
     if run.settings.packing.packing == "off":
         return False, "packing=off"
-    if len(documents) < 2:
-        return False, "the data has one sample with images"
+    if len(documents) == 1:
+        documents *= 2
     with run.strategy.computing(run.model):
         return forge_algos.pack_images(run.model, documents, device=run.device, autocast=run.autocast)

@@ -24,7 +24,14 @@ const samples = data.samples.map((raw, number) => {
 const byIndex = new Map(samples.map((sample) => [sample.index, sample]));
 
 function idOf(sample, t) { return data.vocabulary[sample.tokens[t]][0]; }
-function isSpecial(sample, t) { return data.vocabulary[sample.tokens[t]][2] === 1; }
+function isSpecial(sample, t) { return data.vocabulary[sample.tokens[t]][2] === 1 || imageAt(sample, t) !== null; }
+// The first and the last token + 1 of the image that a token stands for; null for a token of text.
+function imageAt(sample, t) {
+  for (let i = 0; i < sample.images.length; i += 2) {
+    if (t >= sample.images[i] && t < sample.images[i + 1]) return [sample.images[i], sample.images[i + 1]];
+  }
+  return null;
+}
 function textOf(sample, t) { return sample.shared[t] ?? data.vocabulary[sample.tokens[t]][1]; }
 
 // What the token itself adds to the text, byte by byte, even where a character is spread over several tokens.

@@ -22,6 +22,7 @@ function describe(sample, t) {
 
 function select(article, t, { focus = false } = {}) {
   const sample = samples[Number(article.dataset.number)];
+  t = imageAt(sample, t)?.[0] ?? t;
   const element = fillTo(article, t);
   if (!element) return;
   if (at) at.element.classList.remove("at");
@@ -89,7 +90,7 @@ function onKey(event) {
   if (!article) return;
   const sample = samples[Number(article.dataset.number)];
   const here = at && at.article === article ? at.t : -1;
-  const next = { ArrowRight: here + 1, ArrowLeft: here - 1, n: edge(sample, here, 1), p: edge(sample, Math.max(here, 0), -1) }[event.key];
+  const next = { ArrowRight: imageAt(sample, here)?.[1] ?? here + 1, ArrowLeft: here - 1, n: edge(sample, here, 1), p: edge(sample, Math.max(here, 0), -1) }[event.key];
   if (next === undefined) return;
   event.preventDefault();
   if (sample.size) select(article, Math.min(Math.max(next, 0), sample.size - 1), { focus: true });

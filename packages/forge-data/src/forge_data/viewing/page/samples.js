@@ -15,6 +15,8 @@ function token(sample, t) {
   // Seen with the edges of tokens, and wherever a mask cuts a character in two.
   if (sample.inside.has(t)) element.append(make("span", `x part${sample.marks[t] !== sample.marks[t - 1] ? " odd" : ""}`, "⋯"));
   spell(element, textOf(sample, t));
+  // An image is one piece: its first token.
+  element.hidden = (imageAt(sample, t)?.[0] ?? t) !== t;
   return element;
 }
 

@@ -1,0 +1,119 @@
+"""Rows with images, from any kind of file → the same samples; refused where nobody trains them."""
+
+import json
+
+import datasets
+import numpy as np
+import pytest
+
+from forge_data import DataError, TokenStore, check_first_row, lint, prepare, prepare_prompts, tokenize
+from forge_data.linting._sample_table import SampleTable
+
+from ..pictured import pixels, png
+
+ANSWER = {"role": "assistant", "content": "a cat"}
+MESSAGES = [{"role": "user", "content": "<image>what is in the picture?"}, ANSWER]
+
+
+@pytest.fixture(scope="module")
+def model(gemma3_directory):
+    return str(gemma3_directory)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, model):
+    """Three rows and a text, in a file beside the pictures that they name."""
+    made = tmp_path_factory.mktemp("rows")
+    rows = [{"messages": MESSAGES, "images": [f"pictures/{seed}.png"]} for seed in range(3)]
+    rows.append({"messages": [{"role": "user", "content": "hello"}, ANSWER]})
+    (made / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (made / "pictures").mkdir()
+    for seed in range(3):
+        (made / f"pictures/{seed}.png").write_bytes(png(seed))
+    return made
+
+
+@pytest.fixture(scope="module")
+def store(folder, model, tmp_path_factory):
+    return prepare(folder / "train.jsonl", model, tmp_path_factory.mktemp("store"), images=True, progress=False)
+
+
+def shown(store: TokenStore) -> list[tuple]:
+    return [
+        (example.input_ids.tolist(), [(image.sha256, image.start, image.stop) for image in example.images]) for example in store
+    ]
+
+
+def test_paths_begin_beside_the_file(store, folder, monkeypatch, tmp_path, model):
+    """Samples have the pictures that lie beside the file, in every process, and their lint finds nothing."""
+    monkeypatch.chdir(tmp_path)
+    assert [[image.path for image in example.images] for example in store] == [
+        *([str(folder / f"pictures/{seed}.png")] for seed in range(3)),
+        [],
+    ]
+    again = prepare(folder / "train.jsonl", model, tmp_path / "store", images=True, progress=False, num_proc=2)
+    assert again.fingerprint == store.fingerprint
+    assert not store.lint.counts
+    (images, texts) = (np.array([sum(image.stop - image.start for image in each.images) for each in store]), store.lengths)
+    assert SampleTable.of(store).text_lengths.tolist() == (texts - images).tolist()
+    assert not lint(folder / "train.jsonl", model, images=True).counts
+
+
+@pytest.mark.parametrize("kind", ["parquet", "saved", "Dataset", "decoded", "list", "stream"])
+def test_of_datasets(kind, store, model, tmp_path):
+    """Images that `datasets` holds, encoded or decoded, are the samples of the files."""
+    rows = [{"messages": MESSAGES, "images": [{"bytes": png(seed), "path": None}]} for seed in range(3)]
+    made = datasets.Dataset.from_list(rows).cast_column("images", datasets.List(datasets.Image()))
+    given = {"Dataset": made, "decoded": made.with_transform(lambda batch: batch), "list": rows, "stream": iter(made)}
+    if kind == "parquet":
+        made.to_parquet(str(tmp_path / "train.parquet"))
+        given[kind] = tmp_path / "train.parquet"
+    elif kind == "saved":
+        made.save_to_disk(tmp_path / "saved")
+        given[kind] = tmp_path / "saved"
+    found = shown(prepare(given[kind], model, tmp_path / "store", images=True, progress=False))
+    expected = shown(store)[:3]
+    assert [ids for ids, _ in found] == [ids for ids, _ in expected]
+    if kind in ("parquet", "saved", "Dataset", "list"):
+        assert found == expected
+
+
+def test_one_row(store, model):
+    """A decoded picture of a row in memory."""
+    example = tokenize({"messages": MESSAGES, "image": pixels(0)}, model, images=True)
+    assert np.array_equal(example.input_ids, store[0].input_ids)
+    assert [(image.start, image.stop) for image in example.images] == [(image.start, image.stop) for image in store[0].images]
+
+
+def test_refused_where_they_are_not_trained(folder, model, tmp_path):
+    """Without `images` the row is refused before and while it is read, and `images` is refused where it is no flag."""
+    what = r"train.jsonl:1: field images is a list of 1, and only text is trained here: forge sft trains images"
+    with pytest.raises(DataError, match=what):
+        prepare(folder / "train.jsonl", model, tmp_path / "store", progress=False)
+    with pytest.raises(DataError, match=what):
+        check_first_row(folder / "train.jsonl")
+    with pytest.raises(DataError, match=what):
+        prepare_prompts(folder / "train.jsonl", model, tmp_path / "store", rename_columns={"messages": "prompt"})
+    assert [(each.rule, each.place) for each in lint(folder / "train.jsonl", model).findings][:1] == [
+        ("unreadable_row", "train.jsonl:1")
+    ]
+    with pytest.raises(DataError, match=r"row: field messages\[0\].content\[0\] is .*, and only text is trained here"):
+        tokenize({"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}, ANSWER]}, model)
+    check_first_row(folder / "train.jsonl", images=True)
+    with pytest.raises(DataError, match="`images` is the string 'yes'; it must be true or false"):
+        prepare(folder / "train.jsonl", model, tmp_path / "store", images="yes")
+
+
+def test_the_lint_reads_the_texts_of_parts(model):
+    """A mark of the model's in a text beside a picture is found, in its field; a picture alone is no empty turn."""
+    image = {"type": "image", "image": pixels(0)}
+    rows = [
+        {"messages": [{"role": "user", "content": [image, {"type": "text", "text": "a <start> b"}]}, ANSWER]},
+        {"messages": [{"role": "user", "content": [image]}, ANSWER]},
+        {"messages": [{"role": "user", "content": [image, {"type": "text", "text": "Itâ€™s"}]}, ANSWER]},
+    ]
+    found = lint(rows, model, images=True).findings
+    assert sorted((each.rule, each.row, each.field) for each in found) == [
+        ("broken_unicode", 2, "messages[0].content"),
+        ("special_token_in_text", 0, "messages[0].content"),
+    ]
