@@ -99,7 +99,7 @@ def test_a_conversation_about_an_image(
     so = [{"type": "image"}, {"type": "text", "text": "so?"}]
     assert asked == [(content, 1), ("and?", 1), (so, 2), ("why?", 1), ("no?", 0)]
     said = capsys.readouterr()
-    assert said.out.split("\n")[0] == expected(pictured, [file], "what?", 4)
+    assert said.out.strip().startswith(expected(pictured, [file], "what?", 4))
     assert "image none.png: there is no such file" in said.err
     assert "config.json is no image that Pillow knows" in said.err
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import numpy as np
 
 from forge_data._errors import DataError
@@ -92,7 +91,7 @@ class ImageInputs:
                 f"{place}: the chat template writes {found} of {placeholder!r}, the placeholder of an image, for {len(images)} "
                 "images; take it out of the text, or use the template of the model's processor"
             )
-        pixels = [read_image(attrs.evolve(image, place=place))[0] for image in images]
+        pixels = [read_image(image, place)[0] for image in images]
         try:
             with self._lock:
                 ids = self._processor.expand(text, pixels, place).ids

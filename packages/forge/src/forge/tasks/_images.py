@@ -57,12 +57,14 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
         store = items.store
         for row in range(len(store)):
             sample = store[row]
-            found += [sample] if sample.images else []
+            found += [(sample, store.source(row))] if sample.images else []
             if len(found) == _TRIED:
                 break
     return [
-        forge_algos.ImageDocument(sample.input_ids, inputs(sample), [(image.start, image.stop) for image in sample.images])
-        for sample in sorted(found, key=lambda each: len(each.input_ids))[:2]
+        forge_algos.ImageDocument(
+            sample.input_ids, inputs(sample, place), [(image.start, image.stop) for image in sample.images]
+        )
+        for sample, place in sorted(found, key=lambda each: len(each[0].input_ids))[:2]
     ]
 
 

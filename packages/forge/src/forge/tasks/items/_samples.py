@@ -58,7 +58,7 @@ class Samples:
         samples = [self.store[int(i)] for i in indices]
         if not self.share_prefix:
             row = forge_packing.collate(samples)
-            return row if self._images is None else image_row(row, samples, self._images)
+            return row if self._images is None else image_row(row, self.store, indices, self._images)
         return forge_packing.collate_shared(samples, max_tokens=self._most_tokens)
 
     @cached_property
@@ -156,8 +156,8 @@ class Conversations(Samples):
     def batch(self, indices: Sequence[int] | Ints) -> Any:
         """Pack conversations into one row."""
         if self._images is not None:
-            samples = [self.store[at] for i in map(int, indices) for at in range(self._ends[i], self._ends[i + 1])]
-            return image_row(forge_packing.collate(samples), samples, self._images)
+            at = [at for i in map(int, indices) for at in range(self._ends[i], self._ends[i + 1])]
+            return image_row(forge_packing.collate([self.store[i] for i in at]), self.store, at, self._images)
         turns = [[self.store[at] for at in range(self._ends[i], self._ends[i + 1])] for i in map(int, indices)]
         return forge_packing.collate_turns(turns, share_history=self.share_history, share_prefix=self.share_prefix)
 
