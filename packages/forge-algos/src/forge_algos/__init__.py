@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from forge_algos.batches._images import (
         ImageInputs as ImageInputs,
+        image_row_inputs as image_row_inputs,
         pack_images_like as pack_images_like,
         packs_images as packs_images,
     )
@@ -146,7 +147,7 @@ _PUBLIC = {
     "adaptations.peft._cache_named": "name_cache_for_peft",
     "batches._copies": "pin_batches",
     "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",
-    "batches._images": "ImageInputs pack_images_like packs_images",
+    "batches._images": "ImageInputs image_row_inputs pack_images_like packs_images",
     "batches._packed": "PackedBatch",
     "heads._chunks": "score_rows_at_once",
     "isolation._alone": "keep_documents_apart places_alone",

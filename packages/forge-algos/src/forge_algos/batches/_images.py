@@ -64,7 +64,7 @@ def image_row_inputs(
         ids: int64[T], on the device.
         boundaries: where documents begin, and T.
         documents: of each document the arguments that a processor gives.
-        packed: the arguments of the same row without images, `packed_inputs`.
+        packed: the arguments of the same row without images, `packed_inputs`; read for several documents.
 
     Raises:
         PackedBatchError: several documents for a model that was not shown to keep them apart, or arrays that fit no row.

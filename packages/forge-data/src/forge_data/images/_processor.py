@@ -227,7 +227,7 @@ def _not_loaded(name: str, error: Exception) -> str:
     package = next((each for each in ("torchvision", "pillow") if each in line.lower()), None)
     if package is None and not isinstance(error, ImportError):
         return (
-            f"rows have images, and no processor of images can be loaded from {name!r}: {line.rstrip('.')}; use a model that "
+            f"there are images, and no processor of images can be loaded from {name!r}: {line.rstrip('.')}; use a model that "
             "takes images, with its preprocessor_config.json or processor_config.json beside the tokenizer"
         )
     remedy = {
@@ -236,6 +236,6 @@ def _not_loaded(name: str, error: Exception) -> str:
         None: "install it",
     }
     return (
-        f"rows have images, and the processor of {name!r} needs a package that cannot be imported: {line.partition('. ')[0]}; "
+        f"there are images, and the processor of {name!r} needs a package that cannot be imported: {line.partition('. ')[0]}; "
         f"{remedy[package]}"
     )

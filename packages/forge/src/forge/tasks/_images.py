@@ -35,7 +35,8 @@ def check_images(s: Any, *stores: Any) -> None:
         return
     if s.backend.backend != FORGE:
         raise SettingsError(
-            f"backend={s.backend.backend} and rows with images: it trains on text alone. Leave backend out, or take the images out."
+            f"backend={s.backend.backend} and rows with images: it trains on text alone. Leave backend out, or take the "
+            "images out."
         )
     if s.adapter.adapter in VIRTUAL:
         raise SettingsError(

@@ -36,15 +36,15 @@ class ImageRow:
 def image_row(
     row: forge_packing.PackedBatch, store: forge_data.TokenStore, indices: Sequence[int] | Ints, inputs: forge_data.ImageInputs
 ) -> Any:
-    """Return a row of a store's samples, with what the processor makes of images where one has some."""
-    samples = [(store[int(at)], int(at)) for at in indices]
-    if not any(sample.images for sample, _ in samples):
+    """Return a row of samples, with what the processor makes of images where one has some."""
+    samples = [store[int(i)] for i in indices]
+    if not any(sample.images for sample in samples):
         return row
 
-    def of(sample: tuple[Any, int]) -> Mapping[str, Any]:
-        return inputs(sample[0], store.source(sample[1]))
+    def read() -> ImageInputs:
+        return list(_each.map(inputs, samples, [store.source(int(i)) for i in indices]))
 
-    return ImageRow(packed=row, image_inputs=lambda: list(_each.map(of, samples)))
+    return ImageRow(packed=row, image_inputs=read)
 
 
 def read_ahead(rows: Sequence[Any]) -> list[Any]:
