@@ -37,7 +37,7 @@ def packs_images(model: nn.Module) -> Way | None:
 
 
 def pack_images_like(model: nn.Module, other: nn.Module) -> None:
-    """Have `model` take rows with images as `other` does, a model of the same directory or of its export."""
+    """Have `model` take rows with images as `other` does, a model of the same kind."""
     set_packed(model, _packed.get(causal_model(other)))
 
 
@@ -98,7 +98,7 @@ def image_row_inputs(
 
 
 def _joined(documents: Sequence[ImageInputs], lengths: Sequence[int]) -> dict[str, NDArray[Any]]:
-    """Join the arguments of all documents: those of tokens along them, those of images one after another."""
+    """Join the arguments of all documents: of tokens along them, of images behind each other."""
     joined: dict[str, NDArray[Any]] = {}
     for name in dict.fromkeys(name for document in documents for name in document):
         given = [document.get(name) for document in documents]
@@ -120,9 +120,9 @@ def _joined(documents: Sequence[ImageInputs], lengths: Sequence[int]) -> dict[st
 def _positions(
     model: nn.Module, ids: torch.Tensor, lengths: Sequence[int], documents: Sequence[ImageInputs]
 ) -> torch.Tensor | None:
-    """Return positions int64[4, 1, T] of a model that counts images in two dimensions; None where it counts tokens.
+    """Return positions int64[4, 1, T] of a model that counts images in two dimensions.
 
-    The first are those of the text, by which documents are told apart; the others are the model's own of each document.
+    None where it counts tokens. The first are those of the text, by which documents are told apart; the others are the model's own of each document.
     """
     body: Any = causal_model(model).base_model
     if not callable(of_document := getattr(body, "get_rope_index", None)):

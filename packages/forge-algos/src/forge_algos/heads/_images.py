@@ -95,7 +95,7 @@ def require_image_attention(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> None:
-    """Raise unless a causal attention of our own computes a document with images as eager attention does.
+    """Raise unless attention of our own computes a document with images as eager does.
 
     Some models (Gemma 3, PaliGemma) let the tokens of an image see each other, which a mask says and only attention that reads
     masks computes. So the later tokens of an image are changed: the earlier ones may not change with them. What comes out is
@@ -156,7 +156,7 @@ def _set_attention(causal: Any, name: str | None) -> None:
 
 @contextmanager
 def _changed_token(model: nn.Module, document: ImageDocument) -> Iterator[range]:
-    """Turn the signs of the second half of the first image's tokens inside the block; yield the first half."""
+    """Turn the signs of the first image's later tokens inside the block; yield its first ones."""
     first, stop = document.spans[0]
     middle = (first + stop) // 2
 

@@ -85,7 +85,9 @@ class ImageInputs:
                 each.close()
 
     def prompt(self, text: str, images: Sequence[Image], place: str = "the prompt") -> "dict[str, NDArray[Any]]":
-        """Make all arguments of a forward of a text that a chat template wrote: `input_ids` int64[1, S], and those of a call.
+        """Make the arguments of a forward of a text that a chat template wrote.
+
+        They are `input_ids` int64[1, S], and those of a call.
 
         Args:
             text: with the processor's placeholder for each image.

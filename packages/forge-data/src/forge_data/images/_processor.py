@@ -1,4 +1,4 @@
-"""Directory of a model → its processor, which says what stands for an image, and makes pixels.
+"""Model's directory → its processor, which says what stands for an image, and makes pixels.
 
 The processor is that of transformers, so what a model is trained on is what it gets from plain transformers.
 """
@@ -100,7 +100,7 @@ class ModelProcessor:
         return {name: np.asarray(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
 
     def joins(self) -> bool:
-        """Tell whether the arrays of two texts are those of one and, behind them, those of the other."""
+        """Tell whether the arrays of two texts are those of one and behind them the other's."""
         from PIL import Image as Pillow
 
         pixels = [Pillow.effect_noise(size, 64).convert("RGB") for size in ((64, 96), (160, 48), (220, 230))]

@@ -243,9 +243,9 @@ class BatchPlan:
         return type(self)(**checked({**self._inputs(), "prefixes": None, "prefix_tokens": None, "repeated": repeated}))
 
     def padded(self, widths: npt.ArrayLike, lines: npt.ArrayLike | None = None) -> Self:
-        """Plan the same steps for micro-batches that are padded, as `plan` has it with `widths`; `samples(step)` stays.
+        """Plan the same steps for micro-batches that are padded; `samples(step)` stays.
 
-        Nothing is shared in it.
+        Widths and lines are those of `plan`. Nothing is shared in it.
         """
         same = self.alone()
         return type(same)(**checked({**same._inputs(), "widths": widths, "lines": lines}))

@@ -189,7 +189,7 @@ def _of_row(row: Any, where: str) -> str | Messages:
 
 
 def has_image(row: Any) -> bool:
-    """Return whether a row of JSON has an image: in a column of its own, or as a part of a content."""
+    """Return whether a row of JSON has an image: in a column, or as a part of a content."""
     if not isinstance(row, dict):
         return False
     given = [row.get("prompt"), row.get("messages")]

@@ -54,7 +54,7 @@ def check_images(s: Any, *stores: Any) -> None:
 
 
 def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.ImageDocument]:
-    """Return two short documents with images of items, one where they have no more, [] without any."""
+    """Return two short documents with images of items, or one, or none."""
     parts = tuple(items for items in parts if isinstance(items, Samples))
     if not has_images(*(items.store for items in parts)):
         return []
@@ -76,9 +76,9 @@ def _inputs(s: Any, tokenizer: Any) -> forge_data.ImageInputs:
 
 
 def with_images(run: Run) -> Run:
-    """Return the run with images read for its rows, padded or of one sample each where the model must have them so.
+    """Return the run with images read for its rows.
 
-    Every rank calls this.
+    They are padded, or of one sample each, where the model must have them so. Every rank calls this.
     """
     documents = image_documents(run.settings, run.tokenizer, run.train, run.held_out)
     if not documents:

@@ -70,12 +70,12 @@ def in_own_lines(s: Any) -> bool:
 
 
 def padding(s: Any, items: Items, rows: Ints | None = None) -> dict[str, Any]:
-    """Return `widths` and `lines` of items, or of `rows`, where micro-batches are padded or hold one each, or {}."""
+    """Return `widths` and `lines` of items, or of `rows`; {} where micro-batches are packed."""
     taken: Any = slice(None) if rows is None else rows
-    rows = getattr(items, "rows", "packed")
-    if rows == "single":
+    kind = getattr(items, "rows", "packed")
+    if kind == "single":
         return {"widths": forge_packing.one_a_row(items.lengths[taken], max_tokens=s.plan.max_tokens_per_gpu), "lines": None}
-    if rows == "packed" and s.adapter.adapter not in VIRTUAL:
+    if kind == "packed" and s.adapter.adapter not in VIRTUAL:
         return {}
     lines = None if items.lines is None else items.lines[taken]
     virtual = s.adapter.num_virtual_tokens if s.adapter.adapter in VIRTUAL else 0

@@ -94,7 +94,10 @@ class Samples:
         return same
 
     def with_images(self, inputs: forge_data.ImageInputs, rows: Literal["packed", "lines", "single"]) -> Self:
-        """Return the same items, whose rows are given their images: packed, in lines that are padded, or one sample each."""
+        """Return the same items, whose rows are given their images.
+
+        They are packed, in lines that are padded, or of one sample each.
+        """
         same = copy(self)
         same._images, same.rows = inputs, rows
         return same
