@@ -1,6 +1,7 @@
 """Example with images → the arguments of a forward beside its tokens."""
 
 import os
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,15 @@ class ImageInputs:
             load_processor(given, tokenizer) if isinstance(given, (str, os.PathLike)) else ModelProcessor(given, tokenizer)
         )
         self._lock = Lock()
+
+    @cached_property
+    def joins(self) -> bool:
+        """Whether the images of several texts are given to a model as one text's behind another's.
+
+        That is so where the processor makes of two texts, one with images of unlike sizes, what it makes of each. Others pad
+        images to the largest, or texts to the most images.
+        """
+        return self._processor.joins()
 
     def __call__(self, example: TokenizedExample, place: str = "an example") -> "dict[str, NDArray[Any]]":
         """Make the arguments of a forward of one example, a batch of one.

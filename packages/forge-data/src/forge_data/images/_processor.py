@@ -110,6 +110,20 @@ class ModelProcessor:
             )
         return {name: np.asarray(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
 
+    def joins(self) -> bool:
+        """Tell whether the arrays of two texts are those of one and, behind them, those of the other."""
+        from PIL import Image as Pillow
+
+        pixels = [Pillow.effect_noise(size, 64).convert("RGB") for size in ((64, 96), (160, 48), (220, 230))]
+        apart = [self.arrays(pixels[:1], ""), self.arrays(pixels[1:], "")]
+        texts = [self.placeholder, self.placeholder * 2]
+        how = {"add_special_tokens": False, "padding": True, "return_tensors": "np"}
+        try:
+            both = self._processor(text=texts, images=[pixels[:1], pixels[1:]], **how)
+            return all(np.array_equal(np.concatenate([of[name] for of in apart]), np.asarray(both[name])) for name in apart[0])
+        except Exception:  # noqa: BLE001 - a processor may raise anything, and arrays of unlike shapes do not join
+            return False
+
     def of_tokens(self, ids: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
         """Make the arrays with a number for each token: int64[1, S] by name."""
         if not self._arrays_of_tokens:
