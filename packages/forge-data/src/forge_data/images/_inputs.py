@@ -75,7 +75,7 @@ class ImageInputs:
         pixels = [read_image(image, place)[0] for image in example.images]
         try:
             with self._lock:
-                of_images = self._processor.arrays(pixels, example.input_ids, place) if pixels else {}
+                of_images = self._processor.arrays(pixels, place, example.input_ids) if pixels else {}
                 return of_images | self._processor.of_tokens(example.input_ids)
         finally:
             for each in pixels:
