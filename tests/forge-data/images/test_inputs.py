@@ -74,6 +74,19 @@ def test_a_file_that_changed(gemma3_directory, tmp_path):
         inputs(moved, "rows.jsonl:3")
 
 
+def test_a_processor_of_other_settings(gemma3_directory):
+    """A processor that makes more tokens of an image than the row has is told apart before a model is."""
+    from transformers import AutoProcessor
+
+    _, example = encoded(gemma3_directory, *TURNS[1])
+    processor = AutoProcessor.from_pretrained(gemma3_directory)
+    processor.full_image_sequence = processor.full_image_sequence.replace("<end", "<image_soft_token><end")
+    with pytest.raises(
+        DataError, match=r"^rows.jsonl:2: .* makes 20 tokens of the row's images, which were prepared as 16; prepare"
+    ):
+        ImageInputs(processor)(example, "rows.jsonl:2")
+
+
 def test_several_threads(gemma3_directory):
     """Threads that share one get what each would get alone."""
     inputs = ImageInputs(gemma3_directory)

@@ -122,7 +122,8 @@ def _positions(
 ) -> torch.Tensor | None:
     """Return positions int64[4, 1, T] of a model that counts images in two dimensions.
 
-    None where it counts tokens. The first are those of the text, by which documents are told apart; the others are the model's own of each document.
+    None where it counts tokens. The first are those of the text, by which documents are told apart; the others are the model's
+    own of each document.
     """
     body: Any = causal_model(model).base_model
     if not callable(of_document := getattr(body, "get_rope_index", None)):

@@ -1,4 +1,4 @@
-"""Model's directory → its processor, which says what stands for an image, and makes pixels.
+"""Directory of a model → its processor: what stands for an image, and its pixels.
 
 The processor is that of transformers, so what a model is trained on is what it gets from plain transformers.
 """
@@ -89,14 +89,28 @@ class ModelProcessor:
         replacements = [Replacement(each["span"][0], each["span"][1], each["replacement"]) for each in offsets[0]]
         return Expanded(replacements, ids)
 
-    def arrays(self, images: "Sequence[Pixels]", place: str) -> "dict[str, NDArray[Any]]":
+    def arrays(self, images: "Sequence[Pixels]", place: str, ids: "NDArray[Any] | None" = None) -> "dict[str, NDArray[Any]]":
         """Make the arrays of the images of one text, as the processor does: pixels, sizes, ...
 
+        Args:
+            images: of the text, in order.
+            place: of the row.
+            ids: int[S], the tokens of the text, to be compared.
+
         Raises:
-            DataError: the processor refuses the images; its own message is included.
+            DataError: the processor refuses the images; its own message is included. Or it makes more or fewer tokens of them
+                than the text has.
         """
         # With a text of placeholders alone, since some processors make nothing of images without text.
         made = self._arrays(place, self.placeholder * len(images), images)
+        now, then = (
+            int(np.isin(tokens, [*self.token_ids]).sum()) for tokens in (made["input_ids"], () if ids is None else ids)
+        )
+        if ids is not None and now != then:
+            raise DataError(
+                f"{place}: {self.name} makes {now} tokens of the row's images, which were prepared as {then}; prepare the rows "
+                "again, with the processor in use, and with `on_overflow` set to drop if they were cut"
+            )
         return {name: np.asarray(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
 
     def joins(self) -> bool:
