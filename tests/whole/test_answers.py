@@ -81,6 +81,7 @@ def test_a_resumed_run_answers_again_what_came_later(model_dir: Path, chats: Pat
         ("sft", {"eval_prompts": ["ROWS"]}, "rows.jsonl:2: holds no prompt"),
         ("sft", {"eval_prompts": ["TEXTS"]}, "texts.jsonl:1: each of its messages must have a role and a content"),
         ("sft", {"eval_prompts": ["NULL"]}, "null.jsonl:1: each of its messages must have a role and a content"),
+        ("sft", {"eval_prompts": ["IMAGE"]}, "image.jsonl:2: has an image, and eval_prompts are asked as texts"),
         ("sft", {"eval_prompts": ["\udcff"]}, "is not UTF-8"),
         ("reward", {"eval_prompts": ["a"]}, "a reward model gives texts a number"),
     ],
@@ -94,7 +95,9 @@ def test_what_cannot_be_asked_is_refused(
         settings = {"eval_prompts": [str(rows)]}
     texts = write_rows(tmp_path / "texts.jsonl", [{"prompt": ["a"]}])
     null = write_rows(tmp_path / "null.jsonl", [{"messages": [{"role": "user", "content": None}]}])
-    for name, file in (("TEXTS", texts), ("NULL", null)):
+    parts = [{"role": "user", "content": [{"type": "image_url"}]}]
+    image = write_rows(tmp_path / "image.jsonl", [{"prompt": "a"}, {"messages": parts}])
+    for name, file in (("TEXTS", texts), ("NULL", null), ("IMAGE", image)):
         if settings.get("eval_prompts") == [name]:
             settings = {"eval_prompts": [str(file)]}
     with pytest.raises(forge.SettingsError, match=said):

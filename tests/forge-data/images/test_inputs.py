@@ -109,21 +109,29 @@ def test_no_processor(gemma3_directory, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("message", "expected"),
+    ("error", "expected"),
     [
         (
-            "\nQwen3VLVideoProcessor requires the Torchvision library but it was not found. Check out",
-            "was not found; install torchvision$",
+            ImportError("\nQwen3VLVideoProcessor requires the Torchvision library but it was not found. Check out"),
+            "install the torchvision",
         ),
-        ("\nX requires the PIL library but it was not found. You can install it with pip: `pip install pillow`.", "install "),
+        (ValueError("None could be imported. Missing optional dependencies: torchvision. Please"), "install the torchvision"),
+        (RuntimeError("operator torchvision::nms does not exist"), "torchvision::nms does not exist; install the torchvision"),
+        (
+            ImportError(
+                "\nX requires the PIL library but it was not found. You can install it with pip: `pip install pillow`."
+            ),
+            "install pillow",
+        ),
+        (ImportError("Package `num2words` is required. Install it"), "Package `num2words` is required; install it"),
     ],
 )
-def test_a_missing_package(gemma3_directory, monkeypatch, message, expected):
-    """A processor that needs a package that is not there names it."""
+def test_a_missing_package(gemma3_directory, monkeypatch, error, expected):
+    """A processor that needs a package that is not there, or not of this torch, names it."""
     from transformers import AutoProcessor
 
     def refuse(*_, **__):
-        raise ImportError(message)
+        raise error
 
     monkeypatch.setattr(AutoProcessor, "from_pretrained", refuse)
     with pytest.raises(TokenizerError, match=r"needs a package that cannot be imported: .*" + expected):

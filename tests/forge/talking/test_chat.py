@@ -32,7 +32,7 @@ def test_ctrl_c_ends_an_answer_and_sigterm_the_conversation(
     """What was shown of the answer is part of the history."""
 
     class Model:
-        def answer(self, asked: object, sampling: object, shown: Callable[[str], None]) -> str:
+        def answer(self, asked: object, sampling: object, shown: Callable[[str], None], *, images: object) -> str:
             """Say half an answer."""
             shown("half an ")
             raise error
@@ -40,7 +40,7 @@ def test_ctrl_c_ends_an_answer_and_sigterm_the_conversation(
     side = _Side("model", cast("Any", Model()))
     side.forget("be kind")
     with nullcontext() if goes_on else pytest.raises(Stopped):
-        side.say("what?", Sampling())
+        side.say("what?", [], Sampling())
     if goes_on:
         assert capsys.readouterr().out == "half an  (stopped)\n"
         assert side._history[-1] == {"role": "assistant", "content": "half an"}

@@ -21,16 +21,19 @@ from forge_algos._modules import causal_model, language_modules
 ImageInputs = Mapping[str, NDArray[Any]]
 """Arguments of a forward for one document beside its ids, as a processor gives them for one text.
 Of each token ([1, S]), or of all its images; {} for a document without images."""
-Way = Literal["bounds", "positions"]
-"""How a model learns where documents with images begin: by boundaries and positions, or by positions alone."""
+Way = Literal["bounds", "positions", "lines"]
+"""How a model is told where the documents of a row with images begin: by boundaries and positions, by positions alone, or by
+lines of their own, padded on the right under a mask."""
+LINES = "image_lines"
+"""Argument of a row that is to be laid out in lines: the names of the arrays of its tokens. It is no argument of a model."""
 
 _packed: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
 """Causal model that keeps the documents of a row with images apart → how it is told where they begin."""
 
 
-def packs_images(model: nn.Module) -> bool:
-    """Return whether rows with images may hold several documents."""
-    return causal_model(model) in _packed
+def packs_images(model: nn.Module) -> Way | None:
+    """Return how rows with images may hold several documents; None: they hold one."""
+    return _packed.get(causal_model(model))
 
 
 def pack_images_like(model: nn.Module, other: nn.Module) -> None:
@@ -61,7 +64,7 @@ def image_row_inputs(
         ids: int64[T], on the device.
         boundaries: where documents begin, and T.
         documents: of each document the arguments that a processor gives.
-        packed: the arguments of the same row without images, `packed_inputs`.
+        packed: the arguments of the same row without images, `packed_inputs`; read for several documents.
 
     Raises:
         PackedBatchError: several documents for a model that was not shown to keep them apart, or arrays that fit no row.
@@ -83,11 +86,15 @@ def image_row_inputs(
         )
     lengths = np.diff(boundaries).tolist()
     joined = _joined(documents, lengths)
+    arrays = {name: _on(ids.device, array, dtype) for name, array in joined.items()}
+    if way == "lines":
+        of_tokens = tuple(name for name, array in joined.items() if array.shape == (1, len(ids)))
+        return {**packed, **arrays, LINES: of_tokens}
     positions = _positions(model, ids.cpu(), lengths, documents)
     inputs = dict(packed) if way == "bounds" else {name: packed[name] for name in ("input_ids", "position_ids", "use_cache")}
     if positions is not None:
         inputs["position_ids"] = positions.to(ids.device)
-    return inputs | {name: _on(ids.device, array, dtype) for name, array in joined.items()}
+    return inputs | arrays
 
 
 def _joined(documents: Sequence[ImageInputs], lengths: Sequence[int]) -> dict[str, NDArray[Any]]:

@@ -1,10 +1,16 @@
 """Example with images → the arguments of a forward beside its tokens."""
 
 import os
+from collections.abc import Sequence
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from forge_data._errors import DataError
 from forge_data._example import TokenizedExample
+from forge_data._image import Image
 from forge_data.images._processor import ModelProcessor, load_processor
 from forge_data.images._read import read_image
 
@@ -50,6 +56,15 @@ class ImageInputs:
         )
         self._lock = Lock()
 
+    @cached_property
+    def joins(self) -> bool:
+        """Whether the images of several texts are given to a model as one text's behind another's.
+
+        That is so where the processor makes of two texts, one with images of unlike sizes, what it makes of each. Others pad
+        images to the largest, or texts to the most images.
+        """
+        return self._processor.joins()
+
     def __call__(self, example: TokenizedExample, place: str = "an example") -> "dict[str, NDArray[Any]]":
         """Make the arguments of a forward of one example, a batch of one.
 
@@ -65,6 +80,36 @@ class ImageInputs:
             with self._lock:
                 of_images = self._processor.arrays(pixels, place) if pixels else {}
                 return of_images | self._processor.of_tokens(example.input_ids)
+        finally:
+            for each in pixels:
+                each.close()
+
+    def prompt(self, text: str, images: Sequence[Image], place: str = "the prompt") -> "dict[str, NDArray[Any]]":
+        """Make all arguments of a forward of a text that a chat template wrote: `input_ids` int64[1, S], and those of a call.
+
+        Args:
+            text: with the processor's placeholder for each image.
+            images: in the order of the placeholders.
+            place: of the text, for errors.
+
+        Raises:
+            DataError: another number of placeholders than of images, or an image that cannot be read.
+        """
+        placeholder = self._processor.placeholder
+        if (found := text.count(placeholder)) != len(images):
+            raise DataError(
+                f"{place}: the chat template writes {found} of {placeholder!r}, the placeholder of an image, for {len(images)} "
+                "images; take it out of the text, or use the template of the model's processor"
+            )
+        pixels = [read_image(image, place)[0] for image in images]
+        try:
+            with self._lock:
+                ids = self._processor.expand(text, pixels, place).ids
+                return (
+                    {"input_ids": ids[None].astype(np.int64)}
+                    | self._processor.arrays(pixels, place)
+                    | self._processor.of_tokens(ids)
+                )
         finally:
             for each in pixels:
                 each.close()

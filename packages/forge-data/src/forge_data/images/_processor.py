@@ -99,6 +99,20 @@ class ModelProcessor:
         made = self._arrays(place, self.placeholder * len(images), images)
         return {name: np.asarray(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
 
+    def joins(self) -> bool:
+        """Tell whether the arrays of two texts are those of one and, behind them, those of the other."""
+        from PIL import Image as Pillow
+
+        pixels = [Pillow.effect_noise(size, 64).convert("RGB") for size in ((64, 96), (160, 48), (220, 230))]
+        apart = [self.arrays(pixels[:1], ""), self.arrays(pixels[1:], "")]
+        texts = [self.placeholder, self.placeholder * 2]
+        how = {"add_special_tokens": False, "padding": True, "return_tensors": "np"}
+        try:
+            both = self._processor(text=texts, images=[pixels[:1], pixels[1:]], **how)
+            return all(np.array_equal(np.concatenate([of[name] for of in apart]), np.asarray(both[name])) for name in apart[0])
+        except Exception:  # noqa: BLE001 - a processor may raise anything, and arrays of unlike shapes do not join
+            return False
+
     def of_tokens(self, ids: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
         """Make the arrays with a number for each token: int64[1, S] by name."""
         if not self._arrays_of_tokens:
@@ -202,18 +216,26 @@ def load_processor(directory: str | os.PathLike[str], tokenizer: "PreTrainedToke
         from transformers import AutoProcessor
 
         processor: Any = AutoProcessor.from_pretrained(name, trust_remote_code=False)
-    except ImportError as error:
-        line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        package = next((each for each in ("torchvision", "pillow") if each in line.lower()), "it")
-        raise TokenizerError(
-            f"rows have images, and the processor of {name!r} needs a package that cannot be imported: "
-            f"{line.partition('. ')[0]}; install {package}"
-        ) from error
     except Exception as error:
-        # transformers raises OSError, ValueError, KeyError, TypeError, by what is missing.
-        line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise TokenizerError(
-            f"rows have images, and no processor of images can be loaded from {name!r}: {line.rstrip('.')}; use a model that "
-            "takes images, with its preprocessor_config.json or processor_config.json beside the tokenizer"
-        ) from error
+        # transformers raises ImportError, OSError, ValueError, KeyError, TypeError, by what is missing.
+        raise TokenizerError(_not_loaded(name, error)) from error
     return ModelProcessor(processor, tokenizer)
+
+
+def _not_loaded(name: str, error: Exception) -> str:
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    package = next((each for each in ("torchvision", "pillow") if each in line.lower()), None)
+    if package is None and not isinstance(error, ImportError):
+        return (
+            f"there are images, and no processor of images can be loaded from {name!r}: {line.rstrip('.')}; use a model that "
+            "takes images, with its preprocessor_config.json or processor_config.json beside the tokenizer"
+        )
+    remedy = {
+        "torchvision": "install the torchvision that belongs to this torch",
+        "pillow": "install pillow",
+        None: "install it",
+    }
+    return (
+        f"there are images, and the processor of {name!r} needs a package that cannot be imported: {line.partition('. ')[0]}; "
+        f"{remedy[package]}"
+    )

@@ -27,10 +27,11 @@ def load_trained(
     device: torch.device | str,
     task: Task = "causal",
     as_trained: bool = False,
+    other_dtype: torch.dtype | None = None,
 ) -> "PreTrainedModel | PeftModel":
     """Load what `export_model` wrote, or any model that `load_model` takes, for inference.
 
-    In eval mode, with sdpa attention where the architecture has it and eager where not.
+    In eval mode, with sdpa attention where the architecture has it and eager where not; `other_dtype` as in `load_model`.
 
     An adapter directory becomes a PeftModel on its base model, which must be where adapter_config.json says, and unchanged:
     where forge_base.json holds its identity, another base is refused. A base that was quantized while the adapter was trained
@@ -43,7 +44,7 @@ def load_trained(
     """
     folder = find_path(model_path)
     if folder is None or not os.path.isfile(folder / "adapter_config.json"):
-        return load_model(model_path, dtype=dtype, device=device, attention=None, task=task)
+        return load_model(model_path, dtype=dtype, device=device, attention=None, task=task, other_dtype=other_dtype)
     quiet_imports()
     try:
         base = base_path(folder)
@@ -55,7 +56,15 @@ def load_trained(
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise ModelError(f"{folder} is no adapter that can be loaded: {error}") from error
     try:
-        model = load_model(base, dtype=dtype, device=device, attention=None, task=task, quantization=quantization)
+        model = load_model(
+            base,
+            dtype=dtype,
+            device=device,
+            attention=None,
+            task=task,
+            quantization=quantization,
+            other_dtype=other_dtype,
+        )
     except ModelError as error:
         raise ModelError(f"{folder} is an adapter, and its base model cannot be loaded: {error}") from error
     try:

@@ -184,9 +184,8 @@ def _write_rest(inner: "PreTrainedModel | PeftModel", folder: Path, tokenizer: "
     base = base_of(inner)
     if tokenizer is not None:
         write_tokenizer(tokenizer, folder, base)
-    if not is_peft(inner):
-        write_processor(base, folder)
-    elif isinstance(task_of(base), Classifier):
+    write_processor(base, folder)
+    if is_peft(inner) and isinstance(task_of(base), Classifier):
         # PEFT's files do not say what the outputs of the head are called, nor how many there are.
         write_configs(base, folder, None)
     set_permissions(folder, folder / ("adapter_config.json" if is_peft(inner) else "config.json"))

@@ -63,6 +63,7 @@ def load_model(
     attention_function: AttentionFunction | None = None,
     task: Task = "causal",
     quantization: "QuantizationConfigMixin | None" = None,
+    other_dtype: torch.dtype | None = None,
 ) -> "PreTrainedModel":
     """Load the language model of `model_path` on `device`, its floats as `dtype`, in eval mode.
 
@@ -77,6 +78,8 @@ def load_model(
     (plain transformers reads a reward at the last token that is another), or stays None where none is known: then it takes one
     row at a time. With task="embedding" it is what AutoModel loads, without a head and without a pooling layer: the weights of
     those are left unread. With a `Classifier` it has as many labels as that names, in `config.id2label`, and its problem_type.
+
+    Parts beside the language (a vision tower) stay in the dtype of their files, or in `other_dtype` where that is wider.
 
     With a `quantization` of transformers' (a BitsAndBytesConfig) its linear layers but the head are quantized while they are
     read; such weights are neither trained nor exported: an adapter is put beside them.
@@ -97,6 +100,7 @@ def load_model(
         attention_function=attention_function,
         task=task,
         quantization=quantization,
+        other_dtype=other_dtype,
     )
     return moved(read_model(request, torch.device(device)), device)
 

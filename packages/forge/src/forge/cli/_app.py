@@ -270,8 +270,9 @@ def _inspect() -> Callable[..., None]:
 
 
 def _generate() -> Callable[..., None]:
-    example = "forge generate runs/first 'What is a plum?'"
-    return command_of(forge.generate, example, positional=2, empty="the model ended its answer at once, without a word.")
+    example = "forge generate runs/first 'What is in it?' --image plum.png"
+    empty = "the model ended its answer at once, without a word."
+    return command_of(forge.generate, example, positional=2, one_word=("image",), empty=empty)
 
 
 def _chat() -> Callable[..., None]:

@@ -112,6 +112,7 @@ def command_of(
     example: str,
     *,
     positional: int = 1,
+    one_word: Sequence[str] = (),
     empty: str = "",
     show: Callable[[Any], str] | None = str,
 ) -> Any:
@@ -121,6 +122,7 @@ def command_of(
         function: documented in Google's style.
         example: a command line, for the help.
         positional: how many parameters are words; the others are options.
+        one_word: lists of which an option takes one word and is repeated, so that words may follow it.
         empty: a line for stderr where the result is empty.
         show: writes the result; None for a function that prints by itself, whose result is the exit status.
 
@@ -139,22 +141,25 @@ def command_of(
     parameters = []
     for number, parameter in enumerate(inspect.signature(function, eval_str=True).parameters.values()):
         kind = inspect.Parameter.POSITIONAL_ONLY if number < positional else inspect.Parameter.KEYWORD_ONLY
-        parameters.append(parameter.replace(kind=kind, annotation=_option(parameter.annotation)))
+        annotation = _option(parameter.annotation, multiple=parameter.name not in one_word)
+        parameters.append(parameter.replace(kind=kind, annotation=annotation))
     text = inspect.cleandoc(function.__doc__ or "").partition("\nReturns:")[0]
     summary, _, rest = text.partition("\n\n")
     return with_signature(command, parameters, f"{summary}\n\nExample: {example}\n\n{rest}")
 
 
-def _option(annotation: Any) -> Any:
+def _option(annotation: Any, *, multiple: bool) -> Any:
     """Return the type of an option: strings for paths, words for lists and mappings."""
     kinds = get_args(annotation) if get_origin(annotation) is not Literal else ()
-    if Path in kinds:
+    if get_origin(annotation) is Sequence:
+        annotation = Sequence[str]
+    elif Path in kinds:
         annotation = str | None if type(None) in kinds else str
     if any(get_origin(kind) is Mapping for kind in kinds):
         annotation = Sequence[str] | None if type(None) in kinds else Sequence[str]
         kinds = get_args(annotation)
     if any(get_origin(kind) is Sequence for kind in (annotation, *kinds)):
-        return Annotated[annotation, cyclopts.Parameter(consume_multiple=True, negative_iterable=())]
+        return Annotated[annotation, cyclopts.Parameter(consume_multiple=multiple, negative_iterable=())]
     if annotation is int:
         return Annotated[int, cyclopts.Parameter(converter=whole_number)]
     return Annotated[bool, cyclopts.Parameter(negative=())] if annotation is bool else annotation

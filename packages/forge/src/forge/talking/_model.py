@@ -8,6 +8,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from forge.saving._directories import last_export, run_values
 from forge.tasks._system_message import shared_system
 
 _SWITCH = "enable_thinking"
+_PROCESSOR = ("processor_config.json", "preprocessor_config.json")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 @attrs.frozen(kw_only=True)
@@ -79,6 +82,30 @@ def find_model(model_path: str | Path) -> str:
     return directory
 
 
+def check_image(path: str) -> None:
+    """Refuse an image that is no file of this machine.
+
+    Raises:
+        SettingsError: saying what it is.
+
+    """
+    file = Path(path).expanduser()
+    if _URL.match(path) and not file.exists():
+        raise SettingsError(f"image {path}: nothing is fetched. Download it, and give the path of the file.")
+    if not file.is_file():
+        found = "is no file" if file.exists() else "there is no such file"
+        raise SettingsError(f"image {path}: {found}. Give a PNG, JPEG or WebP file.")
+
+
+def with_images(text: str, images: int) -> str | list[dict[str, str]]:
+    """Return the content of a message, with images before its text where it has some.
+
+    >>> with_images("What is it?", 1)
+    [{'type': 'image'}, {'type': 'text', 'text': 'What is it?'}]
+    """
+    return [*({"type": "image"} for _ in range(images)), {"type": "text", "text": text}] if images else text
+
+
 class AnsweringModel:
     """Loaded model with its tokenizer and the chat template that it was trained with.
 
@@ -92,10 +119,16 @@ class AnsweringModel:
         directory = find_model(model_path)
         self._machine = forge_accel.accelerator()
         self._machine.seed(seed)
+        dtype = self._machine.dtype("auto").value
         with Reporter(lambda _: None).taking(f"loading {directory}", f"loaded {directory}"):
             self._model: Any = forge_dist.load_trained(
-                directory, dtype=self._machine.dtype("auto").value, device=self._machine.device.value
+                directory,
+                dtype=dtype,
+                device=self._machine.device.value,
+                # What computes on images does so in float32 too, as while training.
+                other_dtype=dtype if dtype.itemsize == 4 else None,
             )
+        self._directory = directory
         forge_algos.name_cache_for_peft(self._model)
         self._tokenizer: Any = forge_data.load_tokenizer(directory)
         # An adapter has no generation_config.json of its own.
@@ -125,9 +158,11 @@ class AnsweringModel:
 
     def answer(
         self,
-        asked: str | Sequence[Mapping[str, str]],
+        asked: str | Sequence[Mapping[str, Any]],
         sampling: Sampling,
         shown: Callable[[str], None] | None = None,
+        *,
+        images: Sequence[str] = (),
     ) -> str:
         """Answer a conversation, or continue a text where there is no chat template.
 
@@ -135,16 +170,17 @@ class AnsweringModel:
             asked: messages, or a text that is continued as it stands.
             sampling: how the answer is drawn.
             shown: is given the answer piece by piece, as it is made.
+            images: paths of the images of the messages' parts `{"type": "image"}`, in their order.
 
         Returns:
             The answer, without special tokens.
 
+        Raises:
+            SettingsError: there is no room for an answer, or the model takes no images.
+            forge_data.ForgeDataError: an image cannot be read, or the model has no processor that could be used.
+
         """
-        if isinstance(asked, str):
-            inputs = self._tokenizer(asked, return_tensors="pt")
-        else:
-            text = self._tokenizer.apply_chat_template(list(asked), tokenize=False, add_generation_prompt=True)
-            inputs = self._tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        inputs = self._inputs(asked, images)
         self._check_room(inputs["input_ids"].shape[1], sampling)
         drawn = (
             {"do_sample": True, "temperature": sampling.temperature}
@@ -158,8 +194,7 @@ class AnsweringModel:
             # PEFT counts the positions behind virtual tokens itself, as it should.
             warnings.filterwarnings("ignore", message="Position ids are not supported")
             tokens = self._model.generate(
-                input_ids=inputs["input_ids"].to(self._machine.device.value),
-                attention_mask=inputs["attention_mask"].to(self._machine.device.value),
+                **inputs,
                 max_new_tokens=sampling.max_new_tokens,
                 pad_token_id=pad if pad is not None else self._tokenizer.eos_token_id,
                 **drawn,
@@ -168,6 +203,59 @@ class AnsweringModel:
             )
         made = str(self._tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
         return made[: _end(made, sampling.stop)].strip()
+
+    def _inputs(self, asked: str | Sequence[Mapping[str, Any]], images: Sequence[str]) -> dict[str, Any]:
+        """Return the arguments of the first forward, as training makes them, on the device."""
+        device = self._machine.device.value
+        if isinstance(asked, str):
+            inputs = self._tokenizer(asked, return_tensors="pt")
+        else:
+            of_images = self._of_images if images else None
+            text = self._written(asked)
+            if of_images is not None:
+                import torch
+
+                found = [forge_data.Image("image", path=os.path.abspath(os.path.expanduser(path))) for path in images]
+                arrays = of_images.prompt(text, found)
+                ids = torch.tensor(arrays.pop("input_ids"), device=device)
+                inputs = forge_algos.image_row_inputs(self._model, ids[0], (0, ids.shape[1]), [arrays], packed={})
+                inputs.pop("use_cache")  # which training does without
+                return inputs | {"attention_mask": ids.new_ones(ids.shape)}
+            inputs = self._tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        return {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
+
+    def _written(self, asked: Sequence[Mapping[str, Any]]) -> str:
+        """Return a conversation as the chat template writes it.
+
+        Raises:
+            SettingsError: it does not write contents with images.
+
+        """
+        try:
+            return str(self._tokenizer.apply_chat_template(list(asked), tokenize=False, add_generation_prompt=True))
+        except Exception as error:
+            if all(isinstance(message["content"], str) for message in asked):
+                raise
+            raise SettingsError(
+                f"{self._directory}: its chat template does not write a message with an image: {' '.join(str(error).split())}. "
+                "Use the template of the model's processor."
+            ) from error
+
+    @cached_property
+    def _of_images(self) -> forge_data.ImageInputs:
+        """Processor of the directory; of an adapter without one, of its base.
+
+        Raises:
+            SettingsError: virtual tokens stand before the prompt.
+            forge_data.TokenizerError: there is none that could be used.
+
+        """
+        if getattr(getattr(self._model, "active_peft_config", None), "is_prompt_learning", False):
+            raise SettingsError(f"{self._directory}: virtual tokens move the places of images. Ask it without an image.")
+        folder, directory = Path(self._directory).expanduser(), self._directory
+        if (folder / "adapter_config.json").is_file() and not any((folder / name).is_file() for name in _PROCESSOR):
+            directory = forge_dist.adapter_base(folder).path
+        return forge_data.ImageInputs(directory, tokenizer=self._tokenizer)
 
     def _check_room(self, tokens: int, sampling: Sampling) -> None:
         """Raise SettingsError where prompt and answer exceed the model's table of positions."""

@@ -173,6 +173,11 @@ def _of_row(row: Any, where: str) -> str | Messages:
     asked = row.get("prompt", row.get("messages")) if isinstance(row, dict) else row
     if isinstance(asked, str) and not asked.strip():
         asked = None
+    if has_image(row):
+        raise SettingsError(
+            f"eval_prompts {where}: has an image, and eval_prompts are asked as texts. Take the row out, and ask an export "
+            "about images: forge generate RUN --image FILE."
+        )
     if isinstance(asked, list):
         if not all(isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in asked):
             raise SettingsError(f"eval_prompts {where}: each of its messages must have a role and a content, both texts.")
@@ -181,6 +186,17 @@ def _of_row(row: Any, where: str) -> str | Messages:
     if not asked or not isinstance(asked, (str, list)):
         raise SettingsError(f"eval_prompts {where}: holds no prompt: a row has `prompt`, a text or messages, or `messages`.")
     return asked
+
+
+def has_image(row: Any) -> bool:
+    """Return whether a row of JSON has an image: in a column of its own, or as a part of a content."""
+    if not isinstance(row, dict):
+        return False
+    given = [row.get("prompt"), row.get("messages")]
+    messages = [each for part in given if isinstance(part, list) for each in part if isinstance(each, dict)]
+    contents = [each["content"] for each in messages if isinstance(each.get("content"), list)]
+    parts = [part for content in contents for part in content if isinstance(part, dict)]
+    return bool(row.get("image") or row.get("images")) or any("image" in str(part.get("type")) for part in parts)
 
 
 def _step_of(line: bytes) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -10,7 +10,7 @@ import forge_algos
 import forge_data
 from forge._errors import SettingsError
 from forge.settings._backends import FORGE
-from forge.tasks.items._items import VIRTUAL
+from forge.tasks.items._items import VIRTUAL, padding
 from forge.tasks.items._samples import Conversations, Samples
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def check_images(s: Any, *stores: Any) -> None:
         return
     if s.backend.backend != FORGE:
         raise SettingsError(
-            f"backend={s.backend.backend} and rows with images: it trains on text alone. Leave backend out, or take the images out."
+            f"backend={s.backend.backend} and rows with images: it trains on text alone. Leave backend out, or take the "
+            "images out."
         )
     if s.adapter.adapter in VIRTUAL:
         raise SettingsError(
@@ -59,15 +60,14 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
         return []
     inputs, found = _inputs(s, tokenizer), []
     for items in parts:
-        store = items.store
-        for row in range(len(store)):
-            sample = store[row]
-            found += [sample] if sample.images else []
+        for row in range(len(items.store)):
+            sample = items.store[row]
+            found += [(sample, items.store.source(row))] if sample.images else []
             if len(found) == _TRIED:
                 break
     return [
-        forge_algos.ImageDocument(sample.input_ids, inputs(sample), [(image.start, image.stop) for image in sample.images])
-        for sample in sorted(found, key=lambda each: len(each.input_ids))[:2]
+        forge_algos.ImageDocument(sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.images])
+        for sample, place in sorted(found, key=lambda each: len(each[0].input_ids))[:2]
     ]
 
 
@@ -76,33 +76,39 @@ def _inputs(s: Any, tokenizer: Any) -> forge_data.ImageInputs:
 
 
 def with_images(run: Run) -> Run:
-    """Return the run with images read for its rows, each of one sample where the model must have it so.
+    """Return the run with images read for its rows, padded or of one sample each where the model must have them so.
 
     Every rank calls this.
     """
     documents = image_documents(run.settings, run.tokenizer, run.train, run.held_out)
     if not documents:
         return run
-    packs, why = _packs(run, documents)
-    if not packs and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
-        raise SettingsError(f"packing=on: {why}. With packing=auto its samples run alone.")
+    inputs = _inputs(run.settings, run.tokenizer)
+    rows, why = _rows(run, documents, inputs)
+    if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
+        raise SettingsError(f"packing=on: {why}. With packing=auto samples with images are in no packed row.")
     parts = {name: items for name, items in (("train", run.train), ("held_out", run.held_out)) if isinstance(items, Samples)}
-    if not packs and any(isinstance(items, Conversations) for items in parts.values()):
+    if rows == "single" and any(isinstance(items, Conversations) for items in parts.values()):
         raise SettingsError(
             "turns=auto makes several samples of a row, and this model takes one sample with images in a row; set "
             f"turns=history ({why})"
         )
-    run.report.note(f"images: {'several in a row' if packs else 'one sample a row'}: {why}")
-    plan = run.plan.alone() if packs else run.plan.one_a_row()
-    inputs = _inputs(run.settings, run.tokenizer)
-    read = {name: items.with_images(inputs, one_a_row=not packs) for name, items in parts.items()}
-    return attrs.evolve(run, plan=plan, **read)
+    run.report.note(f"images: {_ROWS[rows]}: {why}")
+    read: dict[str, Any] = {name: items.with_images(inputs, rows) for name, items in parts.items()}
+    padded = padding(run.settings, read["train"])
+    return attrs.evolve(run, plan=run.plan.padded(**padded) if padded else run.plan.alone(), **read)
 
 
-def _packs(run: Run, documents: list[forge_algos.ImageDocument]) -> tuple[bool, str]:
-    if run.settings.packing.packing == "off":
-        return False, "packing=off"
-    if len(documents) == 1:
-        documents *= 2
+_ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", "single": "one sample a row"}
+
+
+def _rows(
+    run: Run, documents: list[forge_algos.ImageDocument], inputs: forge_data.ImageInputs
+) -> tuple[Literal["packed", "lines", "single"], str]:
+    """Return what rows with images the model takes, and why."""
+    packing = run.settings.packing.packing != "off"
+    if not inputs.joins:
+        return "single", "the model's processor makes unlike arrays of unlike images"
     with run.strategy.computing(run.model):
-        return forge_algos.pack_images(run.model, documents, device=run.device, autocast=run.autocast)
+        way, why = forge_algos.pack_images(run.model, documents * 2, packing=packing, device=run.device, autocast=run.autocast)
+    return "single" if way is None else "lines" if way == "lines" else "packed", why

@@ -12,6 +12,7 @@ import attrs
 if TYPE_CHECKING:
     import forge_data
     import forge_packing
+    from forge.tasks.items._items import Ints
 
 ImageInputs = Sequence[Mapping[str, Any]]
 """Of each document of a row what a processor makes of its images."""
@@ -32,11 +33,18 @@ class ImageRow:
         return getattr(self.packed, name)
 
 
-def image_row(row: forge_packing.PackedBatch, samples: Sequence[Any], inputs: forge_data.ImageInputs) -> Any:
+def image_row(
+    row: forge_packing.PackedBatch, store: forge_data.TokenStore, indices: Sequence[int] | Ints, inputs: forge_data.ImageInputs
+) -> Any:
     """Return a row of samples, with what the processor makes of images where one has some."""
+    samples = [store[int(i)] for i in indices]
     if not any(sample.images for sample in samples):
         return row
-    return ImageRow(packed=row, image_inputs=lambda: list(_each.map(inputs, samples)))
+
+    def read() -> ImageInputs:
+        return list(_each.map(inputs, samples, [store.source(int(i)) for i in indices]))
+
+    return ImageRow(packed=row, image_inputs=read)
 
 
 def read_ahead(rows: Sequence[Any]) -> list[Any]:

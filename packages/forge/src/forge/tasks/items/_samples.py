@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import forge_data
 import forge_packing
@@ -31,7 +31,7 @@ class Samples:
     def __init__(self, store: forge_data.TokenStore) -> None:
         self.store = store
         self.share_prefix = False
-        self.one_a_row = False
+        self.rows: Literal["packed", "lines", "single"] = "packed"
         self._images: forge_data.ImageInputs | None = None
         self._most_tokens: int | None = None
         self.lengths = self.longest = store.lengths
@@ -58,7 +58,7 @@ class Samples:
         samples = [self.store[int(i)] for i in indices]
         if not self.share_prefix:
             row = forge_packing.collate(samples)
-            return row if self._images is None else image_row(row, samples, self._images)
+            return row if self._images is None else image_row(row, self.store, indices, self._images)
         return forge_packing.collate_shared(samples, max_tokens=self._most_tokens)
 
     @cached_property
@@ -93,10 +93,10 @@ class Samples:
         same.share_prefix, same._most_tokens = share_prefix, max_tokens
         return same
 
-    def with_images(self, inputs: forge_data.ImageInputs, *, one_a_row: bool) -> Self:
-        """Return the same items, whose rows are given their images, and hold one sample each if they must."""
+    def with_images(self, inputs: forge_data.ImageInputs, rows: Literal["packed", "lines", "single"]) -> Self:
+        """Return the same items, whose rows are given their images: packed, in lines that are padded, or one sample each."""
         same = copy(self)
-        same._images, same.one_a_row = inputs, one_a_row
+        same._images, same.rows = inputs, rows
         return same
 
     def short_samples(self) -> list[tuple[Any, Any]]:
@@ -156,8 +156,8 @@ class Conversations(Samples):
     def batch(self, indices: Sequence[int] | Ints) -> Any:
         """Pack conversations into one row."""
         if self._images is not None:
-            samples = [self.store[at] for i in map(int, indices) for at in range(self._ends[i], self._ends[i + 1])]
-            return image_row(forge_packing.collate(samples), samples, self._images)
+            at = [at for i in map(int, indices) for at in range(self._ends[i], self._ends[i + 1])]
+            return image_row(forge_packing.collate([self.store[i] for i in at]), self.store, at, self._images)
         turns = [[self.store[at] for at in range(self._ends[i], self._ends[i + 1])] for i in map(int, indices)]
         return forge_packing.collate_turns(turns, share_history=self.share_history, share_prefix=self.share_prefix)
 
