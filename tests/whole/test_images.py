@@ -176,7 +176,9 @@ def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp
 
     monkeypatch.setattr(torch.optim.AdamW, "step", spoil)
     run = tmp_path / "run"
-    with pytest.raises(forge_data.DataError, match=rf"^{store.source(row)}: .*{file.name} changed since .*put it back") as caught:
+    with pytest.raises(
+        forge_data.DataError, match=rf"^{store.source(row)}: .*{file.name} changed since .*put it back"
+    ) as caught:
         forge.sft(**settings, ckpt_output_dir=run)
     assert caught.value.exit_status == 2
     with pytest.raises(forge.SettingsError, match=rf"1 of 24 differ, first {store.source(row)}"):
