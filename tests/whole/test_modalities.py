@@ -144,7 +144,8 @@ def test_an_image_is_refused_by_name(saved: Callable[[str], Path], tmp_path: Pat
     asked = [[{"role": "user", "content": text}] for text in ("one", "two")]
     data = write_rows(tmp_path / "images.jsonl", [{"prompt": prompt} | answers for prompt in [*asked, [image]]])
     with pytest.raises(
-        forge_data.DataError, match=r"images\.jsonl:3: .*prompt\[0\]\.content\[1\] .*'image'.*: forge sft trains images"
+        forge_data.DataError,
+        match=r"images\.jsonl:3: .*prompt\[0\]\.content\[1\] .*'image'.*: forge sft, osft, dpo, orpo and simpo train images",
     ):
         forge.dpo(model_path=str(saved("qwen3-vl")), data_path=str(data), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS)
     assert not (tmp_path / "run").exists()

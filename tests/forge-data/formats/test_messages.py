@@ -37,8 +37,8 @@ def bot(**more):
         ([USER | {"content": ["x"]}], r"messages\[0\].content\[0\] is the string 'x'; a part must be"),
         ([USER | {"content": [{"type": "text"}]}], r"content\[0\] is an object with 'type'; a part must be"),
         ([USER | {"content": [{"type": "image_url", "image_url": {}}]}], r"content\[0\] is a part of the type 'image_url', "
-                                                                         r"and only text is trained here: forge sft trains "
-                                                                         r"images .*; take the row out"),
+                                                                         r"and only text is trained here: forge sft, .*"
+                                                                         r"train images .*; take the row out"),
         ([USER | {"content": [{"type": "video_url", "video_url": "v.mp4"}]}], r"content\[0\] is a part of the type "
                                                                               r"'video_url', and video is not trained; take"),
         ([USER | {"content": [{"type": "file", "file": {}}]}], r"content\[0\] is a part of the type 'file'; a part is text "

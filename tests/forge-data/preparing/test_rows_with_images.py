@@ -87,7 +87,7 @@ def test_one_row(store, model):
 
 def test_refused_where_they_are_not_trained(folder, model, tmp_path):
     """Without `images` the row is refused before and while it is read, and `images` is refused where it is no flag."""
-    what = r"train.jsonl:1: field images is a list of 1, and only text is trained here: forge sft trains images"
+    what = r"train.jsonl:1: field images is a list of 1, and only text is trained here: forge sft, osft, dpo, .* train images"
     with pytest.raises(DataError, match=what):
         prepare(folder / "train.jsonl", model, tmp_path / "store", progress=False)
     with pytest.raises(DataError, match=what):
@@ -127,3 +127,18 @@ def test_a_token_of_an_image_in_a_text(model):
     assert "'<image_soft_token>', which stands for a part of an image of this model" in found.what
     (found,) = lint(rows, model).findings
     assert found.severity == "warn"
+
+
+def test_pairs(folder, model, tmp_path):
+    """Both samples of a pair have the picture of its prompt; of one text, pairs with other pictures are no duplicates."""
+    sides = [{"role": "assistant", "content": text} for text in ("a cat", "a dog")]
+    row = {"prompt": MESSAGES[:1], "chosen": sides[:1], "rejected": sides[1:]}
+    given = [row | {"images": [str(folder / f"pictures/{seed}.png")]} for seed in (0, 1, 0)]
+    store = prepare(given, model, tmp_path / "store", images=True, progress=False)
+    assert store.kind == "preference"
+    assert {(each.rule, each.row) for each in store.lint.findings} == {("duplicate_row", 2)}
+    assert np.array_equal(store[0].input_ids, store[2].input_ids)
+    for chosen, rejected in store.pairs:
+        assert store[chosen].images == store[rejected].images != ()
+        learned = [store[side].labels != -100 for side in (chosen, rejected)]
+        assert [sum(each.tolist()) for each in learned] == [4, 5]

@@ -29,7 +29,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 _IMAGES = ("image", "path", "url", "base64", "image_url")
 """Fields of a part that is an image, one of which says which."""
 _NOT_TRAINED = {"video": "video", "video_url": "video", "audio": "audio", "audio_url": "audio", "input_audio": "audio"}
-IMAGES_ELSEWHERE = "only text is trained here: forge sft trains images (prepare with images=True)"
+IMAGES_ELSEWHERE = "only text is trained here: forge sft, osft, dpo, orpo and simpo train images (prepare with images=True)"
 """Why an image is refused by those that do not train it."""
 LIKENESS = 0.75
 """How much of two names must be equal so that one is taken for the other, misspelt."""
@@ -77,10 +77,11 @@ def checked_messages(place: str, field: str, value: object, *, images: bool = Fa
     return turns._replace(images=tuple(found)) if found else turns
 
 
-def checked_message(place: str, field: str, value: object) -> Turns:
+def checked_message(place: str, field: str, value: object, *, images: bool = False) -> Turns:
     """Check one message that stands in a field of its own; errors as `checked_messages`."""
     given: dict[int, float] = {}
-    return _turns([_checked_message(place, field, value, 0, given)], given)
+    found: list[Image] | None = [] if images else None
+    return _turns([_checked_message(place, field, value, 0, given, found)], given)._replace(images=tuple(found or ()))
 
 
 def _turns(messages: list[Message], given: dict[int, float]) -> Turns:

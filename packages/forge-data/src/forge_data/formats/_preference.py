@@ -7,11 +7,18 @@ from typing import Any
 from forge_data._accounting import EMPTY_ANSWER, PROMPTS_DIFFER, SAME_ANSWERS
 from forge_data._errors import BadPairError, DataError
 from forge_data._values import checked_text, counted, describe
-from forge_data.formats._chat import TEMPLATE_FIELDS, chat
+from forge_data.formats._chat import IMAGE_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._margins import margin_of
-from forge_data.formats._messages import checked_messages
-from forge_data.formats._prompt_completion import answer, answer_field, check_not_empty, check_unweighted, joined
+from forge_data.formats._messages import Turns, checked_messages, text_of
+from forge_data.formats._prompt_completion import (
+    answer,
+    answer_field,
+    check_not_empty,
+    check_unweighted,
+    joined,
+    of_answer,
+)
 from forge_data.formats._rated import KTO_TAG, rated
 from forge_data.formats._rated_answers import compared
 from forge_data.formats._samples import Chat, Message, Preference, Text
@@ -27,6 +34,7 @@ def preference(place: str, fields: Fields) -> Preference:
     they are equal, text up to the last equal character (a space before which they differ belongs to the answers, as in TRL).
     Some data sets give the prompt as text beside whole conversations that contain it; there it must be the last message that
     both share. LLaMA-Factory's give it in `conversations`, `messages` or `instruction`, and one turn or one text for each side.
+    Images of the prompt are those of both sides; the row's columns of images fill the places of each.
 
     Raises:
         BadPairError: equal answers, an empty one, or two prompts; `reason` says which.
@@ -40,7 +48,10 @@ def preference(place: str, fields: Fields) -> Preference:
             raise BadPairError(f"{place}: field {name} is {what}; give the answer, or take the row out", reason=EMPTY_ANSWER)
     if (asked := rated(fields)) is not None:
         before, answers = compared(place, fields, asked)
-        chosen, rejected = (chat(place, fields, joined(before, side), len(before.messages)) for side in answers)
+        chosen, rejected = (
+            chat(place, fields, joined(before, side), len(before.messages), images=of_answer(answer_field, name))
+            for name, side in zip(_SIDES, answers, strict=True)
+        )
         return _pair(place, fields, chosen, rejected, len(before.messages))
     values = {name: fields[name] for name in _SIDES}
     kinds = {type(value) for value in values.values()}
@@ -54,7 +65,7 @@ def preference(place: str, fields: Fields) -> Preference:
     elif kinds == {list} and (prompt is None or isinstance(prompt, str)):
         sides = _conversations(place, fields, values, prompt)
     else:
-        sides = [answer(place, fields, name) for name in _SIDES]
+        sides = [answer(place, fields, name, images=True) for name in _SIDES]
     chosen, rejected = sides
     return _pair(place, fields, chosen, rejected, len(prompt) if isinstance(prompt, list) else 0)
 
@@ -106,8 +117,8 @@ def _texts(place: str, values: Mapping[str, Any]) -> list[Text]:
 
 
 def _conversations(place: str, fields: Fields, values: Mapping[str, Any], prompt: str | None) -> list[Chat]:
-    turns = [checked_messages(place, name, values[name]) for name in _SIDES]
-    chosen, rejected = (side.messages for side in turns)
+    turns = [checked_messages(place, name, values[name], images=True) for name in _SIDES]
+    chosen, rejected = map(_messages, turns)
     shared = _shared_messages(chosen, rejected)
     if not shared:
         raise BadPairError(
@@ -122,34 +133,50 @@ def _conversations(place: str, fields: Fields, values: Mapping[str, Any], prompt
                 reason=SAME_ANSWERS if chosen == rejected else EMPTY_ANSWER,
             )
     if prompt is not None:
-        _check_prompt(place, prompt, chosen[:shared])
-    return [chat(place, fields, side, shared) for side in turns]
+        _check_prompt(place, prompt, turns[0].messages[:shared])
+    named = zip(_SIDES, turns, strict=True)
+    return [chat(place, fields, side, shared, images=of_answer(answer_field, name)) for name, side in named]
 
 
-def _shared_messages(chosen: list[Message], rejected: list[Message]) -> int:
+_Given = tuple[Message, list[tuple[str | None, bytes | None]]]
+"""A message with the paths and bytes of its images."""
+
+
+def _messages(side: Turns | Chat) -> list[_Given]:
+    """Return messages with their images, wherever in the row they were given."""
+    images, found = iter(side.images), list[_Given]()
+    for message in side.messages:
+        parts = message["content"] if isinstance(message.get("content"), list) else ()
+        own = [next(images) for part in parts if part["type"] == "image"] if side.images else []
+        found.append((message, [(image.path, image.data) for image in own]))
+    return found
+
+
+def _shared_messages(chosen: list[_Given], rejected: list[_Given]) -> int:
     """Count the messages that both begin with."""
     pairs = zip(chosen, rejected, strict=False)
     return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(chosen), len(rejected)))
 
 
 def _check_prompt(place: str, prompt: str, shared: list[Message]) -> None:
-    if shared[-1]["content"] != prompt:
+    if text_of(shared[-1]) != prompt:
         raise BadPairError(
             f"{place}: prompt is {describe(prompt)}, but the last message that chosen and rejected share is "
-            f"{describe(shared[-1]['content'])}; give the prompt as a list of messages, or leave it out",
+            f"{describe(text_of(shared[-1]))}; give the prompt as a list of messages, or leave it out",
             reason=PROMPTS_DIFFER,
         )
 
 
 def _check_pair(place: str, chosen: Chat | Text, rejected: Chat | Text, before: int) -> None:
     """Check for two different, non-empty answers; `before` counts the prompt's own messages."""
-    if chosen == rejected:
+    one, other = (_messages(side) if isinstance(side, Chat) else side for side in (chosen, rejected))
+    if one == other:
         raise BadPairError(f"{place}: field rejected is the same as chosen; take the row out, or mend it", reason=SAME_ANSWERS)
     for name, side in zip(_SIDES, (chosen, rejected), strict=True):
         check_not_empty(place, name, side)
     if isinstance(chosen, Text) or isinstance(rejected, Text):
         return
-    shared = _shared_messages(chosen.messages, rejected.messages)
+    shared = _shared_messages(_messages(chosen), _messages(rejected))
     for name, side in zip(_SIDES, (chosen, rejected), strict=True):
         own = side.messages[shared:]
         if own and own[0]["role"] != "assistant":
@@ -165,7 +192,7 @@ PREFERENCE = Format(
     matches=lambda row: ("chosen" in row and "rejected" in row) or (KTO_TAG not in row and rated(row) is not None),
     convert=preference,
     field_of=answer_field,
-    reads=(*TEMPLATE_FIELDS, "margin"),
+    reads=(*TEMPLATE_FIELDS, *IMAGE_FIELDS, "margin"),
     # The other side is null: the row is refused for that, and not as one of no known format.
     accepts=lambda row: "chosen" in row or "rejected" in row,
 )

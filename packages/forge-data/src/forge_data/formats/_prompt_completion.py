@@ -4,7 +4,7 @@ from forge_data._accounting import EMPTY_ANSWER
 from forge_data._errors import BadPairError, DataError
 from forge_data._values import checked_text, describe
 from forge_data.formats._chat import IMAGE_FIELDS, TEMPLATE_FIELDS, chat
-from forge_data.formats._format import Fields, Format, message_field
+from forge_data.formats._format import FieldOf, Fields, Format, message_field
 from forge_data.formats._messages import REASONING, Turns, checked_messages
 from forge_data.formats._rated import KTO_TAG, rated
 from forge_data.formats._rated_answers import field_of, rated_answer
@@ -78,7 +78,13 @@ def answer(place: str, fields: Fields, field: str, *, images: bool = False) -> C
             "messages"
         )
     before, after = (checked_messages(place, *each, images=images) for each in (("prompt", prompt), (field, given)))
-    return chat(place, fields, joined(before, after), len(before.messages), images=answer_field if images else None)
+    field_of = of_answer(answer_field, field) if images else None
+    return chat(place, fields, joined(before, after), len(before.messages), images=field_of)
+
+
+def of_answer(field_of: FieldOf, answer: str) -> FieldOf:
+    """Return what names fields of one side of a row, such as `chosen`."""
+    return lambda fields, index, part, _answer: field_of(fields, index, part, answer)
 
 
 def check_unweighted(place: str, *answers: Chat | Text) -> None:

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -25,7 +25,7 @@ from forge_data.formats._chat import IMAGE_FIELDS
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._messages import IMAGES_ELSEWHERE, LIKENESS
 from forge_data.formats._rated import rated
-from forge_data.formats._samples import Chat, Preference, Sample, Tokens, Unpaired
+from forge_data.formats._samples import Chat, Preference, Sample, Text, Tokens, Unpaired
 from forge_data.formats._tokenised import check_vocabulary
 from forge_data.formats._unread import is_empty, leaves_out_system
 from forge_data.formats._weights import weighted
@@ -163,10 +163,13 @@ def convert(
         made = {"weight": fields["weight"], **made} if "weight" in fields else made
         name = _detected(f"{place}, rewritten by the format {format},", made, known)
         return convert(name, place, made, vocabulary, images=images, directory=directory)
-    if isinstance(made, Chat) and made.images:
+    if isinstance(made, Chat):
         made = _with_paths(place, made, images, directory)
-    elif isinstance(made, Preference | Unpaired) and format not in BUILT_IN:
-        _check_no_images(place, made)
+    elif isinstance(made, Preference):
+        chosen, rejected = (_with_paths(place, side, images, directory) for side in (made.chosen, made.rejected))
+        made = attrs.evolve(made, chosen=chosen, rejected=rejected)
+    elif isinstance(made, Unpaired):
+        _check_no_images(place, made.answer)
     if isinstance(made, Tokens):
         check_vocabulary(made, vocabulary)
     return weighted(place, made, fields["weight"]) if fields.get("weight") is not None else made
@@ -200,18 +203,19 @@ def _refused(format: str, images: bool) -> dict[str, str]:  # noqa: A002
     return refused
 
 
-def _with_paths(place: str, chat: Chat, images: bool, directory: str | None) -> Chat:
+def _with_paths(place: str, part: Chat | Text, images: bool, directory: str | None) -> Any:
     """Make the paths of images absolute; refuse images where they are not trained."""
+    if not isinstance(part, Chat) or not part.images:
+        return part
     if not images:
-        raise DataError(f"{place}: field {chat.images[0].field} is an image, and {IMAGES_ELSEWHERE}; take the row out")
-    return attrs.evolve(chat, images=tuple(placed(place, image, directory) for image in chat.images))
+        _check_no_images(place, part)
+    return attrs.evolve(part, images=tuple(placed(place, image, directory) for image in part.images))
 
 
-def _check_no_images(place: str, rated: Preference | Unpaired) -> None:
-    """Refuse images in answers that are compared or rated, as a plug-in may make them."""
-    for side in (rated.chosen, rated.rejected) if isinstance(rated, Preference) else (rated.answer,):
-        if isinstance(side, Chat) and side.images:
-            raise DataError(f"{place}: field {side.images[0].field} is an image, and {IMAGES_ELSEWHERE}; take the row out")
+def _check_no_images(place: str, part: Chat | Text) -> None:
+    """Refuse images where they are not trained."""
+    if isinstance(part, Chat) and part.images:
+        raise DataError(f"{place}: field {part.images[0].field} is an image, and {IMAGES_ELSEWHERE}; take the row out")
 
 
 def _loaded(entry: "EntryPoint") -> Format:

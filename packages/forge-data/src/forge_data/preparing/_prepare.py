@@ -102,7 +102,7 @@ def prepare(
         on_bad_row: what becomes of a row that is refused, whatever for: `error`, or `skip`, which leaves it out, counts it by
             reason and lists it with its error in `dropped()`; with it a row whose every answer is empty.
         max_bad_rows: share of the rows that `on_bad_row="skip"` may leave out.
-        images: whether the rows may have images, as `forge sft` trains them; a row with one is refused otherwise.
+        images: whether the rows may have images, as `forge sft` and `dpo` train them; a row with one is refused otherwise.
         num_proc: processes that tokenise, of one thread each. By default the machine is used as well as it can be: for little
             data this process alone, in which the tokenizer has its own threads (as `TOKENIZERS_PARALLELISM` allows); for more,
             one process for each core that this one may use, up to 16. The store is the same, byte for byte, in every case.

@@ -176,10 +176,6 @@ class Encoder:
         made: list[TokenizedExample | _Job] = []
         counts: list[int] = []
         for sample, several in zip(samples, parts, strict=True):
-            if isinstance(sample, Preference | Unpaired) and any(isinstance(part, Chat) and part.images for part in several):
-                raise DataError(
-                    f"{sample.place}: preferences with images are not trained; take the row out, or learn it with sft"
-                )
             before = len(made)
             thinks = _thinks(several) if isinstance(sample, Preference) else None
             for part in several:
