@@ -86,6 +86,20 @@ def rows(folder: Path, number: int = 24, name: str = "rows.jsonl", first: int = 
     return write_rows(folder / name, [conversation(folder, each, (each + 1) % 3) for each in numbers])
 
 
+def pair(folder: Path, number: int, images: int) -> dict[str, Any]:
+    """A preference whose prompt has images."""
+    row = conversation(folder, number, images)
+    at = next(at for at, message in enumerate(row["messages"]) if message["role"] == "assistant")
+    chosen = row["messages"][at]
+    rejected = {"role": "assistant", "content": "it is " + "not " * (number % 4) + "there."}
+    return {"prompt": row["messages"][:at], "chosen": [chosen], "rejected": [rejected]}
+
+
+def pairs(folder: Path, number: int = 24, images: int = 3) -> Path:
+    """Preferences with one image, with two, and with none, in turn; with `images` 2 half have none."""
+    return write_rows(folder / "pairs.jsonl", [pair(folder, each, (each + 1) % images) for each in range(number)])
+
+
 @cache
 def _processor(directory: Path) -> Any:
     return AutoProcessor.from_pretrained(directory)

@@ -6,6 +6,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -112,6 +113,12 @@ def row(several: Sequence[Document]) -> Any:
     return SimpleNamespace(**{name: getattr(packed, name) for name in names}, image_inputs=of_images)
 
 
+def completions(groups: Any, inputs: Sequence[Any]) -> Any:
+    """A row of completions with their images."""
+    fields = {name: getattr(groups, name) for name in attrs.fields_dict(type(groups))}
+    return SimpleNamespace(**fields, image_inputs=lambda: inputs)
+
+
 def trained(made: Any, rows: Sequence[Any], **objective: Any) -> tuple[float, dict[str, torch.Tensor]]:
     bound = forge_algos.SFT(forge_algos.SupervisedSettings(**objective)).bind(made, device=CPU)
     total = sum(bound(each, []).sum for each in rows)
@@ -211,6 +218,30 @@ def test_images_that_fit_no_row() -> None:
     two.image_inputs = lambda: [given[0].inputs, wide]
     with pytest.raises(forge_algos.PackedBatchError, match=r"pixel_values .* unlike sizes, \[\d+, 1176\], \[4, 7\]"):
         trained(made, [two])
+
+
+@pytest.mark.parametrize(("name", "attention", "way"), [("gemma3", "sdpa", "lines"), ("qwen3-vl", "documents", "bounds")])
+def test_completions(name: str, attention: str, way: str) -> None:
+    """Completions have the log-probabilities that plain transformers gives each alone, and its loss and gradients."""
+    made, given = model(name, attention), documents(name)
+    forge_algos.keep_documents_apart(made, device=CPU)
+    assert forge_algos.pack_images(made, given[:2], device=CPU)[0] == way
+    pairs = [[(each.input_ids, each.labels) for each in pair] for pair in (given[:2], given[2:])]
+    groups = completions(forge_packing.collate_groups(pairs), [each.inputs for each in given])
+    (found,) = forge_algos.reference_logps(made, [groups], device=CPU)
+    plain = model(name, "eager").eval()
+    for logp, each in zip(found, given, strict=True):
+        inputs = {key: torch.tensor(array) for key, array in each.inputs.items()}
+        with torch.no_grad():
+            logits = plain(input_ids=torch.tensor(each.input_ids)[None], use_cache=False, **inputs).logits[0]
+        assert -logp == pytest.approx(
+            float(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(each.labels)[1:], reduction="sum")), rel=1e-5
+        )
+    same(trained(made, [groups]), name)
+    prompt = [(np.arange(5, 12), np.where(np.arange(7) > 4, np.arange(5, 12), -100))] * 2
+    shared = forge_packing.collate_groups([prompt], share_prompt=True)
+    with pytest.raises(forge_algos.PackedBatchError, match="images has completions that share a prompt.* share_prompt=False"):
+        trained(made, [completions(shared, [{}, {}])])
 
 
 def test_a_plan_with_one_sample_a_row() -> None:

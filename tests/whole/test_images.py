@@ -202,7 +202,7 @@ def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp
         ("sft", {"backend": "trl"}, "backend=trl and rows with images.*text alone"),
         ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: rows have images, and the model has no processor"),
         ("distill", {"teacher_path": "MODEL"}, r"rows\.jsonl:1: field messages\[0\].* only text is trained here: forge sft"),
-        ("dpo", {}, r"rows\.jsonl:1: field messages\[0\].* only text is trained here: forge sft"),
+        ("reward", {}, r"rows\.jsonl:1: field messages\[0\].* only text is trained here: forge sft"),
     ],
 )
 def test_what_cannot_have_images(

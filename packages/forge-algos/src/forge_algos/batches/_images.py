@@ -49,6 +49,28 @@ def set_packed(model: nn.Module, way: Way | None) -> None:
         _packed[causal_model(model)] = way
 
 
+def with_images(model: nn.Module, row: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Add a row's images, if it has some, to a forward's arguments.
+
+    Args:
+        model: bare or wrapped.
+        row: `image_inputs()` gives for each document, or each completion with its prompt, what a processor does.
+        inputs: those of the same row without images.
+
+    Raises:
+        PackedBatchError: as `image_row_inputs`, or completions that share prompts.
+    """
+    if (images := getattr(row, "image_inputs", None)) is None:
+        return inputs
+    if inputs.get("kv_rows") is not None:
+        raise PackedBatchError(
+            "a row with images has completions that share a prompt (kv_rows), whose tokens may stand for other images: collate "
+            "with share_prompt=False and share_prefix=False"
+        )
+    boundaries = np.asarray(row.cu_seqlens).tolist()
+    return image_row_inputs(model, inputs["input_ids"][0], boundaries, images(), packed=inputs)
+
+
 def image_row_inputs(
     model: nn.Module,
     ids: torch.Tensor,

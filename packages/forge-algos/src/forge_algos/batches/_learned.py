@@ -10,7 +10,7 @@ from torch import nn
 from forge_algos._modules import vocabulary
 from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, group_inputs, group_tensors
-from forge_algos.batches._images import image_row_inputs
+from forge_algos.batches._images import with_images
 from forge_algos.batches._packed import (
     IGNORE,
     PackedBatch,
@@ -123,7 +123,9 @@ class RowLoader:
             check_groups(groups, self._vocabulary)
             rows, targets, _ = group_tensors(groups, self._device)
             inputs = group_inputs(groups, self._device)
-            return self._learned(inputs, rows, targets, _weights_of(groups), inputs["cu_seq_lens_q"])
+            bounds = inputs["cu_seq_lens_q"]
+            inputs = with_images(self._model, groups, inputs)
+            return self._learned(inputs, rows, targets, _weights_of(groups), bounds)
         documents: Any = batch
         check_batch(documents, self._vocabulary)
         next_T = next_tokens(documents)
@@ -135,9 +137,7 @@ class RowLoader:
             int(documents.max_seqlen),
         )
         bounds = inputs["cu_seq_lens_q"]
-        if (images := getattr(documents, "image_inputs", None)) is not None:
-            boundaries = np.asarray(documents.cu_seqlens).tolist()
-            inputs = image_row_inputs(self._model, inputs["input_ids"][0], boundaries, images(), packed=inputs)
+        inputs = with_images(self._model, documents, inputs)
         rows, targets = to_device(learned, self._device), to_device(next_T[learned], self._device)
         return self._learned(inputs, rows, targets, token_weights(documents, learned), bounds)
 

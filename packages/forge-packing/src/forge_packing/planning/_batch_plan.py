@@ -242,12 +242,14 @@ class BatchPlan:
             return self
         return type(self)(**checked({**self._inputs(), "prefixes": None, "prefix_tokens": None, "repeated": repeated}))
 
-    def padded(self, widths: npt.ArrayLike, lines: npt.ArrayLike | None = None) -> Self:
+    def padded(self, widths: npt.ArrayLike | None, lines: npt.ArrayLike | None = None) -> Self:
         """Plan the same steps for micro-batches that are padded; `samples(step)` stays.
 
-        Widths and lines are those of `plan`. Nothing is shared in it.
+        Widths and lines are those of `plan`; without widths micro-batches are packed. Nothing is shared in it.
         """
         same = self.alone()
+        if widths is None and same.widths is None:
+            return same
         return type(same)(**checked({**same._inputs(), "widths": widths, "lines": lines}))
 
     def until(self, *, epochs: int | None, max_steps: int | None) -> Self:

@@ -248,14 +248,54 @@ def _loaded(
     # Probed now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
     with strategy.computing(model):
         packed, why = keep_apart(model, machine, dtype, strategy, way.packing, longest)
-        if images and way.attention.value.function is not None:
-            forge_algos.require_image_attention(
-                model, images[0], device=machine.device.value, autocast=computing(machine, dtype, strategy)
-            )
+        _check_image_attention(model, way, machine, dtype, strategy, images)
         with computing(machine, dtype, strategy)():
             task.probe_objective(s).bind(model, device=machine.device.value)
     strategy.settle(model)
     return model, packed, why
+
+
+def _check_image_attention(
+    model: Any,
+    way: _Way,
+    machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
+    strategy: forge_dist.Strategy,
+    images: Sequence[forge_algos.ImageDocument],
+) -> None:
+    """Try an attention of our own on a document with images, where there are some."""
+    if images and way.attention.value.function is not None:
+        forge_algos.require_image_attention(
+            model, images[0], device=machine.device.value, autocast=computing(machine, dtype, strategy)
+        )
+
+
+def _take_images(
+    model: Any,
+    path: str,
+    s: Any,
+    machine: forge_accel.Accelerator,
+    dtype: forge_accel.Choice[Any],
+    strategy: forge_dist.Strategy,
+    images: Sequence[forge_algos.ImageDocument],
+) -> None:
+    """Have a second model take the rows with images that the trained one is given.
+
+    Raises:
+        forge_algos.PackedBatchError: it cannot.
+    """
+    with strategy.computing(model):
+        way, why = forge_algos.pack_images(
+            model,
+            [*images] * 2,
+            packing=s.packing.packing != "off",
+            device=machine.device.value,
+            autocast=computing(machine, dtype, strategy),
+        )
+    if way is None:
+        raise forge_algos.PackedBatchError(
+            f"{path} cannot be given the rows with images: {why}. Take a model of the kind of model_path."
+        )
 
 
 def _dtype_beside(dtype: forge_accel.Choice[Any]) -> Any:
@@ -340,12 +380,13 @@ def load_frozen(
     *,
     initial: bool = False,
     weights: Any = None,
-    images: bool = False,
+    images: Sequence[forge_algos.ImageDocument] = (),
 ) -> Any:
     """Load a frozen model for the same ranks, with the attention of the first where it fits.
 
     With `initial` it is the base of the run itself, quantized where that is. `weights` is their dtype, by default that of the
-    computation. With `images` the parts beside the language compute too.
+    computation. With `images`, documents that have some, the parts beside the language compute too, and the attention is tried
+    on the first; another model than the base is tried with rows of several.
     """
     loading = quantized(s, machine, dtype.value) if initial else {}
     refusals: list[Exception] = []
@@ -366,8 +407,11 @@ def load_frozen(
             forge_algos.score_rows_at_once(model, machine.head_rows)
             with strategy.computing(model):
                 keep_apart(model, machine, dtype, strategy, way.packing, longest)
+                _check_image_attention(model, way, machine, dtype, strategy, images)
         except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
             refusals.append(_without_frames(error))
         else:
+            if images and not initial:
+                _take_images(model, path, s, machine, dtype, strategy, images)
             return model
     raise refusals[0]

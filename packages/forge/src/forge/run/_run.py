@@ -186,13 +186,13 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     def frozen(path: str | None, *, as_trained: bool = False) -> Any:
         if path is None:
-            found = load_frozen(start.path, s, machine, dtype, strategy, longest, report, initial=True, images=bool(images))
+            found = load_frozen(start.path, s, machine, dtype, strategy, longest, report, initial=True, images=images)
             forge_algos.pack_images_like(found, model)
             found = frozen_with_adapter(with_kept_adapter(s, start), found, strategy)
         else:
             given = start.path if path == s.model.model_path else path
             weights = trained_dtype(s) if as_trained else None
-            found = load_frozen(given, s, machine, dtype, strategy, longest, report, weights=weights)
+            found = load_frozen(given, s, machine, dtype, strategy, longest, report, weights=weights, images=images)
         this.others.add(found)
         return found
 

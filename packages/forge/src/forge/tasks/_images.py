@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
@@ -11,10 +11,12 @@ import forge_data
 from forge._errors import SettingsError
 from forge.settings._backends import FORGE
 from forge.tasks.items._items import VIRTUAL, padding
+from forge.tasks.items._pairs import Pairs
 from forge.tasks.items._samples import Conversations, Samples
 
 if TYPE_CHECKING:
     from forge.tasks._task import Run
+    from forge.tasks.items._images import Layout
 
 _TRIED = 64
 """Samples with images that are looked at for two short ones."""
@@ -33,6 +35,12 @@ def check_images(s: Any, *stores: Any) -> None:
     """
     if not has_images(*stores):
         return
+    if any(store.kind == "preference" for store in stores if store is not None) and not _inputs(s).joins:
+        raise SettingsError(
+            "pairs of answers with images: the processor of this model makes unlike arrays of unlike images, so that it is "
+            "given one sample at a time, and the two answers of a pair are computed together. Learn the chosen answers with "
+            "sft, or take another model."
+        )
     if s.backend.backend != FORGE:
         raise SettingsError(
             f"backend={s.backend.backend} and rows with images: it trains on text alone. Leave backend out, or take the "
@@ -55,14 +63,14 @@ def check_images(s: Any, *stores: Any) -> None:
 
 def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.ImageDocument]:
     """Return two short documents with images of items, or one, or none."""
-    parts = tuple(items for items in parts if isinstance(items, Samples))
-    if not has_images(*(items.store for items in parts)):
+    stores = [items.store for items in parts if items is not None]
+    if not has_images(*stores):
         return []
     inputs, found = _inputs(s, tokenizer), []
-    for items in parts:
-        for row in range(len(items.store)):
-            sample = items.store[row]
-            found += [(sample, items.store.source(row))] if sample.images else []
+    for store in stores:
+        for row in range(len(store)) if has_images(store) else ():
+            sample = store[row]
+            found += [(sample, store.source(row))] if sample.images else []
             if len(found) == _TRIED:
                 break
     return [
@@ -71,8 +79,21 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
     ]
 
 
-def _inputs(s: Any, tokenizer: Any) -> forge_data.ImageInputs:
+def _inputs(s: Any, tokenizer: Any = None) -> forge_data.ImageInputs:
     return forge_data.ImageInputs(s.model.model_path, tokenizer=tokenizer)
+
+
+class Images(NamedTuple):
+    """How the samples of a run are given their images."""
+
+    inputs: forge_data.ImageInputs
+    layout: Layout
+    why: str
+    """Why the layout is this one."""
+
+    def of(self, items: Any) -> Any:
+        """Return items with images read for their rows; others as they are."""
+        return items.with_images(self.inputs, self.layout) if isinstance(items, Samples | Pairs) else items
 
 
 def with_images(run: Run) -> Run:
@@ -80,32 +101,52 @@ def with_images(run: Run) -> Run:
 
     They are padded, or of one sample each, where the model must have them so. Every rank calls this.
     """
+    images = images_of(run)
+    if images is None:
+        return run
+    run.report.note(f"images: {_LAYOUTS[images.layout]}: {images.why}")
+    read: dict[str, Any] = {"train": images.of(run.train), "held_out": images.of(run.held_out)}
+    padded = padding(run.settings, read["train"]) or {"widths": None}
+    return attrs.evolve(run, plan=run.plan.padded(**padded), **read)
+
+
+def images_of(run: Run) -> Images | None:
+    """Return how the model of a run takes samples with images; None where no sample has any.
+
+    Every rank calls this.
+
+    Raises:
+        SettingsError: a setting asks for other rows, or they hold one sample, and items have several.
+    """
     documents = image_documents(run.settings, run.tokenizer, run.train, run.held_out)
     if not documents:
-        return run
+        return None
     inputs = _inputs(run.settings, run.tokenizer)
-    rows, why = _rows(run, documents, inputs)
-    if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
+    layout, why = _layout(run, documents, inputs)
+    if layout != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
         raise SettingsError(f"packing=on: {why}. With packing=auto samples with images are in no packed row.")
-    parts = {name: items for name, items in (("train", run.train), ("held_out", run.held_out)) if isinstance(items, Samples)}
-    if rows == "single" and any(isinstance(items, Conversations) for items in parts.values()):
+    if layout == "single" and any(isinstance(items, Conversations) for items in (run.train, run.held_out)):
         raise SettingsError(
             "turns=auto makes several samples of a row, and this model takes one sample with images in a row; set "
             f"turns=history ({why})"
         )
-    run.report.note(f"images: {_ROWS[rows]}: {why}")
-    read: dict[str, Any] = {name: items.with_images(inputs, rows) for name, items in parts.items()}
-    padded = padding(run.settings, read["train"])
-    return attrs.evolve(run, plan=run.plan.padded(**padded) if padded else run.plan.alone(), **read)
+    if layout == "single" and isinstance(run.train, Pairs):
+        raise SettingsError(
+            f"pairs of answers with images: {why}, and the two answers of a pair are computed together. Learn the chosen "
+            "answers with sft, or take another model."
+        )
+    return Images(inputs, layout, why)
 
 
-_ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", "single": "one sample a row"}
+_LAYOUTS: dict[Layout, str] = {
+    "packed": "several in a row",
+    "lines": "several in a forward, padded",
+    "single": "one sample a row",
+}
 
 
-def _rows(
-    run: Run, documents: list[forge_algos.ImageDocument], inputs: forge_data.ImageInputs
-) -> tuple[Literal["packed", "lines", "single"], str]:
-    """Return what rows with images the model takes, and why."""
+def _layout(run: Run, documents: list[forge_algos.ImageDocument], inputs: forge_data.ImageInputs) -> tuple[Layout, str]:
+    """Return in what layout the model takes samples with images, and why."""
     packing = run.settings.packing.packing != "off"
     if not inputs.joins:
         return "single", "the model's processor makes unlike arrays of unlike images"

@@ -9,7 +9,9 @@ import attrs
 
 import forge_algos
 import forge_data
+from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
+from forge.tasks._images import check_images, has_images, with_images
 from forge.tasks._lint_check import check_kind, check_lint
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._reference_logps import read_references, store_references
@@ -23,7 +25,7 @@ from forge.tasks._reference_model import (
     note_moves,
     require_same_tokens,
 )
-from forge.tasks._sharing import may_share, sharing
+from forge.tasks._sharing import Sharing, may_share, sharing
 from forge.tasks._task import Evaluation, Run, Task
 from forge.tasks.items._pairs import Answers, LoneAnswers, Pairs
 from forge.verbs._registry import verb
@@ -57,7 +59,8 @@ class Preferences(Task):
         return Pairs(store)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Refuse what the lint stops."""
+        """Refuse what the lint stops, and settings that rows with images cannot have."""
+        check_images(s, train, held_out)
         check_lint(s, report, train, held_out)
 
     def shared(self, s: Any, items: Any) -> dict[str, Any]:
@@ -70,13 +73,25 @@ class Preferences(Task):
 
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with shared prompts where the model allows it."""
+        return self.steps_of(with_images(run))
+
+    def rehearsal_source(self, run: Run) -> OfflineSteps:
+        """Take the same steps without images, which are no part of a memory plan."""
+        return self.steps_of(run)
+
+    def steps_of(self, run: Run) -> OfflineSteps:
+        """Return the steps of a run whose rows have their images."""
         return OfflineSteps(with_prompts_and_references(run), self.objective(run))
+
+
+_OTHER_IMAGES = "its tokens may stand for other images"
 
 
 def with_prompts_and_references(run: Run, *others: Any) -> Run:
     """Return the run with shared prompts, where all models allow it, and stored references."""
-    share = sharing(run, *others)
     assert isinstance(run.train, Pairs)
+    images = has_images(run.train.store, run.held_out and run.held_out.store)
+    share = Sharing(prompt=False, prefix=False, why=_OTHER_IMAGES) if images else sharing(run, *others)
     one = "pair" if share.prompt and run.train.noun == "pairs" else "answer"
     share.note(run, "a pair" if one == "pair" else "an answer", run.train.noun)
     stored = getattr(run.settings.objective, "reference", None) == "stored"
@@ -87,7 +102,7 @@ def with_prompts_and_references(run: Run, *others: Any) -> Run:
         references = read_references(run, name, items) if stored else None
         return items.using(share_prompt=share.prompt, share_prefix=share.prefix, references=references)
 
-    plan = run.plan if share.prefix else run.plan.alone(repeat=not share.prompt)
+    plan = run.plan if share.prefix or images else run.plan.alone(repeat=not share.prompt)
     if plan is not run.plan:
         what = "what it begins with" if share.prompt else "its prompt"
         run.report.note(f"micro-batches are planned anew, each {one} with {what}")
@@ -109,7 +124,17 @@ class ORPO(Preferences):
 
     name = "orpo"
     settings = ORPOSettings
+    images = True
     about = "Odds-ratio preference optimization: imitate the chosen of two answers and prefer it, without a reference model."
+
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
+        """Refuse to learn prompts with images too: what stands for an image is never learned."""
+        if s.objective.learn_prompt and has_images(train, held_out):
+            raise SettingsError(
+                "learn_prompt and rows with images: tokens that stand for an image are never learned, and it learns all of a "
+                "prompt. Leave learn_prompt out."
+            )
+        super().check_data(s, report, train, held_out)
 
     def objective(self, run: Run) -> forge_algos.Objective:
         """Return the ORPO objective."""
@@ -128,6 +153,7 @@ class SimPO(Preferences):
 
     name = "simpo"
     settings = SimPOSettings
+    images = True
     about = (
         "Simple preference optimization: prefer the chosen of two answers by its likelihood a token, without a reference model."
     )
@@ -207,10 +233,10 @@ class ReferencedPreferences(Preferences):
         own = run.settings.objective
         if own.reference == "moving":
             run = attrs.evolve(run, settings=attrs.evolve(run.settings, objective=attrs.evolve(own, reference_path=None)))
-        return self.step_source(run)
+        return self.steps_of(run)
 
-    def step_source(self, run: Run) -> OfflineSteps:
-        """Take the steps of the batch plan, and check the first loss against the reference."""
+    def steps_of(self, run: Run) -> OfflineSteps:
+        """Return the steps of a run, whose first loss is checked against the reference."""
         objective: Any = self.objective(run)
         others = [] if objective.reference is None else [objective.reference]
         average = moving_reference(run)
@@ -271,6 +297,7 @@ class DPO(ReferencedPreferences):
 
     name = "dpo"
     settings = DPOSettings
+    images = True
     about = "Direct preference optimization: train a model to prefer the chosen of two answers, near a reference model."
 
     def objective(self, run: Run) -> forge_algos.Objective:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ImageInputs = Sequence[Mapping[str, Any]]
 """Of each document of a row what a processor makes of its images."""
+Layout = Literal["packed", "lines", "single"]
+"""How samples with images are computed: several in a packed row, several in lines that are padded, or one in a row."""
 
 _each = ThreadPoolExecutor(4, "images")
 _next = ThreadPoolExecutor(1, "next-images")
@@ -24,9 +26,9 @@ _next = ThreadPoolExecutor(1, "next-images")
 
 @attrs.frozen(kw_only=True, eq=False)
 class ImageRow:
-    """A packed row with images, as `forge_algos.PackedBatch`."""
+    """A packed row with images, as `forge_algos.PackedBatch` or `PackedGroups`."""
 
-    packed: forge_packing.PackedBatch = attrs.field(repr=False)
+    packed: forge_packing.PackedBatch | forge_packing.PackedGroups = attrs.field(repr=False)
     image_inputs: Callable[[], ImageInputs] = attrs.field(repr=False)
 
     def __getattr__(self, name: str) -> Any:
@@ -34,9 +36,12 @@ class ImageRow:
 
 
 def image_row(
-    row: forge_packing.PackedBatch, store: forge_data.TokenStore, indices: Sequence[int] | Ints, inputs: forge_data.ImageInputs
+    row: forge_packing.PackedBatch | forge_packing.PackedGroups,
+    store: forge_data.TokenStore,
+    indices: Sequence[int] | Ints,
+    inputs: forge_data.ImageInputs,
 ) -> Any:
-    """Return a row of samples, with what the processor makes of images where one has some."""
+    """Return a row of a store's samples, with their images where one has some."""
     samples = [store[int(i)] for i in indices]
     if not any(sample.images for sample in samples):
         return row
@@ -48,11 +53,12 @@ def image_row(
 
 
 def read_ahead(rows: Sequence[Any]) -> list[Any]:
-    """Return the rows of a step; the images of each are read while the one before is computed.
+    """Return the micro-batches of a step, whose images are read ahead.
 
-    The first ones' are read from now on. Those of no more than two rows are held at once.
+    Those of each are read while the one before is computed, and the first ones' from now on. Those of no more than two rows are
+    held at once: of the last one that was asked for, which a reference is given too, and of the next.
     """
-    with_images = [row for row in rows if isinstance(row, ImageRow)]
+    with_images = [row for row in map(_row_of, rows) if row is not None]
     ahead = iter(with_images)
     started: list[Future[ImageInputs]] = []
 
@@ -61,17 +67,32 @@ def read_ahead(rows: Sequence[Any]) -> list[Any]:
             started.append(_next.submit(row.image_inputs))
 
     def read(row: ImageRow, number: int) -> ImageInputs:
-        if number != taken[0] or not started:  # a second look at a row, or rows out of order
-            return row.image_inputs()
+        if number == next(iter(last), None):  # a second look at the row
+            return last[number]
+        last.clear()
+        if number != taken[0] or not started:  # rows from the first again
+            last[number] = row.image_inputs()
+            return last[number]
         taken[0] += 1
-        found = started.pop().result()
+        last[number] = started.pop().result()
         start()
-        return found
+        return last[number]
 
-    taken = [0]
+    taken, last = [0], dict[int, ImageInputs]()
     start()
     numbers = {id(row): number for number, row in enumerate(with_images)}
-    return [
-        attrs.evolve(row, image_inputs=partial(read, row, numbers[id(row)])) if isinstance(row, ImageRow) else row
-        for row in rows
-    ]
+
+    def ahead_of(batch: Any) -> Any:
+        row = _row_of(batch)
+        if row is None:
+            return batch
+        row = attrs.evolve(row, image_inputs=partial(read, row, numbers[id(row)]))
+        return row if isinstance(batch, ImageRow) else attrs.evolve(batch, groups=row)
+
+    return [*map(ahead_of, rows)]
+
+
+def _row_of(batch: Any) -> ImageRow | None:
+    """Return the row with images that a micro-batch is or has; None where it has none."""
+    row = getattr(batch, "groups", batch)
+    return row if isinstance(row, ImageRow) else None

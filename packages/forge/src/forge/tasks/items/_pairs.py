@@ -15,6 +15,7 @@ import forge_algos
 import forge_data
 import forge_packing
 from forge._counted import counted, counted_are
+from forge.tasks.items._images import Layout, image_row
 from forge.tasks.items._items import Ints
 from forge.tasks.items._samples import common_prefixes, shortest_samples
 
@@ -43,6 +44,9 @@ class Pairs:
         self.store = store
         self.share_prompt = self.share_prefix = False
         self.references: References | None = None
+        # Until the model is asked, as if it took them in lines, which have more places than a packed row.
+        self.layout: Layout = "lines" if store.has_images else "packed"
+        self._images: forge_data.ImageInputs | None = None
         self.weights = store.weights
         self.rows = self._rows()
         lengths, counts = store.lengths[self.rows], store.loss_counts[self.rows]
@@ -71,13 +75,24 @@ class Pairs:
         return self.sharing(prompt=self.share_prompt, prefix=self.share_prefix)
 
     def sharing(self, *, prompt: bool, prefix: bool) -> dict[str, Any]:
-        """Return what a plan counts once where prompts, or what these begin with, are shared."""
+        """Return what a plan counts once where prompts, or what these begin with, are shared.
+
+        The same tokens may stand for other images, so that samples with images share nothing.
+        """
+        if self.store.has_images:
+            return {}
         return {**(self.prefixes if prefix else {}), **({"repeated": self.repeated} if prompt else {})}
 
     def using(self, *, share_prompt: bool, share_prefix: bool, references: References | None) -> Self:
         """Return the same items with or without shared prompts and reference log-probabilities."""
         same = copy(self)
         same.share_prompt, same.share_prefix, same.references = share_prompt, share_prefix, references
+        return same
+
+    def with_images(self, inputs: forge_data.ImageInputs, layout: Layout) -> Self:
+        """Return the same items, whose rows are given the images of prompts and answers."""
+        same = copy(self)
+        same._images, same.layout = inputs, layout
         return same
 
     def __len__(self) -> int:
@@ -98,7 +113,10 @@ class Pairs:
     def groups(self, indices: Sequence[int] | Ints, *, share_prompt: bool, share_prefix: bool) -> forge_packing.PackedGroups:
         """Pack items as groups of two completions."""
         examples = [self.examples(int(i)) for i in indices]
-        return forge_packing.collate_groups(examples, share_prompt=share_prompt, share_prefix=share_prefix)
+        row = forge_packing.collate_groups(examples, share_prompt=share_prompt, share_prefix=share_prefix)
+        if self._images is None:
+            return row
+        return image_row(row, self.store, self.rows[np.asarray(indices, dtype=np.int64)].ravel(), self._images)
 
     def size(self, index: int) -> str:
         """Return the length of an item in words."""

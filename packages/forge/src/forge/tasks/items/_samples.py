@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import forge_data
 import forge_packing
 from forge._counted import counted, counted_are
-from forge.tasks.items._images import image_row
+from forge.tasks.items._images import Layout, image_row
 from forge.tasks.items._items import Ints
 
 _CANDIDATES = 64
@@ -31,7 +31,7 @@ class Samples:
     def __init__(self, store: forge_data.TokenStore) -> None:
         self.store = store
         self.share_prefix = False
-        self.rows: Literal["packed", "lines", "single"] = "packed"
+        self.layout: Layout = "packed"
         self._images: forge_data.ImageInputs | None = None
         self._most_tokens: int | None = None
         self.lengths = self.longest = store.lengths
@@ -93,13 +93,10 @@ class Samples:
         same.share_prefix, same._most_tokens = share_prefix, max_tokens
         return same
 
-    def with_images(self, inputs: forge_data.ImageInputs, rows: Literal["packed", "lines", "single"]) -> Self:
-        """Return the same items, whose rows are given their images.
-
-        They are packed, in lines that are padded, or of one sample each.
-        """
+    def with_images(self, inputs: forge_data.ImageInputs, layout: Layout) -> Self:
+        """Return the same items, whose rows are given their images."""
         same = copy(self)
-        same._images, same.rows = inputs, rows
+        same._images, same.layout = inputs, layout
         return same
 
     def short_samples(self) -> list[tuple[Any, Any]]:
