@@ -83,16 +83,32 @@ def with_images(run: Run) -> Run:
     packs, why = _packs(run, documents)
     if not packs and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
         raise SettingsError(f"packing=on: {why}. With packing=auto its samples run alone.")
-    parts = {name: items for name, items in (("train", run.train), ("held_out", run.held_out)) if isinstance(items, Samples)}
+    parts = _parts(run)
     if not packs and any(isinstance(items, Conversations) for items in parts.values()):
         raise SettingsError(
             "turns=auto makes several samples of a row, and this model takes one sample with images in a row; set "
             f"turns=history ({why})"
         )
     run.report.note(f"images: {'several in a row' if packs else 'one sample a row'}: {why}")
+    return _reading(run, packs=packs)
+
+
+def with_rehearsed_images(run: Run) -> Run:
+    """Return a run without numbers with images read for its rows, of several samples if any may be."""
+    if not has_images(*(items.store for items in _parts(run).values())):
+        return run
+    return _reading(run, packs=run.settings.packing.packing != "off")
+
+
+def _parts(run: Run) -> dict[str, Samples]:
+    parts = (("train", run.train), ("held_out", run.held_out))
+    return {name: items for name, items in parts if isinstance(items, Samples)}
+
+
+def _reading(run: Run, *, packs: bool) -> Run:
     plan = run.plan.alone() if packs else run.plan.one_a_row()
     inputs = _inputs(run.settings, run.tokenizer)
-    read = {name: items.with_images(inputs, one_a_row=not packs) for name, items in parts.items()}
+    read = {name: items.with_images(inputs, one_a_row=not packs) for name, items in _parts(run).items()}
     return attrs.evolve(run, plan=plan, **read)
 
 

@@ -62,6 +62,11 @@ class Samples:
         return forge_packing.collate_shared(samples, max_tokens=self._most_tokens)
 
     @cached_property
+    def image_counts(self) -> Any:
+        """int64[N, 2], how many images each item has, and how many tokens stand for them."""
+        return self.store.image_counts
+
+    @cached_property
     def prefixes(self) -> dict[str, Any]:
         """What items begin with alike, as arguments of `forge_packing.plan`; {} for nothing.
 
@@ -129,6 +134,13 @@ class Conversations(Samples):
         self.lines = np.diff(self._ends)
         self.loss_counts = np.add.reduceat(store.loss_counts, begins)
         self.sources = None if store.weights is None else store.sources[begins]
+
+    @cached_property
+    def image_counts(self) -> Any:
+        """int64[N, 2], how many images the samples of each row have, and how many tokens stand for them."""
+        import numpy as np
+
+        return np.add.reduceat(self.store.image_counts, self._ends[:-1], axis=0)
 
     def _whole_samples(self) -> Any:
         return self._ends[1:] - 1
