@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 TEMPLATES = Path(__file__).parent / "templates"
-TEXTS = ["hello world what is in the picture? a cat and a dog user assistant system"]
+TEXTS = ["hello world what is in the picture? a cat and a dog user assistant system", "user\n\n\nmodel\n\n\n\n?"]
 TEMPLATE = """{{ bos_token }}{% for m in messages %}<start>{{ m.role }}
 {% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}{% if c.type == 'image' %}PLACEHOLDER{% else %}\
 {{ c.text }}{% endif %}{% endfor %}{% endif %}<end>

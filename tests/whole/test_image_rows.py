@@ -136,32 +136,47 @@ def test_one_document_a_row(name: str, attention: str) -> None:
     same(trained(made, [row([each]) for each in documents(name)]), name)
 
 
-@pytest.mark.parametrize(("name", "attention"), [("qwen3-vl", "documents"), ("qwen3-vl", "sdpa"), ("qwen3.5", "documents")])
-def test_several_documents_a_row(name: str, attention: str) -> None:
-    """A model that keeps documents with images apart trains them packed, with its own positions of images."""
+@pytest.mark.parametrize(
+    ("name", "attention", "way"),
+    [
+        ("qwen3-vl", "documents", "bounds"),
+        ("qwen3-vl", "sdpa", "bounds"),
+        ("qwen3.5", "documents", "bounds"),
+        ("gemma3", "sdpa", "lines"),
+    ],
+)
+def test_several_documents_a_row(name: str, attention: str, way: str) -> None:
+    """Packed where a model keeps documents with images apart, with its own positions of images; else padded under a mask."""
     made, given = model(name, attention), documents(name)
     forge_algos.keep_documents_apart(made, device=CPU)
-    packs, why = forge_algos.pack_images(made, given[:2], device=CPU)
-    assert packs, why
-    assert forge_algos.packs_images(made)
+    found, why = forge_algos.pack_images(made, given[:2], device=CPU)
+    assert found == forge_algos.packs_images(made) == way, why
     same(trained(made, [row(given[:3]), row(given[3:])]), name)
+
+
+def test_lines_alone() -> None:
+    """A model that packs takes lines where packing is not wanted."""
+    made, given = model("qwen3-vl", "sdpa"), documents("qwen3-vl")
+    assert forge_algos.pack_images(made, given[:2], device=CPU, packing=False)[0] == "lines"
+    same(trained(made, [row(given)]), "qwen3-vl")
 
 
 def test_images_at_the_same_places() -> None:
     """Gemma 3's masks of windows look up images at another document's places; two alike are put at different ones."""
     given = [document("gemma3", 1, 5), document("gemma3", 1, 5)]
-    packs, why = forge_algos.pack_images(model("gemma3", "sdpa"), given, device=CPU)
-    assert not packs, why
+    way, why = forge_algos.pack_images(model("gemma3", "sdpa"), given, device=CPU)
+    assert way == "lines"
+    assert "packed, " in why
+    assert "comes out otherwise than alone" in why
 
 
-def test_a_model_that_mixes_documents_is_given_one_a_row() -> None:
-    """Gemma 3's masks for images ignore where documents begin, which is found, and several in a row are refused."""
+def test_a_model_without_a_way() -> None:
+    """Documents whose images' arrays do not join have a row each, and several in a row are refused."""
     made, given = model("gemma3", "sdpa"), documents("gemma3")
-    packs, why = forge_algos.pack_images(made, given[:2], device=CPU)
-    assert not packs
-    assert "of two comes out otherwise than alone" in why
-    # With images at the same places in both each is computed as alone.
-    assert not forge_algos.pack_images(made, given[:1] * 2, device=CPU)[0]
+    wide = given[1]._replace(inputs={**given[1].inputs, "pixel_values": np.zeros((2, 3, 42, 42), np.float32)})
+    way, why = forge_algos.pack_images(made, [given[0], wide], device=CPU)
+    assert way is None
+    assert "unlike sizes" in why
     with pytest.raises(forge_algos.PackedBatchError, match="row of 3 documents has images, and Gemma3.* give each a row"):
         trained(made, [row(given[:3])])
 
@@ -176,11 +191,13 @@ def test_attention_that_reads_no_mask() -> None:
     assert made.config.vision_config._attn_implementation == "sdpa"
 
 
-def test_noise_on_rows_with_images() -> None:
-    """NEFTune's noise takes the length of a document with images, in rows of one."""
+@pytest.mark.parametrize("several", [1, 3])
+def test_noise_on_rows_with_images(several: int) -> None:
+    """NEFTune's noise takes the length of a document with images, alone and in lines."""
     made, given = model("gemma3", "sdpa"), documents("gemma3")
-    plain = trained(made, [row(given[:1])])[0]
-    assert trained(made, [row(given[:1])], neftune_alpha=5.0)[0] != plain
+    forge_algos.pack_images(made, given[:2], device=CPU)
+    plain = trained(made, [row(given[:several])])[0]
+    assert trained(made, [row(given[:several])], neftune_alpha=5.0)[0] != plain
 
 
 def test_a_mask_with_data_picks_places_of_a_tensor_without() -> None:
@@ -210,7 +227,7 @@ def test_a_plan_with_one_sample_a_row() -> None:
     """The same steps, each sample in a micro-batch of its own, on all ranks equally many."""
     lengths = np.random.default_rng(0).integers(1, 100, 50)
     plan = forge_packing.plan(lengths, batch_size=10, max_tokens=100, world_size=2, epochs=1)
-    single = plan.one_a_row()
+    single = plan.padded(forge_packing.one_a_row(lengths, max_tokens=100))
     single.check()
     for step in range(plan.num_steps):
         assert single.samples(step).tolist() == plan.samples(step).tolist()

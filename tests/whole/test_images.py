@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +14,18 @@ from transformers import AutoModelForMultimodalLM
 import forge
 import forge_algos
 import forge_data
+import forge_packing
+from forge.backends._trl_run import _pad_ids
 from forge.memory import _forecast
-from forge.run import _memory
+from forge.run import _memory, _run
 
+from ..lanes import ci_keeps
+from ..ranks import run_on_ranks
 from . import modalities, pictures, reference
+from .conftest import write_rows
+from .starts import sft_with_signal, weights
 from .three_steps import SETTINGS, figures, oracle, samples
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from .verbs import run_verb
 
 GIVEN: dict[str, Any] = {**SETTINGS, "effective_batch_size": 6, "max_tokens_per_gpu": 96}
 
@@ -49,6 +54,14 @@ def whole(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> fo
     return forge.sft(**given, validation_split=0.2, ckpt_output_dir=tmp_path_factory.mktemp("whole") / "run")
 
 
+def same_beside_language(stored: dict[str, torch.Tensor], written: dict[str, torch.Tensor]) -> None:
+    """The tensors of tower and projector are the same bits."""
+    others = [name for name in stored if "language_model" not in name and "lm_head" not in name]
+    assert others
+    for name in others:
+        assert torch.equal(stored[name], written[name]), name
+
+
 def test_losses_and_the_export(whole: forge.RunResult, model: Path, data: Path) -> None:
     """Losses, gradients and the held-out loss are plain transformers' with its processor; the tower is exported as read."""
     run, inputs = whole.output_dir, pictures.inputs_of(model, data)
@@ -63,10 +76,7 @@ def test_losses_and_the_export(whole: forge.RunResult, model: Path, data: Path) 
     assert whole.eval_before["eval_loss"] == pytest.approx(before, rel=1e-5)
     assert whole.eval_before["eval_loss_tokens"] == tokens
     stored, exported = load_file(model / "model.safetensors"), load_file(whole.model_dir / "model.safetensors")
-    others = [name for name in stored if "language_model" not in name and "lm_head" not in name]
-    assert others
-    for name in others:
-        assert torch.equal(stored[name], exported[name]), name
+    same_beside_language(stored, exported)
     assert any(not torch.equal(stored[name], exported[name]) for name in stored)
     # What is reported after training is measured on the export, loaded again.
     again = AutoModelForMultimodalLM.from_pretrained(whole.model_dir, dtype=torch.float32, attn_implementation="eager")
@@ -86,7 +96,7 @@ def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, mon
     assert phases["step"]["planned"] >= measured
     plain = AutoModelForMultimodalLM.from_pretrained(model)
     assert phases["step"]["parts"]["weights"] >= 4 * plain.num_parameters()
-    assert "assumed: several samples with images in a row; a model that is given one takes less" in about["notes"]
+    assert "samples with images are counted as packed, which not every model can be" in about["notes"]
 
     def needs_values(_: object) -> None:
         raise forge_algos.RehearsalError("a value")
@@ -95,3 +105,146 @@ def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, mon
     forge.sft(**settings, ckpt_output_dir=tmp_path / "other")
     text = (tmp_path / "other" / "log.txt").read_text()
     assert "pixels, and the forward of what computes on them, are not counted: a value" in text
+
+
+@pytest.fixture(scope="module")
+def plain(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run without held-out rows."""
+    return forge.sft(**given, ckpt_output_dir=tmp_path_factory.mktemp("plain") / "run").output_dir
+
+
+def test_the_base_computes_images(given: dict[str, Any], tmp_path: Path) -> None:
+    """The frozen copy that `kl_base` compares with sees what the model sees: at first nothing has moved."""
+    result = forge.sft(**given | {"max_steps": 1}, kl_base=True, validation_split=0.2, ckpt_output_dir=tmp_path / "run")
+    assert result.eval_before["eval_kl_base"] == 0
+    assert result.eval_after["eval_kl_base"] > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "rel"),
+    [
+        ({"packing": "off", "activation_checkpointing": True}, 1e-6),
+        pytest.param({"weights": "bfloat16", "dtype": "bfloat16"}, 5e-3, marks=pytest.mark.slow),
+        pytest.param({"adapter": "osft", "unfreeze_rank_ratio": 0.5, "max_steps": 1}, 1e-6, marks=pytest.mark.slow),
+    ],
+)
+def test_other_ways(more: dict[str, Any], rel: float, given: dict[str, Any], plain: Path, tmp_path: Path) -> None:
+    """The same losses however they are computed; an adapter begins at the same one."""
+    found = figures(forge.sft(**given | more, ckpt_output_dir=tmp_path / "run").output_dir)
+    assert found == pytest.approx(figures(plain)[: len(found)], rel=rel)
+
+
+def test_lora(given: dict[str, Any], model: Path, plain: Path, tmp_path: Path) -> None:
+    """It adapts the language part alone, begins at the same loss, and is merged into the whole model."""
+    run = forge.sft(**given, adapter="lora", lora_r=4, ckpt_output_dir=tmp_path / "run")
+    assert figures(run.output_dir)[0] == pytest.approx(figures(plain)[0], rel=1e-6)
+    assert all(".language_model." in name for name in load_file(run.model_dir / "adapter_model.safetensors"))
+    merged = load_file(forge.export(run.output_dir, tmp_path / "merged", merge=True) / "model.safetensors")
+    same_beside_language(load_file(model / "model.safetensors"), merged)
+
+
+def test_packing_is_asked_for(given: dict[str, Any], tmp_path: Path) -> None:
+    """Packed rows that the model would mix are refused where somebody asks for them; nothing is left."""
+    with pytest.raises(forge.SettingsError, match="packing=on: Gemma3.* does not keep documents with images apart") as caught:
+        forge.sft(**given, packing="on", ckpt_output_dir=tmp_path / "run")
+    assert caught.value.exit_status == 2
+
+
+def test_causal_attention(given: dict[str, Any], tmp_path: Path) -> None:
+    """An attention by which the tokens of an image do not see each other is one error, said once."""
+    with pytest.raises(forge_algos.PackedBatchError, match="attention=sdpa or eager") as caught:
+        forge.sft(**given, attention="documents", ckpt_output_dir=tmp_path / "run")
+    assert str(caught.value).count("lets the tokens of an image see those behind them") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ci_keeps(["fsdp2"], ["ddp", "fsdp2"]))
+def test_two_ranks(strategy: str, given: dict[str, Any], tmp_path: Path) -> None:
+    """Divided it trains as on one rank, also where a rank's rows have no images, or it has none in the end."""
+    numbers = range(12)
+    data = write_rows(tmp_path / "few.jsonl", [pictures.conversation(tmp_path, each, int(each % 3 == 0)) for each in numbers])
+    run = given | {"data_path": str(data), "effective_batch_size": 3}
+    forge.sft(**run, ckpt_output_dir=tmp_path / "one")
+    run |= {"strategy": strategy, "ckpt_output_dir": str(tmp_path / "two")}
+    run_on_ranks(run_verb, 2, "sft", run, joined=False)
+    assert figures(tmp_path / "two") == pytest.approx(figures(tmp_path / "one"), rel=1e-5)
+    assert figures(tmp_path / "two", "grad_norm") == pytest.approx(figures(tmp_path / "one", "grad_norm"), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_killed_run(given: dict[str, Any], plain: Path, tmp_path: Path) -> None:
+    """Killed in its second step and started again it ends with the same bits."""
+    settings = given | {"full_state_every_steps": 1, "ckpt_output_dir": str(tmp_path / "run")}
+    with pytest.raises(RuntimeError, match="ended with status -9"):
+        run_on_ranks(sft_with_signal, 1, settings, "optimizer", 2, "before", joined=False)
+    assert len(figures(tmp_path / "run")) == 1
+    forge.sft(**settings)
+    assert figures(tmp_path / "run") == figures(plain)
+    assert weights(tmp_path / "run") == weights(plain)
+
+
+def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Changed or gone, it stops the run with its row and file; put back, the run goes on to the same end."""
+    data = pictures.rows(tmp_path)
+    settings = given | {"data_path": str(data), "full_state_every_steps": 1}
+    whole = forge.sft(**settings, ckpt_output_dir=tmp_path / "whole")
+    plan = forge_packing.BatchPlan.load(whole.output_dir / "plan" / "plan.npz")
+    store = forge_data.TokenStore.open(whole.output_dir / "data" / "train")
+    row, image = next((row, store[row].images[-1]) for row in plan.samples(2).tolist() if store[row].images)
+    before = (file := Path(image.path)).read_bytes()
+    step, steps = torch.optim.AdamW.step, iter(range(9))
+
+    def spoil(*args: Any, **kwargs: Any) -> Any:
+        if next(steps) == 1:
+            file.write_bytes(before + b".")
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spoil)
+    run = tmp_path / "run"
+    with pytest.raises(
+        forge_data.DataError, match=rf"^{store.source(row)}: .*{file.name} changed since .*put it back"
+    ) as caught:
+        forge.sft(**settings, ckpt_output_dir=run)
+    assert caught.value.exit_status == 2
+    with pytest.raises(forge.SettingsError, match=rf"1 of 24 differ, first {store.source(row)}"):
+        forge.sft(**settings, ckpt_output_dir=run)
+    file.unlink()
+    with pytest.raises(forge_data.DataError, match=rf"{store.source(row)}: .*{file.name} cannot be read"):
+        forge.sft(**settings, ckpt_output_dir=run)
+    assert (run / "full_state" / "latest").read_text() == "step_2"
+    file.write_bytes(before)
+    forge.sft(**settings, ckpt_output_dir=run)
+    assert figures(run) == figures(whole.output_dir)
+    assert weights(run) == weights(whole.output_dir)
+
+
+@pytest.mark.parametrize(
+    ("verb", "more", "refusal"),
+    [
+        ("sft", {"strategy": "zero3"}, "strategy=zero3 and rows with images.*fsdp2"),
+        ("sft", {"adapter": "prefix"}, "adapter=prefix and rows with images.*lora"),
+        ("sft", {"adapter": "prompt"}, "adapter=prompt and rows with images.*lora"),
+        ("sft", {"backend": "trl"}, "backend=trl and rows with images.*text alone"),
+        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: rows have images, and the model has no processor"),
+        ("distill", {"teacher_path": "MODEL"}, r"rows\.jsonl:1: field messages\[0\].* only text is trained here: forge sft"),
+        ("dpo", {}, r"rows\.jsonl:1: field messages\[0\].* only text is trained here: forge sft"),
+    ],
+)
+def test_what_cannot_have_images(
+    verb: str, more: dict[str, Any], refusal: str, given: dict[str, Any], model_dir: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """One error before a model is loaded, and no run directory."""
+    monkeypatch.setattr(_run, "load_with_attention", lambda *_, **__: pytest.fail("a model is loaded"))
+    paths = {"TEXT": str(model_dir), "MODEL": given["model_path"]}
+    settings = {name: value for name, value in given.items() if verb == "sft" or name != "moe_aux_loss"}
+    with pytest.raises((forge.ForgeError, forge_data.ForgeDataError), match=refusal) as caught:
+        getattr(forge, verb)(
+            **settings | {name: paths.get(value, value) for name, value in more.items()}, ckpt_output_dir=tmp_path / "run"
+        )
+    assert caught.value.exit_status == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_padding_token_of_several_modalities(model: Path) -> None:
+    """Backend TRL finds that of the text part, where the whole has none."""
+    assert all(token == 0 for _, token in _pad_ids(modalities.plain(model)))

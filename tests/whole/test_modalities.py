@@ -20,7 +20,7 @@ import forge_dist
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from . import modalities
-from .conftest import conversations, write_rows
+from .conftest import write_rows
 from .three_steps import SETTINGS, figures, oracle, rows
 from .verbs import run_verb, settings_of
 
@@ -138,14 +138,15 @@ def test_rewards(saved: Callable[[str], Path], tmp_path: Path) -> None:
 
 
 def test_an_image_is_refused_by_name(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """A row with an image stops the run before a model is loaded; the error names file, row and field."""
+    """A row with an image stops a verb that trains none, before a model is loaded; the error names file, row and field."""
     image = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, {"type": "image", "url": "cat.png"}]}
-    data = write_rows(
-        tmp_path / "images.jsonl",
-        [*conversations(2), {"messages": [image, {"role": "assistant", "content": "A cat."}]}],
-    )
-    with pytest.raises(forge_data.DataError, match=r"images\.jsonl:3: .*messages\[0\]\.content\[1\] .*'image'.*text"):
-        forge.sft(model_path=str(saved("qwen3-vl")), data_path=str(data), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS)
+    answers = {"chosen": [{"role": "assistant", "content": "A cat."}], "rejected": [{"role": "assistant", "content": "A dog."}]}
+    asked = [[{"role": "user", "content": text}] for text in ("one", "two")]
+    data = write_rows(tmp_path / "images.jsonl", [{"prompt": prompt} | answers for prompt in [*asked, [image]]])
+    with pytest.raises(
+        forge_data.DataError, match=r"images\.jsonl:3: .*prompt\[0\]\.content\[1\] .*'image'.*: forge sft trains images"
+    ):
+        forge.dpo(model_path=str(saved("qwen3-vl")), data_path=str(data), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS)
     assert not (tmp_path / "run").exists()
 
 

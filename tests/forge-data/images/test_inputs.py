@@ -74,6 +74,19 @@ def test_a_file_that_changed(gemma3_directory, tmp_path):
         inputs(moved, "rows.jsonl:3")
 
 
+def test_a_processor_of_other_settings(gemma3_directory):
+    """A processor that makes more tokens of an image than the row has is told apart before a model is."""
+    from transformers import AutoProcessor
+
+    _, example = encoded(gemma3_directory, *TURNS[1])
+    processor = AutoProcessor.from_pretrained(gemma3_directory)
+    processor.full_image_sequence = processor.full_image_sequence.replace("<end", "<image_soft_token><end")
+    with pytest.raises(
+        DataError, match=r"^rows.jsonl:2: .* makes 20 tokens of the row's images, which were prepared as 16; prepare"
+    ):
+        ImageInputs(processor)(example, "rows.jsonl:2")
+
+
 def test_several_threads(gemma3_directory):
     """Threads that share one get what each would get alone."""
     inputs = ImageInputs(gemma3_directory)
@@ -104,26 +117,34 @@ def test_no_processor(gemma3_directory, tmp_path):
         ImageInputs(tmp_path / "text")
     with pytest.raises(TokenizerError, match=r"the tokenizer was not loaded from a directory"):
         load_processor("")
-    with pytest.raises(TokenizerError, match=r"makes nothing of text and images together"):
+    with pytest.raises(TokenizerError, match=r"no processor of text and images, but"):
         ImageInputs(load_tokenizer(gemma3_directory))
 
 
 @pytest.mark.parametrize(
-    ("message", "expected"),
+    ("error", "expected"),
     [
         (
-            "\nQwen3VLVideoProcessor requires the Torchvision library but it was not found. Check out",
-            "was not found; install torchvision$",
+            ImportError("\nQwen3VLVideoProcessor requires the Torchvision library but it was not found. Check out"),
+            "install the torchvision",
         ),
-        ("\nX requires the PIL library but it was not found. You can install it with pip: `pip install pillow`.", "install "),
+        (ValueError("None could be imported. Missing optional dependencies: torchvision. Please"), "install the torchvision"),
+        (RuntimeError("operator torchvision::nms does not exist"), "torchvision::nms does not exist; install the torchvision"),
+        (
+            ImportError(
+                "\nX requires the PIL library but it was not found. You can install it with pip: `pip install pillow`."
+            ),
+            "install pillow",
+        ),
+        (ImportError("Package `num2words` is required. Install it"), "Package `num2words` is required; install it"),
     ],
 )
-def test_a_missing_package(gemma3_directory, monkeypatch, message, expected):
-    """A processor that needs a package that is not there names it."""
+def test_a_missing_package(gemma3_directory, monkeypatch, error, expected):
+    """A processor that needs a package that is not there, or not of this torch, names it."""
     from transformers import AutoProcessor
 
     def refuse(*_, **__):
-        raise ImportError(message)
+        raise error
 
     monkeypatch.setattr(AutoProcessor, "from_pretrained", refuse)
     with pytest.raises(TokenizerError, match=r"needs a package that cannot be imported: .*" + expected):

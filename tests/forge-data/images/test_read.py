@@ -89,7 +89,7 @@ def test_another_image_in_its_place(tmp_path):
     read_image(known, "rows.jsonl:1")
     path.write_bytes(pictured.png(5))
     with pytest.raises(
-        DataError, match=rf"a.png changed since the rows were prepared: its SHA-256 is \w+, and was {sha256}; prepare"
+        DataError, match=rf"a.png changed since the rows were prepared: its SHA-256 is \w+, and was {sha256}; put it back"
     ):
         read_image(known, "rows.jsonl:1")
     path.unlink()

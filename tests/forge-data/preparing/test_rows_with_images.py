@@ -117,3 +117,13 @@ def test_the_lint_reads_the_texts_of_parts(model):
         ("broken_unicode", 2, "messages[0].content"),
         ("special_token_in_text", 0, "messages[0].content"),
     ]
+
+
+def test_a_token_of_an_image_in_a_text(model):
+    """A text that holds what stands for an image stops a training with images, beside whose tokens it would be one too many."""
+    rows = [{"messages": [{"role": "user", "content": "a <image_soft_token> b"}, ANSWER]}]
+    (found,) = lint(rows, model, images=True).findings
+    assert (found.rule, found.severity, found.field) == ("special_token_in_text", "stop", "messages[0].content")
+    assert "'<image_soft_token>', which stands for a part of an image of this model" in found.what
+    (found,) = lint(rows, model).findings
+    assert found.severity == "warn"

@@ -51,16 +51,16 @@ if TYPE_CHECKING:
     )
     from forge_algos.batches._packed import PackedBatch as PackedBatch
     from forge_algos.heads._chunks import score_rows_at_once as score_rows_at_once
+    from forge_algos.heads._images import (
+        ImageDocument as ImageDocument,
+        pack_images as pack_images,
+        require_image_attention as require_image_attention,
+    )
     from forge_algos.isolation._alone import (
         keep_documents_apart as keep_documents_apart,
         places_alone as places_alone,
     )
     from forge_algos.isolation._guard import PackedGuard as PackedGuard, guard_packed as guard_packed
-    from forge_algos.isolation._images import (
-        ImageDocument as ImageDocument,
-        pack_images as pack_images,
-        require_image_attention as require_image_attention,
-    )
     from forge_algos.isolation._layers import layers_apart as layers_apart
     from forge_algos.isolation._prompt_sharing import shares_prompts as shares_prompts
     from forge_algos.losses import LossTerms as LossTerms, nll as nll
@@ -152,7 +152,7 @@ _PUBLIC = {
     "heads._chunks": "score_rows_at_once",
     "isolation._alone": "keep_documents_apart places_alone",
     "isolation._guard": "PackedGuard guard_packed",
-    "isolation._images": "ImageDocument pack_images require_image_attention",
+    "heads._images": "ImageDocument pack_images require_image_attention",
     "isolation._layers": "layers_apart",
     "isolation._prompt_sharing": "shares_prompts",
     "losses": "LossTerms nll",

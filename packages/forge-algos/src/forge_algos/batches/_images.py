@@ -21,20 +21,23 @@ from forge_algos._modules import causal_model, language_modules
 ImageInputs = Mapping[str, NDArray[Any]]
 """Arguments of a forward for one document beside its ids, as a processor gives them for one text.
 Of each token ([1, S]), or of all its images; {} for a document without images."""
-Way = Literal["bounds", "positions"]
-"""How a model learns where documents with images begin: by boundaries and positions, or by positions alone."""
+Way = Literal["bounds", "positions", "lines"]
+"""How a model is told where the documents of a row with images begin: by boundaries and positions, by positions alone, or by
+lines of their own, padded on the right under a mask."""
+LINES = "image_lines"
+"""Argument of a row that is to be laid out in lines: the names of the arrays of its tokens. It is no argument of a model."""
 
 _packed: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
 """Causal model that keeps the documents of a row with images apart → how it is told where they begin."""
 
 
-def packs_images(model: nn.Module) -> bool:
-    """Return whether rows with images may hold several documents."""
-    return causal_model(model) in _packed
+def packs_images(model: nn.Module) -> Way | None:
+    """Return how rows with images may hold several documents; None: they hold one."""
+    return _packed.get(causal_model(model))
 
 
 def pack_images_like(model: nn.Module, other: nn.Module) -> None:
-    """Have `model` take rows with images as `other` does, a model of the same directory or of its export."""
+    """Have `model` take rows with images as `other` does, a model of the same kind."""
     set_packed(model, _packed.get(causal_model(other)))
 
 
@@ -83,15 +86,19 @@ def image_row_inputs(
         )
     lengths = np.diff(boundaries).tolist()
     joined = _joined(documents, lengths)
+    arrays = {name: _on(ids.device, array, dtype) for name, array in joined.items()}
+    if way == "lines":
+        of_tokens = tuple(name for name, array in joined.items() if array.shape == (1, len(ids)))
+        return {**packed, **arrays, LINES: of_tokens}
     positions = _positions(model, ids.cpu(), lengths, documents)
     inputs = dict(packed) if way == "bounds" else {name: packed[name] for name in ("input_ids", "position_ids", "use_cache")}
     if positions is not None:
         inputs["position_ids"] = positions.to(ids.device)
-    return inputs | {name: _on(ids.device, array, dtype) for name, array in joined.items()}
+    return inputs | arrays
 
 
 def _joined(documents: Sequence[ImageInputs], lengths: Sequence[int]) -> dict[str, NDArray[Any]]:
-    """Join the arguments of all documents: those of tokens along them, those of images one after another."""
+    """Join the arguments of all documents: of tokens along them, of images behind each other."""
     joined: dict[str, NDArray[Any]] = {}
     for name in dict.fromkeys(name for document in documents for name in document):
         given = [document.get(name) for document in documents]
@@ -113,9 +120,10 @@ def _joined(documents: Sequence[ImageInputs], lengths: Sequence[int]) -> dict[st
 def _positions(
     model: nn.Module, ids: torch.Tensor, lengths: Sequence[int], documents: Sequence[ImageInputs]
 ) -> torch.Tensor | None:
-    """Return positions int64[4, 1, T] of a model that counts images in two dimensions; None where it counts tokens.
+    """Return positions int64[4, 1, T] of a model that counts images in two dimensions.
 
-    The first are those of the text, by which documents are told apart; the others are the model's own of each document.
+    None where it counts tokens. The first are those of the text, by which documents are told apart; the others are the model's
+    own of each document.
     """
     body: Any = causal_model(model).base_model
     if not callable(of_document := getattr(body, "get_rope_index", None)):

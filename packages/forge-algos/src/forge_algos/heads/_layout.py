@@ -1,8 +1,8 @@
 """Arguments by which a model is fed a packed row, and the way back to the row's own order.
 
 Most models are fed the row itself. Virtual tokens (prefix and prompt tuning) stand before a document, and a row has no place
-for them between its documents: there each document becomes a line of its own, padded on the right under a mask, all lines in
-one forward.
+for them between its documents; and some models keep documents with images apart in lines alone. There each document becomes a
+line of its own, padded on the right under a mask, all lines in one forward.
 """
 
 from typing import Any
@@ -13,7 +13,9 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import virtual_tokens
+from forge_algos.batches._images import LINES
 from forge_algos.isolation._prompt_sharing import require_sharing
+from forge_algos.isolation._rows import OF_ROWS
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -47,8 +49,8 @@ def lay_out(model: nn.Module, inputs: dict[str, Any]) -> Layout:
         PackedBatchError: the model has virtual tokens, and a document's beginning lies elsewhere: a line would lack it. Or
             samples share what they begin with, and the model was not shown to do that.
     """
-    shares = inputs.get("kv_rows") is not None
-    if not virtual_tokens(model):
+    shares, of_images = inputs.get("kv_rows") is not None, inputs.get(LINES)
+    if not virtual_tokens(model) and of_images is None:
         if shares:
             require_sharing(model)
         return Layout(inputs=inputs)
@@ -66,13 +68,17 @@ def lay_out(model: nn.Module, inputs: dict[str, Any]) -> Layout:
             "position_ids of a row for a model with virtual tokens must count each document of cu_seq_lens_q from 0: its line "
             "has places for nothing else"
         )
-    padded = ids.new_zeros(documents, width)
-    mask = torch.zeros_like(padded)
-    padded[lines, columns] = ids
-    mask[lines, columns] = 1
+
+    def in_lines(row: torch.Tensor) -> torch.Tensor:
+        padded = row.new_zeros(documents, width)
+        padded[lines, columns] = row
+        return padded
+
+    further = {} if of_images is None else {name: value for name, value in inputs.items() if name not in (*OF_ROWS, LINES)}
+    further |= {name: in_lines(inputs[name][0]) for name in of_images or ()}
     return Layout(
-        # No positions: PEFT computes them from the mask and counts its virtual tokens among them.
-        inputs={"input_ids": padded, "attention_mask": mask, "use_cache": False},
+        # No positions: PEFT computes them from the mask and counts its virtual tokens among them, a model those of images.
+        inputs={**further, "input_ids": in_lines(ids), "attention_mask": in_lines(torch.ones_like(ids)), "use_cache": False},
         lines=lines,
         columns=columns,
         width=width,

@@ -45,8 +45,8 @@ def noisy_embeddings(model: nn.Module, alpha: float, boundaries: torch.Tensor) -
 
     def add_noise(_layer: nn.Module, _args: Any, found: torch.Tensor) -> torch.Tensor:
         lines = lengths_of_lines(model)
-        # With virtual tokens each document is a line of its own.
-        if lines is None and virtual_tokens(model):
+        # With virtual tokens each document is a line of its own, and so it may be with images.
+        if lines is None and (virtual_tokens(model) or found.shape[0] > 1):
             lines = lengths
         # [B, 1] for lines, which hold one document each, or [T].
         S = lengths.repeat_interleave(lengths, output_size=found.shape[-2]) if lines is None else lines[:, None]

@@ -91,7 +91,7 @@ RULES: dict[str, Rule] = {
     "special_token_in_text": Rule(
         STOP,
         "text that the tokenizer reads as a token of its own; in an answer (stop) the model learns to break off there, "
-        "elsewhere (warn) it sees a turn that is none",
+        "elsewhere (warn) it sees a turn that is none; what stands for an image (stop) would be one too many beside images",
         "take it out of the text, or write it otherwise",
     ),
     "same_answers": Rule(

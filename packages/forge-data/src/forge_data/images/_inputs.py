@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ class ImageInputs:
     `inputs(example)` is what the model's own processor makes, `processor(text=[text], images=[images],
     return_tensors="np")`, without `input_ids` and `attention_mask`, whatever its arrays are called:
 
-    - `pixel_values` and the like in the processor's dtype (float32 as a rule) and shape, such as [I, 3, H, W] of I images;
+    - `pixel_values` and the like in the processor's dtype (float32 as a rule, and for bfloat16) and shape, such as [I, 3, H, W]
+      of I images;
     - `image_grid_thw`, `image_sizes` and the like;
     - `mm_token_type_ids` or `token_type_ids`, int64[1, S], where the processor makes them: 1 for a token that stands for an
       image. An example without images has these alone, all 0, as the processor makes them for a text.
@@ -55,6 +57,15 @@ class ImageInputs:
         )
         self._lock = Lock()
 
+    @cached_property
+    def joins(self) -> bool:
+        """Whether the images of several texts are given to a model as one text's behind another's.
+
+        That is so where the processor makes of two texts, one with images of unlike sizes, what it makes of each. Others pad
+        images to the largest, or texts to the most images.
+        """
+        return self._processor.joins()
+
     def __call__(self, example: TokenizedExample, place: str = "an example") -> "dict[str, NDArray[Any]]":
         """Make the arguments of a forward of one example, a batch of one.
 
@@ -63,19 +74,22 @@ class ImageInputs:
             place: of its row, for errors, as `store.source(index)` returns it.
 
         Raises:
-            DataError: a file of an image is missing, or is not the one that was prepared.
+            DataError: a file of an image is missing, or is not the one that was prepared; or the processor makes another number
+                of tokens of the images than the example has.
         """
         pixels = [read_image(image, place)[0] for image in example.images]
         try:
             with self._lock:
-                of_images = self._processor.arrays(pixels, place) if pixels else {}
+                of_images = self._processor.arrays(pixels, place, example.input_ids) if pixels else {}
                 return of_images | self._processor.of_tokens(example.input_ids)
         finally:
             for each in pixels:
                 each.close()
 
     def prompt(self, text: str, images: Sequence[Image], place: str = "the prompt") -> "dict[str, NDArray[Any]]":
-        """Make all arguments of a forward of a text that a chat template wrote: `input_ids` int64[1, S], and those of a call.
+        """Make the arguments of a forward of a text that a chat template wrote.
+
+        They are `input_ids` int64[1, S], and those of a call.
 
         Args:
             text: with the processor's placeholder for each image.

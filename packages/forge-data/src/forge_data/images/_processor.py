@@ -1,4 +1,4 @@
-"""Directory of a model → its processor, which says what stands for an image, and makes pixels.
+"""Directory of a model → its processor: what stands for an image, and its pixels.
 
 The processor is that of transformers, so what a model is trained on is what it gets from plain transformers.
 """
@@ -59,7 +59,8 @@ class ModelProcessor:
         self.name = f"the processor {type(processor).__name__}"
         if not hasattr(processor, "image_processor") or getattr(processor, "tokenizer", None) is None:
             raise TokenizerError(
-                f"{self.name} makes nothing of text and images together; the model must be one that takes both"
+                f"rows have images, and the model has no processor of text and images, but {type(processor).__name__} alone; "
+                "use a model that takes images, or take the images out of the rows"
             )
         if tokenizer is not None:
             processor.tokenizer = tokenizer
@@ -88,15 +89,43 @@ class ModelProcessor:
         replacements = [Replacement(each["span"][0], each["span"][1], each["replacement"]) for each in offsets[0]]
         return Expanded(replacements, ids)
 
-    def arrays(self, images: "Sequence[Pixels]", place: str) -> "dict[str, NDArray[Any]]":
+    def arrays(self, images: "Sequence[Pixels]", place: str, ids: "NDArray[Any] | None" = None) -> "dict[str, NDArray[Any]]":
         """Make the arrays of the images of one text, as the processor does: pixels, sizes, ...
 
+        Args:
+            images: of the text, in order.
+            place: of the row.
+            ids: int[S], the tokens of the text, to be compared.
+
         Raises:
-            DataError: the processor refuses the images; its own message is included.
+            DataError: the processor refuses the images; its own message is included. Or it makes more or fewer tokens of them
+                than the text has.
         """
         # With a text of placeholders alone, since some processors make nothing of images without text.
         made = self._arrays(place, self.placeholder * len(images), images)
+        now, then = (
+            int(np.isin(tokens, [*self.token_ids]).sum()) for tokens in (made["input_ids"], () if ids is None else ids)
+        )
+        if ids is not None and now != then:
+            raise DataError(
+                f"{place}: {self.name} makes {now} tokens of the row's images, which were prepared as {then}; prepare the rows "
+                "again, with the processor in use, and with `on_overflow` set to drop if they were cut"
+            )
         return {name: np.asarray(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
+
+    def joins(self) -> bool:
+        """Tell whether the arrays of two texts are those of one and behind them the other's."""
+        from PIL import Image as Pillow
+
+        pixels = [Pillow.effect_noise(size, 64).convert("RGB") for size in ((64, 96), (160, 48), (220, 230))]
+        apart = [self.arrays(pixels[:1], ""), self.arrays(pixels[1:], "")]
+        texts = [self.placeholder, self.placeholder * 2]
+        how = {"add_special_tokens": False, "padding": True, "return_tensors": "np"}
+        try:
+            both = self._processor(text=texts, images=[pixels[:1], pixels[1:]], **how)
+            return all(np.array_equal(np.concatenate([of[name] for of in apart]), np.asarray(both[name])) for name in apart[0])
+        except Exception:  # noqa: BLE001 - a processor may raise anything, and arrays of unlike shapes do not join
+            return False
 
     def of_tokens(self, ids: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
         """Make the arrays with a number for each token: int64[1, S] by name."""
@@ -201,18 +230,26 @@ def load_processor(directory: str | os.PathLike[str], tokenizer: "PreTrainedToke
         from transformers import AutoProcessor
 
         processor: Any = AutoProcessor.from_pretrained(name, trust_remote_code=False)
-    except ImportError as error:
-        line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        package = next((each for each in ("torchvision", "pillow") if each in line.lower()), "it")
-        raise TokenizerError(
-            f"there are images, and the processor of {name!r} needs a package that cannot be imported: "
-            f"{line.partition('. ')[0]}; install {package}"
-        ) from error
     except Exception as error:
-        # transformers raises OSError, ValueError, KeyError, TypeError, by what is missing.
-        line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise TokenizerError(
+        # transformers raises ImportError, OSError, ValueError, KeyError, TypeError, by what is missing.
+        raise TokenizerError(_not_loaded(name, error)) from error
+    return ModelProcessor(processor, tokenizer)
+
+
+def _not_loaded(name: str, error: Exception) -> str:
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    package = next((each for each in ("torchvision", "pillow") if each in line.lower()), None)
+    if package is None and not isinstance(error, ImportError):
+        return (
             f"there are images, and no processor of images can be loaded from {name!r}: {line.rstrip('.')}; use a model that "
             "takes images, with its preprocessor_config.json or processor_config.json beside the tokenizer"
-        ) from error
-    return ModelProcessor(processor, tokenizer)
+        )
+    remedy = {
+        "torchvision": "install the torchvision that belongs to this torch",
+        "pillow": "install pillow",
+        None: "install it",
+    }
+    return (
+        f"there are images, and the processor of {name!r} needs a package that cannot be imported: {line.partition('. ')[0]}; "
+        f"{remedy[package]}"
+    )

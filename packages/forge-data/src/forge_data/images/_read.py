@@ -30,7 +30,7 @@ def read_image(image: Image, place: str) -> "tuple[Pixels, str]":
             image,
             place,
             f"changed since the rows were prepared: its SHA-256 is {sha256}, and was {image.sha256}",
-            "prepare again",
+            "put it back, or prepare again",
         )
     return _decoded(data, image, place), sha256
 

@@ -1,4 +1,4 @@
 """Rows, or a store → findings: what would train a model wrongly, by file, row and field.
 
-May import `store`, `tokenizing`, `formats`, `findings` and `reading`.
+May import `store`, `tokenizing`, `formats`, `images`, `findings` and `reading`.
 """

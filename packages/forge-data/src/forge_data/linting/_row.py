@@ -6,13 +6,16 @@ characters that problems begin with, and examined further only where one is foun
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from forge_data._errors import TokenizerError
 from forge_data._options import Options
 from forge_data.findings._finding import STOP, WARN, Finding
 from forge_data.findings._rules import Where, found
 from forge_data.formats._format import FieldOf, Fields
 from forge_data.formats._samples import Chat, Document, Encoded, Sample, Text
+from forge_data.images._processor import load_processor
 from forge_data.linting._sides import Side, note_findings, sides
 from forge_data.linting._special_tokens import Occurrence, SpecialTokens
 from forge_data.linting._tokens import TokenLint
@@ -31,7 +34,8 @@ class RowLint:
     """Linter of single rows; each worker makes one."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", options: Options) -> None:
-        self._train_on = options.train_on
+        self._tokenizer = tokenizer
+        self._train_on, self._images = options.train_on, options.images
         self._special = SpecialTokens(tokenizer)
         self._tokens = TokenLint(tokenizer)
         self._suspect = re.compile(f"[{SUSPECTS}{re.escape(self._special.firsts)}]")
@@ -64,6 +68,17 @@ class RowLint:
             findings += self._tokens.check(where, fields, sample, encoded, field_of)
             findings += note_findings(where, fields, sides(sample), encoded.notes, field_of) if encoded.notes else ()
         return findings
+
+    def _is_of_image(self, token: str) -> bool:
+        return self._tokenizer.convert_tokens_to_ids(token) in self._image_tokens
+
+    @cached_property
+    def _image_tokens(self) -> frozenset[int]:
+        """Tokens that the model takes for parts of an image; loaded once a text needs it."""
+        try:
+            return load_processor(self._tokenizer.name_or_path, self._tokenizer).token_ids
+        except TokenizerError:
+            return frozenset()  # a model that takes no images, or none that can be loaded: rows with images are refused
 
     def _is_clean(self, chat: Chat) -> bool:
         """Check quickly whether no rule for conversations can find anything, as in most rows."""
@@ -122,7 +137,14 @@ class RowLint:
                 f"the text holds {worst.token!r} (at character {worst.start}{more}), which the tokenizer reads as a special "
                 "token"
             )
-            yield found("special_token_in_text", where, field, what, severity=STOP if learned and worst.turns else WARN)
+            of_image = next((each.token for each in special if self._images and self._is_of_image(each.token)), None)
+            if of_image is not None:
+                what = (
+                    f"the text holds {of_image!r}, which stands for a part of an image of this model: it would be given one of "
+                    "another row"
+                )
+            stops = of_image is not None or (learned and worst.turns)
+            yield found("special_token_in_text", where, field, what, severity=STOP if stops else WARN)
         foreign = next((each for each in marks if not each.special), None)
         if foreign:
             yield found("foreign_markup", where, field, f"the text holds {foreign.token!r} at character {foreign.start}")

@@ -80,7 +80,10 @@ def freeze_other_modalities(model: "PreTrainedModel", stored: torch.dtype, where
 
 
 def attend_plainly(model: "PreTrainedModel") -> None:
-    """Give the parts beside the language an attention of transformers: ours is causal, and theirs sees a whole image."""
+    """Give the parts beside the language an attention of transformers.
+
+    Ours is causal, and theirs sees a whole image.
+    """
     text = model.config.get_text_config()
     others = [name for name in model.config.sub_configs if getattr(model.config, name, None) not in (None, text)]
     for name in others:

@@ -128,7 +128,9 @@ class Strategy(abc.ABC):
         quantization: "QuantizationConfigMixin | None" = None,
         other_dtype: torch.dtype | None = None,
     ) -> "PreTrainedModel":
-        """Load this rank's part of the model, in eval mode. Arguments and errors as `load_model`; `LoadRequest.other_dtype`.
+        """Load this rank's part of the model, in eval mode. Arguments and errors as `load_model`.
+
+        `other_dtype` is that of `LoadRequest`.
 
         A reward model's new head is what rank 0 draws, on every rank. A quantized base is whole on every rank until `wrap`.
         Where ranks share packed rows (cp_size), the decoder cuts them, and `attention_function` sees a part of the queries with

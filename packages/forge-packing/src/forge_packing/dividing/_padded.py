@@ -53,7 +53,7 @@ def divide_padded(
 
 
 def one_a_row(lengths: npt.ArrayLike, *, max_tokens: int) -> Int64Array:
-    """Return `widths` with which `plan` and `divide` put each sample into a micro-batch of its own.
+    """Return `widths` with which `plan` and `divide` put one sample into each micro-batch.
 
     They are more than half of `max_tokens`, so that no two fit, and rise with the lengths: the ranks of one pass get samples
     about as long.

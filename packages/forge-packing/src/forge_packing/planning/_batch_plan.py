@@ -11,7 +11,6 @@ import numpy.typing as npt
 from forge_packing._checks import Int64Array
 from forge_packing._errors import PackingError
 from forge_packing.dividing._cost import Cost
-from forge_packing.dividing._padded import one_a_row
 from forge_packing.dividing._prefixes import Prefixes
 from forge_packing.ordering._order import Order
 from forge_packing.planning import _file
@@ -243,11 +242,13 @@ class BatchPlan:
             return self
         return type(self)(**checked({**self._inputs(), "prefixes": None, "prefix_tokens": None, "repeated": repeated}))
 
-    def one_a_row(self) -> Self:
-        """Plan the same steps with one sample in each micro-batch, as `one_a_row` has it; `samples(step)` stays."""
-        widths = one_a_row(self.lengths, max_tokens=self.max_tokens)
+    def padded(self, widths: npt.ArrayLike, lines: npt.ArrayLike | None = None) -> Self:
+        """Plan the same steps for micro-batches that are padded; `samples(step)` stays.
+
+        Widths and lines are those of `plan`. Nothing is shared in it.
+        """
         same = self.alone()
-        return type(same)(**checked({**same._inputs(), "widths": widths, "lines": None}))
+        return type(same)(**checked({**same._inputs(), "widths": widths, "lines": lines}))
 
     def until(self, *, epochs: int | None, max_steps: int | None) -> Self:
         """Plan the same steps with another end, as `plan` takes it; None and None is without end."""

@@ -363,7 +363,8 @@ def _check_routers(task: Task, s: Any, model: Any, device: Any) -> None:
 def _pad_ids(model: Any) -> list[tuple[Any, Any]]:
     """Return the configurations of a model with their padding token."""
     configs = [model.config, model.config.get_text_config(), getattr(model, "generation_config", None)]
-    return [(config, config.pad_token_id) for config in configs if config is not None]
+    # That of a model of several modalities has none beside its text's.
+    return [(config, config.pad_token_id) for config in configs if hasattr(config, "pad_token_id")]
 
 
 def _restore(model: Any, pads: list[tuple[Any, Any]]) -> None:

@@ -45,7 +45,7 @@ def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
     try:
         plan, note = _plan_of(bare, target), ""
         if bare.planned.settings.packing.packing != "off":
-            note = "assumed: several samples with images in a row; a model that is given one takes less"
+            note = "samples with images are counted as packed, which not every model can be"
     except forge_algos.RehearsalError as error:
         plan = _plan_of(bare.with_plan(attrs.evolve(bare.planned, images=False)), target)
         note = f"pixels, and the forward of what computes on them, are not counted: {error}"

@@ -259,7 +259,7 @@ def _loaded(
 
 
 def _dtype_beside(dtype: forge_accel.Choice[Any]) -> Any:
-    """Return the dtype of what computes on images: in 16 bits as it is stored (None), in float32 like the rest."""
+    """Return the dtype of what computes on images: as stored (None), or float32 like the rest."""
     return dtype.value if dtype.value.itemsize == 4 else None
 
 

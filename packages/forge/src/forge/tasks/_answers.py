@@ -175,8 +175,8 @@ def _of_row(row: Any, where: str) -> str | Messages:
         asked = None
     if has_image(row):
         raise SettingsError(
-            f"eval_prompts {where}: has an image, and eval_prompts are asked as texts. Take the row out, and ask an export about "
-            "images: forge generate RUN --image FILE."
+            f"eval_prompts {where}: has an image, and eval_prompts are asked as texts. Take the row out, and ask an export "
+            "about images: forge generate RUN --image FILE."
         )
     if isinstance(asked, list):
         if not all(isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in asked):
@@ -189,7 +189,7 @@ def _of_row(row: Any, where: str) -> str | Messages:
 
 
 def has_image(row: Any) -> bool:
-    """Return whether a row of JSON has an image: in a column of its own, or as a part of a content."""
+    """Return whether a row of JSON has an image: in a column, or as a part of a content."""
     if not isinstance(row, dict):
         return False
     given = [row.get("prompt"), row.get("messages")]

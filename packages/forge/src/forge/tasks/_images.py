@@ -9,11 +9,13 @@ import attrs
 import forge_algos
 import forge_data
 from forge._errors import SettingsError
-from forge.tasks.items._items import VIRTUAL
+from forge.settings._backends import FORGE
+from forge.tasks.items._items import VIRTUAL, padding
 from forge.tasks.items._samples import Conversations, Samples
 
 if TYPE_CHECKING:
     from forge.tasks._task import Run
+    from forge.tasks.items._samples import ImageRows
 
 _TRIED = 64
 """Samples with images that are looked at for two short ones."""
@@ -32,6 +34,11 @@ def check_images(s: Any, *stores: Any) -> None:
     """
     if not has_images(*stores):
         return
+    if s.backend.backend != FORGE:
+        raise SettingsError(
+            f"backend={s.backend.backend} and rows with images: it trains on text alone. Leave backend out, or take the "
+            "images out."
+        )
     if s.adapter.adapter in VIRTUAL:
         raise SettingsError(
             f"adapter={s.adapter.adapter} and rows with images: virtual tokens move the places of images. Use adapter=lora."
@@ -48,22 +55,19 @@ def check_images(s: Any, *stores: Any) -> None:
 
 
 def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.ImageDocument]:
-    """Return two short documents with images of items, one where they have no more, [] without any."""
+    """Return two short documents with images of items, or one, or none."""
     parts = tuple(items for items in parts if isinstance(items, Samples))
     if not has_images(*(items.store for items in parts)):
         return []
     inputs, found = _inputs(s, tokenizer), []
     for items in parts:
-        store = items.store
-        for row in range(len(store)):
-            sample = store[row]
-            found += [(sample, store.source(row))] if sample.images else []
+        for row in range(len(items.store)):
+            sample = items.store[row]
+            found += [(sample, items.store.source(row))] if sample.images else []
             if len(found) == _TRIED:
                 break
     return [
-        forge_algos.ImageDocument(
-            sample.input_ids, inputs(sample, place), [(image.start, image.stop) for image in sample.images]
-        )
+        forge_algos.ImageDocument(sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.images])
         for sample, place in sorted(found, key=lambda each: len(each[0].input_ids))[:2]
     ]
 
@@ -73,31 +77,33 @@ def _inputs(s: Any, tokenizer: Any) -> forge_data.ImageInputs:
 
 
 def with_images(run: Run) -> Run:
-    """Return the run with images read for its rows, each of one sample where the model must have it so.
+    """Return the run with images read for its rows.
 
-    Every rank calls this.
+    They are padded, or of one sample each, where the model must have them so. Every rank calls this.
     """
     documents = image_documents(run.settings, run.tokenizer, run.train, run.held_out)
     if not documents:
         return run
-    packs, why = _packs(run, documents)
-    if not packs and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
-        raise SettingsError(f"packing=on: {why}. With packing=auto its samples run alone.")
+    inputs = _inputs(run.settings, run.tokenizer)
+    rows, why = _rows(run, documents, inputs)
+    if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
+        raise SettingsError(f"packing=on: {why}. With packing=auto samples with images are in no packed row.")
     parts = _parts(run)
-    if not packs and any(isinstance(items, Conversations) for items in parts.values()):
+    if rows == "single" and any(isinstance(items, Conversations) for items in parts.values()):
         raise SettingsError(
             "turns=auto makes several samples of a row, and this model takes one sample with images in a row; set "
             f"turns=history ({why})"
         )
-    run.report.note(f"images: {'several in a row' if packs else 'one sample a row'}: {why}")
-    return _reading(run, packs=packs)
+    run.report.note(f"images: {_ROWS[rows]}: {why}")
+    return _reading(run, rows, inputs)
 
 
 def with_rehearsed_images(run: Run) -> Run:
-    """Return a run without numbers with images read for its rows, of several samples if any may be."""
+    """Return a run without numbers with images read for its rows, packed if any may be."""
     if not has_images(*(items.store for items in _parts(run).values())):
         return run
-    return _reading(run, packs=run.settings.packing.packing != "off")
+    rows = "single" if run.settings.packing.packing == "off" else "packed"
+    return _reading(run, rows, _inputs(run.settings, run.tokenizer))
 
 
 def _parts(run: Run) -> dict[str, Samples]:
@@ -105,17 +111,22 @@ def _parts(run: Run) -> dict[str, Samples]:
     return {name: items for name, items in parts if isinstance(items, Samples)}
 
 
-def _reading(run: Run, *, packs: bool) -> Run:
-    plan = run.plan.alone() if packs else run.plan.one_a_row()
-    inputs = _inputs(run.settings, run.tokenizer)
-    read = {name: items.with_images(inputs, one_a_row=not packs) for name, items in _parts(run).items()}
-    return attrs.evolve(run, plan=plan, **read)
+def _reading(run: Run, rows: ImageRows, inputs: forge_data.ImageInputs) -> Run:
+    read: dict[str, Any] = {name: items.with_images(inputs, rows) for name, items in _parts(run).items()}
+    padded = padding(run.settings, read["train"])
+    return attrs.evolve(run, plan=run.plan.padded(**padded) if padded else run.plan.alone(), **read)
 
 
-def _packs(run: Run, documents: list[forge_algos.ImageDocument]) -> tuple[bool, str]:
-    if run.settings.packing.packing == "off":
-        return False, "packing=off"
-    if len(documents) == 1:
-        documents *= 2
+_ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", "single": "one sample a row"}
+
+
+def _rows(
+    run: Run, documents: list[forge_algos.ImageDocument], inputs: forge_data.ImageInputs
+) -> tuple[ImageRows, str]:
+    """Return what rows with images the model takes, and why."""
+    packing = run.settings.packing.packing != "off"
+    if not inputs.joins:
+        return "single", "the model's processor makes unlike arrays of unlike images"
     with run.strategy.computing(run.model):
-        return forge_algos.pack_images(run.model, documents, device=run.device, autocast=run.autocast)
+        way, why = forge_algos.pack_images(run.model, documents * 2, packing=packing, device=run.device, autocast=run.autocast)
+    return "single" if way is None else "lines" if way == "lines" else "packed", why

@@ -29,6 +29,7 @@ class Distill(SFT):
 
     name = "distill"
     settings = DistillSettings
+    images = False
     about = "Distillation: train a model to predict as a larger one does, at the learned tokens of the rows."
 
     def other_models(self, s: Any) -> dict[str, str]:

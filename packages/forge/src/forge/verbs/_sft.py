@@ -10,7 +10,7 @@ import attrs
 import forge_algos
 import forge_data
 from forge.settings._settings import RunSettings
-from forge.tasks._images import check_images, with_images
+from forge.tasks._images import check_images, has_images, with_images
 from forge.tasks._lint_check import check_kind, check_lint
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._sharing import may_share
@@ -79,6 +79,8 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
         models: those that are given its rows; every rank calls this.
         unless: a reason against it, from the settings.
     """
+    if has_images(run.train.store, run.held_out and run.held_out.store):
+        return run  # the same tokens may stand for other images
     parts = {"train": run.train, "held_out": run.held_out}
     of_rows = {name: items for name, items in parts.items() if isinstance(items, Samples)}
     apart = [items for items in of_rows.values() if isinstance(items, Conversations)]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import forge_packing
-from forge.settings._settings import row_tokens
 
 if TYPE_CHECKING:
     # `forge sft --help` would spend half of its time on importing numpy.
@@ -71,14 +70,16 @@ def in_own_lines(s: Any) -> bool:
 
 
 def padding(s: Any, items: Items, rows: Ints | None = None) -> dict[str, Any]:
-    """Return `widths` and `lines` of items, or of `rows`, where micro-batches are padded or hold one each, or {}."""
+    """Return `widths` and `lines` of items, or of `rows`; {} where micro-batches are packed."""
     taken: Any = slice(None) if rows is None else rows
-    if getattr(items, "one_a_row", False):
-        return {"widths": forge_packing.one_a_row(items.lengths[taken], max_tokens=row_tokens(s)), "lines": None}
-    if s.adapter.adapter not in VIRTUAL:
+    kind = getattr(items, "rows", "packed")
+    if kind == "single":
+        return {"widths": forge_packing.one_a_row(items.lengths[taken], max_tokens=s.plan.max_tokens_per_gpu), "lines": None}
+    if kind == "packed" and s.adapter.adapter not in VIRTUAL:
         return {}
     lines = None if items.lines is None else items.lines[taken]
-    return {"widths": items.longest[taken] + s.adapter.num_virtual_tokens, "lines": lines}
+    virtual = s.adapter.num_virtual_tokens if s.adapter.adapter in VIRTUAL else 0
+    return {"widths": items.longest[taken] + virtual, "lines": lines}
 
 
 def places(s: Any, items: Items) -> Ints:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import forge_data
 import forge_packing
 from forge._counted import counted, counted_are
 from forge.tasks.items._images import image_row
 from forge.tasks.items._items import Ints
+
+ImageRows = Literal["packed", "lines", "single"]
+"""Whether a micro-batch with images is a packed row, padded lines, or one sample."""
 
 _CANDIDATES = 64
 
@@ -31,7 +34,7 @@ class Samples:
     def __init__(self, store: forge_data.TokenStore) -> None:
         self.store = store
         self.share_prefix = False
-        self.one_a_row = False
+        self.rows: ImageRows = "packed"
         self._images: forge_data.ImageInputs | None = None
         self._most_tokens: int | None = None
         self.lengths = self.longest = store.lengths
@@ -98,10 +101,13 @@ class Samples:
         same.share_prefix, same._most_tokens = share_prefix, max_tokens
         return same
 
-    def with_images(self, inputs: forge_data.ImageInputs, *, one_a_row: bool) -> Self:
-        """Return the same items, whose rows are given their images, and hold one sample each if they must."""
+    def with_images(self, inputs: forge_data.ImageInputs, rows: ImageRows) -> Self:
+        """Return the same items, whose rows are given their images.
+
+        They are packed, in lines that are padded, or of one sample each.
+        """
         same = copy(self)
-        same._images, same.one_a_row = inputs, one_a_row
+        same._images, same.rows = inputs, rows
         return same
 
     def short_samples(self) -> list[tuple[Any, Any]]:

@@ -16,10 +16,11 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, mode
-from forge_algos.batches._images import ImageInputs, image_row_inputs, set_packed
+from forge_algos.batches._images import ImageInputs, Way, image_row_inputs, set_packed
 from forge_algos.batches._packed import packed_inputs
+from forge_algos.heads._layout import lay_out
 from forge_algos.isolation._compare import REFUSALS, Compare, decides
-from forge_algos.isolation._isolation import hidden_states, made_up_lengths, run_test, with_and_without_autocast
+from forge_algos.isolation._isolation import batch_hidden_states, made_up_lengths, run_test, with_and_without_autocast
 
 
 class ImageDocument(NamedTuple):
@@ -38,42 +39,53 @@ def pack_images(
     documents: Sequence[ImageDocument],
     *,
     device: torch.device,
+    packing: bool = True,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> tuple[bool, str]:
+) -> tuple[Way | None, str]:
     """Have `model` take rows of several documents with images, if it keeps such documents apart.
 
     Two documents in one row, with documents of text before and between them, must come out as in plain forwards of their own,
     the second whatever the first is. Those of text are there since images at the same places of two documents hide a model that
     looks for the second's where the first has them. More words are put before both, so that they are longer than the windows of
-    the model's configuration (up to 160 tokens).
+    the model's configuration (up to 160 tokens). Where they do not, documents in lines of their own are tried, padded under a
+    mask; not with a mixture of experts, whose routers would count the padding.
 
     Args:
         model: bare or wrapped; where it is divided over ranks, every rank calls this with the same documents.
         documents: two or more with images, the first two of which are run.
         device: where test rows go.
+        packing: whether rows may be packed; lines alone are tried otherwise.
         autocast: makes the context that forwards run in; it is tried without, too.
 
     Returns:
-        tuple: whether rows may hold several documents with images, and the reason.
+        tuple: how rows may hold several documents with images ("bounds" and "positions": packed, "lines": padded) or None, and
+            the reason.
     """
-    what, problem = type(causal_model(model)).__name__, ""
+    what, problem = type(causal_model(model)).__name__, "" if packing else "not to be packed"
     least, more = made_up_lengths(model)
     first, second = documents[:2]
     pair = _longer(first, max(least - len(first.input_ids), 0) + 3), _longer(second, max(more - len(second.input_ids), 0))
-    for way in ("bounds", "positions"):
+    ways: tuple[Way, ...] = (*(("bounds", "positions") if packing else ()), *(() if _has_experts(model) else ("lines",)))
+    for way in ways:
         set_packed(model, way)
         test = with_and_without_autocast(lambda model, device: _problem(model, pair, device), autocast)
         try:
             with mode(model, training=False), torch.no_grad():
-                problem = test(model, device) or ""
+                found = test(model, device) or ""
         except torch.OutOfMemoryError:
             raise
-        except REFUSALS as error:
-            problem = f"it cannot run them: {error}"
-        if not problem:
-            return True, f"{what} keeps documents with images apart in a row"
+        except (*REFUSALS, PackedBatchError) as error:
+            found = f"it cannot run them: {error}"
+        if not found:
+            how = "in lines of their own, padded" if way == "lines" else "in a row"
+            return way, f"{what} keeps documents with images apart {how}{f' ({problem})' if problem and way == 'lines' else ''}"
+        problem = problem or f"packed, {found}"
     set_packed(model, None)
-    return False, f"{what} does not keep documents with images apart in a row: {problem}"
+    return None, f"{what} does not keep documents with images apart in a row: {problem}"
+
+
+def _has_experts(model: nn.Module) -> bool:
+    return any(name.endswith("experts") for name, _ in causal_model(model).named_modules())
 
 
 def require_image_attention(
@@ -83,7 +95,7 @@ def require_image_attention(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> None:
-    """Raise unless a causal attention of our own computes a document with images as eager attention does.
+    """Raise unless attention of our own computes a document with images as eager does.
 
     Some models (Gemma 3, PaliGemma) let the tokens of an image see each other, which a mask says and only attention that reads
     masks computes. So the later tokens of an image are changed: the earlier ones may not change with them. What comes out is
@@ -144,7 +156,7 @@ def _set_attention(causal: Any, name: str | None) -> None:
 
 @contextmanager
 def _changed_token(model: nn.Module, document: ImageDocument) -> Iterator[range]:
-    """Turn the signs of the second half of the first image's tokens inside the block; yield the first half."""
+    """Turn the signs of the first image's later tokens inside the block; yield its first ones."""
     first, stop = document.spans[0]
     middle = (first + stop) // 2
 
@@ -213,4 +225,5 @@ def _run(model: nn.Module, documents: Sequence[torch.Tensor], images: Sequence[I
     ids, boundaries = torch.cat(list(documents)), [0, *np.cumsum(lengths).tolist()]
     positions = torch.cat([torch.arange(length) for length in lengths]).to(ids.device)
     packed = packed_inputs(ids, positions, torch.tensor(boundaries), max(lengths))
-    return hidden_states(model, image_row_inputs(model, ids, boundaries, images, packed=packed))
+    layout = lay_out(model, image_row_inputs(model, ids, boundaries, images, packed=packed))
+    return layout.packed(batch_hidden_states(model, layout.inputs))[0]
