@@ -46,7 +46,15 @@ class Samples:
         return len(self.store)
 
     def __str__(self) -> str:
-        return f"{counted(len(self), 'rows')}, in which {counted_are(int(self.loss_counts.sum()), 'tokens')} learned"
+        learned = f"in which {counted_are(int(self.loss_counts.sum()), 'tokens')} learned"
+        return f"{counted(len(self), 'rows')}, {learned}{self._images_in_words()}"
+
+    def _images_in_words(self) -> str:
+        if not self.store.has_images:
+            return ""
+        images, tokens = (int(number) for number in self.image_counts.sum(axis=0))
+        rows = int((self.image_counts[:, 0] > 0).sum())
+        return f"; {counted(images, 'images')}, for which {counted(tokens, 'tokens')} stand, in {rows:,} of the rows"
 
     def source(self, index: int) -> str:
         """Return the file and row of a sample."""
@@ -165,7 +173,9 @@ class Conversations(Samples):
             f"{counted(len(self.store), 'samples')}, one for each learned turn where turns are asked for in another form than "
             "history"
         )
-        return f"{counted(len(self), 'rows')} as {turns}; {counted_are(int(self.loss_counts.sum()), 'tokens')} learned"
+        return f"{counted(len(self), 'rows')} as {turns}; {counted_are(int(self.loss_counts.sum()), 'tokens')} learned" + (
+            self._images_in_words()
+        )
 
     def source(self, index: int) -> str:
         """Return the file and row of a conversation."""
