@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import forge_algos
 import forge_data
 import forge_packing
 from forge.backends._trl_run import _pad_ids
-from forge.run import _run
+from forge.memory import _forecast
+from forge.run import _memory, _run
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
@@ -80,6 +82,29 @@ def test_losses_and_the_export(whole: forge.RunResult, model: Path, data: Path) 
     again = AutoModelForMultimodalLM.from_pretrained(whole.model_dir, dtype=torch.float32, attn_implementation="eager")
     assert whole.eval_after["eval_loss"] == pytest.approx(reference.evaluate(again, held_out)[0], rel=1e-5)
     assert "could not be measured" not in (run / "log.txt").read_text()
+
+
+def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps take what was planned, with pixels, the tower's forward and its weights in float32; what is not counted is said."""
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    settings = {**given, "max_steps": 2}
+    forge.sft(**settings, ckpt_output_dir=tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "memory.json").read_text())
+    phases = {phase["name"]: phase for phase in about["phases"]}
+    measured = phases["first steps"]["measured"]
+    assert phases["first steps"]["planned"] == pytest.approx(measured, rel=0.01)
+    assert phases["step"]["planned"] >= measured
+    plain = AutoModelForMultimodalLM.from_pretrained(model)
+    assert phases["step"]["parts"]["weights"] >= 4 * plain.num_parameters()
+    assert "samples with images are counted as packed, which not every model can be" in about["notes"]
+
+    def needs_values(_: object) -> None:
+        raise forge_algos.RehearsalError("a value")
+
+    monkeypatch.setattr(_forecast, "with_rehearsed_images", needs_values)
+    forge.sft(**settings, ckpt_output_dir=tmp_path / "other")
+    text = (tmp_path / "other" / "log.txt").read_text()
+    assert "pixels, and the forward of what computes on them, are not counted: a value" in text
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -15,6 +15,7 @@ from forge.tasks.items._samples import Conversations, Samples
 
 if TYPE_CHECKING:
     from forge.tasks._task import Run
+    from forge.tasks.items._samples import ImageRows
 
 _TRIED = 64
 """Samples with images that are looked at for two short ones."""
@@ -92,14 +93,31 @@ def with_images(run: Run) -> Run:
     rows, why = _rows(run, documents, inputs)
     if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
         raise SettingsError(f"packing=on: {why}. With packing=auto samples with images are in no packed row.")
-    parts = {name: items for name, items in (("train", run.train), ("held_out", run.held_out)) if isinstance(items, Samples)}
+    parts = _parts(run)
     if rows == "single" and any(isinstance(items, Conversations) for items in parts.values()):
         raise SettingsError(
             "turns=auto makes several samples of a row, and this model takes one sample with images in a row; set "
             f"turns=history ({why})"
         )
     run.report.note(f"images: {_ROWS[rows]}: {why}")
-    read: dict[str, Any] = {name: items.with_images(inputs, rows) for name, items in parts.items()}
+    return _reading(run, rows, inputs)
+
+
+def with_rehearsed_images(run: Run) -> Run:
+    """Return a run without numbers with images read for its rows, packed if any may be."""
+    if not has_images(*(items.store for items in _parts(run).values())):
+        return run
+    rows = "single" if run.settings.packing.packing == "off" else "packed"
+    return _reading(run, rows, _inputs(run.settings, run.tokenizer))
+
+
+def _parts(run: Run) -> dict[str, Samples]:
+    parts = (("train", run.train), ("held_out", run.held_out))
+    return {name: items for name, items in parts if isinstance(items, Samples)}
+
+
+def _reading(run: Run, rows: ImageRows, inputs: forge_data.ImageInputs) -> Run:
+    read: dict[str, Any] = {name: items.with_images(inputs, rows) for name, items in _parts(run).items()}
     padded = padding(run.settings, read["train"])
     return attrs.evolve(run, plan=run.plan.padded(**padded) if padded else run.plan.alone(), **read)
 
@@ -109,7 +127,7 @@ _ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", 
 
 def _rows(
     run: Run, documents: list[forge_algos.ImageDocument], inputs: forge_data.ImageInputs
-) -> tuple[Literal["packed", "lines", "single"], str]:
+) -> tuple[ImageRows, str]:
     """Return what rows with images the model takes, and why."""
     packing = run.settings.packing.packing != "off"
     if not inputs.joins:
