@@ -59,6 +59,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "max_steps": ({}, 2, 3),
     "max_tokens": ({"max_steps": None}, 100, 300),
     "seed": ({}, 1, 2),
+    "shuffle": ({}, True, False),
     "learning_rate": ({}, 1e-2, 2e-2),
     "weight_decay": ({}, 0.0, 0.5),
     "beta1": ({}, 0.9, 0.5),

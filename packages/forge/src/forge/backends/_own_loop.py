@@ -53,6 +53,7 @@ REFUSED_BY_ALL: dict[str, str] = {
     "max_grad_norm": "it clips at 1",
     "on_nan": "it looks at no loss",
     "packing": "it packs as it does",
+    "shuffle": "it draws rows in an order of its own",
     **dict.fromkeys(("attention", "compile", "kernels"), "it chooses its own"),
     "moe_aux_loss": "it adds what transformers adds",
     **dict.fromkeys(

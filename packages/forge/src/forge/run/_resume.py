@@ -108,6 +108,7 @@ _SHORT_SECONDS = 1.0
 _LENGTH = ("num_epochs", "max_steps", "max_tokens")
 
 ADDED = {
+    "shuffle": True,
     "warmup_ratio": 0.0,
     "adapter_path": None,
     "f_divergence_alpha": 0.5,
