@@ -178,3 +178,12 @@ def test_a_reference_that_moves(verb, every, share, tmp_path):
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(ours[:every], still[:every], rtol=1e-6)
     assert abs(ours[-1][1] - still[-1][1]) > 1e-2
+
+
+def test_what_narrows_sampling_is_not_in_the_loss(tmp_path):
+    """Log-probabilities are those of the whole distribution at the temperature, there and here."""
+    folder = tmp_path / "model"
+    a_model().save_pretrained(folder)
+    narrow = {"temperature": 0.8, "top_p": 0.9, "top_k": 5, "min_p": 0.2, "repetition_penalty": 1.5}
+    theirs = run_trl("grpo", folder, tmp_path, beta=0.3, loss_type="dapo", **narrow)
+    np.testing.assert_allclose(run_ours(objective("grpo", **narrow), folder), theirs, rtol=1e-4, atol=1e-6)

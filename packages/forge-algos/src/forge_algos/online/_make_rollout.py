@@ -22,7 +22,7 @@ from forge_algos.online.rewards._reward_sum import Parts, RewardSum
 from forge_algos.online.rewards._rewards import Reward, RewardInputs, score
 from forge_algos.online.rollout._rollout import Rollout, equal_groups
 from forge_algos.online.sampling._draw import attempt_seed
-from forge_algos.online.sampling._sampler import Completion, Sampler
+from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options
 from forge_algos.online.updates._collate import Collate
 from forge_algos.online.updates._updates import beginnings_of, packed, token_places, update_indices
 from forge_algos.settings._online import GroupSettings, OnlineSettings
@@ -56,11 +56,11 @@ def make_rollout(
 
     Each data shard samples and rewards its share of the prompts; afterwards every rank has the whole rollout. Log-probabilities
     are those of the pass that trains: its packed rows, its head, its temperature. So the ratio of the first update is 1. They
-    are the policy's own, whatever `top_p` and `top_k` took away while sampling. `source` names a row in messages. With
-    `episodes` a completion is an episode: turns of the model, and an environment's observations between them, which are read
-    and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a figure of the
-    rollout, and above the settings' limits it weighs the advantages, or is an error. `max_keys`, `least_prefix` and
-    `collate` are as `rollout_batches` takes them, and must be the same there.
+    are the policy's own, whatever `top_p`, `top_k`, `min_p` and `repetition_penalty` did while sampling. `source` names a row
+    in messages. With `episodes` a completion is an episode: turns of the model, and an environment's observations between them,
+    which are read and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a
+    figure of the rollout, and above the settings' limits it weighs the advantages, or is an error. `max_keys`, `least_prefix`
+    and `collate` are as `rollout_batches` takes them, and must be the same there.
     """
     check_arguments(prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None)
     device = next(model.parameters()).device if device is None else device
@@ -86,11 +86,8 @@ def make_rollout(
             try:
                 made = sampler.sample(
                     [prompt.input_ids for prompt in mine],
-                    num_generations=each,
                     max_new_tokens=settings.max_new_tokens,
-                    temperature=settings.temperature,
-                    top_p=settings.top_p,
-                    top_k=settings.top_k,
+                    **draw_options(settings),
                     seed=drawn,
                     numbers=chosen,
                 )

@@ -150,6 +150,11 @@ class OnlineSettings:
     Log-probabilities are those of the whole distribution."""
     top_k: int = attrs.field(default=0, validator=number(kind=int))
     """Number of likeliest tokens that are sampled from; 0 is all."""
+    min_p: float = attrs.field(default=0.0, validator=_share)
+    """Share of the likeliest token's probability below which no token is sampled; 0 is all."""
+    repetition_penalty: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
+    """Divisor, while sampling, of the positive logits of tokens that prompt or completion have
+    already, and factor of their negative ones; above 1 they come less often (arXiv 1909.05858)."""
     clip: float | None = attrs.field(default=None, validator=_clip_or_none)
     """How far the probability ratio to the policy that sampled may fall below 1 before its
     gradient is cut. By default 0.2; 0.0003 for gspo and luspo, and no bound for cispo."""
@@ -209,8 +214,8 @@ class OnlineSettings:
             return
         if self.sampler_url is None:
             raise ValueError(f"sampler={self.sampler!r} needs sampler_url, the address of the running server")
-        if self.top_p < 1 or self.top_k:
-            name = f"top_p={self.top_p}" if self.top_p < 1 else f"top_k={self.top_k}"
+        whole = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+        for name in (f"{name}={getattr(self, name)}" for name, value in whole.items() if getattr(self, name) != value):
             raise ValueError(
                 f"{name} is refused with sampler={self.sampler!r}: the server's log-probabilities could not be compared with "
                 "the trained model's, whose distribution is the whole one; leave it out"

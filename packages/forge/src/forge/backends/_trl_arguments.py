@@ -60,6 +60,8 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "temperature": "temperature",
         "top_p": "top_p",
         "top_k": "top_k",
+        "min_p": "min_p",
+        "repetition_penalty": "repetition_penalty",
         "max_new_tokens": "max_completion_length",
         "mask_truncated": "mask_truncated_completions",
         "reference_sync_steps": "ref_model_sync_steps",
@@ -75,7 +77,7 @@ BY_FORGE: dict[str, tuple[str, ...]] = {
     "grpo": ("reference", "reward", "updates_per_pass"),
 }
 """Verb → settings of its objective that are no argument: a model that the trainer is given, functions, the cut of a step."""
-NONE_IF_ZERO = ("neftune_alpha", "centering")
+NONE_IF_ZERO = ("neftune_alpha", "centering", "min_p")
 
 
 class Cut(NamedTuple):

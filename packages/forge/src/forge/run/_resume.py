@@ -109,6 +109,8 @@ _LENGTH = ("num_epochs", "max_steps", "max_tokens")
 
 ADDED = {
     "shuffle": True,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
     "warmup_ratio": 0.0,
     "adapter_path": None,
     "f_divergence_alpha": 0.5,

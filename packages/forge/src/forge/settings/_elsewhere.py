@@ -294,7 +294,8 @@ OWN = {
         "distill, sdft, dpo, orpo, simpo and kto": "beta",
         "distill, sdft, embed, ppo, grpo and rloo": "temperature",
         "dpo, orpo, simpo, kto and reward": "on_bad_pair",
-        "sdft, ppo, grpo and rloo": "max_prompt_len num_generations max_new_tokens top_p top_k",
+        "sdft, ppo, grpo and rloo": """max_prompt_len num_generations max_new_tokens top_p top_k min_p
+            repetition_penalty""",
         "rloo": "normalize_advantages",
         "ppo, grpo and rloo": """reward reward_weights reward_clip_range reward_model_path on_reward_error
             clip clip_high updates_per_pass mask_truncated missing_eos_penalty
