@@ -150,6 +150,22 @@ def test_an_entropy_in_the_loss(kind, tmp_path):
     assert abs(ours[0][1] - other[0][1]) > 1e-4
 
 
+@pytest.mark.parametrize(("kind", "more"), [("grpo", {}), ("dapo", {"entropy_coef": 0.5}), ("gspo", {}), ("cispo", {})])
+def test_the_most_uncertain_tokens_alone_learn(kind, more, tmp_path):
+    """2506.01939, beside the KL of all tokens; all of them is another run."""
+    folder = tmp_path / "model"
+    a_model().save_pretrained(folder)
+    own, theirs = {"loss_type": kind, "temperature": 0.8, **more}, {"loss_type": kind}
+    if kind == "gspo":
+        own |= {"kl_estimator": "k3"}  # TRL's other one is weighed by the completion's ratio
+        theirs = {"loss_type": "grpo", "importance_sampling_level": "sequence", "use_bias_correction_kl": False}
+    theirs |= {"epsilon_high": 5.0} if kind == "cispo" else {}
+    theirs = run_trl("grpo", folder, tmp_path, beta=0.3, top_entropy_quantile=0.4, temperature=0.8, **theirs, **more)
+    ours, all_of_them = (run_ours(objective("grpo", **own, top_entropy_quantile=each), folder) for each in (0.4, 1.0))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert abs(ours[0][1] - all_of_them[0][1]) > 1e-4
+
+
 def test_rewards_are_normalized_each_by_itself(tmp_path):
     """GDPO: two rewards of other scales and weights; their sum, normalised, is another run."""
     folder = tmp_path / "model"

@@ -43,6 +43,8 @@ def test_one_name_is_a_list_of_one():
         (GRPOSettings, {"top_p": 0.0}, "top_p"),
         (GRPOSettings, {"top_p": 1.1}, "top_p"),
         (GRPOSettings, {"min_p": 1.1}, "min_p"),
+        (GRPOSettings, {"top_entropy_quantile": 1.1}, "top_entropy_quantile"),
+        (GRPOSettings, {"top_entropy_quantile": -0.1}, "top_entropy_quantile"),
         (GRPOSettings, {"min_p": -0.1}, "min_p"),
         (RLOOSettings, {"repetition_penalty": 0.0}, "repetition_penalty"),
         (GRPOSettings, {"clip": 1.0}, "clip must be"),

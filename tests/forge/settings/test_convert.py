@@ -638,6 +638,12 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             {"multi_objective_aggregation": "normalize_then_sum"},
         ),
         (TRL + "entropy_coef: 0.01\n", "grpo", {"entropy_coef": 0.01}),
+        (TRL + "top_entropy_quantile: 0.2\n", "grpo", {"top_entropy_quantile": 0.2}),
+        (
+            TRL + "num_generations: 4\nmin_p: 0.1\nrepetition_penalty: 1.2\n",
+            "grpo",
+            {"num_generations": 4, "min_p": 0.1, "repetition_penalty": 1.2},
+        ),
         (
             TRL + "loss_type: luspo\nimportance_sampling_level: sequence\noff_policy_mask_threshold: 0.1\n",
             "grpo",

@@ -25,7 +25,7 @@ from forge_algos.online.sampling._draw import attempt_seed
 from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options
 from forge_algos.online.updates._collate import Collate
 from forge_algos.online.updates._updates import beginnings_of, packed, token_places, update_indices
-from forge_algos.settings._online import GroupSettings, OnlineSettings
+from forge_algos.settings._online import GroupSettings, GRPOSettings, OnlineSettings
 from forge_algos.settings._policy_kinds import POLICY_KINDS
 
 
@@ -174,11 +174,14 @@ def make_rollout(
         autocast=autocast,
         reference=reference,
         with_values=settings.credit == "gae",
+        with_entropy=_share_kept(settings) < 1,
     )
     starts = np.append(0, lengths.cumsum())
     places = np.concatenate([np.zeros(0, np.int64), *(token_places(starts, indices) for indices in parts)])
     unknown = np.repeat(~(trained | weighed), lengths)
-    old_logps, ref_logps, values = (None if found is None else _whole(found, places, unknown, parallel) for found in measured)
+    old_logps, ref_logps, values, entropy = (
+        None if found is None else _whole(found, places, unknown, parallel) for found in measured
+    )
     assert old_logps is not None
     advantages, returns = advantages_of(
         settings,
@@ -216,6 +219,8 @@ def make_rollout(
         resampled=resampled,
         learned=learned,
         sampler_logps=sampler_logps,
+        entropy=entropy,
+        least_entropy=_least_entropy(settings, entropy),
     )
 
 
@@ -336,6 +341,19 @@ def _trained(
     if not settings.mask_truncated:
         return found, np.zeros_like(found)
     return found & finished, found & ~finished & (POLICY_KINDS[settings.kind].unit == "completions")
+
+
+def _share_kept(settings: OnlineSettings) -> float:
+    """Return the share of the tokens that the policy learns from."""
+    return settings.top_entropy_quantile if isinstance(settings, GRPOSettings) else 1.0
+
+
+def _least_entropy(settings: OnlineSettings, entropy: NDArray[np.float32] | None) -> float:
+    """Return the entropy that `top_entropy_quantile` asks for; 0 where it asks for none."""
+    if entropy is None:
+        return 0.0
+    known = entropy[~np.isnan(entropy)].astype(np.float64)
+    return float(np.quantile(known, 1 - _share_kept(settings))) if len(known) else 0.0
 
 
 def _whole(

@@ -296,6 +296,9 @@ class GRPOSettings(GroupSettings):
     entropy_coef: float = attrs.field(default=0.0, validator=number(kind=float))
     """Weight of the policy's entropy in nats, a mean over all tokens of the step,
     which is subtracted from the loss: it keeps the policy from becoming certain."""
+    top_entropy_quantile: float = attrs.field(default=1.0, validator=_share)
+    """Share of a rollout's tokens that the policy learns from, those before which it was least certain (arXiv 2506.01939,
+    which takes 0.2); others have no term but their KL's, and count in means all the same."""
     num_generations: int = attrs.field(default=8, validator=number(kind=int, low=2))
     """Number of completions of each prompt: a group, within which rewards are compared."""
     scale_rewards: Scale | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Scale)))

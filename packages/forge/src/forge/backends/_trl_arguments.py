@@ -54,6 +54,7 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "dual_clip": "delta",
         "off_policy_mask_threshold": "off_policy_mask_threshold",
         "entropy_coef": "entropy_coef",
+        "top_entropy_quantile": "top_entropy_quantile",
         "sapo_temperature_pos": "sapo_temperature_pos",
         "sapo_temperature_neg": "sapo_temperature_neg",
         "kl_estimator": "use_bias_correction_kl",

@@ -279,8 +279,8 @@ OWN = {
         "classify": "labels problem_type",
         "embed": "query_prefix document_prefix pooling exclude_same_text margin",
         "ppo": "lam value_weight value_clip whiten",
-        "grpo": """scale_rewards multi_objective_aggregation entropy_coef off_policy_mask_threshold dual_clip
-            kl_estimator sapo_temperature_pos sapo_temperature_neg""",
+        "grpo": """scale_rewards multi_objective_aggregation entropy_coef top_entropy_quantile
+            off_policy_mask_threshold dual_clip kl_estimator sapo_temperature_pos sapo_temperature_neg""",
         "sft and osft": "neftune_alpha",
         "sft, osft and embed": "loss",
         "dpo, kto and grpo": "loss_type",

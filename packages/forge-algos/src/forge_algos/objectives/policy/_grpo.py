@@ -16,7 +16,8 @@ class GRPO(OnlineObjective[GRPOSettings]):
 
     The KL is `kl_weight` times an estimate to the reference. `settings.loss_type` names the kind; terms are completions (grpo,
     dr_grpo, gspo, luspo, sapo) or tokens (dapo, cispo), as its row in `POLICY_KINDS` has it. `entropy_coef` times the policy's
-    entropy, a mean over the step's tokens, is subtracted.
+    entropy, a mean over the step's tokens, is subtracted. With `top_entropy_quantile` tokens of less entropy have no part in
+    either.
     """
 
     def __init__(self, settings: GRPOSettings | None = None) -> None:

@@ -134,7 +134,8 @@ class BoundOnline:
         """Return nothing, or where the entropy is in the loss the terms and the tokens.
         What else couples completions was settled when the rollout was made.
         """
-        return [float(self._objective.count(batch)), float(len(batch.groups.rows))] if self.needs else []
+        tokens = len(batch.groups.rows) if batch.kept is None else np.count_nonzero(batch.kept)
+        return [float(self._objective.count(batch)), float(tokens)] if self.needs else []
 
     def __call__(self, batch: OnlineBatch, totals: Sequence[float] = ()) -> LossTerms:
         """Compute the batch's terms.
@@ -143,7 +144,7 @@ class BoundOnline:
         self._tokens_per_term = 1.0
         if self.needs:
             require_totals(totals, 2)
-            self._tokens_per_term = totals[1] / totals[0]
+            self._tokens_per_term = max(totals[1], 1.0) / totals[0]
         return self._objective.terms(self, batch)
 
     def forward(
@@ -176,10 +177,16 @@ class BoundOnline:
         """Compute the policy's terms, with the stats that all online methods have."""
         objective = self._objective
         lengths = torch.tensor(np.asarray(batch.groups.lengths), dtype=torch.int64)
-        advantages = np.asarray(batch.advantages)
+        advantages, kept = np.asarray(batch.advantages), batch.kept
         if POLICY_KINDS[objective.kind].ratio != "token":
-            # All of a completion's tokens carry its advantage; a ratio of the completion needs it once.
-            advantages = advantages[np.cumsum(batch.groups.lengths) - np.asarray(batch.groups.lengths)]
+            # All of a completion's tokens carry its advantage; a ratio of the completion needs it once, and by the share of its
+            # tokens that are kept: the loss is linear in it, without a change of sign.
+            starts = np.cumsum(batch.groups.lengths) - np.asarray(batch.groups.lengths)
+            advantages = advantages[starts]
+            if kept is not None and len(starts):
+                advantages = advantages * (np.add.reduceat(kept, starts, dtype=np.float32) / batch.groups.lengths)
+        elif kept is not None:
+            advantages = advantages * kept
         terms = policy_gradient(
             logps,
             to_float32(batch.old_logps, self.device),
@@ -194,7 +201,8 @@ class BoundOnline:
         stats = terms.stats
         if objective.entropy_weight:
             # The loop divides by the terms; the mean is over tokens.
-            bonus = objective.entropy_weight / self._tokens_per_term * entropy.sum()
+            counted = entropy if kept is None else entropy * to_float32(kept, self.device)
+            bonus = objective.entropy_weight / self._tokens_per_term * counted.sum()
             terms = terms._replace(sum=terms.sum - bonus, per_sample=None)
         return terms._replace(
             count=terms.count + (batch.masked if objective.unit == "completions" else 0),

@@ -27,6 +27,7 @@ _SIGNS = {
         "num_iterations",
         "multi_objective_aggregation",
         "entropy_coef",
+        "top_entropy_quantile",
     ),
     "reward": ("center_rewards_coefficient",),
     "dpo": ("precompute_ref_log_probs", "ref_model", "f_divergence_type", "loss_weights", "ld_alpha", "use_weighting"),
