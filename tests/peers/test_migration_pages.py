@@ -76,7 +76,7 @@ COMMON = {
     "max_seq_len": "max_length",
 }
 """Setting → argument of every configuration of TRL that has it."""
-OWN = {"clip", "kl_estimator", "scale_rewards", "centering", "neftune_alpha", "min_p"}
+OWN = {"clip", "kl_estimator", "scale_rewards", "centering", "neftune_alpha", "min_p", "importance_sampling_level"}
 """Settings whose default is written otherwise there, or is read beside another alone."""
 
 

@@ -141,6 +141,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "clip_high": ({"learning_rate": 1e-1, "clip": 0.01}, None, 0.9),
         "entropy_coef": ({"max_steps": 3}, 0.0, 1.0),
         "top_entropy_quantile": ({}, 1.0, 0.2),
+        "importance_sampling_level": ({"learning_rate": 1e-1, "num_iterations": 2}, None, "sequence"),
         "off_policy_mask_threshold": ({"learning_rate": 1e-1, "num_iterations": 2}, None, 1e-6),
         "dual_clip": ({"learning_rate": 1e-1, "num_iterations": 2}, None, 1.3),
         "kl_estimator": ({}, "k3", "unbiased"),

@@ -604,6 +604,8 @@ def test_axolotls_block_for_trl() -> None:
         (TRL, "reward", {"learning_rate": 1e-4, "max_seq_len": 1024, "on_overflow": None}),
         (TRL, "grpo", {"max_new_tokens": 512, "kl_estimator": None}),
         (TRL, "kto", {"learning_rate": 1e-6, "shuffle": False}),
+        (TRL + "loss_type: luspo\n", "grpo", {"importance_sampling_level": "token", "clip": 0.2}),
+        (TRL + "loss_type: dapo\n", "grpo", {"importance_sampling_level": None}),
         (TRL, "rloo", {"num_generations": 2, "effective_batch_size": 4, "shuffle": None}),
         (TRL + "use_peft: true\n", "sft", {"lora_dropout": 0.05, "target_modules": ("q_proj", "v_proj")}),
         (TRL + "use_peft: true\nlora_target_modules: all-linear\n", "sft", {"target_modules": None}),
@@ -638,6 +640,21 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             {"multi_objective_aggregation": "normalize_then_sum"},
         ),
         (TRL + "entropy_coef: 0.01\n", "grpo", {"entropy_coef": 0.01}),
+        (
+            TRL + "num_generations: 4\nimportance_sampling_level: sequence\n",
+            "grpo",
+            {"num_generations": 4, "importance_sampling_level": "sequence"},
+        ),
+        (
+            TRL + "loss_type: grpo\nimportance_sampling_level: sequence\nepsilon: 3e-4\n",
+            "grpo",
+            {"loss_type": "gspo", "clip": 3e-4},
+        ),
+        (
+            TRL + "loss_type: luspo\nimportance_sampling_level: token\nepsilon: 0.1\n",
+            "grpo",
+            {"loss_type": "luspo", "importance_sampling_level": "token", "clip": 0.1},
+        ),
         (TRL + "top_entropy_quantile: 0.2\n", "grpo", {"top_entropy_quantile": 0.2}),
         (
             TRL + "num_generations: 4\nmin_p: 0.1\nrepetition_penalty: 1.2\n",
@@ -881,7 +898,6 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
         (TRL + "warmup_ratio: 1.0\n", "warmup_ratio: 1.0: the whole run is warm-up"),
         (TRL + "fsdp: full_shard\nfsdp_config: f.json\n", "fsdp_config: 'f.json': the file is not read"),
         (TRL + "num_generations: 4\nloss_type: bnpo\n", "loss_type: 'bnpo': a mean over a micro-batch's tokens there"),
-        (TRL + "num_generations: 4\nloss_type: luspo\n", "loss_type: 'luspo': with importance_sampling_level=token"),
         (
             TRL + "num_generations: 4\ntrain_sampling_strategy: sequential\n",
             "train_sampling_strategy: 'sequential': read by no trainer there that samples",

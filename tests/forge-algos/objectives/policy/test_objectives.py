@@ -43,7 +43,7 @@ METHODS = {
         for kind in ("grpo", "dapo")
     },
     **{
-        f"{kind} with entropy of some": (
+        f"{kind}{' of sequences' * bool(level)} with entropy of some": (
             GRPO,
             GRPOSettings(
                 loss_type=kind,
@@ -54,9 +54,16 @@ METHODS = {
                 clip_high=3 * clip,
                 entropy_coef=0.7,
                 top_entropy_quantile=0.4,
+                importance_sampling_level=level,
             ),
         )
-        for kind, clip in (("dapo", 0.1), ("gspo", 0.02), ("luspo", 0.02))
+        for kind, clip, level in (
+            ("dapo", 0.1, None),
+            ("dapo", 0.02, "sequence"),
+            ("dr_grpo", 0.02, "sequence"),
+            ("gspo", 0.02, None),
+            ("luspo", 0.02, None),
+        )
     },
     "rloo": (RLOO, RLOOSettings(num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.3)),
     "ppo": (PPO, PPOSettings(num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.1, value_clip=0.1, value_weight=0.7)),
@@ -111,7 +118,7 @@ def reference_loss(model, made, name):
             terms.append(-torch.min(ratio * advantage[0], ratio.clamp(1 - s.clip, 1 + high) * advantage[0]))
             continue
         ratio = (logps - old).exp()
-        if kind in ("gspo", "luspo"):
+        if kind in ("gspo", "luspo") or "of sequences" in name:
             # 2507.18071, equation 7.
             ratio = (logps - old).mean().exp().expand(len(ids))
         # 1707.06347, equation 7.
@@ -228,7 +235,7 @@ def test_the_reference_depends_on_each_setting(name):
     further = {"ppo": {"value_weight": 0.1, "value_clip": None}, "rloo": {}}.get(name, {"kl_weight": 0.1, "clip_high": 0.05})
     further |= {"entropy_coef": 0.0} if "entropy" in name else {}
     # Of a completion with one ratio the bound binds above alone, here.
-    further |= {"clip_high": 0.02} if settings.kind in ("gspo", "luspo") else {"clip": 0.01}
+    further |= {"clip_high": 0.02} if settings.policy.ratio == "sequence_mean" else {"clip": 0.01}
     for field, value in {"temperature": 2.0, **further}.items():
         changed = attrs.evolve(settings, **{field: value})
         bound = objective(changed).bind(model, device=CPU)

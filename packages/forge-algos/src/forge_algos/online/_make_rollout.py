@@ -26,7 +26,6 @@ from forge_algos.online.sampling._sampler import Completion, Sampler, draw_optio
 from forge_algos.online.updates._collate import Collate
 from forge_algos.online.updates._updates import beginnings_of, packed, token_places, update_indices
 from forge_algos.settings._online import GroupSettings, GRPOSettings, OnlineSettings
-from forge_algos.settings._policy_kinds import POLICY_KINDS
 
 
 def make_rollout(
@@ -340,7 +339,7 @@ def _trained(
     """Return which completions found are trained on, and which only count in a mean."""
     if not settings.mask_truncated:
         return found, np.zeros_like(found)
-    return found & finished, found & ~finished & (POLICY_KINDS[settings.kind].unit == "completions")
+    return found & finished, found & ~finished & (settings.policy.unit == "completions")
 
 
 def _share_kept(settings: OnlineSettings) -> float:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from forge_algos.settings._policy_kinds import GATE, POLICY_KINDS, GRPOLoss, Scale, grpo_kinds
+from forge_algos.settings._policy_kinds import GATE, POLICY_KINDS, GRPOLoss, Level, PolicyKind, Scale, grpo_kinds
 from forge_algos.settings._validators import key_of, number, one_of
 
 OnRewardError = Literal["stop", "skip"]
@@ -178,6 +178,11 @@ class OnlineSettings:
         return "ppo"
 
     @property
+    def policy(self) -> PolicyKind:
+        """Row of `kind`, with what the settings change of it."""
+        return POLICY_KINDS[self.kind]
+
+    @property
     def decoupled(self) -> bool:
         """Whether each reward is normalised by itself (GDPO), and not their sum."""
         return False
@@ -281,6 +286,9 @@ class GRPOSettings(GroupSettings):
     completions with one ratio each ("gspo", arXiv 2507.18071), times their length ("luspo", arXiv 2602.05261); or tokens
     weighed by a bounded ratio ("cispo", arXiv 2506.13585); or completions' means where a sigmoid stands for the clip ("sapo",
     arXiv 2511.20347)."""
+    importance_sampling_level: Level | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Level)))
+    """Whose ratio to the policy that sampled it is: each token's own ("token"), or a completion's, the geometric mean of its
+    tokens' ("sequence"). By default the loss type's: a completion's for gspo and luspo."""
     sapo_temperature_pos: float = attrs.field(default=GATE[0], validator=number(kind=float, above=True))
     """Temperature of loss_type=sapo where the advantage is positive:
     the larger, the faster the gradient fades as the ratio leaves 1."""
@@ -340,6 +348,14 @@ class GRPOSettings(GroupSettings):
     def kind(self) -> str:
         """`loss_type`."""
         return self.loss_type
+
+    @property
+    def policy(self) -> PolicyKind:
+        """Row of `loss_type`, with the ratio of `importance_sampling_level`."""
+        row, level = POLICY_KINDS[self.loss_type], self.importance_sampling_level
+        if level is None or (level == "sequence" and row.ratio != "token"):
+            return row
+        return attrs.evolve(row, ratio="token" if level == "token" else "sequence_mean")
 
     @property
     def decoupled(self) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 Ratio = Literal["token", "sequence_sum", "sequence_mean"]
+Level = Literal["token", "sequence"]
 Reduce = Literal["tokens", "mean", "sum", "max_length"]
 Clipped = Literal["objective", "weight", "gate"]
 Scale = Literal["group", "batch", "none"]
@@ -18,10 +19,8 @@ Scale = Literal["group", "batch", "none"]
 class PolicyKind:
     """One policy loss.
 
-    >>> PolicyKind(ratio="sequence_mean", reduce="tokens")
-    Traceback (most recent call last):
-        ...
-    ValueError: a ratio of whole completions gives one number each: reduce must be 'mean' or 'sum', not 'tokens'
+    >>> PolicyKind(ratio="sequence_mean", reduce="tokens").per_token
+    True
     """
 
     ratio: Ratio
@@ -48,16 +47,10 @@ class PolicyKind:
     """What GRPO divides its advantages by where `scale_rewards` is not set:
     a standard deviation, of the group or the batch, or nothing."""
 
-    def __attrs_post_init__(self) -> None:
-        if self.clipped != "objective" and self.ratio != "token":
-            raise ValueError(
-                f"a {self.clipped} of each token's log-probability is the token's own: ratio must be 'token', not "
-                f"{self.ratio!r}"
-            )
-        if self.ratio != "token" and self.reduce not in ("mean", "sum"):
-            raise ValueError(
-                f"a ratio of whole completions gives one number each: reduce must be 'mean' or 'sum', not {self.reduce!r}"
-            )
+    @property
+    def per_token(self) -> bool:
+        """Whether each token has a loss of its own, also where all of a completion's have one ratio."""
+        return self.ratio == "token" or self.clipped == "weight" or self.reduce in ("tokens", "max_length")
 
     @property
     def unit(self) -> str:

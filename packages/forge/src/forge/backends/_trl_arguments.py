@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import forge_algos
 from forge._counted import counted
 from forge._errors import SettingsError
 
@@ -44,6 +43,7 @@ OBJECTIVE: dict[str, dict[str, str]] = {
     "reward": {"centering": "center_rewards_coefficient"},
     "grpo": {
         "loss_type": "loss_type",
+        "importance_sampling_level": "importance_sampling_level",
         "num_generations": "num_generations",
         "num_iterations": "num_iterations",
         "scale_rewards": "scale_rewards",
@@ -188,7 +188,7 @@ def arguments(
 
 def _ratio(s: Any) -> dict[str, Any]:
     """Return what a policy loss is called there, and the bounds of its ratio."""
-    kind = forge_algos.losses.POLICY_KINDS[s.loss_type]
+    kind = s.policy
     low, high = kind.bounds(s.clip, s.clip_high)
     of_completions = kind.ratio == "sequence_mean"
     return {

@@ -123,6 +123,7 @@ ADDED = {
     "reward_clip_range": None,
     "loss_type": "kto",
     "entropy_coef": 0.0,
+    "importance_sampling_level": None,
     "top_entropy_quantile": 1.0,
     "off_policy_mask_threshold": None,
     "multi_objective_aggregation": "sum_then_normalize",

@@ -211,7 +211,6 @@ TOLD = {
         "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights, or cpo_alpha of simpo": "pref_ftx",
         "name the weights that train in unfrozen_parameters": """freeze_trainable_layers freeze_trainable_modules
             freeze_extra_modules""",
-        "the ratio is a completion's with loss_type=gspo, and each token's with the others": "importance_sampling_level",
         "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token special_tokens",
         "give paths in data_path": "dataset_dir",
         "a server samples with sampler=vllm and sampler_url; it is started by itself": """use_vllm vllm_mode
@@ -280,7 +279,8 @@ OWN = {
         "embed": "query_prefix document_prefix pooling exclude_same_text margin",
         "ppo": "lam value_weight value_clip whiten",
         "grpo": """scale_rewards multi_objective_aggregation entropy_coef top_entropy_quantile
-            off_policy_mask_threshold dual_clip kl_estimator sapo_temperature_pos sapo_temperature_neg""",
+            off_policy_mask_threshold dual_clip kl_estimator importance_sampling_level
+            sapo_temperature_pos sapo_temperature_neg""",
         "sft and osft": "neftune_alpha",
         "sft, osft and embed": "loss",
         "dpo, kto and grpo": "loss_type",

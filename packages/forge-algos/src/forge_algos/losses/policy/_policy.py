@@ -1,8 +1,9 @@
 """Clipped policy gradients from log-probabilities of sampled tokens, and the value loss."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+import attrs
 import torch
 
 from forge_algos._errors import LossError
@@ -11,7 +12,7 @@ from forge_algos.losses._kl import estimate
 from forge_algos.losses._numeric import finite_exp
 from forge_algos.losses._sums import sums
 from forge_algos.losses._terms import LossTerms, summed
-from forge_algos.settings._policy_kinds import GATE, POLICY_KINDS
+from forge_algos.settings._policy_kinds import GATE, POLICY_KINDS, Ratio
 from forge_algos.settings._validators import either
 
 LOSS_ESTIMATORS = ("k3", "unbiased")
@@ -31,6 +32,9 @@ class _Row(NamedTuple):
     def means(self, values_T: torch.Tensor) -> torch.Tensor:
         return self.sums(values_T) / self.lengths.clamp(min=1)
 
+    def spread(self, values_B: torch.Tensor) -> torch.Tensor:
+        return values_B.repeat_interleave(self.lengths, output_size=sum(self.sizes))
+
 
 def policy_gradient(
     logps: torch.Tensor,
@@ -39,6 +43,7 @@ def policy_gradient(
     lengths: torch.Tensor | Sequence[int],
     *,
     kind: str = "dapo",
+    ratio: Ratio | None = None,
     clip: float | None = None,
     clip_high: float | None = None,
     dual_clip: float | None = None,
@@ -74,9 +79,11 @@ def policy_gradient(
     Args:
         logps: float[T], the policy's log-probabilities of the learned tokens, samples one after another, in nats.
         old_logps: float[T], those of the policy that sampled; `logps.detach()` for a first, on-policy step.
-        advantages: float[B], or where ratios are those of tokens float[T] (as from `gae`); no gradient reaches them.
+        advantages: float[B], or where tokens have losses of their own float[T] (as from `gae`); no gradient reaches them.
         lengths: int[B], tokens of each sample; they add up to T. On the CPU, so that nothing waits for the device.
         kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, grpo, gspo, luspo, ppo, rloo or sapo.
+        ratio: whose ratio, in the place of the kind's: token, sequence_mean (as in `gspo`) or sequence_sum (as in `rloo`).
+            Terms and what they are divided by stay the kind's: with `dapo` a sample's ratio then counts once a token.
         clip: above 0 and below 1; None is the kind's own: 0.2, 0.0003 for `gspo` and `luspo`, no bound for `cispo`. Not for
             `sapo`.
         clip_high: above 0; None is `clip`, or the kind's own where that is None too: 0.2, 0.0004 for `gspo` and
@@ -109,6 +116,9 @@ def policy_gradient(
     """
     _check.one_of("kind", kind, POLICY_KINDS)
     how = POLICY_KINDS[kind]
+    if ratio is not None:
+        _check.one_of("ratio", ratio, get_args(Ratio))
+        how = attrs.evolve(how, ratio=ratio)
     low, high = how.bounds(clip, clip_high)
     _check_settings(kind, low, high, dual_clip, max_length, ref_logps, kl_weight, kl_estimator)
     _check_gate(kind, clip, clip_high, dual_clip, temperatures)
@@ -119,43 +129,43 @@ def policy_gradient(
     log_ratio = new - given["old_logps"].detach()
     if how.ratio != "token":
         log_ratio = row.sums(log_ratio) if how.ratio == "sequence_sum" else row.means(log_ratio)
-    weights = _advantages(advantages, row, kind).to(new.dtype)
-    ratio = finite_exp(log_ratio)
+        log_ratio = row.spread(log_ratio) if how.per_token else log_ratio
+    weights = _advantages(advantages, row, kind, of_tokens=how.per_token).to(new.dtype)
+    rho = finite_exp(log_ratio)
     least = None if low is None else 1 - low
-    held = ratio.clamp(least, 1 + high)
-    below, above = held > ratio, held < ratio
+    held = rho.clamp(least, 1 + high)
+    below, above = held > rho, held < rho
     if how.clipped == "gate":
         positive, other = GATE if temperatures is None else temperatures
         # A tensor: of two numbers torch makes float32, whatever the row is in.
-        tau = torch.where(weights > 0, ratio.new_full((), positive), other)
-        losses = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * weights
+        tau = torch.where(weights > 0, rho.new_full((), positive), other)
+        losses = -4 / tau * torch.sigmoid(tau * (rho - 1)) * weights
         below = above = torch.zeros_like(below)
     elif how.clipped == "weight":
         losses = -held.detach() * weights * new
     else:
-        whole = ratio if dual_clip is None else ratio.clamp(max=dual_clip)
+        whole = rho if dual_clip is None else rho.clamp(max=dual_clip)
         losses = -torch.minimum(whole * weights, held * weights)
-        below, above = below & (weights < 0), (above & (weights > 0)) | ((whole < ratio) & (weights < 0))
+        below, above = below & (weights < 0), (above & (weights > 0)) | ((whole < rho) & (weights < 0))
     if off_policy_threshold is not None:
         _check.number("off_policy_threshold", off_policy_threshold, above=0)
         near = row.means((given["old_logps"] - new).detach()) <= off_policy_threshold
-        if how.ratio == "token":
-            near = near.repeat_interleave(row.lengths, output_size=len(new))
+        near = row.spread(near) if how.per_token else near
         losses = torch.where(near | (weights >= 0), losses, 0)
     stats = {
         "clipped_low": below.to(new.dtype),
         "clipped_high": above.to(new.dtype),
-        "ratio": ratio,
+        "ratio": rho,
         "approx_kl": estimate(-log_ratio.detach(), "k3"),
     }
     if "ref_logps" in given:
         ref_kl = estimate(new - given["ref_logps"].detach(), "k3")
         weighed = ref_kl * finite_exp(new - given["old_logps"].detach()) if kl_estimator == "unbiased" else ref_kl
-        stats["ref_kl"], weighed = (ref_kl, weighed) if how.ratio == "token" else (row.means(ref_kl), row.means(weighed))
+        stats["ref_kl"], weighed = (ref_kl, weighed) if how.per_token else (row.means(ref_kl), row.means(weighed))
         losses = losses + kl_weight * weighed
-    if how.ratio != "token" and how.reduce == "sum":
+    if not how.per_token and how.reduce == "sum":
         losses = losses * row.lengths
-    if how.ratio != "token" or how.reduce == "tokens":
+    if not how.per_token or how.reduce == "tokens":
         return summed(losses, stats)
     terms = row.means(losses) if how.reduce == "mean" else row.sums(losses) / (max_length or 1)
     return summed(terms, {name: row.means(values) for name, values in stats.items()})
@@ -199,20 +209,20 @@ def value(values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor,
     return summed(losses / 2, stats)
 
 
-def _advantages(advantages: torch.Tensor, row: _Row, kind: str) -> torch.Tensor:
-    """Advantages of what ratios are formed of: float[T] of tokens, or float[B] of samples."""
+def _advantages(advantages: torch.Tensor, row: _Row, kind: str, *, of_tokens: bool) -> torch.Tensor:
+    """Advantages of what has a loss: float[T] of tokens, or float[B] of samples."""
     found = _check.samples(advantages=advantages)["advantages"].detach()
-    B, T, of_samples = len(row.sizes), sum(row.sizes), POLICY_KINDS[kind].ratio != "token"
-    if len(found) == B and of_samples:
+    B, T = len(row.sizes), sum(row.sizes)
+    if len(found) == B and not of_tokens:
         return found
-    if B == T and not of_samples and 0 in row.sizes:
+    if B == T and of_tokens and 0 in row.sizes:
         raise LossError(f"advantages: with an empty sample, {B} of them could be one a sample or one a token; leave it out")
     # Otherwise, where both fit, every sample is one token, and both mean the same.
-    if len(found) == T and not of_samples:
+    if len(found) == T and of_tokens:
         return found
     if len(found) == B:
-        return found.repeat_interleave(row.lengths, output_size=T)
-    wanted = f"{B} (one a sample)" if of_samples else f"{B} (one a sample) or {T} (one a token)"
+        return row.spread(found)
+    wanted = f"{B} (one a sample) or {T} (one a token)" if of_tokens else f"{B} (one a sample)"
     raise LossError(f"advantages: {wanted} are wanted for {kind!r}, not {len(found)}")
 
 

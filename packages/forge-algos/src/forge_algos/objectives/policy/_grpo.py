@@ -8,7 +8,6 @@ from forge_algos.batches._online import OnlineBatch
 from forge_algos.heads._completions import to_float32
 from forge_algos.objectives.policy._online import OnlineObjective
 from forge_algos.settings._online import GRPOSettings
-from forge_algos.settings._policy_kinds import POLICY_KINDS
 
 
 class GRPO(OnlineObjective[GRPOSettings]):
@@ -32,9 +31,10 @@ class GRPO(OnlineObjective[GRPOSettings]):
     def loss_options(self, batch: OnlineBatch, device: torch.device) -> dict[str, Any]:
         """Return the clip or temperatures, the KL's weight and reference, the divisor of sums."""
         s = self.settings
-        divides = POLICY_KINDS[self.kind].reduce == "max_length"
+        divides = s.policy.reduce == "max_length"
         reference = to_float32(batch.ref_logps, device) if s.kl_weight and batch.ref_logps is not None else None
         return super().loss_options(batch, device) | {
+            "ratio": s.policy.ratio,
             "max_length": s.max_new_tokens if divides else None,
             "ref_logps": reference,
             "kl_weight": s.kl_weight,

@@ -15,7 +15,6 @@ from forge_algos.heads._completions import Completions, to_float32
 from forge_algos.losses import LossTerms, kl, policy_gradient
 from forge_algos.objectives._mean import require_totals
 from forge_algos.settings._online import OnlineSettings
-from forge_algos.settings._policy_kinds import POLICY_KINDS
 from forge_algos.settings._validators import check_settings
 
 S = TypeVar("S", bound=OnlineSettings)
@@ -46,7 +45,7 @@ class OnlineObjective(Generic[S]):
     @property
     def unit(self) -> str:
         """Unit of `count`: tokens or completions, from the kind's row."""
-        return POLICY_KINDS[self.kind].unit
+        return self.settings.policy.unit
 
     @property
     def entropy_weight(self) -> float:
@@ -178,8 +177,8 @@ class BoundOnline:
         objective = self._objective
         lengths = torch.tensor(np.asarray(batch.groups.lengths), dtype=torch.int64)
         advantages, kept = np.asarray(batch.advantages), batch.kept
-        if POLICY_KINDS[objective.kind].ratio != "token":
-            # All of a completion's tokens carry its advantage; a ratio of the completion needs it once, and by the share of its
+        if not objective.settings.policy.per_token:
+            # All of a completion's tokens carry its advantage; a loss of the completion needs it once, and by the share of its
             # tokens that are kept: the loss is linear in it, without a change of sign.
             starts = np.cumsum(batch.groups.lengths) - np.asarray(batch.groups.lengths)
             advantages = advantages[starts]

@@ -158,7 +158,6 @@ def online(draft: Draft) -> None:
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         paths = [f"trl.rewards.{name}" if name in _REWARDS else name for name in names]
         left["reward_funcs"] = [path if ":" in path else ":".join(path.rsplit(".", 1)) for path in paths]
-    draft.drop("importance_sampling_level", when=("token",))
     if left.get("multi_objective_aggregation") == "normalize_then_sum":
         left.pop("scale_rewards", None)  # which nothing reads then, there and here
     if left.get("use_vllm") and left.get("vllm_importance_sampling_correction") is False:
@@ -173,8 +172,11 @@ def online(draft: Draft) -> None:
     if left.get("importance_sampling_level") == "sequence" and form in ("grpo", "luspo"):
         del left["importance_sampling_level"]
         left["loss_type"] = "gspo" if form == "grpo" else form
-    elif form == "luspo":
-        draft.lost.append("loss_type: 'luspo': with importance_sampling_level=token each token has a ratio of its own there")
+    elif form == "luspo" and "importance_sampling_level" not in left:
+        draft.found["importance_sampling_level"] = "token"
+        draft.comments["importance_sampling_level"] = "TRL's default"
+    elif form != "luspo":
+        draft.drop("importance_sampling_level", when=("token",))
     if left.get("loss_type") in ("gspo", "luspo") and left.get("epsilon") is None:
         draft.found["clip"], draft.comments["clip"] = 0.2, "TRL's default"
     high = left.get("epsilon_high")
