@@ -257,11 +257,11 @@ def test_reward(margin, centering, seed):
 @pytest.mark.parametrize(
     ("kind", "level", "dual_clip", "unbiased"),
     [
-        *((kind, None, None, False) for kind in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "luspo")),
+        *((kind, None, None, False) for kind in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "luspo", "vespo")),
         *((kind, None, 1.4, True) for kind in ("grpo", "dr_grpo", "dapo")),
         # TRL weighs a token's KL by the ratio of its completion; the KL's gradient takes the token's own.
         *((kind, None, 1.4, False) for kind in ("gspo", "luspo")),
-        *((kind, None, None, True) for kind in ("cispo", "sapo")),
+        *((kind, None, None, True) for kind in ("cispo", "sapo", "vespo")),
         *((kind, "sequence", 1.4, False) for kind in ("grpo", "dr_grpo", "dapo")),
         *((kind, "sequence", None, False) for kind in ("cispo", "sapo")),
         ("luspo", "token", 1.4, True),
@@ -285,9 +285,11 @@ def test_grpo(kind, level, dual_clip, unbiased, threshold, seed):
         args=SimpleNamespace(
             use_bias_correction_kl=unbiased, delta=dual_clip, steps_per_generation=1,
             sapo_temperature_pos=1.3, sapo_temperature_neg=1.9,
+            vespo_k_pos=1.5, vespo_lambda_pos=2.5, vespo_k_neg=3.5, vespo_lambda_neg=0.5,
         ),
     )  # fmt: skip
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, torch.zeros_like(leaf), None)
+    trainer.get_gamma_weights = trl.GRPOTrainer.get_gamma_weights
     trainer.get_off_policy_mask = trl.GRPOTrainer.get_off_policy_mask
     inputs = {
         "prompt_ids": torch.zeros(B, 1), "prompt_mask": torch.ones(B, 1), "completion_ids": completion,
@@ -301,7 +303,7 @@ def test_grpo(kind, level, dual_clip, unbiased, threshold, seed):
     terms = losses.policy_gradient(
         tokens, old_tokens, advantages, lengths, kind=kind,
         ratio=level and {"sequence": "sequence_mean", "token": "token"}[level],
-        **({"temperatures": (1.3, 1.9)} if kind == "sapo" else bounds),
+        **{"sapo": {"temperatures": (1.3, 1.9)}, "vespo": {"gamma_weights": ((1.5, 2.5), (3.5, 0.5))}}.get(kind, bounds),
         ref_logps=ref_tokens, kl_weight=0.04, off_policy_threshold=threshold,
         kl_estimator="unbiased" if unbiased else "k3", max_length=16 if kind == "dr_grpo" else None,
     )  # fmt: skip

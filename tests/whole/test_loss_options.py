@@ -23,6 +23,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"multi_objective_aggregation": "normalize_then_sum", "missing_eos_penalty": 1.0, "entropy_coef": 0.5}),
     ("grpo", {"loss_type": "luspo", "off_policy_mask_threshold": 1e-3}),
     ("grpo", {"top_entropy_quantile": 0.3, "entropy_coef": 0.5}),
+    ("grpo", {"loss_type": "vespo"}),
 ]
 
 

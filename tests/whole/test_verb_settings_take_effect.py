@@ -152,6 +152,15 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "loss_type": ({}, "dapo", "gspo"),
         "sapo_temperature_pos": ({"loss_type": "sapo", "num_iterations": 2, "learning_rate": 1e-1}, 1.0, 4.0),
         "sapo_temperature_neg": ({"loss_type": "sapo", "num_iterations": 2, "learning_rate": 1e-1}, 1.05, 4.0),
+        **{
+            name: ({"loss_type": "vespo", "num_iterations": 2, "learning_rate": 1e-3}, value, value / 2)
+            for name, value in (
+                ("vespo_k_pos", 2.0),
+                ("vespo_lambda_pos", 3.0),
+                ("vespo_k_neg", 3.0),
+                ("vespo_lambda_neg", 2.0),
+            )
+        },
         "num_generations": ({}, 3, 2),
         "scale_rewards": ({}, "group", "none"),
         "multi_objective_aggregation": ({}, "sum_then_normalize", "normalize_then_sum"),

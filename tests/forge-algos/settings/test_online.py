@@ -43,6 +43,18 @@ def test_one_name_is_a_list_of_one():
         (GRPOSettings, {"top_p": 0.0}, "top_p"),
         (GRPOSettings, {"top_p": 1.1}, "top_p"),
         (GRPOSettings, {"min_p": 1.1}, "min_p"),
+        (GRPOSettings, {"vespo_k_pos": 1.0}, "vespo_k_pos=1.0 has no effect with loss_type='dapo'"),
+        (
+            GRPOSettings,
+            {"loss_type": "vespo", "clip": 0.1},
+            "clip=0.1 has no effect with loss_type='vespo', which clips nothing",
+        ),
+        (
+            GRPOSettings,
+            {"loss_type": "vespo", "importance_sampling_level": "token"},
+            "importance_sampling_level='token' has no",
+        ),
+        (GRPOSettings, {"loss_type": "vespo", "vespo_lambda_pos": 0.0}, "vespo_lambda_pos must be above 0"),
         (GRPOSettings, {"top_entropy_quantile": 1.1}, "top_entropy_quantile"),
         (GRPOSettings, {"top_entropy_quantile": -0.1}, "top_entropy_quantile"),
         (GRPOSettings, {"min_p": -0.1}, "min_p"),

@@ -110,6 +110,8 @@ def test_dropout_stays_on(verb: str) -> None:
         ("grpo", {"entropy_coef": 0.01}, "entropy_coef", 0.01),
         ("grpo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile", 0.2),
         ("grpo", {"min_p": 0.2}, "min_p", 0.2),
+        ("grpo", {"loss_type": "vespo", "vespo_k_neg": 1.5}, "vespo_k_neg", 1.5),
+        ("grpo", {"loss_type": "vespo"}, "loss_type", "vespo"),
         ("grpo", {"importance_sampling_level": "sequence"}, "importance_sampling_level", "sequence"),
         ("grpo", {"repetition_penalty": 1.2}, "repetition_penalty", 1.2),
         ("grpo", {"off_policy_mask_threshold": 0.1}, "off_policy_mask_threshold", 0.1),

@@ -655,6 +655,11 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             "grpo",
             {"loss_type": "luspo", "importance_sampling_level": "token", "clip": 0.1},
         ),
+        (
+            TRL + "loss_type: vespo\nimportance_sampling_level: token\nvespo_k_pos: 1.0\n",
+            "grpo",
+            {"loss_type": "vespo", "vespo_k_pos": 1.0},
+        ),
         (TRL + "top_entropy_quantile: 0.2\n", "grpo", {"top_entropy_quantile": 0.2}),
         (
             TRL + "num_generations: 4\nmin_p: 0.1\nrepetition_penalty: 1.2\n",

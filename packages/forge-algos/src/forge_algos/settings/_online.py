@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from forge_algos.settings._policy_kinds import GATE, POLICY_KINDS, GRPOLoss, Level, PolicyKind, Scale, grpo_kinds
+from forge_algos.settings._policy_kinds import GAMMA, GATE, POLICY_KINDS, GRPOLoss, Level, PolicyKind, Scale, grpo_kinds
 from forge_algos.settings._validators import key_of, number, one_of
 
 OnRewardError = Literal["stop", "skip"]
@@ -24,6 +24,9 @@ _above_share: Any = attrs.validators.and_(number(kind=float, above=True), attrs.
 _clip_or_none: Any = attrs.validators.optional(number(kind=float, above=True, below=1.0))
 _number_or_none: Any = attrs.validators.optional(number(kind=float, low=float("-inf")))
 _above_or_none: Any = attrs.validators.optional(number(kind=float, above=True))
+
+
+_GAMMA = ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
 
 
 def _tuple(value: Any) -> Any:
@@ -285,7 +288,7 @@ class GRPOSettings(GroupSettings):
     their sums over max_new_tokens ("dr_grpo", arXiv 2503.20783), all tokens of the step ("dapo", arXiv 2503.14476); or
     completions with one ratio each ("gspo", arXiv 2507.18071), times their length ("luspo", arXiv 2602.05261); or tokens
     weighed by a bounded ratio ("cispo", arXiv 2506.13585); or completions' means where a sigmoid stands for the clip ("sapo",
-    arXiv 2511.20347)."""
+    arXiv 2511.20347); or tokens weighed by a smooth function of their completion's ratio ("vespo", arXiv 2602.10693)."""
     importance_sampling_level: Level | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Level)))
     """Whose ratio to the policy that sampled it is: each token's own ("token"), or a completion's, the geometric mean of its
     tokens' ("sequence"). By default the loss type's: a completion's for gspo and luspo."""
@@ -294,6 +297,16 @@ class GRPOSettings(GroupSettings):
     the larger, the faster the gradient fades as the ratio leaves 1."""
     sapo_temperature_neg: float = attrs.field(default=GATE[1], validator=number(kind=float, above=True))
     """Temperature of loss_type=sapo where the advantage is not positive."""
+    vespo_k_pos: float = attrs.field(default=GAMMA[0][0], validator=number(kind=float))
+    """k of loss_type=vespo where the advantage is not negative: a completion of ratio w has the weight
+    w^k · e^(λ(1 - w)), so that the larger k, the less a completion counts that became less likely."""
+    vespo_lambda_pos: float = attrs.field(default=GAMMA[0][1], validator=number(kind=float, above=True))
+    """λ of loss_type=vespo where the advantage is not negative: the larger, the less a completion counts that became
+    likelier."""
+    vespo_k_neg: float = attrs.field(default=GAMMA[1][0], validator=number(kind=float))
+    """k of loss_type=vespo where the advantage is negative."""
+    vespo_lambda_neg: float = attrs.field(default=GAMMA[1][1], validator=number(kind=float, above=True))
+    """λ of loss_type=vespo where the advantage is negative."""
     off_policy_mask_threshold: float | None = attrs.field(default=None, validator=_above_or_none)
     """Mean fall of a completion's log-probabilities since it was sampled, in nats a token, above which
     a completion with a negative advantage has no term but its KL's (DeepSeek-V3.2, arXiv 2512.02556); by default none is left
@@ -333,9 +346,11 @@ class GRPOSettings(GroupSettings):
         decoupled = f"with multi_objective_aggregation={self.multi_objective_aggregation!r}"
         self._check_alone(self.decoupled, ("scale_rewards",), f"{decoupled}, which divides by deviations of its own")
         self._check_alone(self.decoupled, ("reward_clip_range",), f"{decoupled}, which adds up no rewards as they are")
-        gated = kind.clipped == "gate"
-        self._check_alone(gated, ("clip", "clip_high", "dual_clip"), f"with loss_type={self.loss_type!r}, which clips nothing")
-        self._check_alone(not gated, ("sapo_temperature_pos", "sapo_temperature_neg"), f"with loss_type={self.loss_type!r}")
+        form = f"with loss_type={self.loss_type!r}"
+        self._check_alone(not kind.bounded, ("clip", "clip_high", "dual_clip"), f"{form}, which clips nothing")
+        self._check_alone(kind.clipped != "gate", ("sapo_temperature_pos", "sapo_temperature_neg"), form)
+        self._check_alone(kind.clipped != "gamma", _GAMMA, form)
+        self._check_alone(kind.clipped == "gamma", ("importance_sampling_level",), f"{form}, whose ratio is a completion's")
         if self.dual_clip is None:
             return
         _, high = kind.bounds(self.clip, self.clip_high)
@@ -367,6 +382,13 @@ class GRPOSettings(GroupSettings):
         """Temperatures of the loss type, where it has some."""
         temperatures = self.sapo_temperature_pos, self.sapo_temperature_neg
         return temperatures if POLICY_KINDS[self.loss_type].clipped == "gate" else None
+
+    @property
+    def gamma_weights(self) -> tuple[tuple[float, float], tuple[float, float]] | None:
+        """(k, λ) of the loss type, advantages that are not negative first, where it has some."""
+        if POLICY_KINDS[self.loss_type].clipped != "gamma":
+            return None
+        return (self.vespo_k_pos, self.vespo_lambda_pos), (self.vespo_k_neg, self.vespo_lambda_neg)
 
     @property
     def scale(self) -> Scale:

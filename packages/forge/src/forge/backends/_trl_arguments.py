@@ -57,6 +57,7 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "top_entropy_quantile": "top_entropy_quantile",
         "sapo_temperature_pos": "sapo_temperature_pos",
         "sapo_temperature_neg": "sapo_temperature_neg",
+        **{name: name for name in ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")},
         "kl_estimator": "use_bias_correction_kl",
         "temperature": "temperature",
         "top_p": "top_p",

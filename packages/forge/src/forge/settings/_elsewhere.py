@@ -280,7 +280,7 @@ OWN = {
         "ppo": "lam value_weight value_clip whiten",
         "grpo": """scale_rewards multi_objective_aggregation entropy_coef top_entropy_quantile
             off_policy_mask_threshold dual_clip kl_estimator importance_sampling_level
-            sapo_temperature_pos sapo_temperature_neg""",
+            sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg""",
         "sft and osft": "neftune_alpha",
         "sft, osft and embed": "loss",
         "dpo, kto and grpo": "loss_type",

@@ -1,5 +1,6 @@
 """Clipped policy gradients from log-probabilities of sampled tokens, and the value loss."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
@@ -12,9 +13,11 @@ from forge_algos.losses._kl import estimate
 from forge_algos.losses._numeric import finite_exp
 from forge_algos.losses._sums import sums
 from forge_algos.losses._terms import LossTerms, summed
-from forge_algos.settings._policy_kinds import GATE, POLICY_KINDS, Ratio
+from forge_algos.settings._policy_kinds import GAMMA, GATE, POLICY_KINDS, Ratio
 from forge_algos.settings._validators import either
 
+_LEAST, _MOST = math.log(1e-8), 20.0
+"""Least and greatest log-ratio of a sample of which a Gamma weight is taken, as in TRL."""
 LOSS_ESTIMATORS = ("k3", "unbiased")
 """Estimators of the KL to the reference that may be a part of the loss."""
 
@@ -52,6 +55,7 @@ def policy_gradient(
     kl_weight: float = 0.0,
     kl_estimator: str = "k3",
     temperatures: tuple[float, float] | None = None,
+    gamma_weights: tuple[tuple[float, float], tuple[float, float]] | None = None,
     off_policy_threshold: float | None = None,
 ) -> LossTerms:
     """Sum -min(ρA, clamp(ρ, 1 - clip, 1 + clip_high)A), normalised as the kind is.
@@ -70,6 +74,9 @@ def policy_gradient(
       weight below too.
     - `sapo` (2511.20347): -4/τ·σ(τ(ρ - 1))·A of a token, whose gradient is that of ρA at 1 and fades on both sides of it; the
       mean over each sample's tokens is one term, `.count` is B.
+    - `vespo` (2602.10693): -sg(φ(ρ))·A·log π of a token, ρ the product of its sample's, φ(ρ) = ρ^k·e^(λ(1 - ρ)), which is 1
+      at 1 and falls on both sides of its peak at k/λ; `.count` is T. A token's log-ratio counts up to ±20, a sample's from
+      log 1e-8 to 20, as in TRL.
     - `rloo` (2402.14740): ρ of a whole sample, from summed log-probabilities; `.count` is B.
 
     No term depends on another sample: what couples samples is the advantages, which are an argument (`group_advantages`,
@@ -81,16 +88,17 @@ def policy_gradient(
         old_logps: float[T], those of the policy that sampled; `logps.detach()` for a first, on-policy step.
         advantages: float[B], or where tokens have losses of their own float[T] (as from `gae`); no gradient reaches them.
         lengths: int[B], tokens of each sample; they add up to T. On the CPU, so that nothing waits for the device.
-        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, grpo, gspo, luspo, ppo, rloo or sapo.
+        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, grpo, gspo, luspo, ppo, rloo, sapo or
+            vespo.
         ratio: whose ratio, in the place of the kind's: token, sequence_mean (as in `gspo`) or sequence_sum (as in `rloo`).
             Terms and what they are divided by stay the kind's: with `dapo` a sample's ratio then counts once a token.
         clip: above 0 and below 1; None is the kind's own: 0.2, 0.0003 for `gspo` and `luspo`, no bound for `cispo`. Not for
-            `sapo`.
+            `sapo` and `vespo`.
         clip_high: above 0; None is `clip`, or the kind's own where that is None too: 0.2, 0.0004 for `gspo` and
             `luspo`, 4 for `cispo`. DAPO uses 0.28 over 0.2.
         dual_clip: above 1 + clip_high: what ρ counts at most where the advantage is negative, so that no such term is without
             bound (c of 1912.09729, equation 5, δ of 2505.07291, equation 1). Not for `cispo`, whose weights are bounded,
-            and `sapo`.
+            `sapo` and `vespo`.
         max_length: tokens of the longest sample that was possible; for kinds that divide by it (`dr_grpo`), and only for them.
         ref_logps: float[T], the reference's; with a `kl_weight` above 0.
         kl_weight: from 0; adds this times the KL's estimate to each token (GRPO's β). Not for `rloo`, whose penalty is part of
@@ -99,6 +107,8 @@ def policy_gradient(
             the policy that sampled has the true KL's gradient (DeepSeek-V3.2, 2512.02556, section 3.1).
         temperatures: of `sapo`, and only of it: τ where the advantage is above 0, and where it is not; (1, 1.05) by default.
             The larger, the faster the gradient fades.
+        gamma_weights: of `vespo`, and only of it: (k, λ) where the advantage is not negative, and (k, λ) where it is; ((2, 3),
+            (3, 2)) by default. k is from 0, λ above 0.
         off_policy_threshold: above 0: a sample whose advantage is negative, and whose tokens' mean log π_old - log π is above
             it, in nats, has no term but the KL's (DeepSeek-V3.2, 2512.02556, section 3.1). It counts all the same.
 
@@ -121,13 +131,14 @@ def policy_gradient(
         how = attrs.evolve(how, ratio=ratio)
     low, high = how.bounds(clip, clip_high)
     _check_settings(kind, low, high, dual_clip, max_length, ref_logps, kl_weight, kl_estimator)
-    _check_gate(kind, clip, clip_high, dual_clip, temperatures)
+    _check_unclipped(kind, clip, clip_high, dual_clip, temperatures, gamma_weights)
     given = _check.samples("ref_logps", logps=logps, old_logps=old_logps, ref_logps=ref_logps)
     new = given["logps"]
     sizes = _check.cuts(lengths, new, "logps")
     row = _Row(sizes, torch.tensor(sizes, dtype=torch.int64, device=new.device))
     log_ratio = new - given["old_logps"].detach()
     if how.ratio != "token":
+        log_ratio = log_ratio.clamp(-_MOST, _MOST) if how.clipped == "gamma" else log_ratio
         log_ratio = row.sums(log_ratio) if how.ratio == "sequence_sum" else row.means(log_ratio)
         log_ratio = row.spread(log_ratio) if how.per_token else log_ratio
     weights = _advantages(advantages, row, kind, of_tokens=how.per_token).to(new.dtype)
@@ -140,6 +151,12 @@ def policy_gradient(
         # A tensor: of two numbers torch makes float32, whatever the row is in.
         tau = torch.where(weights > 0, rho.new_full((), positive), other)
         losses = -4 / tau * torch.sigmoid(tau * (rho - 1)) * weights
+        below = above = torch.zeros_like(below)
+    elif how.clipped == "gamma":
+        (k, rate), (k_below, rate_below) = GAMMA if gamma_weights is None else gamma_weights
+        log_w = log_ratio.detach().clamp(_LEAST, _MOST)
+        powers, rates = (torch.where(weights >= 0, log_w.new_full((), a), b) for a, b in ((k, k_below), (rate, rate_below)))
+        losses = -(powers * log_w + rates * (1 - log_w.exp())).exp() * weights * new
         below = above = torch.zeros_like(below)
     elif how.clipped == "weight":
         losses = -held.detach() * weights * new
@@ -226,25 +243,36 @@ def _advantages(advantages: torch.Tensor, row: _Row, kind: str, *, of_tokens: bo
     raise LossError(f"advantages: {wanted} are wanted for {kind!r}, not {len(found)}")
 
 
-def _check_gate(
+def _check_unclipped(
     kind: str,
     clip: float | None,
     clip_high: float | None,
     dual_clip: float | None,
     temperatures: tuple[float, float] | None,
+    gamma_weights: tuple[tuple[float, float], tuple[float, float]] | None,
 ) -> None:
-    """Raise LossError for a bound where nothing is clipped, or temperatures without a gate."""
-    gated = [name for name, each in POLICY_KINDS.items() if each.clipped == "gate"]
-    if temperatures is not None:
-        if kind not in gated:
-            raise LossError(f"temperatures: {either(list(map(repr, gated)))} has them, and no other kind; kind is {kind!r}")
-        if not isinstance(temperatures, (tuple, list)) or len(temperatures) != 2:
-            raise LossError(f"temperatures: two numbers are wanted, not {temperatures!r}")
-        for value in temperatures:
-            _check.number("temperatures", value, above=0)
-    for name, bound in (("clip", clip), ("clip_high", clip_high), ("dual_clip", dual_clip)):
-        if kind in gated and bound is not None:
-            raise LossError(f"{name}={bound}: {kind!r} clips nothing; leave it out, or set temperatures")
+    """Raise LossError for a bound where nothing is clipped, or numbers of another kind."""
+    own = {"gate": ("temperatures", temperatures), "gamma": ("gamma_weights", gamma_weights)}
+    for clipped, (name, given) in own.items():
+        readers = [each for each, row in POLICY_KINDS.items() if row.clipped == clipped]
+        if given is None:
+            continue
+        if kind not in readers:
+            raise LossError(f"{name}: {either(list(map(repr, readers)))} has them, and no other kind; kind is {kind!r}")
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise LossError(f"{name}: two {'numbers' if clipped == 'gate' else 'pairs'} are wanted, not {given!r}")
+    for value in temperatures or ():
+        _check.number("temperatures", value, above=0)
+    for pair in gamma_weights or ():
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise LossError(f"gamma_weights: two pairs are wanted, not {gamma_weights!r}")
+        _check.number("gamma_weights", pair[0], least=0)
+        _check.number("gamma_weights", pair[1], above=0)
+    if not POLICY_KINDS[kind].bounded:
+        for name, bound in (("clip", clip), ("clip_high", clip_high), ("dual_clip", dual_clip)):
+            if bound is not None:
+                instead = own[POLICY_KINDS[kind].clipped][0]
+                raise LossError(f"{name}={bound}: {kind!r} clips nothing; leave it out, or set {instead}")
 
 
 def _check_settings(

@@ -14,9 +14,9 @@ class GRPO(OnlineObjective[GRPOSettings]):
     """GRPO (arXiv 2402.03300): the clipped ratio times the group's advantage, plus the KL.
 
     The KL is `kl_weight` times an estimate to the reference. `settings.loss_type` names the kind; terms are completions (grpo,
-    dr_grpo, gspo, luspo, sapo) or tokens (dapo, cispo), as its row in `POLICY_KINDS` has it. `entropy_coef` times the policy's
-    entropy, a mean over the step's tokens, is subtracted. With `top_entropy_quantile` tokens of less entropy have no part in
-    either.
+    dr_grpo, gspo, luspo, sapo) or tokens (dapo, cispo, vespo), as its row in `POLICY_KINDS` has it. `entropy_coef` times the
+    policy's entropy, a mean over the step's tokens, is subtracted. With `top_entropy_quantile` tokens of less entropy have no
+    part in either.
     """
 
     def __init__(self, settings: GRPOSettings | None = None) -> None:
@@ -41,5 +41,6 @@ class GRPO(OnlineObjective[GRPOSettings]):
             "kl_estimator": s.kl_estimator,
             "dual_clip": s.dual_clip,
             "temperatures": s.gate,
+            "gamma_weights": s.gamma_weights,
             "off_policy_threshold": s.off_policy_mask_threshold,
         }

@@ -36,7 +36,7 @@ _SIGNS = {
 _FORMS = {
     "sft": ("nll", "dft", "chunked_nll"),
     "kto": ("kto", "apo_zero_unpaired"),
-    "grpo": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo"),
+    "grpo": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
     "simpo": ("simpo",),
 }
 """Verb → its values of `loss_type` in TRL; any other is one of DPO's."""
@@ -175,6 +175,8 @@ def online(draft: Draft) -> None:
     elif form == "luspo" and "importance_sampling_level" not in left:
         draft.found["importance_sampling_level"] = "token"
         draft.comments["importance_sampling_level"] = "TRL's default"
+    elif form == "vespo":
+        draft.drop("importance_sampling_level", when=("token", "sequence"))  # the ratio is a completion's in any case
     elif form != "luspo":
         draft.drop("importance_sampling_level", when=("token",))
     if left.get("loss_type") in ("gspo", "luspo") and left.get("epsilon") is None:
