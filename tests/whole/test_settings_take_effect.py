@@ -103,6 +103,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "attention": ({}, "documents", "eager"),
     "packing": ({}, "on", "off"),
     "moe_aux_loss": ({"model_path": "MIXTURE"}, "global", "off"),
+    "router_aux_loss_coef": ({"model_path": "MIXTURE"}, None, 0.5),
     "save_samples": ({}, 0, 4),
     "save_dtype": ({}, None, "bfloat16"),
     "checkpoint_at_epoch": ({"max_steps": None, "num_epochs": 2, "effective_batch_size": 12}, False, True),

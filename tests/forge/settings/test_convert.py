@@ -660,6 +660,8 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             "grpo",
             {"loss_type": "vespo", "vespo_k_pos": 1.0},
         ),
+        (TRL + "router_aux_loss_coef: 0.02\n", "sft", {"router_aux_loss_coef": 0.02}),
+        (TRL + "router_aux_loss_coef: 0.0\n", "sft", {"moe_aux_loss": "off"}),
         (TRL + "top_entropy_quantile: 0.2\n", "grpo", {"top_entropy_quantile": 0.2}),
         (
             TRL + "num_generations: 4\nmin_p: 0.1\nrepetition_penalty: 1.2\n",

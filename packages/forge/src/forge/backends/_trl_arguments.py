@@ -168,7 +168,7 @@ def arguments(
         "dataloader_pin_memory": not on_cpu,
     }
     if verb != "reward":
-        found["router_aux_loss_coef"] = None if s.moe.moe_aux_loss == "trl" else 0.0
+        found["router_aux_loss_coef"] = s.moe.router_aux_loss_coef if s.moe.moe_aux_loss == "trl" else 0.0
     if verb != "grpo":
         found |= {"max_length": None, "pad_to_multiple_of": s.passed_on.pad_to_multiple_of}
     for ours, theirs in OBJECTIVE[verb].items():

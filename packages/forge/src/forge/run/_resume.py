@@ -112,6 +112,7 @@ ADDED = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
     "warmup_ratio": 0.0,
+    "router_aux_loss_coef": None,
     "adapter_path": None,
     "f_divergence_alpha": 0.5,
     "discopop_tau": 0.05,

@@ -368,6 +368,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 first_step=at.step + 1,
                 on_nan=s.optimizer.on_nan,
                 moe_aux_loss=s.moe.moe_aux_loss,
+                router_aux_loss_coef=s.moe.router_aux_loss_coef,
                 average=source.average,
                 keep_casts=keeps_casts(strategy.name),
             ):

@@ -93,6 +93,7 @@ RENAMED = {
         "clip": "epsilon cliprange",
         "clip_high": "epsilon_high",
         "dual_clip": "delta clip_ratio_c",
+        "router_aux_loss_coef": "moe_aux_loss_coef",
         "overlong_buffer": "soft_punish_cache overlong_buffer_len",
         "max_resamples": "max_num_gen_batches",
         "mask_truncated": "mask_truncated_completions",

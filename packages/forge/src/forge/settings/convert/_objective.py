@@ -87,6 +87,10 @@ def verb_of(left: Mapping[str, Any], library: str) -> str:
 def methods(draft: Draft) -> None:
     """Take out the keys that chose the verb."""
     left = draft.left
+    for key in ("router_aux_loss_coef", "moe_aux_loss_coef"):
+        if left.get(key) == 0:
+            del left[key]
+            draft.found["moe_aux_loss"] = "off"
     for key in METHOD_KEYS:
         value = left.get(key)
         if isinstance(value, bool) or (isinstance(value, str) and value in METHODS):
