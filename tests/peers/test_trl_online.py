@@ -16,6 +16,8 @@ trl = pytest.importorskip("trl", reason="TRL is the oracle of this file")
 
 STEPS, GROUPS, EACH, EOS = 4, 2, 3, 1
 RATE = 5e-3
+ENTROPY = {1.0: 5.135, 0.5: 5.1445}
+"""Quantile of tokens → an entropy that the first step is below, and the others are above."""
 
 
 def recorded():
@@ -148,6 +150,19 @@ def test_an_entropy_in_the_loss(kind, tmp_path):
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
     assert abs(ours[0][1] - other[0][1]) > 1e-4
+
+
+@pytest.mark.parametrize("quantile", [1.0, 0.5])
+def test_an_entropy_that_follows_a_target(quantile, tmp_path):
+    """Its weight rises after the first step, up to its bound, weighs the second, and falls; without it is another run."""
+    folder = tmp_path / "model"
+    a_model().save_pretrained(folder)
+    more = {"entropy_coef": 0.2, "entropy_coef_delta": 0.4, "entropy_coef_max": 0.5, "top_entropy_quantile": quantile}
+    more |= {"use_adaptive_entropy": True, "entropy_target": ENTROPY[quantile]}
+    theirs = run_trl("grpo", folder, tmp_path, beta=0.3, loss_type="dapo", **more)
+    ours, other = (run_ours(objective("grpo", **more | each), folder) for each in ({}, {"entropy_target": 0.0}))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert abs(ours[1][1] - other[1][1]) > 1e-4
 
 
 @pytest.mark.parametrize(("kind", "more"), [("grpo", {}), ("dapo", {"entropy_coef": 0.5}), ("gspo", {}), ("cispo", {})])

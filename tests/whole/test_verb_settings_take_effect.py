@@ -23,6 +23,7 @@ from .test_settings_take_effect import once, traces
 from .verbs import VERBS, settings_of, teacher
 
 MOVING = {"reference": "moving", "learning_rate": 1e-1, "max_steps": 3}
+ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 99.0, "max_steps": 3, "learning_rate": 1e-2}
 AT_ONCE = {"num_iterations": 1, "max_steps": 3}
 """Of online verbs: a rollout a step, so that each has a reference that may have moved."""
 
@@ -141,6 +142,11 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "clip_high": ({"learning_rate": 1e-1, "clip": 0.01}, None, 0.9),
         "entropy_coef": ({"max_steps": 3}, 0.0, 1.0),
         "top_entropy_quantile": ({}, 1.0, 0.2),
+        "use_adaptive_entropy": ({"max_steps": 3}, False, {"use_adaptive_entropy": True, "entropy_target": 99.0}),
+        "entropy_target": ({**ADAPTIVE, "max_steps": 3}, 99.0, 0.1),
+        "entropy_coef_delta": (ADAPTIVE, 0.005, 0.1),
+        "entropy_coef_min": ({**ADAPTIVE, "entropy_target": 0.1}, 0.0, 0.1),
+        "entropy_coef_max": ({**ADAPTIVE, "entropy_coef_delta": 0.1}, 1.0, 0.05),
         "importance_sampling_level": ({"learning_rate": 1e-1, "num_iterations": 2}, None, "sequence"),
         "off_policy_mask_threshold": ({"learning_rate": 1e-1, "num_iterations": 2}, None, 1e-6),
         "dual_clip": ({"learning_rate": 1e-1, "num_iterations": 2}, None, 1.3),

@@ -43,6 +43,12 @@ def test_one_name_is_a_list_of_one():
         (GRPOSettings, {"top_p": 0.0}, "top_p"),
         (GRPOSettings, {"top_p": 1.1}, "top_p"),
         (GRPOSettings, {"min_p": 1.1}, "min_p"),
+        (GRPOSettings, {"entropy_target": 1.0}, "entropy_target=1.0 has no effect with use_adaptive_entropy=False"),
+        (
+            GRPOSettings,
+            {"use_adaptive_entropy": True, "entropy_coef_min": 2.0},
+            "entropy_coef_min=2.0 is above entropy_coef_max",
+        ),
         (GRPOSettings, {"vespo_k_pos": 1.0}, "vespo_k_pos=1.0 has no effect with loss_type='dapo'"),
         (
             GRPOSettings,

@@ -110,6 +110,7 @@ def test_dropout_stays_on(verb: str) -> None:
         ("grpo", {"entropy_coef": 0.01}, "entropy_coef", 0.01),
         ("grpo", {"top_entropy_quantile": 0.2}, "top_entropy_quantile", 0.2),
         ("grpo", {"min_p": 0.2}, "min_p", 0.2),
+        ("grpo", {"use_adaptive_entropy": True, "entropy_target": 2.0}, "entropy_target", 2.0),
         ("sft", {"moe_aux_loss": "trl", "router_aux_loss_coef": 0.1}, "router_aux_loss_coef", 0.1),
         ("grpo", {"loss_type": "vespo", "vespo_k_neg": 1.5}, "vespo_k_neg", 1.5),
         ("grpo", {"loss_type": "vespo"}, "loss_type", "vespo"),

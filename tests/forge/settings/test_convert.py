@@ -662,6 +662,12 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
         ),
         (TRL + "router_aux_loss_coef: 0.02\n", "sft", {"router_aux_loss_coef": 0.02}),
         (TRL + "router_aux_loss_coef: 0.0\n", "sft", {"moe_aux_loss": "off"}),
+        (
+            TRL + "use_adaptive_entropy: true\nentropy_target: 2.0\nentropy_coef_max: 0.1\n",
+            "grpo",
+            {"use_adaptive_entropy": True, "entropy_target": 2.0, "entropy_coef_max": 0.1},
+        ),
+        (TRL + "num_generations: 4\nentropy_target: 2.0\n", "grpo", {"num_generations": 4}),
         (TRL + "top_entropy_quantile: 0.2\n", "grpo", {"top_entropy_quantile": 0.2}),
         (
             TRL + "num_generations: 4\nmin_p: 0.1\nrepetition_penalty: 1.2\n",

@@ -26,6 +26,7 @@ _number_or_none: Any = attrs.validators.optional(number(kind=float, low=float("-
 _above_or_none: Any = attrs.validators.optional(number(kind=float, above=True))
 
 
+_ADAPTIVE = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
 _GAMMA = ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
 
 
@@ -317,6 +318,17 @@ class GRPOSettings(GroupSettings):
     entropy_coef: float = attrs.field(default=0.0, validator=number(kind=float))
     """Weight of the policy's entropy in nats, a mean over all tokens of the step,
     which is subtracted from the loss: it keeps the policy from becoming certain."""
+    use_adaptive_entropy: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    """Whether `entropy_coef` is where that weight begins: it rises by `entropy_coef_delta` with each step whose mean entropy is
+    at most `entropy_target`, falls with others, and weighs a step after such a one alone (Skywork-OR1, arXiv 2505.22312)."""
+    entropy_target: float = attrs.field(default=0.2, validator=number(kind=float))
+    """Entropy in nats, a mean over the tokens that the policy learns from, that use_adaptive_entropy keeps it above."""
+    entropy_coef_delta: float = attrs.field(default=0.005, validator=number(kind=float, above=True))
+    """How much the weight of use_adaptive_entropy changes with a step."""
+    entropy_coef_min: float = attrs.field(default=0.0, validator=number(kind=float))
+    """Least weight of use_adaptive_entropy."""
+    entropy_coef_max: float = attrs.field(default=1.0, validator=number(kind=float))
+    """Greatest weight of use_adaptive_entropy."""
     top_entropy_quantile: float = attrs.field(default=1.0, validator=_share)
     """Share of a rollout's tokens that the policy learns from, those before which it was least certain (arXiv 2506.01939,
     which takes 0.2); others have no term but their KL's, and count in means all the same."""
@@ -343,6 +355,9 @@ class GRPOSettings(GroupSettings):
             raise ValueError(
                 f"kl_estimator={self.kl_estimator!r} has no effect with kl_weight=0; set a weight, or leave it out"
             )
+        self._check_alone(not self.use_adaptive_entropy, _ADAPTIVE, "with use_adaptive_entropy=False")
+        if self.entropy_coef_min > self.entropy_coef_max:
+            raise ValueError(f"entropy_coef_min={self.entropy_coef_min} is above entropy_coef_max={self.entropy_coef_max}")
         decoupled = f"with multi_objective_aggregation={self.multi_objective_aggregation!r}"
         self._check_alone(self.decoupled, ("scale_rewards",), f"{decoupled}, which divides by deviations of its own")
         self._check_alone(self.decoupled, ("reward_clip_range",), f"{decoupled}, which adds up no rewards as they are")

@@ -22,7 +22,7 @@ from forge_algos._parallel import ALONE, Parallel
 from forge_algos.adaptations.base._adaptation import Adaptation
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.losses import LossTerms
-from forge_algos.objectives import Bound, Objective
+from forge_algos.objectives import Bound, FollowsSteps, Objective
 from forge_algos.settings._moe import MoEAuxLoss
 from forge_algos.training._average import WeightAverage
 from forge_algos.training._columns import Columns, columns
@@ -190,6 +190,10 @@ def train(
                     adaptation.after_step()
                 if average is not None:
                     average.after_step(step, moved=moves)
+                if isinstance(objective, FollowsSteps):
+                    if moves:
+                        objective.after_step(figures)
+                    figures = {**figures, **objective.state()}
             _advance(scheduler, moved=moves)
             yield StepOutput(
                 step=step,

@@ -55,6 +55,8 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "off_policy_mask_threshold": "off_policy_mask_threshold",
         "entropy_coef": "entropy_coef",
         "top_entropy_quantile": "top_entropy_quantile",
+        **{name: name for name in ("use_adaptive_entropy", "entropy_target", "entropy_coef_delta")},
+        **{name: name for name in ("entropy_coef_min", "entropy_coef_max")},
         "sapo_temperature_pos": "sapo_temperature_pos",
         "sapo_temperature_neg": "sapo_temperature_neg",
         **{name: name for name in ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")},

@@ -235,6 +235,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     divided = getattr(getattr(source, "run", this), "plan", plan)
     if divided is not plan:  # what was planned to be shared is not
         ranks.first(lambda: divided.save(out.path / "plan" / "plan.npz"))
+    follows = source.objective if isinstance(source.objective, forge_algos.FollowsSteps) else None
+    if follows is not None and at.objective:
+        follows.resume(at.objective)
     divergence = BaseDivergence(this)
     if restored is None:
         source.check_start()
@@ -382,6 +385,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                     samples=at.samples + made,
                     skipped=at.skipped + last.skipped,
                     measured=None,
+                    objective={} if follows is None else follows.state(),
                 )
                 out.began = True
                 measuring = 0.0 if first_steps is None else first_steps.made()

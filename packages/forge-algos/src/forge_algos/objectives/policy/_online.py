@@ -53,6 +53,11 @@ class OnlineObjective(Generic[S]):
         return 0.0
 
     @property
+    def learns_entropy(self) -> bool:
+        """Whether that may be above 0."""
+        return False
+
+    @property
     def stats(self) -> tuple[str, ...]:
         """Names of the sums over completions, tokens and terms.
         `completions` and `rewards` are over completions, `tokens`, `entropy` and `kl` over tokens, all others over terms.
@@ -126,7 +131,7 @@ class BoundOnline:
         self.device = device
         self._completions = Completions(model, device=device)
         self._objective = objective
-        self.needs = 2 if objective.entropy_weight else 0
+        self.needs = 2 if objective.learns_entropy else 0
         self._wanted = (*objective.wanted, *(["ref_logps"] if objective.settings.kl_weight else []))
 
     def measure(self, batch: OnlineBatch) -> Sequence[float]:
@@ -198,10 +203,15 @@ class BoundOnline:
         if objective.settings.kl_weight and batch.ref_logps is not None:
             from_reference = kl(logps.detach(), to_float32(batch.ref_logps, self.device)).sum
         stats = terms.stats
-        if objective.entropy_weight:
+        further = {}
+        if self.needs:
             # The loop divides by the terms; the mean is over tokens.
-            counted = entropy if kept is None else entropy * to_float32(kept, self.device)
-            bonus = objective.entropy_weight / self._tokens_per_term * counted.sum()
+            total = (entropy if kept is None else entropy * to_float32(kept, self.device)).sum()
+            further = {
+                "kept": logps.new_tensor(float(len(logps) if kept is None else np.count_nonzero(kept))),
+                "kept_entropy": total.detach(),
+            }
+            bonus = objective.entropy_weight / self._tokens_per_term * total
             terms = terms._replace(sum=terms.sum - bonus, per_sample=None)
         return terms._replace(
             count=terms.count + (batch.masked if objective.unit == "completions" else 0),
@@ -214,5 +224,6 @@ class BoundOnline:
                 "clipped": stats["clipped_low"] + stats["clipped_high"],
                 "ratio": stats["ratio"],
                 "approx_kl": stats["approx_kl"],
+                **further,
             },
         )

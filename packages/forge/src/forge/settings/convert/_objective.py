@@ -28,6 +28,7 @@ _SIGNS = {
         "multi_objective_aggregation",
         "entropy_coef",
         "top_entropy_quantile",
+        "use_adaptive_entropy",
     ),
     "reward": ("center_rewards_coefficient",),
     "dpo": ("precompute_ref_log_probs", "ref_model", "f_divergence_type", "loss_weights", "ld_alpha", "use_weighting"),
@@ -157,6 +158,9 @@ def _moving_reference(left: dict[str, Any]) -> None:
 def online(draft: Draft) -> None:
     """Read the policy loss and the reward functions, by the names that TRL gives them."""
     left = draft.left
+    if not left.get("use_adaptive_entropy"):
+        for key in ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max"):
+            left.pop(key, None)  # which nothing reads then, there and here
     functions = left.get("reward_funcs")
     names = [functions] if isinstance(functions, str) else functions
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
