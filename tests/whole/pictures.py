@@ -19,6 +19,7 @@ from transformers import (
     LlavaProcessor,
     PreTrainedTokenizerFast,
 )
+from transformers.image_utils import load_image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
@@ -149,7 +150,7 @@ def inputs_of(model: Path, data: Path) -> Any:
             parts = message["content"] if isinstance(message["content"], list) else []
             for part in parts:
                 if part["type"] == "image":
-                    part["image"] = Image.open(data.parent / part["image"])
+                    part["image"] = load_image(str(data.parent / part["image"]))
         made = processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
         ids, sample = made.pop("input_ids")[0], store[at]
         assert ids.tolist() == sample.input_ids.tolist()
