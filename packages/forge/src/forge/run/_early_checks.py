@@ -45,7 +45,7 @@ def check_names(task: Task, s: Any, rows: Rows, *, weights: bool = True) -> None
             raise forge_dist.ModelError(str(error).replace("model_path", name, 1)) from None
     task.check_settings(s)
     check_base_kl(s, task.model_task(s))
-    _check_calibration(s)
+    _check_calibration(task, s)
     _check_cut(s)
     _check_divided(task, s)
     check_trackers(s.tracking.chosen())
@@ -55,7 +55,7 @@ def check_names(task: Task, s: Any, rows: Rows, *, weights: bool = True) -> None
             task.check_rows(s, setting)
 
 
-def _check_calibration(s: Any) -> None:
+def _check_calibration(task: Task, s: Any) -> None:
     """Refuse rows to protect that are not given, or cannot be measured on."""
     if s.adapter.protects == "inputs" and s.adapter.osft_calibration_path is None:
         raise SettingsError(
@@ -65,7 +65,7 @@ def _check_calibration(s: Any) -> None:
     if s.adapter.osft_calibration_path is None:
         return
     try:
-        forge_data.check_first_row(s.adapter.osft_calibration_path)
+        forge_data.check_first_row(s.adapter.osft_calibration_path, images=task.images)
     except forge_data.DataError as error:
         raise SettingsError(
             f"osft_calibration_path: {error}. Rows in any format of forge sft are measured on: set it to some."

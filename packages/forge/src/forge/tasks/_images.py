@@ -76,6 +76,11 @@ def _inputs(s: Any, tokenizer: Any) -> forge_data.ImageInputs:
     return forge_data.ImageInputs(s.model.model_path, tokenizer=tokenizer)
 
 
+def single_images(s: Any, tokenizer: Any, items: Samples) -> Samples:
+    """Return samples with their images, one a row where some have images, as any model takes them."""
+    return items.with_images(_inputs(s, tokenizer), "single") if has_images(items.store) else items
+
+
 def with_images(run: Run) -> Run:
     """Return the run with images read for its rows.
 

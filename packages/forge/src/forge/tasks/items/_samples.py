@@ -34,7 +34,7 @@ class Samples:
     def __init__(self, store: forge_data.TokenStore) -> None:
         self.store = store
         self.share_prefix = False
-        self.rows: ImageRows = "packed"
+        self.image_rows: ImageRows = "packed"
         self._images: forge_data.ImageInputs | None = None
         self._most_tokens: int | None = None
         self.lengths = self.longest = store.lengths
@@ -115,7 +115,7 @@ class Samples:
         They are packed, in lines that are padded, or of one sample each.
         """
         same = copy(self)
-        same._images, same.rows = inputs, rows
+        same._images, same.image_rows = inputs, rows
         return same
 
     def short_samples(self) -> list[tuple[Any, Any]]:
