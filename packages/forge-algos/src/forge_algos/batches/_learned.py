@@ -137,7 +137,8 @@ class RowLoader:
         bounds = inputs["cu_seq_lens_q"]
         if (images := getattr(documents, "image_inputs", None)) is not None:
             boundaries = np.asarray(documents.cu_seqlens).tolist()
-            inputs = image_row_inputs(self._model, inputs["input_ids"][0], boundaries, images(), packed=inputs)
+            ids, on_host = inputs["input_ids"][0], np.asarray(documents.input_ids)
+            inputs = image_row_inputs(self._model, ids, boundaries, images(), packed=inputs, on_host=on_host)
         rows, targets = to_device(learned, self._device), to_device(next_T[learned], self._device)
         return self._learned(inputs, rows, targets, token_weights(documents, learned), bounds)
 

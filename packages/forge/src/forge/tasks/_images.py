@@ -125,9 +125,7 @@ def _reading(run: Run, rows: ImageRows, inputs: forge_data.ImageInputs) -> Run:
 _ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", "single": "one sample a row"}
 
 
-def _rows(
-    run: Run, documents: list[forge_algos.ImageDocument], inputs: forge_data.ImageInputs
-) -> tuple[ImageRows, str]:
+def _rows(run: Run, documents: list[forge_algos.ImageDocument], inputs: forge_data.ImageInputs) -> tuple[ImageRows, str]:
     """Return what rows with images the model takes, and why."""
     packing = run.settings.packing.packing != "off"
     if not inputs.joins:
