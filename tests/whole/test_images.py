@@ -145,7 +145,9 @@ def test_lora(given: dict[str, Any], model: Path, plain: Path, tmp_path: Path) -
 
 def test_packing_is_asked_for(given: dict[str, Any], tmp_path: Path) -> None:
     """Packed rows that the model would mix are refused where somebody asks for them; nothing is left."""
-    with pytest.raises(forge.SettingsError, match="packing=on: Gemma3.*packed, the first of two comes out otherwise than alone") as caught:
+    with pytest.raises(
+        forge.SettingsError, match="packing=on: Gemma3.*packed, the first of two comes out otherwise than alone"
+    ) as caught:
         forge.sft(**given, packing="on", ckpt_output_dir=tmp_path / "run")
     assert caught.value.exit_status == 2
 

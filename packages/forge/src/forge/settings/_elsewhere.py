@@ -185,7 +185,7 @@ TOLD = {
         "the model's own processor is taken; its preprocessor_config.json says how large images are": """processor_type
             image_size image_resize_algorithm image_max_pixels image_min_pixels max_pixels min_pixels""",
         "tokenised rows are recognised": "use_processed_dataset process_data",
-        "rows are tokenised by the run, with their images; tokenised ones are recognised": "skip_prepare_dataset dataset_kwargs",
+        "rows are tokenised with their images; tokenised ones are recognised": "skip_prepare_dataset dataset_kwargs",
         "choose train_on: assistant (the default), last, completion, all": """assistant_only_loss completion_only_loss
             train_on_responses_only roles_to_train train_on_eos message_field_training""",
         "max_seq_len with on_overflow: drop (the default), truncate, split, error": """truncation_mode excess_length_strategy
