@@ -80,6 +80,20 @@ def test_losses_and_the_export(name: str, rows: str, model: Path, data: Path, tm
     assert result.eval_after["eval_loss"] == pytest.approx(reference.evaluate(again, held_out)[0], rel=1e-5)
 
 
+def test_what_is_said_of_images(plain: Path, tmp_path: Path) -> None:
+    """The log counts them and their tokens, as the store's numbers do; the card names the processor."""
+    store = forge_data.TokenStore.open(plain / "data" / "train")
+    images = [image for sample in store for image in sample.images]
+    tokens = sum(image.stop - image.start for image in images)
+    said = f"; {len(images)} images, for which {tokens} tokens stand, in 16 of the rows"
+    assert said in (plain / "log.txt").read_text()
+    assert store.image_counts.sum(axis=0).tolist() == [len(images), tokens]
+    assert f"{len(images)} images in 16 samples, for which {tokens} tokens stand" in str(forge_data.stats(store))
+    card = (forge.export(plain, tmp_path / "export") / "README.md").read_text()
+    assert "pipeline_tag: image-text-to-text" in card
+    assert "import AutoModelForMultimodalLM, AutoProcessor" in card
+
+
 @pytest.fixture(scope="module")
 def plain(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run without held-out rows."""
@@ -112,6 +126,7 @@ def test_lora(given: dict[str, Any], model: Path, plain: Path, tmp_path: Path) -
     run = forge.sft(**given, adapter="lora", lora_r=4, ckpt_output_dir=tmp_path / "run")
     assert figures(run.output_dir)[0] == pytest.approx(figures(plain)[0], rel=1e-6)
     assert all(".language_model." in name for name in load_file(run.model_dir / "adapter_model.safetensors"))
+    assert (run.model_dir / "processor_config.json").read_bytes() == (model / "processor_config.json").read_bytes()
     merged = load_file(forge.export(run.output_dir, tmp_path / "merged", merge=True) / "model.safetensors")
     same_beside_language(load_file(model / "model.safetensors"), merged)
 

@@ -1067,3 +1067,13 @@ def test_apollo(text: str, settings: dict[str, Any], lost: set[str]) -> None:
     assert {name: value for name, value in found.settings.items() if "apollo" in name or name == "optimizer"} == settings
     assert about(found) - {"assistant_only_loss"} == lost
     resolve(task_of(found.verb).settings, ("argument", {**found.settings, "data_path": "d", "ckpt_output_dir": "o"}))
+
+
+def test_settings_of_images() -> None:
+    """What is so anyway is nothing to look at; the sizes of images, and a tower that trains, are listed with what is here."""
+    factory = FACTORY.format(stage="sft") + "freeze_vision_tower: {}\nfreeze_language_model: false\nimage_max_pixels: {}\n"
+    assert about(converted(factory.format("true", "null"))) == set()
+    lost = converted(factory.format("false", "262144")).lost
+    assert any("vision tower and projector stay frozen" in line for line in lost)
+    assert any("preprocessor_config.json says how large images are" in line for line in lost)
+    assert about(converted(AXOLOTL + "processor_type: AutoProcessor\nremove_unused_columns: false\n")) == set()

@@ -39,7 +39,10 @@ _ROLLOUTS = (
 
 
 def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
-    """Rehearse the phases of a run with its largest micro-batch; without images where they need values."""
+    """Rehearse the phases of a run with its largest micro-batch.
+
+    Without images where they need values.
+    """
     if not bare.planned.images:
         return _plan_of(bare, target)
     try:

@@ -155,6 +155,12 @@ NOT_NEEDED = """remove_unused_columns dataloader_num_workers dataloader_pin_memo
     lora_task_type average_tokens_across_devices eval_on_start dataloader_persistent_workers dataloader_prefetch_factor
     label_names disable_tqdm log_level torch_empty_cache_steps apollo_layerwise apollo_scale_front""".split()
 """Names for which there is nothing to set here, and without which nothing is lost."""
+SO_ANYWAY: dict[str, object] = {
+    **dict.fromkeys(("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_vit", "freeze_aligner"), True),
+    **dict.fromkeys(("freeze_language_model", "freeze_llm"), False),
+    "processor_type": "AutoProcessor",
+}
+"""Name elsewhere → the value that forge has of it, whatever is set."""
 TOLD = {
     theirs: text
     for text, names in {
@@ -177,7 +183,13 @@ TOLD = {
         "rename the columns with rename_columns": """field_messages message_property_mappings message_field_role
             message_field_content column_mapping""",
         "tokens are kept in the run's data/ directory": "data_output_dir dataset_prepared_path tokenized_path cache_dir",
-        "tokenised rows are recognised": "use_processed_dataset process_data skip_prepare_dataset",
+        "the language part trains, on images too; vision tower and projector stay frozen": """freeze_vision_tower freeze_vit
+            freeze_multi_modal_projector freeze_aligner freeze_language_model freeze_llm finetune_vision_layers
+            finetune_language_layers""",
+        "the model's own processor is taken; its preprocessor_config.json says how large images are": """processor_type
+            image_size image_resize_algorithm image_max_pixels image_min_pixels max_pixels min_pixels""",
+        "tokenised rows are recognised": "use_processed_dataset process_data",
+        "rows are tokenised with their images; tokenised ones are recognised": "skip_prepare_dataset dataset_kwargs",
         "choose train_on: assistant (the default), last, completion, all": """assistant_only_loss completion_only_loss
             train_on_responses_only roles_to_train train_on_eos message_field_training""",
         "max_seq_len with on_overflow: drop (the default), truncate, split, error": """truncation_mode excess_length_strategy
