@@ -62,13 +62,8 @@ def write_model(folder: Path, *, width: int, layers: int) -> Path:
     images = Gemma3ImageProcessorPil(size={"height": 112, "width": 112})
     Gemma3Processor(images, tokenizer, chat_template=TEMPLATE, image_seq_length=16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    ids = dict(
-        zip(
-            ("boi_token_index", "eoi_token_index", "image_token_id"),
-            tokenizer.convert_tokens_to_ids([*named.values()]),
-            strict=False,
-        )
-    )
+    names = ("boi_token_index", "eoi_token_index", "image_token_id")
+    ids = dict(zip(names, tokenizer.convert_tokens_to_ids([*named.values()]), strict=True))
     heads = {"num_attention_heads": width // 64, "num_key_value_heads": max(1, width // 128), "head_dim": 64}
     config = Gemma3Config(
         text_config={
@@ -127,13 +122,11 @@ def main() -> None:
         folder = Path(scratch)
         directory = write_model(folder / "model", width=options.width, layers=options.layers)
         data = write_data(folder / "rows.jsonl", rows=options.rows * steps, words=options.words)
-        store = forge_data.prepare(
-            data, forge_data.load_tokenizer(str(directory)), folder / "store", images=True, progress=False
-        )
-        ids, labels = zip(
-            *[(sample.input_ids, sample.labels) for sample in (store[row] for row in range(len(store)))], strict=True
-        )
-        write_samples(folder / "rows.npz", list(ids), list(labels), each=options.rows)
+        tokenizer = forge_data.load_tokenizer(str(directory))
+        store = forge_data.prepare(data, tokenizer, folder / "store", images=True, progress=False)
+        samples = [store[row] for row in range(len(store))]
+        ids, labels = [sample.input_ids for sample in samples], [sample.labels for sample in samples]
+        write_samples(folder / "rows.npz", ids, labels, each=options.rows)
         job = {
             "model": str(directory), "data": str(data), "store": str(folder / "store"), "adapter": "none",
             "rows": str(folder / "rows.npz"), "learning_rate": options.learning_rate,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ import forge_algos
 import forge_data
 import forge_packing
 from forge.backends._trl_run import _pad_ids
-from forge.memory import _forecast
-from forge.run import _memory, _run
+from forge.run import _run
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
