@@ -15,6 +15,7 @@ from transformers import AutoModelForMultimodalLM
 import forge_accel
 import forge_algos
 import forge_packing
+from forge_algos.memory import _fake, _tracker
 from forge_dist.loading._attention import register_attention
 from forge_dist.loading._modalities import attend_plainly
 
@@ -204,6 +205,15 @@ def test_noise_on_rows_with_images(several: int) -> None:
     forge_algos.pack_images(made, given[:2], device=CPU)
     plain = trained(made, [row(given[:several])])[0]
     assert trained(made, [row(given[:several])], neftune_alpha=5.0)[0] != plain
+
+
+def test_a_mask_with_data_picks_places_of_a_tensor_without() -> None:
+    """As Qwen3-VL adds what its tower says to the tokens of images, in a rehearsal too."""
+    mask = torch.tensor([[True, False, True]])
+    with _tracker.Tracker():
+        given = _fake.fake_mode().from_tensor(torch.zeros(1, 3, 4))
+        assert given[mask, :].shape == (2, 4)
+        given[mask] = torch.ones(2, 4)
 
 
 def test_images_that_fit_no_row() -> None:

@@ -12,6 +12,8 @@ from forge.run._adaptation import _few_batches
 class Rows:
     """Samples of given lengths, whose batches are their numbers."""
 
+    image_rows = "packed"
+
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = np.array(lengths)
 
@@ -43,3 +45,10 @@ def test_the_first_rows_without_spreading() -> None:
     """The first rows with enough tokens, in batches of no more than was asked for."""
     assert chosen([1000] * 50) == list(range(17))
     assert all(len(batch) <= 8 for batch in batches([1000] * 50))
+
+
+def test_rows_with_images_are_alone() -> None:
+    """Rows with images are measured on one by one, as every model takes them."""
+    rows: Any = Rows([1000] * 50)
+    rows.image_rows = "single"
+    assert [len(batch) for batch in _few_batches(rows, 8192)] == [1] * 17

@@ -49,13 +49,13 @@ def test_a_plan_that_does_not_compute_is_the_divisions(
 ) -> None:
     """A model that runs whole and in no way once its layers are divided is refused for the division."""
     leaks = iter(forge_algos.PackedBatchError(f"Doge {way}") for way in ("packed", "alone"))
-    monkeypatch.setattr(_loading, "_ways", lambda *_: (None, None))
+    monkeypatch.setattr(_loading, "_ways", lambda *_, **_options: (None, None))
 
     def refused(*_: object) -> None:
         raise next(leaks)
 
     monkeypatch.setattr(_loading, "_loaded", refused)
     s = SimpleNamespace(strategy=SimpleNamespace(tp_size=tp_size, cp_size=1), packing=SimpleNamespace(packing="auto"))
-    given: Any = (None, s, "model", None, None, None, 1)
+    given: Any = (None, s, "model", None, None, None, 1, ())
     with pytest.raises(kind, match=message):
         _loading._load_in_some_way(*given)

@@ -17,6 +17,7 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import causal_model, language_modules
+from forge_algos.batches._copies import to_device
 
 ImageInputs = Mapping[str, NDArray[Any]]
 """Arguments of a forward for one document beside its ids, as a processor gives them for one text.
@@ -68,7 +69,8 @@ def with_images(model: nn.Module, row: Any, inputs: dict[str, Any]) -> dict[str,
             "with share_prompt=False and share_prefix=False"
         )
     boundaries = np.asarray(row.cu_seqlens).tolist()
-    return image_row_inputs(model, inputs["input_ids"][0], boundaries, images(), packed=inputs)
+    ids, on_host = inputs["input_ids"][0], np.asarray(row.input_ids)
+    return image_row_inputs(model, ids, boundaries, images(), packed=inputs, on_host=on_host)
 
 
 def image_row_inputs(
@@ -78,6 +80,7 @@ def image_row_inputs(
     documents: Sequence[ImageInputs],
     *,
     packed: Mapping[str, Any],
+    on_host: NDArray[Any] | None = None,
 ) -> dict[str, Any]:
     """Build the forward's arguments for one row whose documents have images.
 
@@ -87,6 +90,7 @@ def image_row_inputs(
         boundaries: where documents begin, and T.
         documents: of each document the arguments that a processor gives.
         packed: the arguments of the same row without images, `packed_inputs`; read for several documents.
+        on_host: the same ids, so that nothing is read back from the device.
 
     Raises:
         PackedBatchError: several documents for a model that was not shown to keep them apart, or arrays that fit no row.
@@ -112,7 +116,8 @@ def image_row_inputs(
     if way == "lines":
         of_tokens = tuple(name for name, array in joined.items() if array.shape == (1, len(ids)))
         return {**packed, **arrays, LINES: of_tokens}
-    positions = _positions(model, ids.cpu(), lengths, documents)
+    own_ids = ids.cpu() if on_host is None else torch.tensor(on_host, dtype=torch.int64)
+    positions = _positions(model, own_ids, lengths, documents)
     inputs = dict(packed) if way == "bounds" else {name: packed[name] for name in ("input_ids", "position_ids", "use_cache")}
     if positions is not None:
         inputs["position_ids"] = positions.to(ids.device)
@@ -165,17 +170,22 @@ def _positions(
     return torch.cat(found, dim=-1)
 
 
+_pixel_dtypes: WeakKeyDictionary[nn.Module, torch.dtype] = WeakKeyDictionary()
+"""Causal model → dtype of what computes on pixels."""
+
+
 def _pixel_dtype(model: nn.Module) -> torch.dtype:
     """Return the dtype of what computes on pixels: the model's part beside the language."""
-    language = language_modules(model)
-    for module in causal_model(model).modules():
-        if module not in language:
-            for parameter in module.parameters(recurse=False):
-                if parameter.is_floating_point():
-                    return parameter.dtype
-    return torch.float32
+    causal = causal_model(model)
+    if (known := _pixel_dtypes.get(causal)) is None:
+        language = language_modules(model)
+        others = (module for module in causal.modules() if module not in language)
+        weights = (weight for module in others for weight in module.parameters(recurse=False) if weight.is_floating_point())
+        known = next((weight.dtype for weight in weights), torch.float32)
+        _pixel_dtypes[causal] = known
+    return known
 
 
 def _on(device: torch.device, array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
-    tensor = torch.tensor(np.asarray(array))
-    return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+    floats = array.dtype.kind == "f"
+    return to_device(array, device, dtype if floats else torch.from_numpy(array[:0]).dtype)

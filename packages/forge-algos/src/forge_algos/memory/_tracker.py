@@ -34,6 +34,8 @@ Products = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """Factors of matrix products, as tensors of their shapes, strides and dtypes on the meta device."""
 _DEVICE = torch.ops.prim.device.default
 """Kernel that asks where a tensor is."""
+_INDEXING = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
+"""Kernels that take places, or a mask of them; how many a mask has must be known."""
 _READS = frozenset({_aten._local_scalar_dense.default, _aten.equal.default, _aten.allclose.default})
 """Kernels that read a tensor's value, which one without data does not have."""
 
@@ -137,6 +139,8 @@ class Tracker(TorchDispatchMode):
             return self._guess(None if func is not _aten._local_scalar_dense.default else args[0])
         if func is _aten.add.Tensor and self._sums_gradients(args):
             return args[0]
+        if func in _INDEXING:
+            args = _with_places(args)
         if func is _aten._grouped_mm.default and isinstance(args[0], FakeTensor):
             made = _grouped_product(*args, **(kwargs or {}))
         else:
@@ -331,6 +335,17 @@ def _empty(tensor: torch.Tensor) -> bool:
 
 def _empty_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and _empty(value)
+
+
+def _with_places(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of an indexing kernel with places for each mask that has data."""
+    return args[0], [place for index in args[1] for place in _places(index)], *args[2:]
+
+
+def _places(index: Any) -> tuple[Any, ...]:
+    """Return the places where a mask with data is True; of any other index, that itself."""
+    masks = isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) and not _empty(index)
+    return index.nonzero(as_tuple=True) if masks else (index,)
 
 
 def _grouped_product(

@@ -192,6 +192,16 @@ class TokenStore(Store):
         return bool(self._pick(np.diff(self._arrays[IMAGE_OFFSETS])).any())
 
     @cached_property
+    def image_counts(self) -> "NDArray[np.int64]":
+        """int64[N, 2], how many images each sample has, and how many of its tokens stand for them."""
+        found = np.zeros((len(self), 2), dtype=np.int64)
+        if self.has_images:
+            for row in np.flatnonzero(self._pick(np.diff(self._arrays[IMAGE_OFFSETS]))):
+                images = self[int(row)].images
+                found[row] = len(images), sum(image.stop - image.start for image in images)
+        return found
+
+    @cached_property
     def desirable(self) -> "NDArray[np.bool_]":
         """bool[N], whether each answer is wanted.
 

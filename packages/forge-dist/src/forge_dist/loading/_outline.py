@@ -15,7 +15,7 @@ from forge_dist.loading._attention import register_attention
 from forge_dist.loading._config_changes import change_config
 from forge_dist.loading._dtype import base_dtype
 from forge_dist.loading._load import LOADING_ERRORS, check_report
-from forge_dist.loading._modalities import freeze_other_modalities, is_multimodal
+from forge_dist.loading._modalities import attend_plainly, freeze_other_modalities, is_multimodal
 from forge_dist.loading._model_path import check_model_path, expand_user, has_no_weights, is_hub_name, is_mxfp4
 from forge_dist.loading._quantization import quantize_outline
 from forge_dist.loading._request import LoadRequest
@@ -108,6 +108,8 @@ def outline_model(request: LoadRequest) -> "PreTrainedModel":
     if is_multimodal(model.config):
         stored = request.other_dtype or base_dtype(request.model_path, task=request.task)
         freeze_other_modalities(model, stored, request.model_path)
+        if request.attention_function is not None:
+            attend_plainly(model)
     return model.eval()
 
 

@@ -34,6 +34,8 @@ _COUNTS = ("_tokens", "_pairs", "_answers", "_prompts", "_samples", "_queries", 
 
 _PIPELINES = {"causal": "text-generation", "reward": None, "embedding": "sentence-similarity"}
 """Task → the Hub's name of it."""
+_PROCESSOR = ("processor_config.json", "preprocessor_config.json")
+"""Files of a directory whose model takes images."""
 _PACKAGES = ("forge", "forge_data", "forge_packing", "forge_accel", "forge_dist", "forge_algos")
 _OTHERS = ("torch", "transformers", "peft", "gguf")
 
@@ -64,9 +66,10 @@ def model_card(
         what += " with new tokens" if own_base else ""
     samples = request.folder.name.removeprefix("samples_") if run is not None else ""
     steps, figures = (0, []) if run is None else _figures(run, samples)
+    images = request.task == "causal" and any((request.folder / name).is_file() for name in _PROCESSOR)
     return render(
         "exporting/templates/model_card.md",
-        head=_head(request, verb, origin),
+        head=_head(request, verb, origin, images=images),
         title=f"{last_part(origin)}, " + ("exported by forge" if run is None else f"trained by forge {verb}".rstrip()),
         what=what,
         started_from="" if request.adapter or run is None else last_part(origin),
@@ -83,6 +86,7 @@ def model_card(
         peft=request.adapter and not request.merge,
         auto_class=_auto_class(architecture),
         reward=reward,
+        images=images,
         labels=len(labels) if (labels := getattr(request.task, "labels", ())) else 0,
         base=last_part(request.base),
         proofs=proofs,
@@ -98,7 +102,7 @@ def _auto_class(architecture: str) -> str:
     return "AutoModel" if architecture.endswith("Model") and "LMHead" not in architecture else "AutoModelForCausalLM"
 
 
-def _head(request: ExportRequest, verb: str, origin: str) -> str:
+def _head(request: ExportRequest, verb: str, origin: str, *, images: bool) -> str:
     """Write the metadata that the Hub reads, as YAML."""
     from huggingface_hub import ModelCardData
 
@@ -110,7 +114,7 @@ def _head(request: ExportRequest, verb: str, origin: str) -> str:
         # The Hub knows no other base than its own.
         base_model=origin if on_hub else None,
         library_name="gguf" if gguf else "peft" if peft else "transformers",
-        pipeline_tag=_PIPELINES.get(request.task, "text-classification"),
+        pipeline_tag="image-text-to-text" if images and not gguf else _PIPELINES.get(request.task, "text-classification"),
         tags=["forge", *([verb] if verb else []), *(["gguf"] if gguf else [])],
     )
     return data.to_yaml().strip()

@@ -23,6 +23,7 @@ from forge.memory._memory_plan import MemoryPlan
 from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.tasks._base_kl import BaseDivergence
+from forge.tasks._images import with_rehearsed_images
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
 from forge.tasks._task import Run
@@ -38,7 +39,23 @@ _ROLLOUTS = (
 
 
 def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
-    """Rehearse the phases of a run with its largest micro-batch."""
+    """Rehearse the phases of a run with its largest micro-batch.
+
+    Without images where they need values.
+    """
+    if not bare.planned.images:
+        return _plan_of(bare, target)
+    try:
+        plan, note = _plan_of(bare, target), ""
+        if bare.planned.settings.packing.packing != "off":
+            note = "samples with images are counted as packed, which not every model can be"
+    except forge_algos.RehearsalError as error:
+        plan = _plan_of(bare.with_plan(attrs.evolve(bare.planned, images=False)), target)
+        note = f"pixels, and the forward of what computes on them, are not counted: {error}"
+    return attrs.evolve(plan, notes=(*plan.notes, *([note] if note else [])))
+
+
+def _plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
     planned = bare.planned
     notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
     tried = []
@@ -252,6 +269,7 @@ class Rehearsed(NamedTuple):
             buckets=self.planned.ranks > 1 and self.planned.strategy == "ddp",
             max_grad_norm=s.optimizer.max_grad_norm,
             moe_aux_loss=s.moe.moe_aux_loss,
+            router_aux_loss_coef=s.moe.router_aux_loss_coef,
             keep_casts=keeps_casts(self.planned.strategy),
             average=getattr(source, "average", None),
         )
@@ -288,6 +306,8 @@ class Rehearsed(NamedTuple):
                 identity=planned.identity,
                 optimizer=self.optimizer,
             )
+            if planned.images:
+                run = with_rehearsed_images(run)
             make_up_references(run)
             source: Any = planned.task.rehearsal_source(run)
             BaseDivergence(run)  # A second copy of the model is held beside it, where there is one.
@@ -401,6 +421,8 @@ def _outline(planned: Planned, path: str, *, frozen: bool = False, initial: bool
             attention=planned.attention.name,
             attention_function=planned.attention.function,
             task=planned.task.model_task(planned.settings),
+            # As it is loaded: float32 beside float32.
+            other_dtype=planned.dtype if planned.images and planned.dtype.itemsize == 4 else None,
             **({} if frozen and not initial else planned.loading),
         )
     )

@@ -11,8 +11,9 @@ from forge.settings._settings import row_tokens
 from forge.tasks._fullest_rows import with_keys
 from forge.tasks._rollouts import LOOKED_AT
 from forge.tasks.items._items import Items, padding
+from forge.tasks.items._pairs import Pairs
 from forge.tasks.items._prompts import Prompts
-from forge.tasks.items._samples import Conversations
+from forge.tasks.items._samples import Conversations, Samples
 
 _VIRTUAL_AS = (1, 1 / 4, 1 / 16)
 """Parts of a token's memory that a virtual one of adapter=prefix may take, as models have it: it is keys and values alone."""
@@ -21,6 +22,9 @@ _VIRTUAL_AS = (1, 1 / 4, 1 / 16)
 def largest_micro_batches(planned: Planned) -> list[tuple[Any, bool]]:
     """Return the micro-batches that may take the most memory, each as `largest_micro_batch`."""
     s = planned.settings
+    if planned.images:
+        found = [largest_micro_batch(planned.plan), _most_image_tokens(planned)]
+        return found if found[0][0].tolist() != found[1][0].tolist() else found[:1]
     if s.adapter.adapter != "prefix" or isinstance(planned.train, Prompts):
         return [largest_micro_batch(planned.plan)]
     spared = [s.adapter.num_virtual_tokens * (1 - part) for part in _VIRTUAL_AS]
@@ -43,6 +47,15 @@ def largest_micro_batch(plan: forge_packing.BatchPlan, *, spared: float = 0) -> 
                     best, several, most = row, len(rows) > 1, tokens
     assert best is not None
     return best, several
+
+
+def _most_image_tokens(planned: Planned) -> tuple[Any, bool]:
+    """Return the micro-batch with the most tokens of images, and whether its step has several."""
+    assert isinstance(planned.train, Samples | Pairs)
+    plan, tokens = planned.plan, planned.train.image_counts[:, 1]
+    steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
+    each = (plan.micro_batches(step, rank) for step in steps for rank in range(plan.world_size))
+    return max(((row, len(rows) > 1) for rows in each for row in rows), key=lambda found: tokens[found[0]].sum())
 
 
 def _lines(plan: forge_packing.BatchPlan, rows: Any) -> int:

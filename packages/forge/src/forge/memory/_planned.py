@@ -44,6 +44,8 @@ class Planned:
     plan: forge_packing.BatchPlan
     num_steps: int | None
     identity: Mapping[str, str]
+    images: bool = False
+    """Whether rows have images, which the parts beside the language compute on."""
 
     @property
     def autocast(self) -> Callable[[], AbstractContextManager[Any]]:

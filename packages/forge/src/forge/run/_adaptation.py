@@ -20,7 +20,9 @@ from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.run._starting_model import Start, as_given, given_adapter_named, untrained, with_kept_adapter
 from forge.settings._settings import row_tokens
+from forge.tasks._images import single_images
 from forge.tasks._task import Task
+from forge.tasks.items._images import ImageRow
 from forge.tasks.items._items import Items
 from forge.tasks.items._samples import Samples
 
@@ -63,7 +65,7 @@ def adapt_model(
     if s.adapter.adapter == "osft":
         adaptation = _adapt_osft(task, s, model, tokenizer, train, root, strategy, measure, report, identity)
     else:
-        adaptation = _adapt(task, s, given, start, model, train, measure)
+        adaptation = _adapt(task, s, given, start, model, tokenizer, train, measure)
     report.note(as_given("\n".join(adaptation.describe()), given, start), event="adapted")
     if start.new_ids and (layer := untrained(adaptation.model)):
         report.note(f"WARNING: the new tokens' rows of the {layer} stay the mean of the others: it does not train")
@@ -71,12 +73,13 @@ def adapt_model(
 
 
 def _adapt(
-    task: Task, s: Any, given: Any, start: Start, model: Any, train: Items, measure: Callable[..., Any]
+    task: Task, s: Any, given: Any, start: Start, model: Any, tokenizer: Any, train: Items, measure: Callable[..., Any]
 ) -> forge_algos.Adaptation:
     """Attach no adapter, or one of PEFT; errors name the adapter_path of the `given` settings."""
     directions = None
     if s.adapter.init_lora_weights == "eva":
-        batches = list(_few_batches(_imitated(task, train, "init_lora_weights=eva", _OTHER_INIT), row_tokens(s)))
+        rows = _imitated(task, s, tokenizer, train, "init_lora_weights=eva", _OTHER_INIT)
+        batches = list(_few_batches(rows, row_tokens(s)))
 
         def directions(names: Mapping[str, int]) -> Mapping[str, Any]:
             return measure(forge_algos.eva_directions, batches, ranks=names)
@@ -217,7 +220,7 @@ def _calibration(task: Task, s: Any, tokenizer: Any, train: Items, root: Path, r
     """
     path = s.adapter.osft_calibration_path
     if path is None:
-        return list(_few_batches(_imitated(task, train, "osft_rank=adaptive", _OTHER_RANK), row_tokens(s)))
+        return list(_few_batches(_imitated(task, s, tokenizer, train, "osft_rank=adaptive", _OTHER_RANK), row_tokens(s)))
     place = root / "data" / "calibration"
     # As the task's own rows are: in its template, and no longer.
     given: dict[str, Any] = {
@@ -225,9 +228,13 @@ def _calibration(task: Task, s: Any, tokenizer: Any, train: Items, root: Path, r
     }
     overflow: Any = "truncate" if given["max_seq_len"] else "drop"
     ranks.first(
-        lambda: str(forge_data.prepare(path, tokenizer, place, on_overflow=overflow, progress=False, **given).fingerprint)
+        lambda: str(
+            forge_data.prepare(
+                path, tokenizer, place, on_overflow=overflow, images=task.images, progress=False, **given
+            ).fingerprint
+        )
     )
-    rows = Samples(forge_data.TokenStore.open(place))
+    rows = single_images(s, tokenizer, Samples(forge_data.TokenStore.open(place)))
     # Several tasks may stand one after the other in the file: a part of each is taken.
     return list(_few_batches(rows, row_tokens(s), spread=True))
 
@@ -238,13 +245,16 @@ def _known_by(batches: Sequence[Any], model: str) -> str:
     for batch in batches:
         for values in (batch.input_ids, batch.cu_seqlens):
             found.update(f"{len(values)}\n".encode() + np.asarray(values, np.int64).tobytes())
+        for document in batch.image_inputs() if isinstance(batch, ImageRow) else ():
+            for name, values in sorted(document.items()):
+                found.update(f"{name} {values.shape}\n".encode() + np.ascontiguousarray(values).tobytes())
     return found.hexdigest()
 
 
-def _imitated(task: Task, train: Items, setting: str, instead: str) -> Samples:
+def _imitated(task: Task, s: Any, tokenizer: Any, train: Items, setting: str, instead: str) -> Samples:
     """Return the rows that a setting measures on, or raise SettingsError without such."""
     if isinstance(train, Samples):
-        return train
+        return single_images(s, tokenizer, train)
     raise SettingsError(f"{setting} measures on rows to imitate, and forge {task.name} has none: {instead}.")
 
 
@@ -261,7 +271,7 @@ def _few_batches(items: Samples, most: int, *, spread: bool = False) -> Sequence
     batches, held, size, total = [], [], 0, 0
     for index in chosen.tolist():
         length = int(lengths[index])
-        if held and size + length > most:
+        if held and (size + length > most or items.image_rows == "single"):
             batches.append(items.batch(held))
             held, size = [], 0
         held.append(index)

@@ -17,6 +17,7 @@ import forge_data
 import forge_dist
 from forge._errors import SettingsError
 from forge.memory._forecast import without_measurements
+from forge.run._choices import refuse_unread
 from forge.run._loading import Tried, quantized
 from forge.run._resume import is_finished
 from forge.run._rows import SETTINGS, Rows
@@ -45,7 +46,7 @@ def check_names(task: Task, s: Any, rows: Rows, *, weights: bool = True) -> None
             raise forge_dist.ModelError(str(error).replace("model_path", name, 1)) from None
     task.check_settings(s)
     check_base_kl(s, task.model_task(s))
-    _check_calibration(s)
+    _check_calibration(task, s)
     _check_cut(s)
     _check_divided(task, s)
     check_trackers(s.tracking.chosen())
@@ -55,7 +56,7 @@ def check_names(task: Task, s: Any, rows: Rows, *, weights: bool = True) -> None
             task.check_rows(s, setting)
 
 
-def _check_calibration(s: Any) -> None:
+def _check_calibration(task: Task, s: Any) -> None:
     """Refuse rows to protect that are not given, or cannot be measured on."""
     if s.adapter.protects == "inputs" and s.adapter.osft_calibration_path is None:
         raise SettingsError(
@@ -65,7 +66,7 @@ def _check_calibration(s: Any) -> None:
     if s.adapter.osft_calibration_path is None:
         return
     try:
-        forge_data.check_first_row(s.adapter.osft_calibration_path)
+        forge_data.check_first_row(s.adapter.osft_calibration_path, images=task.images)
     except forge_data.DataError as error:
         raise SettingsError(
             f"osft_calibration_path: {error}. Rows in any format of forge sft are measured on: set it to some."
@@ -199,8 +200,8 @@ def _check_draft(s: Any, machine: forge_accel.Accelerator, draft: Any) -> None:
                 f"weights={s.device.weights} is moved by adamw_8bit, which needs bitsandbytes, and it cannot be imported "
                 f"({error.__cause__}): `pip install 'forge-algos[bitsandbytes]'`, or leave weights out."
             ) from error
-    if s.moe.moe_aux_loss == "trl":
-        routers, why = forge_algos.routers_of(draft, device=machine.device.value)
+    coefficient = s.moe.router_aux_loss_coef
+    if s.moe.moe_aux_loss == "trl" or coefficient is not None:
+        routers, why = forge_algos.routers_of(draft, device=machine.device.value, coefficient=coefficient)
         if routers is None:
-            reason = why or "this model's configuration has no router_aux_loss_coef, or 0"
-            raise SettingsError(f"moe_aux_loss=trl has no effect: {reason}. Leave it out.")
+            refuse_unread(s, why)

@@ -16,7 +16,7 @@ from forge.tasks.items._samples import Conversations, Samples
 
 if TYPE_CHECKING:
     from forge.tasks._task import Run
-    from forge.tasks.items._images import Layout
+    from forge.tasks.items._images import ImageRows
 
 _TRIED = 64
 """Samples with images that are looked at for two short ones."""
@@ -83,17 +83,22 @@ def _inputs(s: Any, tokenizer: Any = None) -> forge_data.ImageInputs:
     return forge_data.ImageInputs(s.model.model_path, tokenizer=tokenizer)
 
 
+def single_images(s: Any, tokenizer: Any, items: Samples) -> Samples:
+    """Return samples with their images, one a row where some have images: any model takes those."""
+    return items.with_images(_inputs(s, tokenizer), "single") if has_images(items.store) else items
+
+
 class Images(NamedTuple):
     """How the samples of a run are given their images."""
 
     inputs: forge_data.ImageInputs
-    layout: Layout
+    rows: ImageRows
     why: str
-    """Why the layout is this one."""
+    """Why rows are made so."""
 
     def of(self, items: Any) -> Any:
         """Return items with images read for their rows; others as they are."""
-        return items.with_images(self.inputs, self.layout) if isinstance(items, Samples | Pairs) else items
+        return items.with_images(self.inputs, self.rows) if isinstance(items, Samples | Pairs) else items
 
 
 def with_images(run: Run) -> Run:
@@ -104,10 +109,8 @@ def with_images(run: Run) -> Run:
     images = images_of(run)
     if images is None:
         return run
-    run.report.note(f"images: {_LAYOUTS[images.layout]}: {images.why}")
-    read: dict[str, Any] = {"train": images.of(run.train), "held_out": images.of(run.held_out)}
-    padded = padding(run.settings, read["train"]) or {"widths": None}
-    return attrs.evolve(run, plan=run.plan.padded(**padded), **read)
+    run.report.note(f"images: {_ROWS[images.rows]}: {images.why}")
+    return _reading(run, images)
 
 
 def images_of(run: Run) -> Images | None:
@@ -122,31 +125,42 @@ def images_of(run: Run) -> Images | None:
     if not documents:
         return None
     inputs = _inputs(run.settings, run.tokenizer)
-    layout, why = _layout(run, documents, inputs)
-    if layout != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
+    rows, why = _rows(run, documents, inputs)
+    if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
         raise SettingsError(f"packing=on: {why}. With packing=auto samples with images are in no packed row.")
-    if layout == "single" and any(isinstance(items, Conversations) for items in (run.train, run.held_out)):
+    if rows == "single" and any(isinstance(items, Conversations) for items in (run.train, run.held_out)):
         raise SettingsError(
             "turns=auto makes several samples of a row, and this model takes one sample with images in a row; set "
             f"turns=history ({why})"
         )
-    if layout == "single" and isinstance(run.train, Pairs):
+    if rows == "single" and isinstance(run.train, Pairs):
         raise SettingsError(
             f"pairs of answers with images: {why}, and the two answers of a pair are computed together. Learn the chosen "
             "answers with sft, or take another model."
         )
-    return Images(inputs, layout, why)
+    return Images(inputs, rows, why)
 
 
-_LAYOUTS: dict[Layout, str] = {
-    "packed": "several in a row",
-    "lines": "several in a forward, padded",
-    "single": "one sample a row",
-}
+def with_rehearsed_images(run: Run) -> Run:
+    """Return a run without numbers with images read for its rows, packed if any may be."""
+    if not has_images(run.train.store, run.held_out and run.held_out.store):
+        return run
+    alone = "lines" if isinstance(run.train, Pairs) else "single"
+    rows = alone if run.settings.packing.packing == "off" else "packed"
+    return _reading(run, Images(_inputs(run.settings, run.tokenizer), rows, ""))
 
 
-def _layout(run: Run, documents: list[forge_algos.ImageDocument], inputs: forge_data.ImageInputs) -> tuple[Layout, str]:
-    """Return in what layout the model takes samples with images, and why."""
+def _reading(run: Run, images: Images) -> Run:
+    read: dict[str, Any] = {"train": images.of(run.train), "held_out": images.of(run.held_out)}
+    padded = padding(run.settings, read["train"]) or {"widths": None}
+    return attrs.evolve(run, plan=run.plan.padded(**padded), **read)
+
+
+_ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", "single": "one sample a row"}
+
+
+def _rows(run: Run, documents: list[forge_algos.ImageDocument], inputs: forge_data.ImageInputs) -> tuple[ImageRows, str]:
+    """Return what rows with images the model takes, and why."""
     packing = run.settings.packing.packing != "off"
     if not inputs.joins:
         return "single", "the model's processor makes unlike arrays of unlike images"

@@ -76,7 +76,7 @@ class Preferences(Task):
         return self.steps_of(with_images(run))
 
     def rehearsal_source(self, run: Run) -> OfflineSteps:
-        """Take the same steps without images, which are no part of a memory plan."""
+        """Take the same steps, with images where the plan has put them in."""
         return self.steps_of(run)
 
     def steps_of(self, run: Run) -> OfflineSteps:

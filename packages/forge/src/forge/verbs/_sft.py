@@ -59,7 +59,7 @@ class SFT(Task):
         return self.rehearsal_source(with_images(run))
 
     def rehearsal_source(self, run: Run) -> OfflineSteps:
-        """Take the same steps without images, which are no part of a memory plan."""
+        """Take the same steps, with images where the plan has put them in."""
         own = run.settings.objective
         reason = f"neftune_alpha={own.neftune_alpha:g} draws noise for each sample" if own.neftune_alpha else ""
         return OfflineSteps(with_shared_prefixes(run, run.model, unless=reason), forge_algos.SFT(own))

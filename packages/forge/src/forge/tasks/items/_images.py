@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 ImageInputs = Sequence[Mapping[str, Any]]
 """Of each document of a row what a processor makes of its images."""
-Layout = Literal["packed", "lines", "single"]
-"""How samples with images are computed: several in a packed row, several in lines that are padded, or one in a row."""
+ImageRows = Literal["packed", "lines", "single"]
+"""Whether a micro-batch with images is a packed row, padded lines, or one sample."""
 
 _each = ThreadPoolExecutor(4, "images")
 _next = ThreadPoolExecutor(1, "next-images")

@@ -15,7 +15,7 @@ import forge_algos
 import forge_data
 import forge_packing
 from forge._counted import counted, counted_are
-from forge.tasks.items._images import Layout, image_row
+from forge.tasks.items._images import ImageRows, image_row
 from forge.tasks.items._items import Ints
 from forge.tasks.items._samples import common_prefixes, shortest_samples
 
@@ -45,7 +45,7 @@ class Pairs:
         self.share_prompt = self.share_prefix = False
         self.references: References | None = None
         # Until the model is asked, as if it took them in lines, which have more places than a packed row.
-        self.layout: Layout = "lines" if store.has_images else "packed"
+        self.image_rows: ImageRows = "lines" if store.has_images else "packed"
         self._images: forge_data.ImageInputs | None = None
         self.weights = store.weights
         self.rows = self._rows()
@@ -63,6 +63,11 @@ class Pairs:
         """
         at = self.rows[:, 0]
         return common_prefixes(self.store, at, self.store.lengths[at])
+
+    @cached_property
+    def image_counts(self) -> Ints:
+        """int64[N, 2]: how many images the completions of each item have, and how many tokens stand for those."""
+        return self.store.image_counts[self.rows].sum(1)
 
     @cached_property
     def repeated(self) -> Ints | None:
@@ -89,10 +94,10 @@ class Pairs:
         same.share_prompt, same.share_prefix, same.references = share_prompt, share_prefix, references
         return same
 
-    def with_images(self, inputs: forge_data.ImageInputs, layout: Layout) -> Self:
+    def with_images(self, inputs: forge_data.ImageInputs, rows: ImageRows) -> Self:
         """Return the same items, whose rows are given the images of prompts and answers."""
         same = copy(self)
-        same._images, same.layout = inputs, layout
+        same._images, same.image_rows = inputs, rows
         return same
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import forge_data
 import forge_packing
 from forge._counted import counted, counted_are
-from forge.tasks.items._images import Layout, image_row
+from forge.tasks.items._images import ImageRows, image_row
 from forge.tasks.items._items import Ints
 
 _CANDIDATES = 64
@@ -31,7 +31,7 @@ class Samples:
     def __init__(self, store: forge_data.TokenStore) -> None:
         self.store = store
         self.share_prefix = False
-        self.layout: Layout = "packed"
+        self.image_rows: ImageRows = "packed"
         self._images: forge_data.ImageInputs | None = None
         self._most_tokens: int | None = None
         self.lengths = self.longest = store.lengths
@@ -43,7 +43,15 @@ class Samples:
         return len(self.store)
 
     def __str__(self) -> str:
-        return f"{counted(len(self), 'rows')}, in which {counted_are(int(self.loss_counts.sum()), 'tokens')} learned"
+        learned = f"in which {counted_are(int(self.loss_counts.sum()), 'tokens')} learned"
+        return f"{counted(len(self), 'rows')}, {learned}{self._images_in_words()}"
+
+    def _images_in_words(self) -> str:
+        if not self.store.has_images:
+            return ""
+        images, tokens = (int(number) for number in self.image_counts.sum(axis=0))
+        rows = int((self.image_counts[:, 0] > 0).sum())
+        return f"; {counted(images, 'images')}, for which {counted(tokens, 'tokens')} stand, in {rows:,} of the rows"
 
     def source(self, index: int) -> str:
         """Return the file and row of a sample."""
@@ -60,6 +68,11 @@ class Samples:
             row = forge_packing.collate(samples)
             return row if self._images is None else image_row(row, self.store, indices, self._images)
         return forge_packing.collate_shared(samples, max_tokens=self._most_tokens)
+
+    @cached_property
+    def image_counts(self) -> Any:
+        """int64[N, 2], how many images each item has, and how many tokens stand for those."""
+        return self.store.image_counts
 
     @cached_property
     def prefixes(self) -> dict[str, Any]:
@@ -93,10 +106,13 @@ class Samples:
         same.share_prefix, same._most_tokens = share_prefix, max_tokens
         return same
 
-    def with_images(self, inputs: forge_data.ImageInputs, layout: Layout) -> Self:
-        """Return the same items, whose rows are given their images."""
+    def with_images(self, inputs: forge_data.ImageInputs, rows: ImageRows) -> Self:
+        """Return the same items, whose rows are given their images.
+
+        They are packed, in lines that are padded, or of one sample each.
+        """
         same = copy(self)
-        same._images, same.layout = inputs, layout
+        same._images, same.image_rows = inputs, rows
         return same
 
     def short_samples(self) -> list[tuple[Any, Any]]:
@@ -130,6 +146,13 @@ class Conversations(Samples):
         self.loss_counts = np.add.reduceat(store.loss_counts, begins)
         self.sources = None if store.weights is None else store.sources[begins]
 
+    @cached_property
+    def image_counts(self) -> Any:
+        """int64[N, 2], how many images each row has in its samples, and how many tokens."""
+        import numpy as np
+
+        return np.add.reduceat(self.store.image_counts, self._ends[:-1], axis=0)
+
     def _whole_samples(self) -> Any:
         return self._ends[1:] - 1
 
@@ -147,7 +170,9 @@ class Conversations(Samples):
             f"{counted(len(self.store), 'samples')}, one for each learned turn where turns are asked for in another form than "
             "history"
         )
-        return f"{counted(len(self), 'rows')} as {turns}; {counted_are(int(self.loss_counts.sum()), 'tokens')} learned"
+        return f"{counted(len(self), 'rows')} as {turns}; {counted_are(int(self.loss_counts.sum()), 'tokens')} learned" + (
+            self._images_in_words()
+        )
 
     def source(self, index: int) -> str:
         """Return the file and row of a conversation."""
