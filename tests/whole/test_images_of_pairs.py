@@ -41,7 +41,7 @@ Terms = list[tuple[torch.Tensor, int]]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model that the runs train."""
-    return pictures.save(tmp_path_factory.mktemp("gemma3"))
+    return pictures.save("gemma3", tmp_path_factory.mktemp("gemma3"))
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ class Pairs:
 
     @cached_property
     def image_counts(self) -> Ints:
-        """int64[N, 2]: how many images the completions of each item have, and how many tokens stand for those."""
+        """int64[N, 2]: images of each item's completions, and tokens that stand for those."""
         return self.store.image_counts[self.rows].sum(1)
 
     @cached_property
