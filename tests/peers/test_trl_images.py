@@ -1,4 +1,4 @@
-"""Steps of TRL's SFTTrainer and of forge.sft on rows with images: the same tokens, losses and gradient norms."""
+"""Steps of TRL's SFTTrainer and DPOTrainer, and of forge's on rows with images: the same losses and gradient norms."""
 
 from __future__ import annotations
 
@@ -74,15 +74,26 @@ def rows(number: int) -> list[dict[str, Any]]:
     return found
 
 
-def test_three_steps(tmp_path: Path) -> None:
+def pairs(number: int) -> list[dict[str, Any]]:
+    """The same rows with a worse answer."""
+    found = []
+    for at, row in enumerate(rows(number)):
+        worse = {"role": "assistant", "content": [{"type": "text", "text": "it is it " * (1 + at % 2)}]}
+        found.append({"prompt": row["prompt"], "chosen": row["completion"], "rejected": [worse], "images": row["images"]})
+    return found
+
+
+@pytest.mark.parametrize("verb", ["sft", "dpo"])
+def test_three_steps(verb: str, tmp_path: Path) -> None:
     """The order of forge's plan, one micro-batch a step, clipping, AdamW: loss and gradient norm to 1e-5."""
     import forge
 
-    model_path, given = saved(tmp_path / "model"), rows(STEPS * BATCH)
-    theirs = _trl(model_path, given, tmp_path)
-    forge.sft(
+    model_path, number = saved(tmp_path / "model"), STEPS * BATCH
+    theirs = _trl(verb, model_path, (rows if verb == "sft" else pairs)(number), tmp_path)
+    getattr(forge, verb)(
         model_path=str(model_path),
-        data_path=given,
+        # Made anew: TRL's collator takes the text of rows in place.
+        data_path=(rows if verb == "sft" else pairs)(number),
         ckpt_output_dir=str(tmp_path / "run"),
         effective_batch_size=BATCH,
         learning_rate=RATE,
@@ -98,20 +109,26 @@ def test_three_steps(tmp_path: Path) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
-def _trl(model_path: Path, given: Any, scratch: Path) -> list[tuple[float, float]]:
+def _trl(verb: str, model_path: Path, given: Any, scratch: Path) -> list[tuple[float, float]]:
+    import trl
     from datasets import Dataset
     from transformers import AutoModelForImageTextToText, AutoProcessor
-    from trl import SFTConfig, SFTTrainer
 
     import forge_packing
 
     plan = forge_packing.plan([9] * len(given), batch_size=BATCH, max_tokens=9, seed=42, epochs=1)
     order = np.concatenate([plan.samples(step) for step in range(STEPS)])
-    model = AutoModelForImageTextToText.from_pretrained(model_path, dtype="float32", attn_implementation="eager")
-    model.requires_grad_(False)
-    for part in (model.get_decoder(), model.get_output_embeddings()):
-        part.requires_grad_(True)
-    config = SFTConfig(
+
+    def load() -> Any:
+        model = AutoModelForImageTextToText.from_pretrained(model_path, dtype="float32", attn_implementation="eager")
+        model.requires_grad_(False)
+        for part in (model.get_decoder(), model.get_output_embeddings()):
+            part.requires_grad_(True)
+        return model
+
+    own: dict[str, Any] = {"completion_only_loss": True} if verb == "sft" else {"beta": 0.1}
+    trainer_class, config_class = (trl.SFTTrainer, trl.SFTConfig) if verb == "sft" else (trl.DPOTrainer, trl.DPOConfig)
+    config = config_class(
         output_dir=str(scratch / "trl"),
         per_device_train_batch_size=BATCH,
         max_length=None,
@@ -126,12 +143,15 @@ def _trl(model_path: Path, given: Any, scratch: Path) -> list[tuple[float, float
         logging_steps=1,
         report_to=[],
         disable_tqdm=True,
-        completion_only_loss=True,
+        **own,
         **PLAIN,
     )
-    processor = AutoProcessor.from_pretrained(model_path)
-    trainer = SFTTrainer(
-        model=model, args=config, train_dataset=Dataset.from_list([given[k] for k in order]), processing_class=processor
+    trainer: Any = trainer_class(
+        model=load(),
+        args=config,
+        train_dataset=Dataset.from_list([given[k] for k in order]),
+        processing_class=AutoProcessor.from_pretrained(model_path),
+        **({} if verb == "sft" else {"ref_model": load()}),
     )
     trainer.train()
     return [(line["loss"], line["grad_norm"]) for line in trainer.state.log_history if "grad_norm" in line]
