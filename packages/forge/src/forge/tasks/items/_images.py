@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from forge._counted import counted
+
 if TYPE_CHECKING:
     import forge_data
     import forge_packing
@@ -22,6 +24,15 @@ ImageRows = Literal["packed", "lines", "single"]
 _each = ThreadPoolExecutor(4, "images")
 _next = ThreadPoolExecutor(1, "next-images")
 """Waits for `_each`, and so is another."""
+
+
+def images_in_words(store: forge_data.TokenStore, counts: Ints) -> str:
+    """Count the images of items and their tokens, int64[N, 2], for the log; "" where a store has none."""
+    if not store.has_images:
+        return ""
+    images, tokens = (int(number) for number in counts.sum(axis=0))
+    rows = int((counts[:, 0] > 0).sum())
+    return f"; {counted(images, 'images')}, for which {counted(tokens, 'tokens')} stand, in {rows:,} of the rows"
 
 
 @attrs.frozen(kw_only=True, eq=False)

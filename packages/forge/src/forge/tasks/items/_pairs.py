@@ -15,7 +15,7 @@ import forge_algos
 import forge_data
 import forge_packing
 from forge._counted import counted, counted_are
-from forge.tasks.items._images import ImageRows, image_row
+from forge.tasks.items._images import ImageRows, image_row, images_in_words
 from forge.tasks.items._items import Ints
 from forge.tasks.items._samples import common_prefixes, shortest_samples
 
@@ -104,7 +104,8 @@ class Pairs:
         return len(self.rows)
 
     def __str__(self) -> str:
-        return f"{counted(len(self), self.noun)}, in which {counted_are(int(self.loss_counts.sum()), 'tokens')} scored"
+        scored = f"{counted_are(int(self.loss_counts.sum()), 'tokens')} scored"
+        return f"{counted(len(self), self.noun)}, in which {scored}{images_in_words(self.store, self.image_counts)}"
 
     def source(self, index: int) -> str:
         """Return the file and row of an item."""

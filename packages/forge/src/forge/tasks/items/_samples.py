@@ -10,7 +10,7 @@ from typing import Any, Self
 import forge_data
 import forge_packing
 from forge._counted import counted, counted_are
-from forge.tasks.items._images import ImageRows, image_row
+from forge.tasks.items._images import ImageRows, image_row, images_in_words
 from forge.tasks.items._items import Ints
 
 _CANDIDATES = 64
@@ -44,14 +44,7 @@ class Samples:
 
     def __str__(self) -> str:
         learned = f"in which {counted_are(int(self.loss_counts.sum()), 'tokens')} learned"
-        return f"{counted(len(self), 'rows')}, {learned}{self._images_in_words()}"
-
-    def _images_in_words(self) -> str:
-        if not self.store.has_images:
-            return ""
-        images, tokens = (int(number) for number in self.image_counts.sum(axis=0))
-        rows = int((self.image_counts[:, 0] > 0).sum())
-        return f"; {counted(images, 'images')}, for which {counted(tokens, 'tokens')} stand, in {rows:,} of the rows"
+        return f"{counted(len(self), 'rows')}, {learned}{images_in_words(self.store, self.image_counts)}"
 
     def source(self, index: int) -> str:
         """Return the file and row of a sample."""
@@ -170,9 +163,8 @@ class Conversations(Samples):
             f"{counted(len(self.store), 'samples')}, one for each learned turn where turns are asked for in another form than "
             "history"
         )
-        return f"{counted(len(self), 'rows')} as {turns}; {counted_are(int(self.loss_counts.sum()), 'tokens')} learned" + (
-            self._images_in_words()
-        )
+        learned = f"{counted_are(int(self.loss_counts.sum()), 'tokens')} learned"
+        return f"{counted(len(self), 'rows')} as {turns}; {learned}{images_in_words(self.store, self.image_counts)}"
 
     def source(self, index: int) -> str:
         """Return the file and row of a conversation."""
