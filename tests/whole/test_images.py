@@ -80,6 +80,43 @@ def test_losses_and_the_export(name: str, rows: str, model: Path, data: Path, tm
     assert result.eval_after["eval_loss"] == pytest.approx(reference.evaluate(again, held_out)[0], rel=1e-5)
 
 
+def test_what_is_said_of_images(plain: Path, tmp_path: Path) -> None:
+    """The log counts them and their tokens, as the store's numbers do; the card names the processor."""
+    store = forge_data.TokenStore.open(plain / "data" / "train")
+    images = [image for sample in store for image in sample.images]
+    tokens = sum(image.stop - image.start for image in images)
+    said = f"; {len(images)} images, for which {tokens} tokens stand, in 16 of the rows"
+    assert said in (plain / "log.txt").read_text()
+    assert store.image_counts.sum(axis=0).tolist() == [len(images), tokens]
+    assert f"{len(images)} images in 16 samples, for which {tokens} tokens stand" in str(forge_data.stats(store))
+    card = (forge.export(plain, tmp_path / "export") / "README.md").read_text()
+    assert "pipeline_tag: image-text-to-text" in card
+    assert "import AutoModelForMultimodalLM, AutoProcessor" in card
+
+
+def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps take what was planned, with pixels, the tower's forward and its weights in float32; what is not counted is said."""
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    settings = {**given, "max_steps": 2}
+    forge.sft(**settings, ckpt_output_dir=tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "memory.json").read_text())
+    phases = {phase["name"]: phase for phase in about["phases"]}
+    measured = phases["first steps"]["measured"]
+    assert phases["first steps"]["planned"] == pytest.approx(measured, rel=0.01)
+    assert phases["step"]["planned"] >= measured
+    plain = AutoModelForMultimodalLM.from_pretrained(model)
+    assert phases["step"]["parts"]["weights"] >= 4 * plain.num_parameters()
+    assert "samples with images are counted as packed, which not every model can be" in about["notes"]
+
+    def needs_values(_: object) -> None:
+        raise forge_algos.RehearsalError("a value")
+
+    monkeypatch.setattr(_forecast, "with_rehearsed_images", needs_values)
+    forge.sft(**settings, ckpt_output_dir=tmp_path / "other")
+    text = (tmp_path / "other" / "log.txt").read_text()
+    assert "pixels, and the forward of what computes on them, are not counted: a value" in text
+
+
 @pytest.fixture(scope="module")
 def plain(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run without held-out rows."""
@@ -112,13 +149,16 @@ def test_lora(given: dict[str, Any], model: Path, plain: Path, tmp_path: Path) -
     run = forge.sft(**given, adapter="lora", lora_r=4, ckpt_output_dir=tmp_path / "run")
     assert figures(run.output_dir)[0] == pytest.approx(figures(plain)[0], rel=1e-6)
     assert all(".language_model." in name for name in load_file(run.model_dir / "adapter_model.safetensors"))
+    assert (run.model_dir / "processor_config.json").read_bytes() == (model / "processor_config.json").read_bytes()
     merged = load_file(forge.export(run.output_dir, tmp_path / "merged", merge=True) / "model.safetensors")
     same_beside_language(load_file(model / "model.safetensors"), merged)
 
 
 def test_packing_is_asked_for(given: dict[str, Any], tmp_path: Path) -> None:
     """Packed rows that the model would mix are refused where somebody asks for them; nothing is left."""
-    with pytest.raises(forge.SettingsError, match="packing=on: Gemma3.*packed, the first of two comes out otherwise than alone") as caught:
+    with pytest.raises(
+        forge.SettingsError, match="packing=on: Gemma3.*packed, the first of two comes out otherwise than alone"
+    ) as caught:
         forge.sft(**given, packing="on", ckpt_output_dir=tmp_path / "run")
     assert caught.value.exit_status == 2
 

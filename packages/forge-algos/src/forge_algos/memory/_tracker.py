@@ -140,7 +140,7 @@ class Tracker(TorchDispatchMode):
         if func is _aten.add.Tensor and self._sums_gradients(args):
             return args[0]
         if func in _INDEXING:
-            args = (args[0], [place for index in args[1] for place in _places(index)], *args[2:])
+            args = _with_places(args)
         if func is _aten._grouped_mm.default and isinstance(args[0], FakeTensor):
             made = _grouped_product(*args, **(kwargs or {}))
         else:
@@ -335,6 +335,11 @@ def _empty(tensor: torch.Tensor) -> bool:
 
 def _empty_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and _empty(value)
+
+
+def _with_places(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of an indexing kernel with places for each mask that has data."""
+    return args[0], [place for index in args[1] for place in _places(index)], *args[2:]
 
 
 def _places(index: Any) -> tuple[Any, ...]:

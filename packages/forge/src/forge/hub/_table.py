@@ -249,7 +249,11 @@ LORA = (
         "strategy=fsdp2 divides a model over GPUs, and cpu_offload=True keeps its rest in memory",
         neutral=(False,),
     ),
-    *refused("finetune_vision_layers", "the language part trains; all else is frozen and exported unchanged", neutral=(False,)),
+    *refused(
+        "finetune_vision_layers",
+        "the language part trains, on images too; all else is frozen and exported unchanged",
+        neutral=(False,),
+    ),
     Parameter("finetune_language_layers", "", "", neutral=(True,), refused="the language part is what trains. Leave it out"),
     TRUST,
     *KEYWORDS[:1],

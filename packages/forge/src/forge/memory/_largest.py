@@ -12,7 +12,7 @@ from forge.tasks._fullest_rows import with_keys
 from forge.tasks._rollouts import LOOKED_AT
 from forge.tasks.items._items import Items, padding
 from forge.tasks.items._prompts import Prompts
-from forge.tasks.items._samples import Conversations
+from forge.tasks.items._samples import Conversations, Samples
 
 _VIRTUAL_AS = (1, 1 / 4, 1 / 16)
 """Parts of a token's memory that a virtual one of adapter=prefix may take, as models have it: it is keys and values alone."""
@@ -49,7 +49,8 @@ def largest_micro_batch(plan: forge_packing.BatchPlan, *, spared: float = 0) -> 
 
 
 def _most_image_tokens(planned: Planned) -> tuple[Any, bool]:
-    """Return the micro-batch in which most tokens stand for images, and whether its step has several."""
+    """Return the micro-batch with the most tokens of images, and whether its step has several."""
+    assert isinstance(planned.train, Samples)
     plan, tokens = planned.plan, planned.train.image_counts[:, 1]
     steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
     each = (plan.micro_batches(step, rank) for step in steps for rank in range(plan.world_size))

@@ -77,7 +77,7 @@ def _inputs(s: Any, tokenizer: Any) -> forge_data.ImageInputs:
 
 
 def single_images(s: Any, tokenizer: Any, items: Samples) -> Samples:
-    """Return samples with their images, one a row where some have images, as any model takes them."""
+    """Return samples with their images, one a row where some have images: any model takes those."""
     return items.with_images(_inputs(s, tokenizer), "single") if has_images(items.store) else items
 
 

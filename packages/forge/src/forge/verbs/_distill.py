@@ -41,6 +41,10 @@ class Distill(SFT):
         super().check_settings(s)
         require_same_tokens(s, "teacher_path", s.objective.teacher_path)
 
+    def rehearsal_source(self, run: Run) -> OfflineSteps:
+        """Take the same steps."""
+        return self.step_source(run)
+
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with the teacher on the same ranks."""
         own = run.settings.objective

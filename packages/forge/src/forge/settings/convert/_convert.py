@@ -12,7 +12,7 @@ import attrs
 import yaml
 
 from forge._errors import RecipeError, SettingsError
-from forge.settings._elsewhere import ALSO, NOT_NEEDED, RENAMED, SWITCHES, TOLD, hint
+from forge.settings._elsewhere import ALSO, NOT_NEEDED, RENAMED, SO_ANYWAY, SWITCHES, TOLD, hint
 from forge.settings._settings import converted
 from forge.settings._yaml_fault import fault_of
 from forge.settings.convert._data import data, rows
@@ -151,12 +151,12 @@ def convert(
     for take in (methods, batch, length, schedule, optimizer, dtype, adapter, data, rows, preferences, online, strategy):
         take(draft)
     for key, value in draft.left.items():
-        if key in NOT_NEEDED or (key in SWITCHES and value is False):
+        if key in NOT_NEEDED or (key in SWITCHES and value is False) or (key in SO_ANYWAY and value == SO_ANYWAY[key]):
             continue
         setting, ours = _setting(key, draft), SWITCHES[key].partition("=")[2] if key in SWITCHES and value is True else value
         if setting in draft.known and key not in TOLD:
             _carry(key, draft.known[setting], ours, draft)
-        elif not any(value is nothing or value == nothing for nothing in _NOTHING):
+        elif (key in SO_ANYWAY and value is not None) or not any(value is nothing or value == nothing for nothing in _NOTHING):
             draft.lost.append(f"{key}: {value!r}: {hint(key, draft.known) or _unknown(key, library)}")
     add_defaults(draft, given)
     found = {name: draft.found[name] for name in draft.known if draft.found.get(name) is not None}

@@ -74,7 +74,7 @@ class Samples:
 
     @cached_property
     def image_counts(self) -> Any:
-        """int64[N, 2], how many images each item has, and how many tokens stand for them."""
+        """int64[N, 2], how many images each item has, and how many tokens stand for those."""
         return self.store.image_counts
 
     @cached_property
@@ -151,7 +151,7 @@ class Conversations(Samples):
 
     @cached_property
     def image_counts(self) -> Any:
-        """int64[N, 2], how many images the samples of each row have, and how many tokens stand for them."""
+        """int64[N, 2], how many images each row has in its samples, and how many tokens."""
         import numpy as np
 
         return np.add.reduceat(self.store.image_counts, self._ends[:-1], axis=0)
