@@ -10,6 +10,14 @@ def test_defaults():
     settings = PlanSettings()
     assert (settings.effective_batch_size, settings.max_tokens_per_gpu, settings.seed) == (32, None, 42)
     assert (settings.num_epochs, settings.max_steps, settings.max_tokens) == (None, None, None)
+    assert settings.shuffle is True
+
+
+@pytest.mark.parametrize("value", [0, "no", None])
+def test_shuffle_is_a_bool(value):
+    """What is neither true nor false is refused by name."""
+    with pytest.raises(TypeError, match="'shuffle' must be"):
+        PlanSettings(shuffle=value)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ COMMON = {
     "max_seq_len": "max_length",
 }
 """Setting → argument of every configuration of TRL that has it."""
-OWN = {"clip", "kl_estimator", "scale_rewards", "centering", "neftune_alpha"}
+OWN = {"clip", "kl_estimator", "scale_rewards", "centering", "neftune_alpha", "min_p", "importance_sampling_level"}
 """Settings whose default is written otherwise there, or is read beside another alone."""
 
 
@@ -107,6 +107,8 @@ def test_a_file_without_settings_becomes_trls_defaults(verb: str) -> None:
     assert {"effective_batch_size", "num_epochs", "learning_rate", "lr_scheduler", "beta2"} <= checked
     assert theirs["gradient_accumulation_steps"].default == 1
     assert ("max_seq_len" in checked) == ("max_length" in theirs)
+    drawn = "shuffle_dataset" if verb in ("grpo", "rloo") else "train_sampling_strategy"
+    assert (theirs[drawn].default in (True, "random")) == found.get("shuffle", True)
 
 
 def test_trls_lora() -> None:

@@ -255,20 +255,21 @@ def test_reward(margin, centering, seed):
 
 
 @pytest.mark.parametrize(
-    ("kind", "dual_clip", "unbiased"),
+    ("kind", "level", "dual_clip", "unbiased"),
     [
-        *((kind, None, False) for kind in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "luspo")),
-        *((kind, 1.4, True) for kind in ("grpo", "dr_grpo", "dapo")),
+        *((kind, None, None, False) for kind in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "luspo", "vespo")),
+        *((kind, None, 1.4, True) for kind in ("grpo", "dr_grpo", "dapo")),
         # TRL weighs a token's KL by the ratio of its completion; the KL's gradient takes the token's own.
-        ("gspo", 1.4, False),
-        ("luspo", 1.4, False),
-        ("cispo", None, True),
-        ("sapo", None, True),
+        *((kind, None, 1.4, False) for kind in ("gspo", "luspo")),
+        *((kind, None, None, True) for kind in ("cispo", "sapo", "vespo")),
+        *((kind, "sequence", 1.4, False) for kind in ("grpo", "dr_grpo", "dapo")),
+        *((kind, "sequence", None, False) for kind in ("cispo", "sapo")),
+        ("luspo", "token", 1.4, True),
     ],
 )
 @pytest.mark.parametrize("threshold", [None, 0.05])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_grpo(kind, dual_clip, unbiased, threshold, seed):
+def test_grpo(kind, level, dual_clip, unbiased, threshold, seed):
     """Each form, with an uneven clip, a bound where advantages are negative, and the KL to the reference by both estimates."""
     B = 6
     leaf, mask, lengths, g = a_row(B, seed, prompt=1)
@@ -276,7 +277,7 @@ def test_grpo(kind, dual_clip, unbiased, threshold, seed):
     advantages, completion = torch.randn(B, generator=g), mask[:, 1:]
     trainer = a_trainer(
         beta=0.04, top_entropy_quantile=1.0, off_policy_mask_threshold=threshold,
-        importance_sampling_level="sequence" if kind in ("gspo", "luspo") else "token",
+        importance_sampling_level=level or ("sequence" if kind in ("gspo", "luspo") else "token"),
         loss_type="grpo" if kind == "gspo" else kind,
         # TRL's bound of CISPO is that of the ratio itself.
         epsilon_low=0.2, epsilon_high=1.28 if kind == "cispo" else 0.28, use_vllm=False,
@@ -284,9 +285,11 @@ def test_grpo(kind, dual_clip, unbiased, threshold, seed):
         args=SimpleNamespace(
             use_bias_correction_kl=unbiased, delta=dual_clip, steps_per_generation=1,
             sapo_temperature_pos=1.3, sapo_temperature_neg=1.9,
+            vespo_k_pos=1.5, vespo_lambda_pos=2.5, vespo_k_neg=3.5, vespo_lambda_neg=0.5,
         ),
     )  # fmt: skip
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, torch.zeros_like(leaf), None)
+    trainer.get_gamma_weights = trl.GRPOTrainer.get_gamma_weights
     trainer.get_off_policy_mask = trl.GRPOTrainer.get_off_policy_mask
     inputs = {
         "prompt_ids": torch.zeros(B, 1), "prompt_mask": torch.ones(B, 1), "completion_ids": completion,
@@ -298,12 +301,14 @@ def test_grpo(kind, dual_clip, unbiased, threshold, seed):
     tokens, old_tokens, ref_tokens = (flat(x, mask) for x in (leaf, old, ref))
     bounds = {"clip": None if kind == "cispo" else 0.2, "clip_high": 0.28, "dual_clip": dual_clip}
     terms = losses.policy_gradient(
-        tokens, old_tokens, advantages, lengths, kind=kind, **({"temperatures": (1.3, 1.9)} if kind == "sapo" else bounds),
+        tokens, old_tokens, advantages, lengths, kind=kind,
+        ratio=level and {"sequence": "sequence_mean", "token": "token"}[level],
+        **{"sapo": {"temperatures": (1.3, 1.9)}, "vespo": {"gamma_weights": ((1.5, 2.5), (3.5, 0.5))}}.get(kind, bounds),
         ref_logps=ref_tokens, kl_weight=0.04, off_policy_threshold=threshold,
         kl_estimator="unbiased" if unbiased else "k3", max_length=16 if kind == "dr_grpo" else None,
     )  # fmt: skip
     compare(terms.sum / terms.count, theirs, leaf)
-    if kind == "dapo" and dual_clip is None and threshold is None:
+    if (kind, level) == ("dapo", None) and dual_clip is None and threshold is None:
         metrics = trainer._metrics["train"]
         for name, their_name in (
             ("ref_kl", "kl"),

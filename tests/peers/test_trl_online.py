@@ -16,6 +16,8 @@ trl = pytest.importorskip("trl", reason="TRL is the oracle of this file")
 
 STEPS, GROUPS, EACH, EOS = 4, 2, 3, 1
 RATE = 5e-3
+ENTROPY = {1.0: 5.135, 0.5: 5.1445}
+"""Quantile of tokens → an entropy that the first step is below, and the others are above."""
 
 
 def recorded():
@@ -150,6 +152,35 @@ def test_an_entropy_in_the_loss(kind, tmp_path):
     assert abs(ours[0][1] - other[0][1]) > 1e-4
 
 
+@pytest.mark.parametrize("quantile", [1.0, 0.5])
+def test_an_entropy_that_follows_a_target(quantile, tmp_path):
+    """Its weight rises after the first step, up to its bound, weighs the second, and falls; without it is another run."""
+    folder = tmp_path / "model"
+    a_model().save_pretrained(folder)
+    more = {"entropy_coef": 0.2, "entropy_coef_delta": 0.4, "entropy_coef_max": 0.5, "top_entropy_quantile": quantile}
+    more |= {"use_adaptive_entropy": True, "entropy_target": ENTROPY[quantile]}
+    theirs = run_trl("grpo", folder, tmp_path, beta=0.3, loss_type="dapo", **more)
+    ours, other = (run_ours(objective("grpo", **more | each), folder) for each in ({}, {"entropy_target": 0.0}))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert abs(ours[1][1] - other[1][1]) > 1e-4
+
+
+@pytest.mark.parametrize(("kind", "more"), [("grpo", {}), ("dapo", {"entropy_coef": 0.5}), ("gspo", {}), ("cispo", {})])
+def test_the_most_uncertain_tokens_alone_learn(kind, more, tmp_path):
+    """2506.01939, beside the KL of all tokens; all of them is another run."""
+    folder = tmp_path / "model"
+    a_model().save_pretrained(folder)
+    own, theirs = {"loss_type": kind, "temperature": 0.8, **more}, {"loss_type": kind}
+    if kind == "gspo":
+        own |= {"kl_estimator": "k3"}  # TRL's other one is weighed by the completion's ratio
+        theirs = {"loss_type": "grpo", "importance_sampling_level": "sequence", "use_bias_correction_kl": False}
+    theirs |= {"epsilon_high": 5.0} if kind == "cispo" else {}
+    theirs = run_trl("grpo", folder, tmp_path, beta=0.3, top_entropy_quantile=0.4, temperature=0.8, **theirs, **more)
+    ours, all_of_them = (run_ours(objective("grpo", **own, top_entropy_quantile=each), folder) for each in (0.4, 1.0))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert abs(ours[0][1] - all_of_them[0][1]) > 1e-4
+
+
 def test_rewards_are_normalized_each_by_itself(tmp_path):
     """GDPO: two rewards of other scales and weights; their sum, normalised, is another run."""
     folder = tmp_path / "model"
@@ -178,3 +209,12 @@ def test_a_reference_that_moves(verb, every, share, tmp_path):
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(ours[:every], still[:every], rtol=1e-6)
     assert abs(ours[-1][1] - still[-1][1]) > 1e-2
+
+
+def test_what_narrows_sampling_is_not_in_the_loss(tmp_path):
+    """Log-probabilities are those of the whole distribution at the temperature, there and here."""
+    folder = tmp_path / "model"
+    a_model().save_pretrained(folder)
+    narrow = {"temperature": 0.8, "top_p": 0.9, "top_k": 5, "min_p": 0.2, "repetition_penalty": 1.5}
+    theirs = run_trl("grpo", folder, tmp_path, beta=0.3, loss_type="dapo", **narrow)
+    np.testing.assert_allclose(run_ours(objective("grpo", **narrow), folder), theirs, rtol=1e-4, atol=1e-6)

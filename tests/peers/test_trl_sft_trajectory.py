@@ -43,8 +43,8 @@ def saved(path: Path, kind: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
-def test_six_steps(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "coefficient"), [("llama", None), ("qwen3_moe", None), ("qwen3_moe", 2.0)])
+def test_six_steps(kind: str, coefficient: float | None, tmp_path: Path) -> None:
     """Sequential order, 4 ragged micro-batches, binding clipping, AdamW, a linear schedule: loss and gradient norm to 1e-5.
 
     A mixture of experts with TRL's mean of the micro-batches' auxiliary losses, and so with TRL's cut.
@@ -55,13 +55,13 @@ def test_six_steps(kind: str, tmp_path: Path) -> None:
     cuts = (
         [slice(0, 3), slice(3, 4), slice(4, size)] if kind == "llama" else [slice(k, k + MICRO) for k in range(0, size, MICRO)]
     )
-    theirs, ours = _trl(model_path, samples, tmp_path), _forge(model_path, samples, cuts)
+    theirs, ours = _trl(model_path, samples, tmp_path, coefficient), _forge(model_path, samples, cuts, coefficient)
     assert len(ours) == len(theirs) == STEPS
     assert all(norm > 0.5 for _, norm in ours), "clipping at 0.5 is to bind in every step"
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
-def _trl(model_path: Path, samples: Any, scratch: Path) -> list[tuple[float, float]]:
+def _trl(model_path: Path, samples: Any, scratch: Path, coefficient: float | None) -> list[tuple[float, float]]:
     from datasets import Dataset
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -93,6 +93,7 @@ def _trl(model_path: Path, samples: Any, scratch: Path) -> list[tuple[float, flo
         logging_steps=1,
         report_to=[],
         disable_tqdm=True,
+        router_aux_loss_coef=coefficient,
     )
     rows = {"input_ids": [ids.tolist() for ids, _ in samples], "labels": [labels.tolist() for _, labels in samples]}
     trainer = SFTTrainer(
@@ -105,7 +106,7 @@ def _trl(model_path: Path, samples: Any, scratch: Path) -> list[tuple[float, flo
     return [(line["loss"], line["grad_norm"]) for line in trainer.state.log_history if "grad_norm" in line]
 
 
-def _forge(model_path: Path, samples: Any, cuts: list[slice]) -> list[tuple[float, float]]:
+def _forge(model_path: Path, samples: Any, cuts: list[slice], coefficient: float | None) -> list[tuple[float, float]]:
     import torch
 
     import forge_accel
@@ -136,5 +137,6 @@ def _forge(model_path: Path, samples: Any, cuts: list[slice]) -> list[tuple[floa
             scheduler=forge_algos.schedule(optimizer, settings, num_steps=STEPS),
             max_grad_norm=settings.max_grad_norm,
             moe_aux_loss="trl",
+            router_aux_loss_coef=coefficient,
         )
     ]

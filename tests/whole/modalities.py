@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 VOCABULARY = 512
 IMAGE, VIDEO, START, END = 500, 501, 502, 503
 """Token ids of images, which the tokenizer of the tests does not have."""
-_TEXT = {
+TEXT = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -39,7 +39,7 @@ _TEXT = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-_VISION = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+VISION = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 _QWEN_VISION = {"depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 14, "out_hidden_size": 32}
 _QWEN_IDS = {
     "image_token_id": IMAGE,
@@ -51,8 +51,8 @@ _WINDOW = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_atten
 
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "gemma3": lambda: Gemma3Config(
-        text_config={**_TEXT, **_WINDOW, "query_pre_attn_scalar": 8},
-        vision_config={**_VISION, "num_hidden_layers": 1},
+        text_config={**TEXT, **_WINDOW, "query_pre_attn_scalar": 8},
+        vision_config={**VISION, "num_hidden_layers": 1},
         mm_tokens_per_image=4,
         image_token_id=IMAGE,
         boi_token_index=START,
@@ -60,7 +60,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     ),
     "gemma4": lambda: Gemma4Config(
         text_config={
-            **_TEXT,
+            **TEXT,
             **_WINDOW,
             "hidden_size_per_layer_input": 8,
             "vocab_size_per_layer_input": VOCABULARY,
@@ -68,7 +68,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
             "num_kv_shared_layers": 0,
         },
         vision_config={
-            **_VISION,
+            **VISION,
             "num_hidden_layers": 1,
             "num_key_value_heads": 2,
             "head_dim": 8,
@@ -80,7 +80,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     ),
     "qwen3-vl": lambda: Qwen3VLConfig(
         text_config={
-            **_TEXT,
+            **TEXT,
             "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True},
         },
         vision_config={**_QWEN_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
@@ -88,7 +88,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     ),
     "qwen3.5": lambda: Qwen3_5Config(
         text_config={
-            **_TEXT,
+            **TEXT,
             "layer_types": ["linear_attention", "full_attention"],
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 2,
@@ -106,14 +106,14 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     ),
     "llama4": lambda: Llama4Config(
         text_config={
-            **_TEXT,
+            **TEXT,
             "intermediate_size_mlp": 48,
             "num_local_experts": 2,
             "interleave_moe_layer_step": 2,
             "attention_chunk_size": 8,
         },
         vision_config={
-            **_VISION,
+            **VISION,
             "num_hidden_layers": 1,
             "intermediate_size": 64,
             "vision_output_dim": 16,
@@ -123,8 +123,8 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         image_token_index=IMAGE,
     ),
     "mistral3": lambda: Mistral3Config(
-        text_config={**_TEXT, "model_type": "mistral", "sliding_window": None},
-        vision_config={**_VISION, "model_type": "pixtral", "num_hidden_layers": 1, "head_dim": 8},
+        text_config={**TEXT, "model_type": "mistral", "sliding_window": None},
+        vision_config={**VISION, "model_type": "pixtral", "num_hidden_layers": 1, "head_dim": 8},
         image_token_index=IMAGE,
     ),
 }

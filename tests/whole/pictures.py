@@ -1,4 +1,4 @@
-"""A tiny Gemma 3 with its own processor, rows with images, and what plain transformers makes of them."""
+"""Tiny models with processors of their own, rows with images, and what plain transformers makes of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoModelForMultimodalLM, AutoProcessor
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForMultimodalLM,
+    AutoProcessor,
+    Gemma3Processor,
+    LlavaConfig,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
+from transformers.image_utils import load_image
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from . import modalities
 from .conftest import conversations, write_rows
@@ -20,32 +31,66 @@ if TYPE_CHECKING:
 
 TEMPLATE = (
     "{% for message in messages %}<start>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}<boi>{% else %}{{ part['text'] }}{% endif %}"
+    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}PLACEHOLDER{% else %}{{ part['text'] }}{% endif %}"
     "{% endfor %}{% endif %}<end>\n{% endfor %}{% if add_generation_prompt %}<start>assistant\n{% endif %}"
 )
 
 
-def save(directory: Path) -> Path:
-    """A tiny Gemma 3 with fixed random weights in bfloat16: 4 tokens for an image, between marks and blank lines."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import Gemma3Processor, PreTrainedTokenizerFast
-    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-
+def _tokenizer(placeholder: str, **marks: str) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with the special tokens `marks`, whose template writes `placeholder` for an image."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    marks = ["<pad>", "<start>", "<end>", "<boi>", "<eoi>", "<img>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=marks, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
+    alphabet, special = pre_tokenizers.ByteLevel.alphabet(), ["<pad>", "<start>", "<end>", *marks.values()]
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
     made.train_from_iterator([message["content"] for row in conversations() for message in row["messages"]], trainer)
-    named = {"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<img>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<pad>", **named)
-    tokenizer.chat_template = TEMPLATE
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<pad>", **marks)
+    tokenizer.chat_template = TEMPLATE.replace("PLACEHOLDER", placeholder)
+    return tokenizer
+
+
+def _gemma3() -> tuple[Any, Any]:
+    """4 tokens for an image, which see each other, between marks and blank lines: documents in padded lines."""
+    marks = {"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<img>"}
+    tokenizer = _tokenizer("<boi>", **marks)
     images = Gemma3ImageProcessorPil(size={"height": 28, "width": 28})
-    processor = Gemma3Processor(image_processor=images, tokenizer=tokenizer, chat_template=TEMPLATE, image_seq_length=4)
-    config: Any = modalities.CONFIGS["gemma3"]()
-    config.boi_token_index, config.eoi_token_index, config.image_token_id = tokenizer.convert_tokens_to_ids([*named.values()])
+    config = modalities.CONFIGS["gemma3"]()
+    config.boi_token_index, config.eoi_token_index, config.image_token_id = tokenizer.convert_tokens_to_ids([*marks.values()])
+    processor = Gemma3Processor(
+        image_processor=images, tokenizer=tokenizer, chat_template=tokenizer.chat_template, image_seq_length=4
+    )
+    return config, processor
+
+
+def _llava() -> tuple[Any, Any]:
+    """4 tokens for an image: packed documents."""
+    tokenizer = _tokenizer("<image>", image_token="<image>")
+    config = LlavaConfig(
+        text_config={**modalities.TEXT, "model_type": "llama"},
+        vision_config={**modalities.VISION, "num_hidden_layers": 1, "model_type": "clip_vision_model"},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_seq_length=4,
+        vision_feature_layer=-1,
+    )
+    side = {"height": 28, "width": 28}
+    processor = LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(size=side, crop_size=side),
+        tokenizer=tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=tokenizer.chat_template,
+    )
+    return config, processor
+
+
+FAMILIES = {"gemma3": _gemma3, "llava": _llava}
+"""Models whose processors need no torchvision."""
+
+
+def save(name: str, directory: Path) -> Path:
+    """The tiny model `name` with fixed random weights in bfloat16, and its processor."""
+    config, processor = FAMILIES[name]()
     torch.manual_seed(20)
     model = AutoModelForMultimodalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -54,7 +99,7 @@ def save(directory: Path) -> Path:
             parameter.data = parameter.to(torch.bfloat16)
     model.save_pretrained(directory)
     processor.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    processor.tokenizer.save_pretrained(directory)
     return directory
 
 
@@ -94,18 +139,18 @@ def _processor(directory: Path) -> Any:
 def inputs_of(model: Path, data: Path) -> Any:
     """What the model's processor makes of each row, `three_steps.Inputs`; ids and learned tokens must be those of the store."""
     processor = _processor(model)
-    given = [json.loads(line) for line in data.read_text().splitlines()]
+    given = data.read_text().splitlines()
 
     def inputs(store: forge_data.TokenStore, at: int) -> dict[str, torch.Tensor]:
         name, _, number = store.source(at).rpartition(":")
         assert Path(name).name == data.name
-        messages = given[int(number) - 1]["messages"]
+        messages = json.loads(given[int(number) - 1])["messages"]
         for message in messages:
             # What the template of a processor is given for a text too.
             parts = message["content"] if isinstance(message["content"], list) else []
             for part in parts:
-                if part["type"] == "image" and not Path(part["image"]).is_absolute():
-                    part["image"] = str(data.parent / part["image"])
+                if part["type"] == "image":
+                    part["image"] = load_image(str(data.parent / part["image"]))
         made = processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
         ids, sample = made.pop("input_ids")[0], store[at]
         assert ids.tolist() == sample.input_ids.tolist()

@@ -135,6 +135,14 @@ def test_dpo_vs_trl():
 
 @pytest.mark.lane
 @needs_trl
+def test_images_vs_trl():
+    """images_vs_trl.py trains both sides on the same rows with images, to the same first loss."""
+    figures = run_toy("images_vs_trl.py")
+    assert figures["first_loss"]["forge"] == pytest.approx(figures["first_loss"]["trl"], rel=1e-5)
+
+
+@pytest.mark.lane
+@needs_trl
 def test_grpo_vs_trl():
     """grpo_vs_trl.py trains both sides on the same completions and rewards, to the same first loss."""
     figures = run_toy("grpo_vs_trl.py")

@@ -613,6 +613,7 @@ def test_a_measurement_ends_with_its_run(
         ({"adapter": "lora", "target_modules": ("q_prj",)}, "q_prj matches no linear layer"),
         ({"warmup_steps": 9}, "warmup_steps=9 is more than the 2 steps"),
         ({"moe_aux_loss": "trl"}, "moe_aux_loss=trl has no effect"),
+        ({"router_aux_loss_coef": 0.1}, "router_aux_loss_coef=0.1 has no effect: .*num_experts_per_tok"),
         ({"nproc_per_node": "1", "effective_batch_size": 0}, "effective_batch_size"),
     ],
 )

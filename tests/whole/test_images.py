@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ import forge_algos
 import forge_data
 import forge_packing
 from forge.backends._trl_run import _pad_ids
-from forge.memory import _forecast
-from forge.run import _memory, _run
+from forge.run import _run
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
@@ -33,7 +31,7 @@ GIVEN: dict[str, Any] = {**SETTINGS, "effective_batch_size": 6, "max_tokens_per_
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model that the runs train."""
-    return pictures.save(tmp_path_factory.mktemp("gemma3"))
+    return pictures.save("gemma3", tmp_path_factory.mktemp("gemma3"))
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +46,6 @@ def given(model: Path, data: Path) -> dict[str, Any]:
     return {"model_path": str(model), "data_path": str(data), **GIVEN}
 
 
-@pytest.fixture(scope="module")
-def whole(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> forge.RunResult:
-    """A run with held-out rows."""
-    return forge.sft(**given, validation_split=0.2, ckpt_output_dir=tmp_path_factory.mktemp("whole") / "run")
-
-
 def same_beside_language(stored: dict[str, torch.Tensor], written: dict[str, torch.Tensor]) -> None:
     """The tensors of tower and projector are the same bits."""
     others = [name for name in stored if "language_model" not in name and "lm_head" not in name]
@@ -62,49 +54,28 @@ def same_beside_language(stored: dict[str, torch.Tensor], written: dict[str, tor
         assert torch.equal(stored[name], written[name]), name
 
 
-def test_losses_and_the_export(whole: forge.RunResult, model: Path, data: Path) -> None:
+@pytest.mark.parametrize(("name", "rows"), [("gemma3", "several in a forward, padded"), ("llava", "several in a row")])
+def test_losses_and_the_export(name: str, rows: str, model: Path, data: Path, tmp_path: Path) -> None:
     """Losses, gradients and the held-out loss are plain transformers' with its processor; the tower is exported as read."""
-    run, inputs = whole.output_dir, pictures.inputs_of(model, data)
-    plain = modalities.plain(model)
-    held_out = samples(
-        (store := forge_data.TokenStore.open(run / "data" / "train").split(0.2, seed=42)[1]), [*range(len(store))], inputs
-    )
+    model = model if name == "gemma3" else pictures.save(name, tmp_path / "model")
+    settings = GIVEN | {"model_path": str(model), "data_path": str(data), "max_tokens_per_gpu": 384}
+    result = forge.sft(**settings, validation_split=0.2, ckpt_output_dir=tmp_path / "run")
+    run, inputs, plain = result.output_dir, pictures.inputs_of(model, data), modalities.plain(model)
+    assert f"images: {rows}" in (run / "log.txt").read_text()
+    store = forge_data.TokenStore.open(run / "data" / "train").split(0.2, seed=42)[1]
+    held_out = samples(store, [*range(len(store))], inputs)
     before, tokens = reference.evaluate(plain, held_out)
     expected = oracle(run, plain, held_out=0.2, inputs=inputs)
     assert figures(run, "loss") == pytest.approx([step.loss for step in expected], rel=1e-5)
     assert figures(run, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
-    assert whole.eval_before["eval_loss"] == pytest.approx(before, rel=1e-5)
-    assert whole.eval_before["eval_loss_tokens"] == tokens
-    stored, exported = load_file(model / "model.safetensors"), load_file(whole.model_dir / "model.safetensors")
+    assert result.eval_before["eval_loss"] == pytest.approx(before, rel=1e-5)
+    assert result.eval_before["eval_loss_tokens"] == tokens
+    stored, exported = load_file(model / "model.safetensors"), load_file(result.model_dir / "model.safetensors")
     same_beside_language(stored, exported)
     assert any(not torch.equal(stored[name], exported[name]) for name in stored)
     # What is reported after training is measured on the export, loaded again.
-    again = AutoModelForMultimodalLM.from_pretrained(whole.model_dir, dtype=torch.float32, attn_implementation="eager")
-    assert whole.eval_after["eval_loss"] == pytest.approx(reference.evaluate(again, held_out)[0], rel=1e-5)
-    assert "could not be measured" not in (run / "log.txt").read_text()
-
-
-def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps take what was planned, with pixels, the tower's forward and its weights in float32; what is not counted is said."""
-    monkeypatch.setattr(_memory, "_SMALL", 0)
-    settings = {**given, "max_steps": 2}
-    forge.sft(**settings, ckpt_output_dir=tmp_path / "run")
-    about = json.loads((tmp_path / "run" / "memory.json").read_text())
-    phases = {phase["name"]: phase for phase in about["phases"]}
-    measured = phases["first steps"]["measured"]
-    assert phases["first steps"]["planned"] == pytest.approx(measured, rel=0.01)
-    assert phases["step"]["planned"] >= measured
-    plain = AutoModelForMultimodalLM.from_pretrained(model)
-    assert phases["step"]["parts"]["weights"] >= 4 * plain.num_parameters()
-    assert "samples with images are counted as packed, which not every model can be" in about["notes"]
-
-    def needs_values(_: object) -> None:
-        raise forge_algos.RehearsalError("a value")
-
-    monkeypatch.setattr(_forecast, "with_rehearsed_images", needs_values)
-    forge.sft(**settings, ckpt_output_dir=tmp_path / "other")
-    text = (tmp_path / "other" / "log.txt").read_text()
-    assert "pixels, and the forward of what computes on them, are not counted: a value" in text
+    again = AutoModelForMultimodalLM.from_pretrained(result.model_dir, dtype=torch.float32, attn_implementation="eager")
+    assert result.eval_after["eval_loss"] == pytest.approx(reference.evaluate(again, held_out)[0], rel=1e-5)
 
 
 def test_what_is_said_of_images(plain: Path, tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("kto", {"loss_type": "apo_zero_unpaired", "reference": "stored", "reference_path": None}),
     ("grpo", {"multi_objective_aggregation": "normalize_then_sum", "missing_eos_penalty": 1.0, "entropy_coef": 0.5}),
     ("grpo", {"loss_type": "luspo", "off_policy_mask_threshold": 1e-3}),
+    ("grpo", {"top_entropy_quantile": 0.3, "entropy_coef": 0.5}),
+    ("grpo", {"loss_type": "vespo"}),
+    ("grpo", {"use_adaptive_entropy": True, "entropy_target": 9.0, "entropy_coef_delta": 0.3, "top_entropy_quantile": 0.5}),
 ]
 
 

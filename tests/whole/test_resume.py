@@ -69,6 +69,7 @@ def log(run: Path) -> str:
     ("change", "named"),
     [
         ({"seed": 7}, "seed=42, and now `seed` is 7"),
+        ({"shuffle": False}, "shuffle=true, and now `shuffle` is false"),
         ({"effective_batch_size": 5}, "effective_batch_size=6, and now `effective_batch_size` is 5"),
         ({"learning_rate": 2e-2}, "learning_rate=0.01, and now `learning_rate` is 0.02"),
         ({"num_epochs": 2}, "num_epochs=1, and now `num_epochs` is 2.*lr_scheduler=cosine over that length"),

@@ -265,6 +265,8 @@ def test_the_small_server_answers_as_sglang_did(model_dir: Path, tmp_path: Path)
         ({"sampler": "vllm", "sampler_url": "localhost:8000"}, "must be an address"),
         ({"sampler_url": "http://localhost:8000"}, "has no effect with sampler='transformers'"),
         ({"sampler": "sglang", "sampler_url": "http://localhost:1", "top_k": 5}, "top_k=5 is refused"),
+        ({"sampler": "vllm", "sampler_url": "http://localhost:1", "min_p": 0.1}, "min_p=0.1 is refused"),
+        ({"sampler": "vllm", "sampler_url": "http://localhost:1", "repetition_penalty": 1.1}, "repetition_penalty=1.1 is ref"),
         ({"sampler": "vllm", "sampler_url": "http://localhost:1", "adapter": "ia3"}, "adapter=ia3 is refused"),
         ({"tis_cap": 3.0}, "has no effect"),
         ({"max_turns": 3}, "has no effect without env"),

@@ -171,8 +171,8 @@ def takes(kind: Any, value: str) -> bool:
     """Whether a setting's type allows a value that a page gives it as text."""
     if get_origin(kind) is Literal:
         return value in get_args(kind)
-    if kind is str:
-        return True
+    if kind in (str, bool):
+        return kind is str or value in ("true", "false")
     return any(takes(part, value) for part in get_args(kind) if part is not ...)
 
 

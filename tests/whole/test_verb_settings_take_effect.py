@@ -23,6 +23,7 @@ from .test_settings_take_effect import once, traces
 from .verbs import VERBS, settings_of, teacher
 
 MOVING = {"reference": "moving", "learning_rate": 1e-1, "max_steps": 3}
+ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 99.0, "max_steps": 3, "learning_rate": 1e-2}
 AT_ONCE = {"num_iterations": 1, "max_steps": 3}
 """Of online verbs: a rollout a step, so that each has a reference that may have moved."""
 
@@ -50,6 +51,8 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "temperature": ({}, 1.0, 0.5),
         "top_p": ({}, 1.0, 0.2),
         "top_k": ({}, 0, 2),
+        "min_p": ({}, 0.0, 0.9),
+        "repetition_penalty": ({}, 1.0, 1e3),
         "skip_tokens": ({}, 0, 2),
         "max_prompt_len": ({}, None, 25),
         "on_overflow": ({"max_prompt_len": 25}, "drop", "error"),
@@ -133,9 +136,18 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "temperature": ({}, 1.0, 0.5),
         "top_p": ({}, 1.0, 0.2),
         "top_k": ({}, 0, 2),
+        "min_p": ({}, 0.0, 0.9),
+        "repetition_penalty": ({}, 1.0, 1e3),
         "clip": ({"learning_rate": 1e-1}, 0.2, 0.01),
         "clip_high": ({"learning_rate": 1e-1, "clip": 0.01}, None, 0.9),
         "entropy_coef": ({"max_steps": 3}, 0.0, 1.0),
+        "top_entropy_quantile": ({}, 1.0, 0.2),
+        "use_adaptive_entropy": ({"max_steps": 3}, False, {"use_adaptive_entropy": True, "entropy_target": 99.0}),
+        "entropy_target": ({**ADAPTIVE, "max_steps": 3}, 99.0, 0.1),
+        "entropy_coef_delta": (ADAPTIVE, 0.005, 0.1),
+        "entropy_coef_min": ({**ADAPTIVE, "entropy_target": 0.1}, 0.0, 0.1),
+        "entropy_coef_max": ({**ADAPTIVE, "entropy_coef_delta": 0.1}, 1.0, 0.05),
+        "importance_sampling_level": ({"learning_rate": 1e-1, "num_iterations": 2}, None, "sequence"),
         "off_policy_mask_threshold": ({"learning_rate": 1e-1, "num_iterations": 2}, None, 1e-6),
         "dual_clip": ({"learning_rate": 1e-1, "num_iterations": 2}, None, 1.3),
         "kl_estimator": ({}, "k3", "unbiased"),
@@ -146,6 +158,15 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "loss_type": ({}, "dapo", "gspo"),
         "sapo_temperature_pos": ({"loss_type": "sapo", "num_iterations": 2, "learning_rate": 1e-1}, 1.0, 4.0),
         "sapo_temperature_neg": ({"loss_type": "sapo", "num_iterations": 2, "learning_rate": 1e-1}, 1.05, 4.0),
+        **{
+            name: ({"loss_type": "vespo", "num_iterations": 2, "learning_rate": 1e-3}, value, value / 2)
+            for name, value in (
+                ("vespo_k_pos", 2.0),
+                ("vespo_lambda_pos", 3.0),
+                ("vespo_k_neg", 3.0),
+                ("vespo_lambda_neg", 2.0),
+            )
+        },
         "num_generations": ({}, 3, 2),
         "scale_rewards": ({}, "group", "none"),
         "multi_objective_aggregation": ({}, "sum_then_normalize", "normalize_then_sum"),

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forge_algos import (
     SFT,
     AdapterSettings,
+    MoESettings,
     adapt,
     keep_documents_apart,
     routers_of,
@@ -118,8 +119,12 @@ def test_off_and_a_coefficient_of_zero_give_the_plain_loss():
     assert (output.loss, output.expert_load) == (pytest.approx(plain, rel=1e-6), ())
     assert "aux_loss" not in output.figures
     assert routers_of(mixture("deepseek"), device=CPU)[0] is None
+    aux = one_step(model, [pack(examples)])[0].figures["aux_loss"]
     model.router_aux_loss_coef = model.config.router_aux_loss_coef = 0.0
     assert one_step(model, [pack(examples)])[0].loss == pytest.approx(plain, rel=1e-6)
+    # A coefficient of the run stands in the place of the model's, also where that is 0.
+    output, _ = one_step(model, [pack(examples)], router_aux_loss_coef=0.3)
+    assert (output.loss, output.figures["aux_loss"]) == pytest.approx((plain + 0.3 * aux, aux), rel=1e-6)
 
 
 @pytest.mark.slow
@@ -201,12 +206,23 @@ def test_padding_of_virtual_tokens_does_not_count():
     assert output.figures["aux_loss"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_coefficient_of_a_loss_that_is_off_is_refused():
+    """It would have no effect; so would one of 0, which is no weight."""
+    with pytest.raises(ValueError, match=r"router_aux_loss_coef=0.1 has no effect with moe_aux_loss='off'"):
+        MoESettings(moe_aux_loss="off", router_aux_loss_coef=0.1)
+    with pytest.raises(ValueError, match="router_aux_loss_coef must be above 0"):
+        MoESettings(router_aux_loss_coef=0.0)
+
+
 def test_what_was_found_is_said(monkeypatch):
     """A dense model has no routers; a class that balances otherwise, or gives no logits, is named."""
     assert routers_of(make("llama-tied"), device=CPU) == (None, "")
     found, why = routers_of(mixture(), device=CPU)
     assert (found.layers, found.experts, found.top_k, found.coefficient) == (2, 4, 2, COEFFICIENT)
     assert why == "2 layers of 4 experts, 2 a token; router_aux_loss_coef 0.5"
+    assert routers_of(mixture(), device=CPU, coefficient=0.1)[1].endswith("router_aux_loss_coef 0.1")
+    dense = routers_of(make("llama-tied"), device=CPU, coefficient=0.1)
+    assert dense == (None, "LlamaForCausalLM names no number of experts for a token (num_experts_per_tok)")
     model = mixture()
     monkeypatch.setattr(import_module(type(model).__module__), "load_balancing_loss_func", lambda *_: torch.tensor(7.0))
     found, why = routers_of(model, device=CPU)

@@ -167,3 +167,17 @@ def test_files_of_a_processor(gemma3_directory, tmp_path):
     assert processor_files(tmp_path) == processor_files("") == processor_files("no/such-model") == {}
     (tmp_path / "processor_config.json").write_text("{}")
     assert processor_files(tmp_path) != processor_files(gemma3_directory)
+
+
+def test_images_that_are_cut_into_unlike_numbers():
+    """A processor whose arrays of two texts do not join is found, though two shapes of images may be cut alike."""
+    from transformers import LlavaNextProcessor
+    from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+
+    tokenizer = pictured.tiny_tokenizer("<image>", ["<image>"], image_token="<image>")
+    cut = [[28, 56], [56, 28], [56, 56]]
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=cut
+    )
+    how = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    assert not ImageInputs(LlavaNextProcessor(image_processor=images, tokenizer=tokenizer, **how)).joins

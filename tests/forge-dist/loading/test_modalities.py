@@ -1,5 +1,6 @@
 """Directories of several modalities: their class, what trains of it, its dtype, its processor."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from forge_dist import ModelError, check_model_path, export_model, load_model
+from forge_dist import LoadRequest, ModelError, check_model_path, export_model, load_model
 from forge_dist.loading._modalities import PROCESSOR_FILES, language_dtype, other_modalities, processor_files
+from forge_dist.loading._outline import outline_model
+from forge_dist.loading._quantization import four_bit_layers
 
 TEXT = {
     "vocab_size": 61,
@@ -69,6 +72,19 @@ def test_all_but_the_language_part_is_frozen_in_the_dtype_of_its_files(saved):
         assert parameter.requires_grad == is_language(name), name
         assert parameter.dtype == (torch.float32 if is_language(name) else torch.bfloat16), name
     assert language_dtype(model) == torch.float32
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("bitsandbytes", "accelerate")), reason="needs bitsandbytes"
+)
+def test_a_quantized_base_sees_images_as_they_are(saved):
+    """Layers of the language part alone are in 4 bits, loaded and in outline."""
+    config = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
+    model = load(saved, quantization=config)
+    outline = outline_model(LoadRequest(model_path=saved, dtype=torch.float32, quantization=config))
+    assert four_bit_layers(model).keys() == four_bit_layers(outline).keys()
+    assert len(four_bit_layers(model)) == 2 * 7
+    assert all("language_model" in name for name in four_bit_layers(model))
 
 
 def test_a_model_of_text_has_no_other_modalities(base):

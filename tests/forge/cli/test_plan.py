@@ -67,6 +67,8 @@ def test_a_store(store: forge_data.TokenStore, capsys: pytest.CaptureFixture[str
         store.lengths, batch_size=4, epochs=3, seed=9, max_tokens=12, world_size=2, loss_counts=store.loss_counts
     )
     assert capsys.readouterr().out == made.summary() + "\n"
+    assert _cli.main(["plan", str(store.path), *words, "--no-shuffle"]) == 0
+    assert ", in the order of the data\n" in capsys.readouterr().out
 
 
 def test_what_a_plan_for_a_store_assumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +112,7 @@ def test_a_run_without_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ("words", "message"),
     [
         (["plan.npz", "--seed", "1"], "--seed has no effect on"),
+        (["plan.npz", "--no-shuffle"], "shuffle has no effect on"),
         (["run", "--effective-batch-size", "8"], "--effective-batch-size has no effect on"),
         (["plan.npz", "--max-tokens-per-gpu", "5"], "--max-tokens-per-gpu 5 is less than the longest sample, 12 tokens"),
         (["plan.npz", "--step", "7"], "--step 7 is not in this plan: it has 6 steps, counted from 1"),

@@ -17,5 +17,5 @@ def test_the_ratio_of_an_adapter_is_none_of_the_draft() -> None:
     """The draft carries no adapter: `loraplus_lr_ratio` is looked at once the model has its own."""
     pytest.importorskip("schedulefree")
     optimizer = forge_algos.OptimizerSettings(optimizer="schedule_free", lr_scheduler="constant", loraplus_lr_ratio=8.0)
-    s: Any = SimpleNamespace(optimizer=optimizer, moe=SimpleNamespace(moe_aux_loss="global"), origins={"optimizer": "argument"})
+    s: Any = SimpleNamespace(optimizer=optimizer, moe=forge_algos.MoESettings(), origins={"optimizer": "argument"})
     _check_draft(s, forge_accel.accelerator("cpu"), torch.nn.Linear(2, 2))

@@ -603,7 +603,10 @@ def test_axolotls_block_for_trl() -> None:
         (TRL, "dpo", {"learning_rate": 1e-6, "beta2": 0.999, "max_seq_len": 1024}),
         (TRL, "reward", {"learning_rate": 1e-4, "max_seq_len": 1024, "on_overflow": None}),
         (TRL, "grpo", {"max_new_tokens": 512, "kl_estimator": None}),
-        (TRL, "rloo", {"num_generations": 2, "effective_batch_size": 4}),
+        (TRL, "kto", {"learning_rate": 1e-6, "shuffle": False}),
+        (TRL + "loss_type: luspo\n", "grpo", {"importance_sampling_level": "token", "clip": 0.2}),
+        (TRL + "loss_type: dapo\n", "grpo", {"importance_sampling_level": None}),
+        (TRL, "rloo", {"num_generations": 2, "effective_batch_size": 4, "shuffle": None}),
         (TRL + "use_peft: true\n", "sft", {"lora_dropout": 0.05, "target_modules": ("q_proj", "v_proj")}),
         (TRL + "use_peft: true\nlora_target_modules: all-linear\n", "sft", {"target_modules": None}),
         (TRL + "max_length: null\nmax_steps: 5\n", "sft", {"max_seq_len": None, "on_overflow": None, "num_epochs": None}),
@@ -637,6 +640,40 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             {"multi_objective_aggregation": "normalize_then_sum"},
         ),
         (TRL + "entropy_coef: 0.01\n", "grpo", {"entropy_coef": 0.01}),
+        (
+            TRL + "num_generations: 4\nimportance_sampling_level: sequence\n",
+            "grpo",
+            {"num_generations": 4, "importance_sampling_level": "sequence"},
+        ),
+        (
+            TRL + "loss_type: grpo\nimportance_sampling_level: sequence\nepsilon: 3e-4\n",
+            "grpo",
+            {"loss_type": "gspo", "clip": 3e-4},
+        ),
+        (
+            TRL + "loss_type: luspo\nimportance_sampling_level: token\nepsilon: 0.1\n",
+            "grpo",
+            {"loss_type": "luspo", "importance_sampling_level": "token", "clip": 0.1},
+        ),
+        (
+            TRL + "loss_type: vespo\nimportance_sampling_level: token\nvespo_k_pos: 1.0\n",
+            "grpo",
+            {"loss_type": "vespo", "vespo_k_pos": 1.0},
+        ),
+        (TRL + "router_aux_loss_coef: 0.02\n", "sft", {"router_aux_loss_coef": 0.02}),
+        (TRL + "router_aux_loss_coef: 0.0\n", "sft", {"moe_aux_loss": "off"}),
+        (
+            TRL + "use_adaptive_entropy: true\nentropy_target: 2.0\nentropy_coef_max: 0.1\n",
+            "grpo",
+            {"use_adaptive_entropy": True, "entropy_target": 2.0, "entropy_coef_max": 0.1},
+        ),
+        (TRL + "num_generations: 4\nentropy_target: 2.0\n", "grpo", {"num_generations": 4}),
+        (TRL + "top_entropy_quantile: 0.2\n", "grpo", {"top_entropy_quantile": 0.2}),
+        (
+            TRL + "num_generations: 4\nmin_p: 0.1\nrepetition_penalty: 1.2\n",
+            "grpo",
+            {"num_generations": 4, "min_p": 0.1, "repetition_penalty": 1.2},
+        ),
         (
             TRL + "loss_type: luspo\nimportance_sampling_level: sequence\noff_policy_mask_threshold: 0.1\n",
             "grpo",
@@ -789,6 +826,33 @@ def test_what_another_name_or_form_says(text: str, verb: str, settings: dict[str
     assert about(found) <= {"assistant_only_loss", "eval_strategy", "verb", "normalize"}
 
 
+@pytest.mark.parametrize(
+    ("text", "verb", "shuffle"),
+    [
+        (TRL + "shuffle_dataset: false\n", "sft", None),
+        (TRL + "train_sampling_strategy: sequential\nshuffle_dataset: true\n", "sft", False),
+        (TRL + "train_sampling_strategy: random\n", "dpo", None),
+        (TRL + "train_sampling_strategy: random\nloss_type: apo_zero_unpaired\n", "kto", True),
+        (TRL + "num_generations: 4\nshuffle_dataset: false\n", "grpo", False),
+        (TRL + "shuffle_dataset: true\n", "rloo", None),
+        (FACTORY.format(stage="sft") + "disable_shuffling: true\n", "sft", False),
+        (FACTORY.format(stage="dpo") + "disable_shuffling: false\n", "dpo", None),
+        (AXOLOTL + "shuffle_merged_datasets: false\n", "sft", None),
+        (AXOLOTL + "datasets: [{path: a.jsonl}]\ncurriculum_sampling: true\n", "sft", False),
+        (
+            AXOLOTL + "datasets: [{path: a}, {path: b}]\ncurriculum_sampling: true\nshuffle_merged_datasets: false\n",
+            "sft",
+            False,
+        ),
+    ],
+)
+def test_the_order_of_rows(text: str, verb: str, shuffle: bool | None) -> None:
+    """What decides there whether rows are drawn at random is carried over; None where they are, as by default here."""
+    found = converted(text, verb=verb)
+    assert found.settings.get("shuffle") is shuffle
+    assert not {name for name in about(found) if "shuffl" in name or "sampling" in name}
+
+
 @pytest.mark.parametrize(("alpha", "there"), [("", 1.0), ("cpo_alpha: null\n", 1.0), ("cpo_alpha: 0.0\n", 0.0)])
 @pytest.mark.parametrize("text", [TRL + "loss_type: simpo\nuse_peft: true\n", AXOLOTL + "rl: simpo\nadapter: lora\n"])
 def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there: float) -> None:
@@ -847,8 +911,15 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
         (TRL + "warmup_ratio: 1.0\n", "warmup_ratio: 1.0: the whole run is warm-up"),
         (TRL + "fsdp: full_shard\nfsdp_config: f.json\n", "fsdp_config: 'f.json': the file is not read"),
         (TRL + "num_generations: 4\nloss_type: bnpo\n", "loss_type: 'bnpo': a mean over a micro-batch's tokens there"),
-        (TRL + "num_generations: 4\nloss_type: luspo\n", "loss_type: 'luspo': with importance_sampling_level=token"),
-        (TRL + "shuffle_dataset: false\n", "shuffle_dataset: False: rows are drawn in random order"),
+        (
+            TRL + "num_generations: 4\ntrain_sampling_strategy: sequential\n",
+            "train_sampling_strategy: 'sequential': read by no trainer there that samples",
+        ),
+        (TRL + "train_sampling_strategy: batch_rebalance\n", "train_sampling_strategy: 'batch_rebalance': here: shuffle=false"),
+        (
+            AXOLOTL + "datasets: [{path: a.jsonl}, {path: b.jsonl}]\ncurriculum_sampling: true\n",
+            "shuffle_merged_datasets: several data sets are shuffled once there",
+        ),
         (AXOLOTL + "rl: simpo\n", "normalize: the likelihood of the wanted answers is a mean over a micro-batch"),
         (
             AXOLOTL + "datasets: [{path: a.jsonl, type: input_output}]\n",

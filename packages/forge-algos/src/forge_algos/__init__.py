@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         Contrastive as Contrastive,
         ContrastiveBatch as ContrastiveBatch,
         Distill as Distill,
+        FollowsSteps as FollowsSteps,
         KTOBatch as KTOBatch,
         LabelledTexts as LabelledTexts,
         Objective as Objective,
@@ -159,8 +160,8 @@ _PUBLIC = {
     "memory._rehearsal": "Rehearsal tensors_of",
     "memory._tracker": "Peak",
     "objectives": (
-        "BaseKL BatchAllTriplet Bound Classify ClassifyBatch Contrastive ContrastiveBatch DPO Distill GRPO KTO KTOBatch "
-        "LabelledTexts ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SelfDistill SimPO check_reference "
+        "BaseKL BatchAllTriplet Bound Classify ClassifyBatch Contrastive ContrastiveBatch DPO Distill FollowsSteps GRPO KTO "
+        "KTOBatch LabelledTexts ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SelfDistill SimPO check_reference "
         "reference_logps"
     ),
     "optimizers._optimizers": "adamw cast_trained make_optimizer",

@@ -55,6 +55,10 @@ class PlanSettings:
     seed: int = attrs.field(default=42, validator=_integer(0, 2**32 - 1))
     """Seed of everything random: the order of samples, the validation split, LoRA's start, dropout."""
 
+    shuffle: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
+    """Whether each epoch takes the samples in a random order of its own. With false it takes them in the order of the files;
+    of a mixture each source in its order, interleaved by the shares."""
+
     @property
     def epochs(self) -> int | None:
         """Argument `epochs` of `plan`: None where num_epochs is inf, or only another limit is given."""

@@ -22,7 +22,8 @@ from forge_algos.losses import (
 )
 
 KINDS = sorted(POLICY_KINDS)
-TOKEN_MEANS = ("cispo", "dapo", "ppo")
+TOKEN_MEANS = ("cispo", "dapo", "ppo", "vespo")
+UNBOUNDED = ("sapo", "vespo")
 
 
 def rollout(B, seed=0, shift=0.5):
@@ -41,7 +42,7 @@ def settings_for(kind):
     return {"kind": kind} | ({"max_length": 7} if kind == "dr_grpo" else {})
 
 
-def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, estimator="k3", most=None):
+def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, estimator="k3", most=None, ratio="token"):
     """Return the loss sample by sample, token by token, as the papers print it."""
     terms, start = [], 0
     for advantage, length in zip(advantages, lengths, strict=True):
@@ -72,7 +73,13 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, est
             continue
         losses = []
         for t in tokens:
-            rho = torch.exp(new[t] - old[t])
+            if kind == "vespo":
+                w = torch.exp(sum(new[t] - old[t] for t in tokens)).item()
+                k, rate = (2, 3) if advantage >= 0 else (3, 2)
+                losses.append(-(w**k * math.exp(rate * (1 - w))) * advantage * new[t] + penalty(t))
+                continue
+            of = [t] if ratio == "token" else tokens
+            rho = torch.exp(sum(new[t] - old[t] for t in of) / (1 if ratio == "sequence_sum" else len(of)))
             weight = min(max(rho.item(), 1 - low), 1 + high)
             tau = 1.0 if advantage > 0 else 1.05
             gate = 4 / tau / (1 + torch.exp(-tau * (rho - 1)))
@@ -98,14 +105,35 @@ def test_is_the_papers_formula(kind, B, seed, high, kl_weight, estimator, most):
     """Every term and gradient of each kind is the formula's, on both sides of the clip."""
     new, old, ref, advantages, lengths = rollout(B, seed)
     kl_weight = 0.0 if kind == "rloo" else kl_weight
-    most = None if kind in ("cispo", "sapo") else most
-    bounds = {} if kind == "sapo" else {"clip": 0.2, "clip_high": high, "dual_clip": most}
+    most = None if kind in ("cispo", *UNBOUNDED) else most
+    bounds = {} if kind in UNBOUNDED else {"clip": 0.2, "clip_high": high, "dual_clip": most}
     extra = {"ref_logps": ref, "kl_weight": kl_weight, "kl_estimator": estimator} if kl_weight else {}
     terms = policy_gradient(new, old, advantages, lengths, **bounds, **extra, **settings_for(kind))
     expected = naive(kind, new, old, ref, advantages, lengths, 0.2, high, kl_weight, estimator=estimator, most=most)
     assert terms.count == (sum(lengths) if kind in TOKEN_MEANS else B)
     torch.testing.assert_close(terms.per_sample, expected)
     torch.testing.assert_close(torch.autograd.grad(terms.sum, new), torch.autograd.grad(expected.sum(), new))
+
+
+@pytest.mark.parametrize("ratio", ["sequence_mean", "sequence_sum"])
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "dapo", "cispo", "sapo"])
+@pytest.mark.parametrize("kl_weight", [0.0, 0.04])
+def test_another_ratio_in_the_place_of_the_kinds(kind, ratio, kl_weight):
+    """Each token has its sample's ratio, and terms are the kind's.
+    Advantages by token give the same, where tokens have losses.
+    """
+    new, old, ref, advantages, lengths = rollout(5, 1)
+    bounds = {} if kind == "sapo" else {"clip": 0.2, "clip_high": 0.3}
+    extra = {"ref_logps": ref, "kl_weight": kl_weight} if kl_weight else {}
+    found = policy_gradient(new, old, advantages, lengths, ratio=ratio, **bounds, **extra, **settings_for(kind))
+    expected = naive(kind, new, old, ref, advantages, lengths, 0.2, 0.3, kl_weight, ratio=ratio)
+    torch.testing.assert_close(found.per_sample, expected)
+    assert found.count == len(expected)
+    torch.testing.assert_close(torch.autograd.grad(found.sum, new), torch.autograd.grad(expected.sum(), new))
+    if kind in ("dr_grpo", "dapo", "cispo"):
+        spread = advantages.repeat_interleave(torch.tensor(lengths))
+        other = policy_gradient(new, old, spread, lengths, ratio=ratio, **bounds, **extra, **settings_for(kind))
+        torch.testing.assert_close(other.per_sample, found.per_sample)
 
 
 def test_each_kind_has_a_clip_of_its_own():
@@ -407,6 +435,17 @@ T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
     ("call", "message"),
     [
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="grop"), "kind: there is no 'grop'. Did you mean 'grpo'"),
+        (
+            lambda: policy_gradient(T3, T3, B2, [1, 2], kind="vespo", clip=0.1),
+            "clip=0.1: 'vespo' clips nothing; .* gamma_weights",
+        ),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], gamma_weights=((1, 1), (1, 1))), "gamma_weights: 'vespo' has them"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="vespo", gamma_weights=(1, 2)), "gamma_weights: two pairs"),
+        (
+            lambda: policy_gradient(T3, T3, B2, [1, 2], kind="vespo", gamma_weights=((1, 0), (1, 1))),
+            "gamma_weights: a finite number above 0",
+        ),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], ratio="word"), "ratio: there is no 'word'"),
         (lambda: policy_gradient(T3, T3, B2, [1, 1]), "2 lengths from 1 that add up to 2, but logps has 3 tokens"),
         (lambda: policy_gradient(T3, T3, B2, [4, -1]), "from -1"),
         (lambda: policy_gradient(T3, T3[:2], B2, [1, 2]), "logps 3, old_logps 2"),

@@ -42,6 +42,29 @@ METHODS = {
         )
         for kind in ("grpo", "dapo")
     },
+    **{
+        f"{kind}{' of sequences' * bool(level)} with entropy of some": (
+            GRPO,
+            GRPOSettings(
+                loss_type=kind,
+                num_generations=4,
+                max_new_tokens=6,
+                kl_weight=0.3,
+                clip=clip,
+                clip_high=3 * clip,
+                entropy_coef=0.7,
+                top_entropy_quantile=0.4,
+                importance_sampling_level=level,
+            ),
+        )
+        for kind, clip, level in (
+            ("dapo", 0.1, None),
+            ("dapo", 0.02, "sequence"),
+            ("dr_grpo", 0.02, "sequence"),
+            ("gspo", 0.02, None),
+            ("luspo", 0.02, None),
+        )
+    },
     "rloo": (RLOO, RLOOSettings(num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.3)),
     "ppo": (PPO, PPOSettings(num_generations=4, max_new_tokens=6, kl_weight=0.3, clip=0.1, value_clip=0.1, value_weight=0.7)),
 }
@@ -68,8 +91,14 @@ def reference_loss(model, made, name):
     """Return the papers' losses, one unpacked completion at a time.
     A mean over completions or tokens.
     """
-    s, starts, terms, tokens, entropy = METHODS[name][1], made.starts, [], 0, 0.0
+    s, starts, terms, tokens, entropies = METHODS[name][1], made.starts, [], 0, []
     kind = s.kind
+    kept = torch.ones(len(made.old_logps))
+    if getattr(s, "top_entropy_quantile", 1) < 1:
+        # 2506.01939: the tokens of the rollout before which the policy that sampled was least certain.
+        with torch.no_grad():
+            before = torch.cat([entropies_of(model, made, i) for i in range(len(made.groups))])
+        kept = (before >= before.quantile(1 - s.top_entropy_quantile)).float()
     high = s.clip if s.clip_high is None else s.clip_high
     for i in range(len(made.groups)):
         prompt, ids = made.prompt_ids[made.groups[i]], made.completion_ids[i]
@@ -80,14 +109,18 @@ def reference_loss(model, made, name):
         at = slice(len(prompt) - 1, len(prompt) + len(ids) - 1)
         all_logps = out.logits[0, at].log_softmax(-1)
         logps = torch.stack([all_logps[t, token] for t, token in enumerate(ids)])
-        entropy = entropy - (all_logps.exp() * all_logps).sum()
+        entropies.append(-(all_logps.exp() * all_logps).sum(-1))
         tokens += len(ids)
+        keep = kept[starts[i] : starts[i + 1]]
         if name == "rloo":
             # 2402.14740: a completion is one action.
             ratio = (logps.sum() - old.sum()).exp()
             terms.append(-torch.min(ratio * advantage[0], ratio.clamp(1 - s.clip, 1 + high) * advantage[0]))
             continue
         ratio = (logps - old).exp()
+        if kind in ("gspo", "luspo") or "of sequences" in name:
+            # 2507.18071, equation 7.
+            ratio = (logps - old).mean().exp().expand(len(ids))
         # 1707.06347, equation 7.
         loss = -torch.min(ratio * advantage, ratio.clamp(1 - s.clip, 1 + high) * advantage)
         if name == "ppo":
@@ -100,10 +133,17 @@ def reference_loss(model, made, name):
             terms.append((loss + 0.7 * torch.max((values - target) ** 2, (clipped - target) ** 2) / 2).sum())
             continue
         # 2402.03300, equations 3 and 4.
-        loss = loss + s.kl_weight * ((ref - logps).exp() - (ref - logps) - 1)
-        terms.append({"grpo": loss.mean(), "dr_grpo": loss.sum() / s.max_new_tokens}.get(kind, loss.sum()))
-    mean = torch.stack(terms).sum() / (len(terms) if kind in ("grpo", "dr_grpo", "rloo") else tokens)
-    return mean - getattr(s, "entropy_coef", 0.0) * entropy / tokens
+        loss = loss * keep + s.kl_weight * ((ref - logps).exp() - (ref - logps) - 1)
+        terms.append({"grpo": loss.mean(), "gspo": loss.mean(), "dr_grpo": loss.sum() / s.max_new_tokens}.get(kind, loss.sum()))
+    mean = torch.stack(terms).sum() / (len(terms) if kind in ("grpo", "dr_grpo", "gspo", "luspo", "rloo") else tokens)
+    return mean - getattr(s, "entropy_coef", 0.0) * (torch.cat(entropies) * kept).sum() / kept.sum()
+
+
+def entropies_of(model, made, i):
+    """Return the entropy before each token of a completion."""
+    prompt, ids = made.prompt_ids[made.groups[i]], made.completion_ids[i]
+    logps = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return -(logps.exp() * logps).sum(-1)
 
 
 class Still(torch.optim.SGD):
@@ -194,7 +234,9 @@ def test_the_reference_depends_on_each_setting(name):
     objective, settings = METHODS[name]
     further = {"ppo": {"value_weight": 0.1, "value_clip": None}, "rloo": {}}.get(name, {"kl_weight": 0.1, "clip_high": 0.05})
     further |= {"entropy_coef": 0.0} if "entropy" in name else {}
-    for field, value in {"clip": 0.01, "temperature": 2.0, **further}.items():
+    # Of a completion with one ratio the bound binds above alone, here.
+    further |= {"clip_high": 0.02} if settings.policy.ratio == "sequence_mean" else {"clip": 0.01}
+    for field, value in {"temperature": 2.0, **further}.items():
         changed = attrs.evolve(settings, **{field: value})
         bound = objective(changed).bind(model, device=CPU)
         model.zero_grad()
@@ -226,12 +268,8 @@ def test_entropy_is_the_distributions():
     model, made = made_of("dapo")
     (batch,) = rollout_batches(made, max_tokens=1000)[0]
     _, entropy, _ = GRPO(METHODS["dapo"][1]).bind(model, device=CPU).forward(batch)
-    expected = []
-    for i, ids in enumerate(made.completion_ids):
-        prompt = made.prompt_ids[made.groups[i]]
-        with torch.no_grad():
-            logps = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        expected.append(-(logps.exp() * logps).sum(-1))
+    with torch.no_grad():
+        expected = [entropies_of(model, made, i) for i in range(len(made.groups))]
     torch.testing.assert_close(entropy, torch.cat(expected), rtol=1e-4, atol=1e-5)
 
 

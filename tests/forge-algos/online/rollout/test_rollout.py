@@ -16,9 +16,9 @@ def made_up_rollout(tokens=(2, 3, 1), values=True):
     """Return two prompts with three completions and floats of every kind."""
     total = sum(tokens)
     random = np.random.default_rng(0)
-    bits = random.integers(0, 2**32, total * 5, dtype=np.uint32).view(np.float32)
+    bits = random.integers(0, 2**32, total * 6, dtype=np.uint32).view(np.float32)
     bits = np.where(np.isfinite(bits), bits, np.float32(-0.0)).astype(np.float32)
-    parts = np.split(bits, 5)
+    parts = np.split(bits, 6)
     parts[0][:3] = [np.nan, 1e-45, -0.0]
     return Rollout(
         seed=7,
@@ -39,6 +39,8 @@ def made_up_rollout(tokens=(2, 3, 1), values=True):
         values=parts[2] if values else None,
         advantages=parts[3],
         returns=parts[4] if values else None,
+        entropy=None if values else parts[5],
+        least_entropy=0.0 if values else 0.1234567890123456,
     )
 
 

@@ -23,26 +23,32 @@ from transformers import (
 from forge_algos import AdapterSettings, RolloutError, adapt, guard_packed
 from forge_algos.isolation import _compare
 from forge_algos.online import GenerateSampler
+from forge_algos.online.sampling._draw import RepetitionPenalty
 
 from ....lanes import ci_keeps
-from ...digits import END, PAD, START, digit_model, prompts, sampler
+from ...digits import END, PAD, START, VOCAB, digit_model, prompts, sampler
 from ...threads import on_threads
 
 SETTINGS = {"num_generations": 3, "max_new_tokens": 5, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 4}
 
 
-def exact(model, prompt, temperature=1.0, top_k=0, top_p=1.0):
+def exact(model, prompt, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0):
     """Return the probability of every completion of up to two tokens: {ids: p}."""
     model.eval()
 
     def following(ids):
         with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0, -1].double() / temperature
+            logits = model(torch.tensor([ids])).logits[0, -1].double()
+        for token in set(ids):
+            logits[token] *= repetition_penalty if logits[token] < 0 else 1 / repetition_penalty
+        logits /= temperature
         if top_k:
             logits[logits < logits.topk(top_k).values[-1]] = -torch.inf
         if top_p < 1:
             ordered, order = logits.softmax(0).sort(descending=True)
             logits[order[ordered.cumsum(0) - ordered >= top_p]] = -torch.inf
+        probabilities = logits.softmax(0)
+        logits[probabilities < min_p * probabilities.max()] = -torch.inf
         return logits.softmax(0).tolist()
 
     found = {}
@@ -59,8 +65,17 @@ def exact(model, prompt, temperature=1.0, top_k=0, top_p=1.0):
 @pytest.mark.parametrize(
     "warps",
     ci_keeps(
-        [{"top_k": 3}, {"temperature": 2.0, "top_p": 0.9}],
-        [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.6}, {"temperature": 2.0, "top_p": 0.9}],
+        [{"top_k": 3}, {"temperature": 2.0, "top_p": 0.9}, {"min_p": 0.2, "repetition_penalty": 1.7, "temperature": 0.8}],
+        [
+            {},
+            {"temperature": 0.5},
+            {"top_k": 3},
+            {"top_p": 0.6},
+            {"temperature": 2.0, "top_p": 0.9},
+            {"min_p": 0.3},
+            {"repetition_penalty": 0.6},
+            {"min_p": 0.2, "repetition_penalty": 1.7, "temperature": 0.8},
+        ],
     ),
 )
 def test_completions_come_with_their_probability(warps):
@@ -84,15 +99,38 @@ def test_completions_come_with_their_probability(warps):
         assert distance < 1.5 * noise + 1e-3
 
 
-def test_a_completion_does_not_depend_on_the_batch():
-    """One row at a time, all at once, or some of the prompts: the tokens are the same."""
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 3.0}])
+def test_a_completion_does_not_depend_on_the_batch(more):
+    """One row at a time, all at once, or some of the prompts: the tokens are the same.
+    A penalty of what a row has already does not see the padding before it, whose id is one of the vocabulary.
+    """
     model, asked = digit_model(size=0.3), [p.input_ids for p in prompts(5)]
-    whole = sampler(model).sample(asked, **SETTINGS)
-    singly = sampler(model, batch_tokens=1).sample(asked, **SETTINGS)
-    later = sampler(model).sample(asked[3:], **SETTINGS, numbers=range(3, len(asked)))
+    options, own = SETTINGS | more, {"pad_id": 4}
+    whole = sampler(model, **own).sample(asked, **options)
+    singly = sampler(model, batch_tokens=1, **own).sample(asked, **options)
+    later = sampler(model, **own).sample(asked[3:], **options, numbers=range(3, len(asked)))
     assert [c.ids.tolist() for c in whole] == [c.ids.tolist() for c in singly]
     assert [c.ids.tolist() for c in whole[9:]] == [c.ids.tolist() for c in later]
     assert len({tuple(c.ids.tolist()) for c in whole}) > 5
+
+
+@pytest.mark.parametrize("penalty", [1.4, 0.7])
+def test_the_penalty_is_generates_own(penalty):
+    """Scores of rows without padding are those of transformers' processor, at every step, to the bit."""
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, VOCAB, (3, 9), generator=random)
+    ours, theirs = RepetitionPenalty(penalty, ids[:, :5], torch.ones(3, 5)), RepetitionPenaltyLogitsProcessor(penalty)
+    for width in range(5, 10):
+        scores = torch.randn(3, VOCAB, generator=random) * 5
+        assert torch.equal(ours(ids[:, :width], scores), theirs(ids[:, :width], scores))
+
+
+def test_ids_without_a_score_are_passed_over_by_the_penalty():
+    """A head may have fewer scores than there are embeddings."""
+    ids = torch.tensor([[1, 7]])
+    assert RepetitionPenalty(2.0, ids, torch.ones(1, 2))(ids, torch.tensor([[2.0, 2.0, -2.0]])).tolist() == [[2.0, 1.0, -2.0]]
 
 
 def sliding_model():

@@ -34,6 +34,9 @@ class OnlineBatch:
     """float32[M], for a value head."""
     old_values: Floats | None = None
     """float32[M], for a value head."""
+    kept: NDArray[np.bool_] | None = None
+    """bool[M]: tokens with a term of the policy and of its entropy; others have that of their KL alone,
+    and count all the same. None is all."""
 
 
 def check_online(batch: OnlineBatch, *wanted: str) -> None:
@@ -45,7 +48,7 @@ def check_online(batch: OnlineBatch, *wanted: str) -> None:
         raise PackedBatchError(
             "a sampled completion has at least one token, and all of its tokens are learned; one here has none"
         )
-    for name in ("old_logps", "advantages", "rewards", "ref_logps", "returns", "old_values"):
+    for name in ("old_logps", "advantages", "rewards", "ref_logps", "returns", "old_values", "kept"):
         found: Any = getattr(batch, name)
         size = B if name == "rewards" else M
         if found is None and name in ("old_logps", "advantages", "rewards", *wanted):

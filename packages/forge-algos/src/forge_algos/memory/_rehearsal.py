@@ -122,6 +122,7 @@ class Rehearsal:
         buckets: bool = False,
         max_grad_norm: float = 1.0,
         moe_aux_loss: MoEAuxLoss = "global",
+        router_aux_loss_coef: float | None = None,
         keep_casts: bool = False,
         average: WeightAverage | None = None,
     ) -> Peak:
@@ -138,6 +139,7 @@ class Rehearsal:
             buckets: whether gradients lie in buffers that stay from step to step, as those of DistributedDataParallel.
             max_grad_norm: as of `train`.
             moe_aux_loss: as of `train`.
+            router_aux_loss_coef: as of `train`.
             keep_casts: as of `train`.
             average: as of `train`.
 
@@ -166,6 +168,7 @@ class Rehearsal:
                     adaptation=adaptation,
                     on_nan="skip",
                     moe_aux_loss=moe_aux_loss,
+                    router_aux_loss_coef=router_aux_loss_coef,
                     keep_casts=keep_casts,
                     average=average,
                 ):

@@ -9,7 +9,7 @@ from forge_algos.objectives._base_kl import BaseKL
 from forge_algos.objectives._classify import Classify, ClassifyBatch
 from forge_algos.objectives._contrastive import Contrastive, ContrastiveBatch
 from forge_algos.objectives._distill import Distill
-from forge_algos.objectives._objective import Bound, Objective
+from forge_algos.objectives._objective import Bound, FollowsSteps, Objective
 from forge_algos.objectives._pretrain import Pretrain
 from forge_algos.objectives._self_distill import SelfDistill
 from forge_algos.objectives._sft import SFT
@@ -47,6 +47,7 @@ __all__ = [
     "Head",
     "KTOBatch",
     "LabelledTexts",
+    "FollowsSteps",
     "Objective",
     "OnlineObjective",
     "PairObjective",

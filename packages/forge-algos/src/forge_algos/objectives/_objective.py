@@ -67,6 +67,22 @@ class LoadsBatches(ABC):
         """
 
 
+class FollowsSteps(ABC):
+    """Base class of an objective with numbers that steps change, the same on every rank."""
+
+    @abstractmethod
+    def after_step(self, figures: Mapping[str, float]) -> None:
+        """Take the figures of a step that moved the weights into account."""
+
+    @abstractmethod
+    def state(self) -> dict[str, float]:
+        """Return these numbers, by names under which a step's figures may have them; {} for none."""
+
+    @abstractmethod
+    def resume(self, state: Mapping[str, float]) -> None:
+        """Go on from what `state` returned."""
+
+
 class Objective(Protocol):
     """A loss on a model, driven by `train` and `evaluate`.
     It never divides, so gradients do not depend on how a batch is cut.

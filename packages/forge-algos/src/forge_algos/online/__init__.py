@@ -16,7 +16,7 @@ from forge_algos.online.rewards._rewards import Reward, check_reward, load_rewar
 from forge_algos.online.rollout._rollout import Rollout
 from forge_algos.online.sampling._generate import GenerateSampler
 from forge_algos.online.sampling._remote import RemoteSampler
-from forge_algos.online.sampling._sampler import Completion, Sampler
+from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options
 from forge_algos.online.updates._beginnings import Beginnings
 from forge_algos.online.updates._updates import rollout_batches
 
@@ -37,6 +37,7 @@ __all__ = [
     "TaughtBatch",
     "attach_value_head",
     "check_reward",
+    "draw_options",
     "load_environment",
     "load_reward",
     "make_rollout",

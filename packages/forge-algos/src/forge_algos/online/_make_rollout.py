@@ -22,11 +22,10 @@ from forge_algos.online.rewards._reward_sum import Parts, RewardSum
 from forge_algos.online.rewards._rewards import Reward, RewardInputs, score
 from forge_algos.online.rollout._rollout import Rollout, equal_groups
 from forge_algos.online.sampling._draw import attempt_seed
-from forge_algos.online.sampling._sampler import Completion, Sampler
+from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options
 from forge_algos.online.updates._collate import Collate
 from forge_algos.online.updates._updates import beginnings_of, packed, token_places, update_indices
-from forge_algos.settings._online import GroupSettings, OnlineSettings
-from forge_algos.settings._policy_kinds import POLICY_KINDS
+from forge_algos.settings._online import GroupSettings, GRPOSettings, OnlineSettings
 
 
 def make_rollout(
@@ -56,11 +55,11 @@ def make_rollout(
 
     Each data shard samples and rewards its share of the prompts; afterwards every rank has the whole rollout. Log-probabilities
     are those of the pass that trains: its packed rows, its head, its temperature. So the ratio of the first update is 1. They
-    are the policy's own, whatever `top_p` and `top_k` took away while sampling. `source` names a row in messages. With
-    `episodes` a completion is an episode: turns of the model, and an environment's observations between them, which are read
-    and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a figure of the
-    rollout, and above the settings' limits it weighs the advantages, or is an error. `max_keys`, `least_prefix` and
-    `collate` are as `rollout_batches` takes them, and must be the same there.
+    are the policy's own, whatever `top_p`, `top_k`, `min_p` and `repetition_penalty` did while sampling. `source` names a row
+    in messages. With `episodes` a completion is an episode: turns of the model, and an environment's observations between them,
+    which are read and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a
+    figure of the rollout, and above the settings' limits it weighs the advantages, or is an error. `max_keys`, `least_prefix`
+    and `collate` are as `rollout_batches` takes them, and must be the same there.
     """
     check_arguments(prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None)
     device = next(model.parameters()).device if device is None else device
@@ -86,11 +85,8 @@ def make_rollout(
             try:
                 made = sampler.sample(
                     [prompt.input_ids for prompt in mine],
-                    num_generations=each,
                     max_new_tokens=settings.max_new_tokens,
-                    temperature=settings.temperature,
-                    top_p=settings.top_p,
-                    top_k=settings.top_k,
+                    **draw_options(settings),
                     seed=drawn,
                     numbers=chosen,
                 )
@@ -177,11 +173,14 @@ def make_rollout(
         autocast=autocast,
         reference=reference,
         with_values=settings.credit == "gae",
+        with_entropy=_share_kept(settings) < 1,
     )
     starts = np.append(0, lengths.cumsum())
     places = np.concatenate([np.zeros(0, np.int64), *(token_places(starts, indices) for indices in parts)])
     unknown = np.repeat(~(trained | weighed), lengths)
-    old_logps, ref_logps, values = (None if found is None else _whole(found, places, unknown, parallel) for found in measured)
+    old_logps, ref_logps, values, entropy = (
+        None if found is None else _whole(found, places, unknown, parallel) for found in measured
+    )
     assert old_logps is not None
     advantages, returns = advantages_of(
         settings,
@@ -219,6 +218,8 @@ def make_rollout(
         resampled=resampled,
         learned=learned,
         sampler_logps=sampler_logps,
+        entropy=entropy,
+        least_entropy=_least_entropy(settings, entropy),
     )
 
 
@@ -338,7 +339,20 @@ def _trained(
     """Return which completions found are trained on, and which only count in a mean."""
     if not settings.mask_truncated:
         return found, np.zeros_like(found)
-    return found & finished, found & ~finished & (POLICY_KINDS[settings.kind].unit == "completions")
+    return found & finished, found & ~finished & (settings.policy.unit == "completions")
+
+
+def _share_kept(settings: OnlineSettings) -> float:
+    """Return the share of the tokens that the policy learns from."""
+    return settings.top_entropy_quantile if isinstance(settings, GRPOSettings) else 1.0
+
+
+def _least_entropy(settings: OnlineSettings, entropy: NDArray[np.float32] | None) -> float:
+    """Return the entropy that `top_entropy_quantile` asks for; 0 where it asks for none."""
+    if entropy is None:
+        return 0.0
+    known = entropy[~np.isnan(entropy)].astype(np.float64)
+    return float(np.quantile(known, 1 - _share_kept(settings))) if len(known) else 0.0
 
 
 def _whole(

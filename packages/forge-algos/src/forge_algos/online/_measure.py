@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled completions under policy and reference, and the values.
+"""Log-probabilities of sampled completions under policy and reference, entropies and values.
 
 The pass is the one that trains: the same packed rows, the same head, the same temperature. So the probability ratio of the
 first update is 1 as exactly as the machine repeats itself, in bfloat16 too.
@@ -31,6 +31,7 @@ class Measured(NamedTuple):
     old_logps: NDArray[np.float32]
     ref_logps: NDArray[np.float32] | None
     values: NDArray[np.float32] | None
+    entropy: NDArray[np.float32] | None
 
 
 def measure(
@@ -42,23 +43,26 @@ def measure(
     autocast: Callable[[], AbstractContextManager[Any]],
     reference: Reference | None,
     with_values: bool,
+    with_entropy: bool = False,
 ) -> Measured:
     """Run every row through the model and its reference, in evaluation mode, without gradients.
 
     Every rank brings equally many rows; for one without completions a made-up row is run and dropped.
     """
     with mode(model, training=False), torch.no_grad(), guard_packed(model):
-        found = _logps(model, rows, temperature, device, autocast, with_values=with_values)
+        found = _measured(model, rows, temperature, device, autocast, with_values=with_values)
+        found = found if with_entropy else found._replace(entropy=None)
         if reference is None:
-            return Measured(found[0], None, found[1])
+            return found
         if not isinstance(reference, nn.Module):
             with switched_off(model) if reference == "adapter_off" else reference(model):
-                return Measured(found[0], _logps(model, rows, temperature, device, autocast)[0], found[1])
+                theirs = _measured(model, rows, temperature, device, autocast)
+            return found._replace(ref_logps=theirs.old_logps)
     with mode(reference, training=False), torch.no_grad(), guard_packed(reference):
-        return Measured(found[0], _logps(reference, rows, temperature, device, autocast)[0], found[1])
+        return found._replace(ref_logps=_measured(reference, rows, temperature, device, autocast).old_logps)
 
 
-def _logps(
+def _measured(
     model: nn.Module,
     rows: Sequence[PackedGroups],
     temperature: float,
@@ -66,9 +70,10 @@ def _logps(
     autocast: Callable[[], AbstractContextManager[Any]],
     *,
     with_values: bool = False,
-) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+) -> Measured:
     completions = Completions(model, device=device)
     logps: list[torch.Tensor] = []
+    entropies: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
     for row in rows:
         mine = len(row.lengths) > 0
@@ -77,13 +82,14 @@ def _logps(
         places, targets, _ = group_tensors(given, device)
         inside = (lambda hidden, at=places: values_at(model, hidden, at)) if with_values else None
         with autocast():
-            # The entropy is not used, but objectives compute it: the same kernels give the same numbers.
-            found, _entropy, *rest = completions.head.logps_and_entropy(
+            # Seldom used, but objectives compute the entropy: the same kernels give the same numbers.
+            found, entropy, *rest = completions.head.logps_and_entropy(
                 inputs, places, targets, temperature=temperature, beside=inside
             )
         logps += [found] * mine
+        entropies += [entropy] * mine
         values += rest * mine
-    return _numpy(logps), _numpy(values) if with_values else None
+    return Measured(_numpy(logps), None, _numpy(values) if with_values else None, _numpy(entropies))
 
 
 def _numpy(tensors: list[torch.Tensor]) -> NDArray[np.float32]:

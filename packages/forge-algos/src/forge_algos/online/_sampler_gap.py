@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from forge_algos._errors import RolloutError
 from forge_algos.settings._online import OnlineSettings
-from forge_algos.settings._policy_kinds import POLICY_KINDS
 
 Floats = NDArray[np.float32]
 
@@ -46,7 +45,7 @@ def gap_weights(
     if gap <= settings.tis_above:
         return None
     log_weights = np.where(known, difference, 0.0)
-    if POLICY_KINDS[settings.kind].ratio != "token":
+    if settings.policy.ratio != "token":
         starts = np.cumsum(lengths) - lengths
         log_weights = np.repeat(np.add.reduceat(log_weights, starts), lengths) if len(lengths) else log_weights
     return np.exp(np.minimum(log_weights, np.log(settings.tis_cap))).astype(np.float32)

@@ -11,7 +11,7 @@ from forge_algos._gather import gather, share_of
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.batches._taught import TaughtBatch
 from forge_algos.online._prompts import check_completions
-from forge_algos.online.sampling._sampler import Sampler
+from forge_algos.online.sampling._sampler import Sampler, draw_options
 from forge_algos.online.updates._collate import Collate
 from forge_algos.online.updates._updates import beginnings_of, packed, token_places, update_indices
 from forge_algos.settings._self_distill import SDFTSettings
@@ -66,11 +66,8 @@ def sample_self(
     chosen = range(len(prompts))[share]
     made = sampler.sample(
         [prompts[i] for i in chosen],
-        num_generations=each,
         max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k,
+        **draw_options(settings),
         seed=seed,
         numbers=chosen,
     )

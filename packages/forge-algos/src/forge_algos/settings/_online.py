@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from forge_algos.settings._policy_kinds import GATE, POLICY_KINDS, GRPOLoss, Scale, grpo_kinds
+from forge_algos.settings._policy_kinds import GAMMA, GATE, POLICY_KINDS, GRPOLoss, Level, PolicyKind, Scale, grpo_kinds
 from forge_algos.settings._validators import key_of, number, one_of
 
 OnRewardError = Literal["stop", "skip"]
@@ -24,6 +24,10 @@ _above_share: Any = attrs.validators.and_(number(kind=float, above=True), attrs.
 _clip_or_none: Any = attrs.validators.optional(number(kind=float, above=True, below=1.0))
 _number_or_none: Any = attrs.validators.optional(number(kind=float, low=float("-inf")))
 _above_or_none: Any = attrs.validators.optional(number(kind=float, above=True))
+
+
+_ADAPTIVE = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
+_GAMMA = ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
 
 
 def _tuple(value: Any) -> Any:
@@ -150,6 +154,11 @@ class OnlineSettings:
     Log-probabilities are those of the whole distribution."""
     top_k: int = attrs.field(default=0, validator=number(kind=int))
     """Number of likeliest tokens that are sampled from; 0 is all."""
+    min_p: float = attrs.field(default=0.0, validator=_share)
+    """Share of the likeliest token's probability below which no token is sampled; 0 is all."""
+    repetition_penalty: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
+    """Divisor, while sampling, of the positive logits of tokens that prompt or completion have
+    already, and factor of their negative ones; above 1 they come less often (arXiv 1909.05858)."""
     clip: float | None = attrs.field(default=None, validator=_clip_or_none)
     """How far the probability ratio to the policy that sampled may fall below 1 before its
     gradient is cut. By default 0.2; 0.0003 for gspo and luspo, and no bound for cispo."""
@@ -171,6 +180,11 @@ class OnlineSettings:
     def kind(self) -> str:
         """Policy loss, a row of `POLICY_KINDS`: by default the clipped ratio of each token."""
         return "ppo"
+
+    @property
+    def policy(self) -> PolicyKind:
+        """Row of `kind`, with what the settings change of it."""
+        return POLICY_KINDS[self.kind]
 
     @property
     def decoupled(self) -> bool:
@@ -209,8 +223,8 @@ class OnlineSettings:
             return
         if self.sampler_url is None:
             raise ValueError(f"sampler={self.sampler!r} needs sampler_url, the address of the running server")
-        if self.top_p < 1 or self.top_k:
-            name = f"top_p={self.top_p}" if self.top_p < 1 else f"top_k={self.top_k}"
+        whole = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+        for name in (f"{name}={getattr(self, name)}" for name, value in whole.items() if getattr(self, name) != value):
             raise ValueError(
                 f"{name} is refused with sampler={self.sampler!r}: the server's log-probabilities could not be compared with "
                 "the trained model's, whose distribution is the whole one; leave it out"
@@ -275,12 +289,25 @@ class GRPOSettings(GroupSettings):
     their sums over max_new_tokens ("dr_grpo", arXiv 2503.20783), all tokens of the step ("dapo", arXiv 2503.14476); or
     completions with one ratio each ("gspo", arXiv 2507.18071), times their length ("luspo", arXiv 2602.05261); or tokens
     weighed by a bounded ratio ("cispo", arXiv 2506.13585); or completions' means where a sigmoid stands for the clip ("sapo",
-    arXiv 2511.20347)."""
+    arXiv 2511.20347); or tokens weighed by a smooth function of their completion's ratio ("vespo", arXiv 2602.10693)."""
+    importance_sampling_level: Level | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Level)))
+    """Whose ratio to the policy that sampled it is: each token's own ("token"), or a completion's, the geometric mean of its
+    tokens' ("sequence"). By default the loss type's: a completion's for gspo and luspo."""
     sapo_temperature_pos: float = attrs.field(default=GATE[0], validator=number(kind=float, above=True))
     """Temperature of loss_type=sapo where the advantage is positive:
     the larger, the faster the gradient fades as the ratio leaves 1."""
     sapo_temperature_neg: float = attrs.field(default=GATE[1], validator=number(kind=float, above=True))
     """Temperature of loss_type=sapo where the advantage is not positive."""
+    vespo_k_pos: float = attrs.field(default=GAMMA[0][0], validator=number(kind=float))
+    """k of loss_type=vespo where the advantage is not negative: a completion of ratio w has the weight
+    w^k · e^(λ(1 - w)), so that the larger k, the less a completion counts that became less likely."""
+    vespo_lambda_pos: float = attrs.field(default=GAMMA[0][1], validator=number(kind=float, above=True))
+    """λ of loss_type=vespo where the advantage is not negative: the larger, the less a completion counts that became
+    likelier."""
+    vespo_k_neg: float = attrs.field(default=GAMMA[1][0], validator=number(kind=float))
+    """k of loss_type=vespo where the advantage is negative."""
+    vespo_lambda_neg: float = attrs.field(default=GAMMA[1][1], validator=number(kind=float, above=True))
+    """λ of loss_type=vespo where the advantage is negative."""
     off_policy_mask_threshold: float | None = attrs.field(default=None, validator=_above_or_none)
     """Mean fall of a completion's log-probabilities since it was sampled, in nats a token, above which
     a completion with a negative advantage has no term but its KL's (DeepSeek-V3.2, arXiv 2512.02556); by default none is left
@@ -291,6 +318,20 @@ class GRPOSettings(GroupSettings):
     entropy_coef: float = attrs.field(default=0.0, validator=number(kind=float))
     """Weight of the policy's entropy in nats, a mean over all tokens of the step,
     which is subtracted from the loss: it keeps the policy from becoming certain."""
+    use_adaptive_entropy: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    """Whether `entropy_coef` is where that weight begins: it rises by `entropy_coef_delta` with each step whose mean entropy is
+    at most `entropy_target`, falls with others, and weighs a step after such a one alone (Skywork-OR1, arXiv 2505.22312)."""
+    entropy_target: float = attrs.field(default=0.2, validator=number(kind=float))
+    """Entropy in nats, a mean over the tokens that the policy learns from, that use_adaptive_entropy keeps it above."""
+    entropy_coef_delta: float = attrs.field(default=0.005, validator=number(kind=float, above=True))
+    """How much the weight of use_adaptive_entropy changes with a step."""
+    entropy_coef_min: float = attrs.field(default=0.0, validator=number(kind=float))
+    """Least weight of use_adaptive_entropy."""
+    entropy_coef_max: float = attrs.field(default=1.0, validator=number(kind=float))
+    """Greatest weight of use_adaptive_entropy."""
+    top_entropy_quantile: float = attrs.field(default=1.0, validator=_share)
+    """Share of a rollout's tokens that the policy learns from, those before which it was least certain (arXiv 2506.01939,
+    which takes 0.2); others have no term but their KL's, and count in means all the same."""
     num_generations: int = attrs.field(default=8, validator=number(kind=int, low=2))
     """Number of completions of each prompt: a group, within which rewards are compared."""
     scale_rewards: Scale | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Scale)))
@@ -314,12 +355,17 @@ class GRPOSettings(GroupSettings):
             raise ValueError(
                 f"kl_estimator={self.kl_estimator!r} has no effect with kl_weight=0; set a weight, or leave it out"
             )
+        self._check_alone(not self.use_adaptive_entropy, _ADAPTIVE, "with use_adaptive_entropy=False")
+        if self.entropy_coef_min > self.entropy_coef_max:
+            raise ValueError(f"entropy_coef_min={self.entropy_coef_min} is above entropy_coef_max={self.entropy_coef_max}")
         decoupled = f"with multi_objective_aggregation={self.multi_objective_aggregation!r}"
         self._check_alone(self.decoupled, ("scale_rewards",), f"{decoupled}, which divides by deviations of its own")
         self._check_alone(self.decoupled, ("reward_clip_range",), f"{decoupled}, which adds up no rewards as they are")
-        gated = kind.clipped == "gate"
-        self._check_alone(gated, ("clip", "clip_high", "dual_clip"), f"with loss_type={self.loss_type!r}, which clips nothing")
-        self._check_alone(not gated, ("sapo_temperature_pos", "sapo_temperature_neg"), f"with loss_type={self.loss_type!r}")
+        form = f"with loss_type={self.loss_type!r}"
+        self._check_alone(not kind.bounded, ("clip", "clip_high", "dual_clip"), f"{form}, which clips nothing")
+        self._check_alone(kind.clipped != "gate", ("sapo_temperature_pos", "sapo_temperature_neg"), form)
+        self._check_alone(kind.clipped != "gamma", _GAMMA, form)
+        self._check_alone(kind.clipped == "gamma", ("importance_sampling_level",), f"{form}, whose ratio is a completion's")
         if self.dual_clip is None:
             return
         _, high = kind.bounds(self.clip, self.clip_high)
@@ -334,6 +380,14 @@ class GRPOSettings(GroupSettings):
         return self.loss_type
 
     @property
+    def policy(self) -> PolicyKind:
+        """Row of `loss_type`, with the ratio of `importance_sampling_level`."""
+        row, level = POLICY_KINDS[self.loss_type], self.importance_sampling_level
+        if level is None or (level == "sequence" and row.ratio != "token"):
+            return row
+        return attrs.evolve(row, ratio="token" if level == "token" else "sequence_mean")
+
+    @property
     def decoupled(self) -> bool:
         """Whether each reward is normalised by itself."""
         return self.multi_objective_aggregation == "normalize_then_sum"
@@ -343,6 +397,13 @@ class GRPOSettings(GroupSettings):
         """Temperatures of the loss type, where it has some."""
         temperatures = self.sapo_temperature_pos, self.sapo_temperature_neg
         return temperatures if POLICY_KINDS[self.loss_type].clipped == "gate" else None
+
+    @property
+    def gamma_weights(self) -> tuple[tuple[float, float], tuple[float, float]] | None:
+        """(k, λ) of the loss type, advantages that are not negative first, where it has some."""
+        if POLICY_KINDS[self.loss_type].clipped != "gamma":
+            return None
+        return (self.vespo_k_pos, self.vespo_lambda_pos), (self.vespo_k_neg, self.vespo_lambda_neg)
 
     @property
     def scale(self) -> Scale:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 Ratio = Literal["token", "sequence_sum", "sequence_mean"]
+Level = Literal["token", "sequence"]
 Reduce = Literal["tokens", "mean", "sum", "max_length"]
-Clipped = Literal["objective", "weight", "gate"]
+Clipped = Literal["objective", "weight", "gate", "gamma"]
 Scale = Literal["group", "batch", "none"]
 
 
@@ -18,10 +19,8 @@ Scale = Literal["group", "batch", "none"]
 class PolicyKind:
     """One policy loss.
 
-    >>> PolicyKind(ratio="sequence_mean", reduce="tokens")
-    Traceback (most recent call last):
-        ...
-    ValueError: a ratio of whole completions gives one number each: reduce must be 'mean' or 'sum', not 'tokens'
+    >>> PolicyKind(ratio="sequence_mean", reduce="tokens").per_token
+    True
     """
 
     ratio: Ratio
@@ -35,7 +34,8 @@ class PolicyKind:
     clipped: Clipped = "objective"
     """What is clipped: the ratio in the objective, whose gradient ends there
     ("objective"), or the ratio as a weight without gradient of A · log π ("weight"); or nothing is, and a sigmoid of the ratio
-    stands in its place, whose gradient fades on both sides of 1 ("gate")."""
+    stands in its place, whose gradient fades on both sides of 1 ("gate"), or its weight without gradient of A · log π is one
+    that falls on both sides of 1, the density of a Gamma distribution ("gamma")."""
     clip: tuple[float | None, float] = (0.2, 0.2)
     """How far the ratio may fall below 1, and rise above it, where nothing else is set;
     None does not bound it below. Not read where nothing is clipped."""
@@ -48,16 +48,20 @@ class PolicyKind:
     """What GRPO divides its advantages by where `scale_rewards` is not set:
     a standard deviation, of the group or the batch, or nothing."""
 
-    def __attrs_post_init__(self) -> None:
-        if self.clipped != "objective" and self.ratio != "token":
-            raise ValueError(
-                f"a {self.clipped} of each token's log-probability is the token's own: ratio must be 'token', not "
-                f"{self.ratio!r}"
-            )
-        if self.ratio != "token" and self.reduce not in ("mean", "sum"):
-            raise ValueError(
-                f"a ratio of whole completions gives one number each: reduce must be 'mean' or 'sum', not {self.reduce!r}"
-            )
+    @property
+    def per_token(self) -> bool:
+        """Whether each token has a loss of its own, also where all of a completion's have one ratio."""
+        return self.ratio == "token" or self.weighs or self.reduce in ("tokens", "max_length")
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the ratio is a weight without gradient of A · log π."""
+        return self.clipped in ("weight", "gamma")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the ratio is clipped by bounds at all."""
+        return self.clipped in ("objective", "weight")
 
     @property
     def unit(self) -> str:
@@ -80,6 +84,7 @@ POLICY_KINDS: dict[str, PolicyKind] = {
         ratio="token", reduce="tokens", clipped="weight", clip=(None, 4.0), grpo=True
     ),
     "sapo": PolicyKind(ratio="token", reduce="mean", clipped="gate", grpo=True),  # arXiv 2511.20347
+    "vespo": PolicyKind(ratio="sequence_sum", reduce="tokens", clipped="gamma", grpo=True),  # arXiv 2602.10693
     "ppo": PolicyKind(ratio="token", reduce="tokens"),  # arXiv 1707.06347, equation 7
     "rloo": PolicyKind(ratio="sequence_sum", reduce="mean", kl=False),  # arXiv 2402.14740
 }
@@ -88,6 +93,10 @@ POLICY_KINDS: dict[str, PolicyKind] = {
 
 GATE = (1.0, 1.05)
 """Temperatures of a gate where the advantage is positive, and where it is not, as in the paper of SAPO."""
+
+
+GAMMA = ((2.0, 3.0), (3.0, 2.0))
+"""(k, λ) of a Gamma weight where the advantage is not negative, and where it is, as TRL has them by default."""
 
 
 def grpo_kinds() -> list[str]:

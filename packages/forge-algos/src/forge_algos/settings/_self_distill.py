@@ -59,6 +59,11 @@ class SDFTSettings:
     """Share of the probability whose likeliest tokens are sampled from; 1 is all."""
     top_k: int = attrs.field(default=0, validator=number(kind=int))
     """Number of likeliest tokens that are sampled from; 0 is all."""
+    min_p: float = attrs.field(default=0.0, validator=_share)
+    """Share of the likeliest token's probability below which no token is sampled; 0 is all."""
+    repetition_penalty: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
+    """Divisor, while sampling, of the positive logits of tokens that prompt or completion have
+    already, and factor of their negative ones; above 1 they come less often (arXiv 1909.05858)."""
     skip_tokens: int = attrs.field(default=0, validator=number(kind=int))
     """Number of first tokens of each completion that nothing is learned from:
     there a teacher may speak of the example that the student was not shown."""

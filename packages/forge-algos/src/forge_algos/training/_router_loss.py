@@ -28,7 +28,7 @@ class Routers:
     """Routers of a mixture of experts, as its configuration and a made-up row show them."""
 
     coefficient: float
-    """`router_aux_loss_coef`: weight of the auxiliary loss."""
+    """`router_aux_loss_coef`, the run's or the configuration's: weight of the auxiliary loss."""
     layers: int
     experts: int
     """E."""
@@ -36,7 +36,7 @@ class Routers:
     """k: experts of each token."""
 
 
-def routers_of(model: nn.Module, *, device: torch.device) -> tuple[Routers | None, str]:
+def routers_of(model: nn.Module, *, device: torch.device, coefficient: float | None = None) -> tuple[Routers | None, str]:
     """Return the routers whose load is balanced in training, and what was found.
 
     None, with no reason, for a configuration without a coefficient or with 0; None and the reason for a class that returns no
@@ -46,9 +46,12 @@ def routers_of(model: nn.Module, *, device: torch.device) -> tuple[Routers | Non
     Args:
         model: bare or wrapped; where it is divided over ranks, every rank calls this.
         device: where the row goes.
+        coefficient: weight of the auxiliary loss; None is the configuration's.
     """
     causal = causal_model(model)
-    coefficient, top_k = _setting(causal, "router_aux_loss_coef", "aux_loss_coef"), _setting(causal, "num_experts_per_tok")
+    if coefficient is None:
+        coefficient = _setting(causal, "router_aux_loss_coef", "aux_loss_coef")
+    top_k = _setting(causal, "num_experts_per_tok")
     name = type(causal).__name__
     if not coefficient:
         return None, ""
@@ -293,9 +296,11 @@ class RouterLoss:
         return [*record.loads.flatten().tolist(), record.rows]
 
 
-def make_router_loss(model: nn.Module, kind: MoEAuxLoss, *, device: torch.device, parallel: Parallel) -> RouterLoss | None:
+def make_router_loss(
+    model: nn.Module, kind: MoEAuxLoss, *, device: torch.device, parallel: Parallel, coefficient: float | None = None
+) -> RouterLoss | None:
     """Make the auxiliary loss of a model's routers; None where there is none, or with "off"."""
     if kind == "off":
         return None
-    routers, _ = routers_of(model, device=device)
+    routers, _ = routers_of(model, device=device, coefficient=coefficient)
     return None if routers is None else RouterLoss(model, routers, kind, parallel)

@@ -22,7 +22,7 @@ from forge_algos._parallel import ALONE, Parallel
 from forge_algos.adaptations.base._adaptation import Adaptation
 from forge_algos.isolation._guard import guard_packed
 from forge_algos.losses import LossTerms
-from forge_algos.objectives import Bound, Objective
+from forge_algos.objectives import Bound, FollowsSteps, Objective
 from forge_algos.settings._moe import MoEAuxLoss
 from forge_algos.training._average import WeightAverage
 from forge_algos.training._columns import Columns, columns
@@ -78,6 +78,7 @@ def train(
     first_step: int = 1,
     on_nan: Literal["stop", "skip"] = "stop",
     moe_aux_loss: MoEAuxLoss = "global",
+    router_aux_loss_coef: float | None = None,
     average: WeightAverage | None = None,
     keep_casts: bool = False,
 ) -> Iterator[StepOutput]:
@@ -113,6 +114,7 @@ def train(
             "global", over all tokens of the step's micro-batches that have something to learn, for which each is run once more
             without gradients where a rank has several; "trl", the mean of each micro-batch's own; or "off". An evaluation's
             loss is without it.
+        router_aux_loss_coef: its weight; None is the one in the model's configuration.
         average: moving average of the weights, which follows the steps.
         keep_casts: make the casts of `autocast` once a step, not for each micro-batch and recomputation. They lie beside the
             weights until the step's last backward pass: not for weights that ranks divide.
@@ -142,7 +144,7 @@ def train(
         # What a probe tries is what trains: the same kernels, in the same dtype.
         with autocast():
             bound = objective.bind(model, device=device)
-        router_loss = make_router_loss(model, moe_aux_loss, device=device, parallel=parallel)
+        router_loss = make_router_loss(model, moe_aux_loss, device=device, parallel=parallel, coefficient=router_aux_loss_coef)
         hooks.enter_context(router_loss.hooked() if router_loss else nullcontext())
         remaining, step = iter(steps), first_step
         started = time.perf_counter()
@@ -188,6 +190,10 @@ def train(
                     adaptation.after_step()
                 if average is not None:
                     average.after_step(step, moved=moves)
+                if isinstance(objective, FollowsSteps):
+                    if moves:
+                        objective.after_step(figures)
+                    figures = {**figures, **objective.state()}
             _advance(scheduler, moved=moves)
             yield StepOutput(
                 step=step,

@@ -24,6 +24,8 @@ _OF_TEXT = ("input_ids", "attention_mask", "text_replacement_offsets")
 _FILES = ("processor_config.json", "preprocessor_config.json")
 """Files of a directory that say what its processor does."""
 _BFLOAT16 = "bfloat16"
+_SIZES = ((64, 96), (160, 48), (220, 230), (24, 24), (300, 30), (20, 240))
+"""Pixels of made-up images that a processor cuts or pads in unlike ways, if it does so at all."""
 _OF_TOKENS = ("mm_token_type_ids", "token_type_ids")
 """Arrays with a number for each token that processors make of the ids."""
 
@@ -117,13 +119,14 @@ class ModelProcessor:
         """Tell whether the arrays of two texts are those of one and behind them the other's."""
         from PIL import Image as Pillow
 
-        pixels = [Pillow.effect_noise(size, 64).convert("RGB") for size in ((64, 96), (160, 48), (220, 230))]
-        apart = [self.arrays(pixels[:1], ""), self.arrays(pixels[1:], "")]
-        texts = [self.placeholder, self.placeholder * 2]
+        pixels = [Pillow.effect_noise(size, 64).convert("RGB") for size in _SIZES]
+        rows = [pixels[:1], pixels[1:3], *([image] for image in pixels[3:])]
+        apart = [self.arrays(row, "") for row in rows]
+        texts = [self.placeholder * len(row) for row in rows]
         how = {"add_special_tokens": False, "padding": True, "return_tensors": "np"}
         try:
-            both = self._processor(text=texts, images=[pixels[:1], pixels[1:]], **how)
-            return all(np.array_equal(np.concatenate([of[name] for of in apart]), np.asarray(both[name])) for name in apart[0])
+            made = self._processor(text=texts, images=rows, **how)
+            return all(np.array_equal(np.concatenate([of[name] for of in apart]), np.asarray(made[name])) for name in apart[0])
         except Exception:  # noqa: BLE001 - a processor may raise anything, and arrays of unlike shapes do not join
             return False
 

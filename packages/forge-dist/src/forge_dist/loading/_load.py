@@ -149,7 +149,11 @@ def read_model(
             if divided is not None:
                 kind, arguments = _divided_class(path, config, divided, task)
             if request.quantization is not None:
-                arguments |= QuantizedLoad(request.quantization, device).arguments(model_path, task)
+                outline = None
+                if is_multimodal(named):
+                    with torch.device("meta"):
+                        outline = kind.from_config(copy.deepcopy(named), trust_remote_code=False, attn_implementation=attention)
+                arguments |= QuantizedLoad(request.quantization, device).arguments(model_path, task, outline)
             arguments |= dequantized
             model, report = kind.from_pretrained(
                 path,

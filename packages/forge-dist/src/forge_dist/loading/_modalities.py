@@ -46,6 +46,16 @@ def other_modalities(model: "PreTrainedModel") -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in named if id(parameter) not in language}
 
 
+def modules_beside_language(model: "PreTrainedModel") -> list[str]:
+    """Return names of the outermost modules that hold weights, none of them of the language part."""
+    others, found = set(other_modalities(model)), list[str]()
+    for name, module in model.named_modules() if others else ():
+        own = [f"{name}.{parameter}" for parameter, _ in module.named_parameters()]
+        if own and others.issuperset(own) and not any(name.startswith(f"{outer}.") for outer in found):
+            found.append(name)
+    return found
+
+
 def language_dtype(model: "PreTrainedModel") -> torch.dtype:
     """Return the dtype of the language part; of a model of text alone, of the model."""
     if not is_multimodal(model.config):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from forge_dist._errors import ModelError
+from forge_dist.loading._modalities import modules_beside_language
 from forge_dist.loading._model_path import Task
 from forge_dist.loading._task import HEAD, makes_head
 
@@ -29,8 +30,13 @@ class QuantizedLoad:
     device: torch.device
     """Device on which the weights are quantized, and stay."""
 
-    def arguments(self, model_path: str, task: Task) -> dict[str, Any]:
+    def arguments(self, model_path: str, task: Task, outline: "PreTrainedModel | None" = None) -> dict[str, Any]:
         """Return the further arguments of `from_pretrained`.
+
+        Args:
+            model_path: for errors.
+            task: what is loaded.
+            outline: the same model without data, where it is one of several modalities.
 
         Raises:
             ModelError: a package that transformers needs is not installed.
@@ -42,7 +48,9 @@ class QuantizedLoad:
                 "'forge-dist[bitsandbytes]'`"
             )
         config: Any = copy.deepcopy(self.config)  # transformers writes into it
-        if makes_head(task):
+        if outline is not None:
+            config.llm_int8_skip_modules = _kept(outline, config, task)
+        elif makes_head(task):
             # A head of one number, or one a label, new and trained: transformers spares only those that give logits.
             config.llm_int8_skip_modules = sorted({*(config.llm_int8_skip_modules or ()), HEAD})
         return {"quantization_config": config, "device_map": {"": self.device}}
@@ -51,11 +59,9 @@ class QuantizedLoad:
 def quantize_outline(model: "PreTrainedModel", config: "QuantizationConfigMixin", task: Task) -> None:
     """Put quantized layers where a quantized load has them; on the meta device."""
     from transformers.integrations import replace_with_bnb_linear
-    from transformers.quantizers.base import get_keys_to_not_convert
 
     own: Any = config
-    kept = {*(own.llm_int8_skip_modules or get_keys_to_not_convert(model)), *([HEAD] if makes_head(task) else [])}
-    replace_with_bnb_linear(model, modules_to_not_convert=sorted(kept), quantization_config=own)
+    replace_with_bnb_linear(model, modules_to_not_convert=_kept(model, own, task), quantization_config=own)
     for module in int8_layers(model).values():
         weight, scales = module.weight, torch.empty(module.out_features, device="meta")
         codes = torch.empty_like(weight, dtype=torch.int8)
@@ -71,6 +77,17 @@ def quantize_outline(model: "PreTrainedModel", config: "QuantizationConfigMixin"
         module.weight = type(weight)(
             codes, requires_grad=False, quant_state=state, bnb_quantized=True, module=module, **options
         )
+
+
+def _kept(model: "PreTrainedModel", config: Any, task: Task) -> list[str]:
+    """Return names of modules that keep their bits: heads, and what is beside the language.
+
+    Small as it is, a vision tower in 4 bits would show the language part other images than the model sees later.
+    """
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    named = config.llm_int8_skip_modules or get_keys_to_not_convert(model)
+    return sorted({*named, *([HEAD] if makes_head(task) else []), *modules_beside_language(model)})
 
 
 def quantization_of(model: "PreTrainedModel") -> "QuantizationConfigMixin | None":

@@ -29,7 +29,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("attention", "device"), "MLX computes on its own device, in its own way"),
     "adapter_path": "mlx-lm begins a LoRA of its own",
     "activation_checkpointing": "mlx-lm's is for whole models",
-    "moe_aux_loss": "mlx-lm adds none",
+    **dict.fromkeys(("moe_aux_loss", "router_aux_loss_coef"), "mlx-lm adds none"),
     **dict.fromkeys(("nproc_per_node", "nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"), _ONE),
     **dict.fromkeys(("max_restarts", "connect_seconds"), _ONE),
     "on_nan": "mlx-lm has moved the weights when it tells the loss: such a run stops",

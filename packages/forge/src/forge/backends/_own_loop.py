@@ -53,8 +53,9 @@ REFUSED_BY_ALL: dict[str, str] = {
     "max_grad_norm": "it clips at 1",
     "on_nan": "it looks at no loss",
     "packing": "it packs as it does",
+    "shuffle": "it draws rows in an order of its own",
     **dict.fromkeys(("attention", "compile", "kernels"), "it chooses its own"),
-    "moe_aux_loss": "it adds what transformers adds",
+    **dict.fromkeys(("moe_aux_loss", "router_aux_loss_coef"), "it adds what transformers adds"),
     **dict.fromkeys(
         ("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload", "activation_checkpointing"),
         "it divides the model in its own way",

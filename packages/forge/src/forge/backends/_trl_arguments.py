@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import forge_algos
 from forge._counted import counted
 from forge._errors import SettingsError
 
@@ -44,6 +43,7 @@ OBJECTIVE: dict[str, dict[str, str]] = {
     "reward": {"centering": "center_rewards_coefficient"},
     "grpo": {
         "loss_type": "loss_type",
+        "importance_sampling_level": "importance_sampling_level",
         "num_generations": "num_generations",
         "num_iterations": "num_iterations",
         "scale_rewards": "scale_rewards",
@@ -54,12 +54,18 @@ OBJECTIVE: dict[str, dict[str, str]] = {
         "dual_clip": "delta",
         "off_policy_mask_threshold": "off_policy_mask_threshold",
         "entropy_coef": "entropy_coef",
+        "top_entropy_quantile": "top_entropy_quantile",
+        **{name: name for name in ("use_adaptive_entropy", "entropy_target", "entropy_coef_delta")},
+        **{name: name for name in ("entropy_coef_min", "entropy_coef_max")},
         "sapo_temperature_pos": "sapo_temperature_pos",
         "sapo_temperature_neg": "sapo_temperature_neg",
+        **{name: name for name in ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")},
         "kl_estimator": "use_bias_correction_kl",
         "temperature": "temperature",
         "top_p": "top_p",
         "top_k": "top_k",
+        "min_p": "min_p",
+        "repetition_penalty": "repetition_penalty",
         "max_new_tokens": "max_completion_length",
         "mask_truncated": "mask_truncated_completions",
         "reference_sync_steps": "ref_model_sync_steps",
@@ -75,7 +81,7 @@ BY_FORGE: dict[str, tuple[str, ...]] = {
     "grpo": ("reference", "reward", "updates_per_pass"),
 }
 """Verb → settings of its objective that are no argument: a model that the trainer is given, functions, the cut of a step."""
-NONE_IF_ZERO = ("neftune_alpha", "centering")
+NONE_IF_ZERO = ("neftune_alpha", "centering", "min_p")
 
 
 class Cut(NamedTuple):
@@ -164,7 +170,7 @@ def arguments(
         "dataloader_pin_memory": not on_cpu,
     }
     if verb != "reward":
-        found["router_aux_loss_coef"] = None if s.moe.moe_aux_loss == "trl" else 0.0
+        found["router_aux_loss_coef"] = s.moe.router_aux_loss_coef if s.moe.moe_aux_loss == "trl" else 0.0
     if verb != "grpo":
         found |= {"max_length": None, "pad_to_multiple_of": s.passed_on.pad_to_multiple_of}
     for ours, theirs in OBJECTIVE[verb].items():
@@ -185,7 +191,7 @@ def arguments(
 
 def _ratio(s: Any) -> dict[str, Any]:
     """Return what a policy loss is called there, and the bounds of its ratio."""
-    kind = forge_algos.losses.POLICY_KINDS[s.loss_type]
+    kind = s.policy
     low, high = kind.bounds(s.clip, s.clip_high)
     of_completions = kind.ratio == "sequence_mean"
     return {

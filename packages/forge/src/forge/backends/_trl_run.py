@@ -354,7 +354,7 @@ def _check_routers(task: Task, s: Any, model: Any, device: Any) -> None:
     asked = s.moe.moe_aux_loss
     if asked == "off" or (asked == "trl" and task.name != "reward"):
         return
-    routers, _ = forge_algos.routers_of(model, device=device)
+    routers, _ = forge_algos.routers_of(model, device=device, coefficient=s.moe.router_aux_loss_coef)
     if routers is not None:
         ways = "off" if task.name == "reward" else "trl or off"
         raise SettingsError(f"moe_aux_loss={asked} is not available with backend=trl: choose {ways}, or backend=forge.")

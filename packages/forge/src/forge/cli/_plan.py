@@ -17,7 +17,7 @@ from forge._counted import counted
 from forge._errors import RunDirectoryError, SettingsError
 from forge.cli._options import converter_of, field_texts, with_signature
 
-_FIXED = ("effective_batch_size", "num_epochs", "max_steps", "max_tokens", "seed")
+_FIXED = ("effective_batch_size", "num_epochs", "max_steps", "max_tokens", "seed", "shuffle")
 _OWN = {
     "path": (str, "A saved plan (plan.npz), a run directory, or a token store to plan for."),
     "draw": (
@@ -140,6 +140,7 @@ def _make(path: Path, settings: forge_packing.PlanSettings, world_size: int | No
         max_tokens=tokens,
         world_size=1 if world_size is None else world_size,
         seed=settings.seed,
+        shuffle=settings.shuffle,
         epochs=None,
         loss_counts=items.loss_counts,
         sources=items.sources,

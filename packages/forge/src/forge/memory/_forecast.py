@@ -269,6 +269,7 @@ class Rehearsed(NamedTuple):
             buckets=self.planned.ranks > 1 and self.planned.strategy == "ddp",
             max_grad_norm=s.optimizer.max_grad_norm,
             moe_aux_loss=s.moe.moe_aux_loss,
+            router_aux_loss_coef=s.moe.router_aux_loss_coef,
             keep_casts=keeps_casts(self.planned.strategy),
             average=getattr(source, "average", None),
         )

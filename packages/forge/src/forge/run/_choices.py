@@ -199,21 +199,28 @@ def operations_of(task: Task, s: Any, plan: forge_packing.BatchPlan, model_path:
     return 6 * forge_dist.weight_bytes(model_path) / width * tokens
 
 
+def refuse_unread(s: Any, why: str) -> None:
+    """Refuse settings of an auxiliary loss that a model has not, for the reason `why`."""
+    coefficient = s.moe.router_aux_loss_coef
+    named = "moe_aux_loss=trl" if coefficient is None else f"router_aux_loss_coef={coefficient:g}"
+    if coefficient is not None or s.moe.moe_aux_loss == "trl":
+        reason = why or "this model's configuration has no router_aux_loss_coef, or 0"
+        raise SettingsError(f"{named} has no effect: {reason}. Leave it out.")
+
+
 def report_routers(report: Reporter, s: Any, model: Any, plan: forge_packing.BatchPlan, device: Any) -> None:
     """Log the auxiliary loss of the model's routers and what it costs; every rank calls this.
 
     Raises:
-        SettingsError: moe_aux_loss=trl, and there is none.
+        SettingsError: moe_aux_loss=trl or router_aux_loss_coef, and there is none.
 
     """
     kind = s.moe.moe_aux_loss
     if kind == "off":
         return
-    routers, why = forge_algos.routers_of(model, device=device)
+    routers, why = forge_algos.routers_of(model, device=device, coefficient=s.moe.router_aux_loss_coef)
     if routers is None:
-        if kind == "trl":
-            reason = why or "this model's configuration has no router_aux_loss_coef, or 0"
-            raise SettingsError(f"moe_aux_loss=trl has no effect: {reason}. Leave it out.")
+        refuse_unread(s, why)
         if why:
             report.note(f"WARNING: no auxiliary loss of the routers: {why}")
         return

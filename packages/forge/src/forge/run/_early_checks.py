@@ -17,6 +17,7 @@ import forge_data
 import forge_dist
 from forge._errors import SettingsError
 from forge.memory._forecast import without_measurements
+from forge.run._choices import refuse_unread
 from forge.run._loading import Tried, quantized
 from forge.run._resume import is_finished
 from forge.run._rows import SETTINGS, Rows
@@ -199,8 +200,8 @@ def _check_draft(s: Any, machine: forge_accel.Accelerator, draft: Any) -> None:
                 f"weights={s.device.weights} is moved by adamw_8bit, which needs bitsandbytes, and it cannot be imported "
                 f"({error.__cause__}): `pip install 'forge-algos[bitsandbytes]'`, or leave weights out."
             ) from error
-    if s.moe.moe_aux_loss == "trl":
-        routers, why = forge_algos.routers_of(draft, device=machine.device.value)
+    coefficient = s.moe.router_aux_loss_coef
+    if s.moe.moe_aux_loss == "trl" or coefficient is not None:
+        routers, why = forge_algos.routers_of(draft, device=machine.device.value, coefficient=coefficient)
         if routers is None:
-            reason = why or "this model's configuration has no router_aux_loss_coef, or 0"
-            raise SettingsError(f"moe_aux_loss=trl has no effect: {reason}. Leave it out.")
+            refuse_unread(s, why)

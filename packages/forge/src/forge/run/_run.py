@@ -240,6 +240,9 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     divided = getattr(getattr(source, "run", this), "plan", plan)
     if divided is not plan:  # what was planned to be shared is not
         ranks.first(lambda: divided.save(out.path / "plan" / "plan.npz"))
+    follows = source.objective if isinstance(source.objective, forge_algos.FollowsSteps) else None
+    if follows is not None and at.objective:
+        follows.resume(at.objective)
     divergence = BaseDivergence(this)
     if restored is None:
         source.check_start()
@@ -373,6 +376,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 first_step=at.step + 1,
                 on_nan=s.optimizer.on_nan,
                 moe_aux_loss=s.moe.moe_aux_loss,
+                router_aux_loss_coef=s.moe.router_aux_loss_coef,
                 average=source.average,
                 keep_casts=keeps_casts(strategy.name),
             ):
@@ -386,6 +390,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                     samples=at.samples + made,
                     skipped=at.skipped + last.skipped,
                     measured=None,
+                    objective={} if follows is None else follows.state(),
                 )
                 out.began = True
                 measuring = 0.0 if first_steps is None else first_steps.made()

@@ -56,6 +56,8 @@ class Position:
     """Evaluation after this very step."""
     best: Best = attrs.field(factory=Best, converter=lambda found: Best(**found) if isinstance(found, dict) else found)
     """Best evaluation so far."""
+    objective: dict[str, float] = attrs.field(factory=dict)
+    """Numbers of the objective that steps change."""
     metrics_bytes: int = 0
     """Length of metrics.jsonl."""
     seconds: float = 0.0

@@ -41,6 +41,7 @@ RENAMED = {
         "beta2": "adam_beta2",
         "eps": "adam_epsilon adamw_eps",
         "seed": "random_seed random_state",
+        "shuffle": "shuffle_dataset",
         "label_smoothing": "label_smoothing_factor dpo_label_smoothing",
         "neftune_alpha": "neftune_noise_alpha",
         "lora_r": "r lora_rank",
@@ -92,6 +93,7 @@ RENAMED = {
         "clip": "epsilon cliprange",
         "clip_high": "epsilon_high",
         "dual_clip": "delta clip_ratio_c",
+        "router_aux_loss_coef": "moe_aux_loss_coef",
         "overlong_buffer": "soft_punish_cache overlong_buffer_len",
         "max_resamples": "max_num_gen_batches",
         "mask_truncated": "mask_truncated_completions",
@@ -122,6 +124,8 @@ SWITCHES = {
     "train_on_prompt": "train_on=all",
     "unmask_messages": "train_on=all",
     "mask_history": "train_on=last",
+    "disable_shuffling": "shuffle=false",
+    "curriculum_sampling": "shuffle=false",
     "precompute_ref_log_probs": "reference=stored",
     "sync_ref_model": "reference=moving",
     "use_bias_correction_kl": "kl_estimator=unbiased",
@@ -220,7 +224,6 @@ TOLD = {
         "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights, or cpo_alpha of simpo": "pref_ftx",
         "name the weights that train in unfrozen_parameters": """freeze_trainable_layers freeze_trainable_modules
             freeze_extra_modules""",
-        "the ratio is a completion's with loss_type=gspo, and each token's with the others": "importance_sampling_level",
         "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token special_tokens",
         "give paths in data_path": "dataset_dir",
         "a server samples with sampler=vllm and sampler_url; it is started by itself": """use_vllm vllm_mode
@@ -233,6 +236,8 @@ TOLD = {
         "an argument of the verbs in Python: a list of objects that watch the run": "callbacks",
         "files are read in constant memory": "streaming buffer_size",
         "rows are packed without padding, in random order, so that sorting by length would save nothing": "group_by_length",
+        "shuffle=false takes rows as they stand in the files, one file after the other": """train_sampling_strategy
+            shuffle_merged_datasets""",
         "effective_batch_size counts prompts of a rollout, updates_per_pass the steps made of one": "steps_per_generation",
         "one seed is that of all: seed": "data_seed",
         _ALWAYS_ON: " ".join(NOT_NEEDED),
@@ -286,8 +291,10 @@ OWN = {
         "classify": "labels problem_type",
         "embed": "query_prefix document_prefix pooling exclude_same_text margin",
         "ppo": "lam value_weight value_clip whiten",
-        "grpo": """scale_rewards multi_objective_aggregation entropy_coef off_policy_mask_threshold dual_clip
-            kl_estimator sapo_temperature_pos sapo_temperature_neg""",
+        "grpo": """scale_rewards multi_objective_aggregation entropy_coef top_entropy_quantile
+            use_adaptive_entropy entropy_target entropy_coef_delta entropy_coef_min entropy_coef_max
+            off_policy_mask_threshold dual_clip kl_estimator importance_sampling_level
+            sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg""",
         "sft and osft": "neftune_alpha",
         "sft, osft and embed": "loss",
         "dpo, kto and grpo": "loss_type",
@@ -301,7 +308,8 @@ OWN = {
         "distill, sdft, dpo, orpo, simpo and kto": "beta",
         "distill, sdft, embed, ppo, grpo and rloo": "temperature",
         "dpo, orpo, simpo, kto and reward": "on_bad_pair",
-        "sdft, ppo, grpo and rloo": "max_prompt_len num_generations max_new_tokens top_p top_k",
+        "sdft, ppo, grpo and rloo": """max_prompt_len num_generations max_new_tokens top_p top_k min_p
+            repetition_penalty""",
         "rloo": "normalize_advantages",
         "ppo, grpo and rloo": """reward reward_weights reward_clip_range reward_model_path on_reward_error
             clip clip_high updates_per_pass mask_truncated missing_eos_penalty

@@ -294,11 +294,8 @@ class RehearsedRollouts:
         for prompts in (self._prompts(), *held_out):
             yield from sampler.first_and_last(
                 [prompt.input_ids for prompt in prompts],
-                num_generations=own.num_generations,
                 max_new_tokens=own.max_new_tokens,
-                temperature=own.temperature,
-                top_p=own.top_p,
-                top_k=own.top_k,
+                **forge_algos.online.draw_options(own),
             )
 
     def _prompts(self) -> Any:

@@ -241,6 +241,7 @@ class Task(ABC):
             max_tokens=row_tokens(s),
             world_size=world_size,
             seed=s.plan.seed,
+            shuffle=s.plan.shuffle,
             epochs=None,
             loss_counts=items.loss_counts,
             sources=items.sources,

@@ -1,8 +1,10 @@
 """Clipped policy gradients from log-probabilities of sampled tokens, and the value loss."""
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+import attrs
 import torch
 
 from forge_algos._errors import LossError
@@ -11,9 +13,11 @@ from forge_algos.losses._kl import estimate
 from forge_algos.losses._numeric import finite_exp
 from forge_algos.losses._sums import sums
 from forge_algos.losses._terms import LossTerms, summed
-from forge_algos.settings._policy_kinds import GATE, POLICY_KINDS
+from forge_algos.settings._policy_kinds import GAMMA, GATE, POLICY_KINDS, Ratio
 from forge_algos.settings._validators import either
 
+_LEAST, _MOST = math.log(1e-8), 20.0
+"""Least and greatest log-ratio of a sample of which a Gamma weight is taken, as in TRL."""
 LOSS_ESTIMATORS = ("k3", "unbiased")
 """Estimators of the KL to the reference that may be a part of the loss."""
 
@@ -31,6 +35,9 @@ class _Row(NamedTuple):
     def means(self, values_T: torch.Tensor) -> torch.Tensor:
         return self.sums(values_T) / self.lengths.clamp(min=1)
 
+    def spread(self, values_B: torch.Tensor) -> torch.Tensor:
+        return values_B.repeat_interleave(self.lengths, output_size=sum(self.sizes))
+
 
 def policy_gradient(
     logps: torch.Tensor,
@@ -39,6 +46,7 @@ def policy_gradient(
     lengths: torch.Tensor | Sequence[int],
     *,
     kind: str = "dapo",
+    ratio: Ratio | None = None,
     clip: float | None = None,
     clip_high: float | None = None,
     dual_clip: float | None = None,
@@ -47,6 +55,7 @@ def policy_gradient(
     kl_weight: float = 0.0,
     kl_estimator: str = "k3",
     temperatures: tuple[float, float] | None = None,
+    gamma_weights: tuple[tuple[float, float], tuple[float, float]] | None = None,
     off_policy_threshold: float | None = None,
 ) -> LossTerms:
     """Sum -min(ρA, clamp(ρ, 1 - clip, 1 + clip_high)A), normalised as the kind is.
@@ -65,6 +74,9 @@ def policy_gradient(
       weight below too.
     - `sapo` (2511.20347): -4/τ·σ(τ(ρ - 1))·A of a token, whose gradient is that of ρA at 1 and fades on both sides of it; the
       mean over each sample's tokens is one term, `.count` is B.
+    - `vespo` (2602.10693): -sg(φ(ρ))·A·log π of a token, ρ the product of its sample's, φ(ρ) = ρ^k·e^(λ(1 - ρ)), which is 1
+      at 1 and falls on both sides of its peak at k/λ; `.count` is T. A token's log-ratio counts up to ±20, a sample's from
+      log 1e-8 to 20, as in TRL.
     - `rloo` (2402.14740): ρ of a whole sample, from summed log-probabilities; `.count` is B.
 
     No term depends on another sample: what couples samples is the advantages, which are an argument (`group_advantages`,
@@ -74,16 +86,19 @@ def policy_gradient(
     Args:
         logps: float[T], the policy's log-probabilities of the learned tokens, samples one after another, in nats.
         old_logps: float[T], those of the policy that sampled; `logps.detach()` for a first, on-policy step.
-        advantages: float[B], or where ratios are those of tokens float[T] (as from `gae`); no gradient reaches them.
+        advantages: float[B], or where tokens have losses of their own float[T] (as from `gae`); no gradient reaches them.
         lengths: int[B], tokens of each sample; they add up to T. On the CPU, so that nothing waits for the device.
-        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, grpo, gspo, luspo, ppo, rloo or sapo.
+        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, grpo, gspo, luspo, ppo, rloo, sapo or
+            vespo.
+        ratio: whose ratio, in the place of the kind's: token, sequence_mean (as in `gspo`) or sequence_sum (as in `rloo`).
+            Terms and what they are divided by stay the kind's: with `dapo` a sample's ratio then counts once a token.
         clip: above 0 and below 1; None is the kind's own: 0.2, 0.0003 for `gspo` and `luspo`, no bound for `cispo`. Not for
-            `sapo`.
+            `sapo` and `vespo`.
         clip_high: above 0; None is `clip`, or the kind's own where that is None too: 0.2, 0.0004 for `gspo` and
             `luspo`, 4 for `cispo`. DAPO uses 0.28 over 0.2.
         dual_clip: above 1 + clip_high: what ρ counts at most where the advantage is negative, so that no such term is without
             bound (c of 1912.09729, equation 5, δ of 2505.07291, equation 1). Not for `cispo`, whose weights are bounded,
-            and `sapo`.
+            `sapo` and `vespo`.
         max_length: tokens of the longest sample that was possible; for kinds that divide by it (`dr_grpo`), and only for them.
         ref_logps: float[T], the reference's; with a `kl_weight` above 0.
         kl_weight: from 0; adds this times the KL's estimate to each token (GRPO's β). Not for `rloo`, whose penalty is part of
@@ -92,6 +107,8 @@ def policy_gradient(
             the policy that sampled has the true KL's gradient (DeepSeek-V3.2, 2512.02556, section 3.1).
         temperatures: of `sapo`, and only of it: τ where the advantage is above 0, and where it is not; (1, 1.05) by default.
             The larger, the faster the gradient fades.
+        gamma_weights: of `vespo`, and only of it: (k, λ) where the advantage is not negative, and (k, λ) where it is; ((2, 3),
+            (3, 2)) by default. k is from 0, λ above 0.
         off_policy_threshold: above 0: a sample whose advantage is negative, and whose tokens' mean log π_old - log π is above
             it, in nats, has no term but the KL's (DeepSeek-V3.2, 2512.02556, section 3.1). It counts all the same.
 
@@ -109,53 +126,63 @@ def policy_gradient(
     """
     _check.one_of("kind", kind, POLICY_KINDS)
     how = POLICY_KINDS[kind]
+    if ratio is not None:
+        _check.one_of("ratio", ratio, get_args(Ratio))
+        how = attrs.evolve(how, ratio=ratio)
     low, high = how.bounds(clip, clip_high)
     _check_settings(kind, low, high, dual_clip, max_length, ref_logps, kl_weight, kl_estimator)
-    _check_gate(kind, clip, clip_high, dual_clip, temperatures)
+    _check_unclipped(kind, clip, clip_high, dual_clip, temperatures, gamma_weights)
     given = _check.samples("ref_logps", logps=logps, old_logps=old_logps, ref_logps=ref_logps)
     new = given["logps"]
     sizes = _check.cuts(lengths, new, "logps")
     row = _Row(sizes, torch.tensor(sizes, dtype=torch.int64, device=new.device))
     log_ratio = new - given["old_logps"].detach()
     if how.ratio != "token":
+        log_ratio = log_ratio.clamp(-_MOST, _MOST) if how.clipped == "gamma" else log_ratio
         log_ratio = row.sums(log_ratio) if how.ratio == "sequence_sum" else row.means(log_ratio)
-    weights = _advantages(advantages, row, kind).to(new.dtype)
-    ratio = finite_exp(log_ratio)
+        log_ratio = row.spread(log_ratio) if how.per_token else log_ratio
+    weights = _advantages(advantages, row, kind, of_tokens=how.per_token).to(new.dtype)
+    rho = finite_exp(log_ratio)
     least = None if low is None else 1 - low
-    held = ratio.clamp(least, 1 + high)
-    below, above = held > ratio, held < ratio
+    held = rho.clamp(least, 1 + high)
+    below, above = held > rho, held < rho
     if how.clipped == "gate":
         positive, other = GATE if temperatures is None else temperatures
         # A tensor: of two numbers torch makes float32, whatever the row is in.
-        tau = torch.where(weights > 0, ratio.new_full((), positive), other)
-        losses = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * weights
+        tau = torch.where(weights > 0, rho.new_full((), positive), other)
+        losses = -4 / tau * torch.sigmoid(tau * (rho - 1)) * weights
+        below = above = torch.zeros_like(below)
+    elif how.clipped == "gamma":
+        (k, rate), (k_below, rate_below) = GAMMA if gamma_weights is None else gamma_weights
+        log_w = log_ratio.detach().clamp(_LEAST, _MOST)
+        powers, rates = (torch.where(weights >= 0, log_w.new_full((), a), b) for a, b in ((k, k_below), (rate, rate_below)))
+        losses = -(powers * log_w + rates * (1 - log_w.exp())).exp() * weights * new
         below = above = torch.zeros_like(below)
     elif how.clipped == "weight":
         losses = -held.detach() * weights * new
     else:
-        whole = ratio if dual_clip is None else ratio.clamp(max=dual_clip)
+        whole = rho if dual_clip is None else rho.clamp(max=dual_clip)
         losses = -torch.minimum(whole * weights, held * weights)
-        below, above = below & (weights < 0), (above & (weights > 0)) | ((whole < ratio) & (weights < 0))
+        below, above = below & (weights < 0), (above & (weights > 0)) | ((whole < rho) & (weights < 0))
     if off_policy_threshold is not None:
         _check.number("off_policy_threshold", off_policy_threshold, above=0)
         near = row.means((given["old_logps"] - new).detach()) <= off_policy_threshold
-        if how.ratio == "token":
-            near = near.repeat_interleave(row.lengths, output_size=len(new))
+        near = row.spread(near) if how.per_token else near
         losses = torch.where(near | (weights >= 0), losses, 0)
     stats = {
         "clipped_low": below.to(new.dtype),
         "clipped_high": above.to(new.dtype),
-        "ratio": ratio,
+        "ratio": rho,
         "approx_kl": estimate(-log_ratio.detach(), "k3"),
     }
     if "ref_logps" in given:
         ref_kl = estimate(new - given["ref_logps"].detach(), "k3")
         weighed = ref_kl * finite_exp(new - given["old_logps"].detach()) if kl_estimator == "unbiased" else ref_kl
-        stats["ref_kl"], weighed = (ref_kl, weighed) if how.ratio == "token" else (row.means(ref_kl), row.means(weighed))
+        stats["ref_kl"], weighed = (ref_kl, weighed) if how.per_token else (row.means(ref_kl), row.means(weighed))
         losses = losses + kl_weight * weighed
-    if how.ratio != "token" and how.reduce == "sum":
+    if not how.per_token and how.reduce == "sum":
         losses = losses * row.lengths
-    if how.ratio != "token" or how.reduce == "tokens":
+    if not how.per_token or how.reduce == "tokens":
         return summed(losses, stats)
     terms = row.means(losses) if how.reduce == "mean" else row.sums(losses) / (max_length or 1)
     return summed(terms, {name: row.means(values) for name, values in stats.items()})
@@ -199,42 +226,53 @@ def value(values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor,
     return summed(losses / 2, stats)
 
 
-def _advantages(advantages: torch.Tensor, row: _Row, kind: str) -> torch.Tensor:
-    """Advantages of what ratios are formed of: float[T] of tokens, or float[B] of samples."""
+def _advantages(advantages: torch.Tensor, row: _Row, kind: str, *, of_tokens: bool) -> torch.Tensor:
+    """Advantages of what has a loss: float[T] of tokens, or float[B] of samples."""
     found = _check.samples(advantages=advantages)["advantages"].detach()
-    B, T, of_samples = len(row.sizes), sum(row.sizes), POLICY_KINDS[kind].ratio != "token"
-    if len(found) == B and of_samples:
+    B, T = len(row.sizes), sum(row.sizes)
+    if len(found) == B and not of_tokens:
         return found
-    if B == T and not of_samples and 0 in row.sizes:
+    if B == T and of_tokens and 0 in row.sizes:
         raise LossError(f"advantages: with an empty sample, {B} of them could be one a sample or one a token; leave it out")
     # Otherwise, where both fit, every sample is one token, and both mean the same.
-    if len(found) == T and not of_samples:
+    if len(found) == T and of_tokens:
         return found
     if len(found) == B:
-        return found.repeat_interleave(row.lengths, output_size=T)
-    wanted = f"{B} (one a sample)" if of_samples else f"{B} (one a sample) or {T} (one a token)"
+        return row.spread(found)
+    wanted = f"{B} (one a sample) or {T} (one a token)" if of_tokens else f"{B} (one a sample)"
     raise LossError(f"advantages: {wanted} are wanted for {kind!r}, not {len(found)}")
 
 
-def _check_gate(
+def _check_unclipped(
     kind: str,
     clip: float | None,
     clip_high: float | None,
     dual_clip: float | None,
     temperatures: tuple[float, float] | None,
+    gamma_weights: tuple[tuple[float, float], tuple[float, float]] | None,
 ) -> None:
-    """Raise LossError for a bound where nothing is clipped, or temperatures without a gate."""
-    gated = [name for name, each in POLICY_KINDS.items() if each.clipped == "gate"]
-    if temperatures is not None:
-        if kind not in gated:
-            raise LossError(f"temperatures: {either(list(map(repr, gated)))} has them, and no other kind; kind is {kind!r}")
-        if not isinstance(temperatures, (tuple, list)) or len(temperatures) != 2:
-            raise LossError(f"temperatures: two numbers are wanted, not {temperatures!r}")
-        for value in temperatures:
-            _check.number("temperatures", value, above=0)
-    for name, bound in (("clip", clip), ("clip_high", clip_high), ("dual_clip", dual_clip)):
-        if kind in gated and bound is not None:
-            raise LossError(f"{name}={bound}: {kind!r} clips nothing; leave it out, or set temperatures")
+    """Raise LossError for a bound where nothing is clipped, or numbers of another kind."""
+    own = {"gate": ("temperatures", temperatures), "gamma": ("gamma_weights", gamma_weights)}
+    for clipped, (name, given) in own.items():
+        readers = [each for each, row in POLICY_KINDS.items() if row.clipped == clipped]
+        if given is None:
+            continue
+        if kind not in readers:
+            raise LossError(f"{name}: {either(list(map(repr, readers)))} has them, and no other kind; kind is {kind!r}")
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise LossError(f"{name}: two {'numbers' if clipped == 'gate' else 'pairs'} are wanted, not {given!r}")
+    for value in temperatures or ():
+        _check.number("temperatures", value, above=0)
+    for pair in gamma_weights or ():
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise LossError(f"gamma_weights: two pairs are wanted, not {gamma_weights!r}")
+        _check.number("gamma_weights", pair[0], least=0)
+        _check.number("gamma_weights", pair[1], above=0)
+    if not POLICY_KINDS[kind].bounded:
+        for name, bound in (("clip", clip), ("clip_high", clip_high), ("dual_clip", dual_clip)):
+            if bound is not None:
+                instead = own[POLICY_KINDS[kind].clipped][0]
+                raise LossError(f"{name}={bound}: {kind!r} clips nothing; leave it out, or set {instead}")
 
 
 def _check_settings(

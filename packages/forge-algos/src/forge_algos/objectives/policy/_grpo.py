@@ -1,44 +1,81 @@
 """Group-relative policy optimisation: completions of one prompt, weighed beside each other."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from forge_algos.batches._online import OnlineBatch
 from forge_algos.heads._completions import to_float32
+from forge_algos.objectives._objective import FollowsSteps
+from forge_algos.objectives.policy._entropy_control import EntropyControl
 from forge_algos.objectives.policy._online import OnlineObjective
 from forge_algos.settings._online import GRPOSettings
-from forge_algos.settings._policy_kinds import POLICY_KINDS
 
 
-class GRPO(OnlineObjective[GRPOSettings]):
+class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
     """GRPO (arXiv 2402.03300): the clipped ratio times the group's advantage, plus the KL.
 
     The KL is `kl_weight` times an estimate to the reference. `settings.loss_type` names the kind; terms are completions (grpo,
-    dr_grpo, gspo, luspo, sapo) or tokens (dapo, cispo), as its row in `POLICY_KINDS` has it. `entropy_coef` times the policy's
-    entropy, a mean over the step's tokens, is subtracted.
+    dr_grpo, gspo, luspo, sapo) or tokens (dapo, cispo, vespo), as its row in `POLICY_KINDS` has it. `entropy_coef` times the
+    policy's entropy, a mean over the step's tokens, is subtracted. With `top_entropy_quantile` tokens of less entropy have no
+    part in either.
     """
 
     def __init__(self, settings: GRPOSettings | None = None) -> None:
         """Take the settings; None takes their defaults."""
         super().__init__(GRPOSettings() if settings is None else settings, GRPOSettings)
+        self._control = EntropyControl(self.settings) if self.settings.use_adaptive_entropy else None
+
+    @property
+    def learns_entropy(self) -> bool:
+        """Whether the entropy is in the loss, in some steps at least."""
+        return self._control is not None or self.entropy_weight > 0
 
     @property
     def entropy_weight(self) -> float:
-        """`entropy_coef`."""
-        return self.settings.entropy_coef
+        """`entropy_coef`, or what it has become with `use_adaptive_entropy`."""
+        return self.settings.entropy_coef if self._control is None else self._control.weight
+
+    @property
+    def stats(self) -> tuple[str, ...]:
+        """Names of the sums, those of the entropy that is followed among them."""
+        return super().stats + (() if self._control is None else ("kept", "kept_entropy"))
+
+    def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
+        """Divide each sum.
+        With `use_adaptive_entropy` `kept_entropy` is over the tokens that the policy learns from.
+        """
+        found = super().figures(sums, count)
+        return found if self._control is None else {**found, "kept_entropy": sums["kept_entropy"] / max(1.0, sums["kept"])}
+
+    def after_step(self, figures: Mapping[str, float]) -> None:
+        """Move the coefficient of the entropy, where it follows a target."""
+        if self._control is not None:
+            self._control.follow(figures["kept_entropy"])
+
+    def state(self) -> dict[str, float]:
+        """Return the coefficient and the last entropy, where one follows the other."""
+        return {} if self._control is None else self._control.state()
+
+    def resume(self, state: Mapping[str, float]) -> None:
+        """Go on with that coefficient."""
+        if self._control is not None:
+            self._control.resume(state)
 
     def loss_options(self, batch: OnlineBatch, device: torch.device) -> dict[str, Any]:
         """Return the clip or temperatures, the KL's weight and reference, the divisor of sums."""
         s = self.settings
-        divides = POLICY_KINDS[self.kind].reduce == "max_length"
+        divides = s.policy.reduce == "max_length"
         reference = to_float32(batch.ref_logps, device) if s.kl_weight and batch.ref_logps is not None else None
         return super().loss_options(batch, device) | {
+            "ratio": s.policy.ratio,
             "max_length": s.max_new_tokens if divides else None,
             "ref_logps": reference,
             "kl_weight": s.kl_weight,
             "kl_estimator": s.kl_estimator,
             "dual_clip": s.dual_clip,
             "temperatures": s.gate,
+            "gamma_weights": s.gamma_weights,
             "off_policy_threshold": s.off_policy_mask_threshold,
         }

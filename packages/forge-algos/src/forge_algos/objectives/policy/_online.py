@@ -15,7 +15,6 @@ from forge_algos.heads._completions import Completions, to_float32
 from forge_algos.losses import LossTerms, kl, policy_gradient
 from forge_algos.objectives._mean import require_totals
 from forge_algos.settings._online import OnlineSettings
-from forge_algos.settings._policy_kinds import POLICY_KINDS
 from forge_algos.settings._validators import check_settings
 
 S = TypeVar("S", bound=OnlineSettings)
@@ -46,12 +45,17 @@ class OnlineObjective(Generic[S]):
     @property
     def unit(self) -> str:
         """Unit of `count`: tokens or completions, from the kind's row."""
-        return POLICY_KINDS[self.kind].unit
+        return self.settings.policy.unit
 
     @property
     def entropy_weight(self) -> float:
         """Weight of the policy's mean entropy a token, which is subtracted from the loss."""
         return 0.0
+
+    @property
+    def learns_entropy(self) -> bool:
+        """Whether that may be above 0."""
+        return False
 
     @property
     def stats(self) -> tuple[str, ...]:
@@ -127,14 +131,15 @@ class BoundOnline:
         self.device = device
         self._completions = Completions(model, device=device)
         self._objective = objective
-        self.needs = 2 if objective.entropy_weight else 0
+        self.needs = 2 if objective.learns_entropy else 0
         self._wanted = (*objective.wanted, *(["ref_logps"] if objective.settings.kl_weight else []))
 
     def measure(self, batch: OnlineBatch) -> Sequence[float]:
         """Return nothing, or where the entropy is in the loss the terms and the tokens.
         What else couples completions was settled when the rollout was made.
         """
-        return [float(self._objective.count(batch)), float(len(batch.groups.rows))] if self.needs else []
+        tokens = len(batch.groups.rows) if batch.kept is None else np.count_nonzero(batch.kept)
+        return [float(self._objective.count(batch)), float(tokens)] if self.needs else []
 
     def __call__(self, batch: OnlineBatch, totals: Sequence[float] = ()) -> LossTerms:
         """Compute the batch's terms.
@@ -143,7 +148,7 @@ class BoundOnline:
         self._tokens_per_term = 1.0
         if self.needs:
             require_totals(totals, 2)
-            self._tokens_per_term = totals[1] / totals[0]
+            self._tokens_per_term = max(totals[1], 1.0) / totals[0]
         return self._objective.terms(self, batch)
 
     def forward(
@@ -176,10 +181,16 @@ class BoundOnline:
         """Compute the policy's terms, with the stats that all online methods have."""
         objective = self._objective
         lengths = torch.tensor(np.asarray(batch.groups.lengths), dtype=torch.int64)
-        advantages = np.asarray(batch.advantages)
-        if POLICY_KINDS[objective.kind].ratio != "token":
-            # All of a completion's tokens carry its advantage; a ratio of the completion needs it once.
-            advantages = advantages[np.cumsum(batch.groups.lengths) - np.asarray(batch.groups.lengths)]
+        advantages, kept = np.asarray(batch.advantages), batch.kept
+        if not objective.settings.policy.per_token:
+            # All of a completion's tokens carry its advantage; a loss of the completion needs it once, and by the share of its
+            # tokens that are kept: the loss is linear in it, without a change of sign.
+            starts = np.cumsum(batch.groups.lengths) - np.asarray(batch.groups.lengths)
+            advantages = advantages[starts]
+            if kept is not None and len(starts):
+                advantages = advantages * (np.add.reduceat(kept, starts, dtype=np.float32) / batch.groups.lengths)
+        elif kept is not None:
+            advantages = advantages * kept
         terms = policy_gradient(
             logps,
             to_float32(batch.old_logps, self.device),
@@ -192,9 +203,15 @@ class BoundOnline:
         if objective.settings.kl_weight and batch.ref_logps is not None:
             from_reference = kl(logps.detach(), to_float32(batch.ref_logps, self.device)).sum
         stats = terms.stats
-        if objective.entropy_weight:
+        further = {}
+        if self.needs:
             # The loop divides by the terms; the mean is over tokens.
-            bonus = objective.entropy_weight / self._tokens_per_term * entropy.sum()
+            total = (entropy if kept is None else entropy * to_float32(kept, self.device)).sum()
+            further = {
+                "kept": logps.new_tensor(float(len(logps) if kept is None else np.count_nonzero(kept))),
+                "kept_entropy": total.detach(),
+            }
+            bonus = objective.entropy_weight / self._tokens_per_term * total
             terms = terms._replace(sum=terms.sum - bonus, per_sample=None)
         return terms._replace(
             count=terms.count + (batch.masked if objective.unit == "completions" else 0),
@@ -207,5 +224,6 @@ class BoundOnline:
                 "clipped": stats["clipped_low"] + stats["clipped_high"],
                 "ratio": stats["ratio"],
                 "approx_kl": stats["approx_kl"],
+                **further,
             },
         )

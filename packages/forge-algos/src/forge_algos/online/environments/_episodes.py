@@ -20,7 +20,7 @@ from forge_algos._time_limit import Call
 from forge_algos.online.environments._environment import Observation, checked_step
 from forge_algos.online.rewards._rewards import place_of
 from forge_algos.online.sampling._draw import attempt_seed
-from forge_algos.online.sampling._sampler import Completion, Sampler
+from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options
 from forge_algos.settings._online import OnlineSettings
 
 _TOGETHER = 0.5
@@ -190,11 +190,8 @@ class _Played:
         rooms = [own.max_new_tokens - episode.tokens for episode in episodes]
         made = self._sampler.sample(
             [episode.context() for episode in episodes],
-            num_generations=1,
+            **{**draw_options(own), "num_generations": 1},
             max_new_tokens=max(rooms, default=1),
-            temperature=own.temperature,
-            top_p=own.top_p,
-            top_k=own.top_k,
             seed=self._seed,
             numbers=[episode.number * own.max_turns + episode.turns for episode in episodes],
         )

@@ -68,6 +68,11 @@ class Rollout:
     sampler_logps: Floats | None = None
     """float32[M]: log-probabilities with which a server drew the tokens, in nats; None where
     the trained model drew them. Where they are far from `old_logps`, the advantages are weighed."""
+    entropy: Floats | None = None
+    """float32[M]: the policy's entropy before each token, at the temperature, in nats; None where
+    nothing reads it."""
+    least_entropy: float = 0.0
+    """Entropy below which a token has no term but its KL's (`top_entropy_quantile`)."""
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -108,6 +113,8 @@ class Rollout:
             gap = np.abs(self.old_logps - self.sampler_logps).astype(np.float64)
             gap = gap[~np.isnan(gap)]
             found |= {"sampler_gap": _mean(gap), "sampler_gap_max": float(gap.max(initial=0.0))}
+        if self.entropy is not None:
+            found["least_entropy"] = self.least_entropy
         if self.learned is not None:
             found["observed"] = int(self.sizes.sum() - lengths.sum())
         if self.ref_logps is not None:

@@ -19,7 +19,7 @@ from forge_algos._errors import RolloutError
 
 VERSION = 1
 _SEAL = "sha256"
-_OF_TOKENS = ("old_logps", "ref_logps", "values", "advantages", "returns", "sampler_logps")
+_OF_TOKENS = ("old_logps", "ref_logps", "values", "advantages", "returns", "sampler_logps", "entropy")
 
 
 def write(fields: Mapping[str, Any], path: Path) -> None:
@@ -58,6 +58,7 @@ def _lines(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         "rollout": VERSION,
         "seed": fields["seed"],
         "resampled": fields["resampled"],
+        **({} if fields["entropy"] is None else {"least_entropy": fields["least_entropy"]}),
         "prompts": len(fields["prompt_rows"]),
         "completions": len(fields["groups"]),
         "functions": list(fields["scores"]),
@@ -124,6 +125,7 @@ def _fields(head: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]
         "seed": int(head["seed"]),
         # Absent in files of earlier versions, as `masked`.
         "resampled": int(head.get("resampled", 0)),
+        "least_entropy": float(head.get("least_entropy", 0.0)),
         "prompt_rows": np.array([line["row"] for line in prompts], np.int64),
         "prompt_ids": tuple(np.array(line["prompt_ids"], np.int32) for line in prompts),
         "prompt_texts": tuple(line["prompt"] for line in prompts),

@@ -30,6 +30,35 @@ def attempt_seed(seed: int, attempt: int) -> int:
     return seed if not attempt else int(np.random.SeedSequence([seed, attempt]).generate_state(1, np.uint64)[0])
 
 
+class RepetitionPenalty:
+    """Logits processor that makes tokens less likely that a row has already (arXiv 1909.05858).
+
+    Those of the prompt too, as `generate` has it. Its own processor counts padding as well, so that a row would be drawn
+    otherwise beside a longer one.
+    """
+
+    def __init__(self, penalty: float, ids: torch.Tensor, mask: torch.Tensor) -> None:
+        """Take the penalty, and the prompts with their mask int64[B, width], padded on the left."""
+        self._penalty, self._ids, self._mask = penalty, ids, mask
+        self._seen_BV: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Divide positive scores float[B, V] of tokens that were there, and multiply others.
+        `input_ids` are int64[B, width + step].
+        """
+        rows, vocab = scores.shape
+        new = input_ids[:, self._ids.shape[1] :]
+        if self._seen_BV is None:
+            # One more column, for padding and ids that have no score.
+            self._seen_BV = torch.zeros(rows, vocab + 1, dtype=torch.bool, device=scores.device)
+            new = torch.cat([self._ids.where(self._mask > 0, vocab), new], 1)
+        else:
+            new = new[:, -1:]
+        self._seen_BV.scatter_(1, new.clamp(max=vocab), value=True)
+        scaled = torch.where(scores < 0, scores * self._penalty, scores / self._penalty)
+        return torch.where(self._seen_BV[:, :vocab], scaled, scores)
+
+
 class DrawToken:
     """Logits processor that leaves only the drawn token possible, for greedy decoding to take."""
 

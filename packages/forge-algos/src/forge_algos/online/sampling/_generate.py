@@ -25,7 +25,7 @@ from forge_algos.isolation._compare import REFUSALS, Compare
 from forge_algos.isolation._isolation import made_up_ids, made_up_lengths
 from forge_algos.isolation._layers import divided_layers
 from forge_algos.isolation._rotary import growing_positions, reset_frequencies
-from forge_algos.online.sampling._draw import DrawToken, Warp, uniforms
+from forge_algos.online.sampling._draw import DrawToken, RepetitionPenalty, Warp, uniforms
 from forge_algos.online.sampling._sampler import Completion
 
 
@@ -103,6 +103,8 @@ class GenerateSampler:
         top_k: int,
         seed: int,
         numbers: Sequence[int] | None = None,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
     ) -> list[Completion]:
         """Sample as `Sampler.sample`; with `synced` every rank calls it, one without prompts too."""
         known = range(len(prompts)) if numbers is None else numbers
@@ -110,7 +112,7 @@ class GenerateSampler:
         found: dict[tuple[int, int], Completion] = {}
         # Prompts of similar length side by side: less padding.
         wanted.sort(key=lambda pair: len(prompts[pair[0]]), reverse=True)
-        warps = _warps(temperature, top_p, top_k)
+        warps = _warps(temperature, top_p, top_k, min_p)
         with torch.no_grad(), mode(self._model, training=False), _default_generation_config(causal_model(self._model)):
             batches = list(self._batches(wanted, prompts, max_new_tokens))
             mixed = any(len({len(prompts[prompt]) for prompt, _ in batch}) > 1 for batch in batches)
@@ -128,7 +130,9 @@ class GenerateSampler:
                 batch = batches.pop(0)
                 drawn = uniforms(seed, [(known[prompt], which) for prompt, which in batch], max_new_tokens)
                 numbers_B = [prompt for prompt, _ in batch]
-                rows = self._generate([prompts[prompt] for prompt in numbers_B], numbers_B, drawn, warps, max_new_tokens)
+                rows = self._generate(
+                    [prompts[prompt] for prompt in numbers_B], numbers_B, drawn, warps, max_new_tokens, repetition_penalty
+                )
                 found.update(zip(batch, rows, strict=True))
         return [found[pair] for pair in sorted(found)]
 
@@ -160,6 +164,8 @@ class GenerateSampler:
         temperature: float,
         top_p: float,
         top_k: int,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
     ) -> Iterator[Any]:
         """Sample the first and the last token of the largest batches, and yield their caches.
 
@@ -169,14 +175,15 @@ class GenerateSampler:
         wanted = [(number, which) for number in range(len(prompts)) for which in range(num_generations)]
         wanted.sort(key=lambda pair: len(prompts[pair[0]]), reverse=True)
         batches = list(self._batches(wanted, prompts, max_new_tokens))
-        warps = _warps(temperature, top_p, top_k)
+        warps = _warps(temperature, top_p, top_k, min_p)
         # One with the longest rows, and one with the most, whose logits take most.
         with torch.no_grad(), mode(self._model, training=False), _default_generation_config(causal_model(self._model)):
             for batch in {id(each): each for each in (batches[0], max(batches, key=len))}.values():
                 numbers = [prompt for prompt, _ in batch]
                 rows = [prompts[prompt] for prompt in numbers]
                 ids, mask = self._padded(rows)
-                draw = DrawToken(warps, torch.zeros(len(batch), max_new_tokens).to(ids.device), ids.shape[1], checks=False)
+                uniforms_BS = torch.zeros(len(batch), max_new_tokens).to(ids.device)
+                draw = DrawToken(_with_penalty(warps, repetition_penalty, ids, mask), uniforms_BS, ids.shape[1], checks=False)
                 begun = self._begun(rows, numbers, ids, mask, numbered=False)
                 cache = _cache(self._output(ids, mask, draw, max_new_tokens, whole=True, **begun))
                 yield cache
@@ -194,11 +201,12 @@ class GenerateSampler:
         uniforms_BS: torch.Tensor,
         warps: Sequence[Warp],
         max_new_tokens: int,
+        repetition_penalty: float = 1.0,
     ) -> list[Completion]:
         """Return the completion of each row; rows of one number have the same prompt."""
         ids, mask = self._padded(prompts)
         width = ids.shape[1]
-        draw = DrawToken(warps, uniforms_BS.to(ids.device), width)
+        draw = DrawToken(_with_penalty(warps, repetition_penalty, ids, mask), uniforms_BS.to(ids.device), width)
         output = self._output(ids, mask, draw, max_new_tokens, **self._begun(prompts, numbers, ids, mask))
         made = output[:, width:].cpu().numpy().astype(np.int32)
         ends = np.isin(made, self._eos_ids)
@@ -411,9 +419,9 @@ def _grow(cache: Any, tokens: int) -> bool:
     return grown
 
 
-def _warps(temperature: float, top_p: float, top_k: int) -> list[Warp]:
+def _warps(temperature: float, top_p: float, top_k: int, min_p: float) -> list[Warp]:
     """Return logits processors in the order of `generate`'s own."""
-    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     warps: list[Any] = []
     if temperature != 1.0:
@@ -422,7 +430,14 @@ def _warps(temperature: float, top_p: float, top_k: int) -> list[Warp]:
         warps.append(TopKLogitsWarper(top_k))
     if top_p < 1.0:
         warps.append(TopPLogitsWarper(float(top_p)))
+    if min_p:
+        warps.append(MinPLogitsWarper(float(min_p)))
     return warps
+
+
+def _with_penalty(warps: Sequence[Warp], penalty: float, ids: torch.Tensor, mask: torch.Tensor) -> Sequence[Warp]:
+    """Put the penalty of repeated tokens before the other processors, as `generate` does."""
+    return warps if penalty == 1.0 else [RepetitionPenalty(penalty, ids, mask), *warps]
 
 
 @contextmanager

@@ -62,14 +62,18 @@ class RemoteSampler:
         top_k: int,
         seed: int,
         numbers: Sequence[int] | None = None,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
     ) -> list[Completion]:
         """Sample as `Sampler.sample`, from the whole distribution.
 
         Raises:
             RolloutError: the server failed, was late, or gave something else than was asked for.
         """
-        if top_p < 1 or top_k:
-            raise RolloutError("a server samples from the whole distribution here: leave out top_p and top_k")
+        if top_p < 1 or top_k or min_p or repetition_penalty != 1:
+            raise RolloutError(
+                "a server samples from the whole distribution here: leave out top_p, top_k, min_p and repetition_penalty"
+            )
         known = range(len(prompts)) if numbers is None else numbers
         asked = [
             Draws(

@@ -9,6 +9,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_algos.settings._online import OnlineSettings
+from forge_algos.settings._self_distill import SDFTSettings
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Completion:
@@ -48,6 +51,8 @@ class Sampler(Protocol):
         top_k: int,
         seed: int,
         numbers: Sequence[int] | None = None,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
     ) -> list[Completion]:
         """Draw `num_generations` completions of each prompt, prompt after prompt.
 
@@ -61,5 +66,17 @@ class Sampler(Protocol):
             seed: where all random numbers come from.
             numbers: the number of each prompt among those of all ranks; None counts from 0. A prompt is answered from `seed`
                 and its number, whichever prompts stand beside it.
+            min_p: from tokens that have at least this share of the likeliest one's probability; 0 is all.
+            repetition_penalty: divides positive logits of tokens that prompt or completion have already, and multiplies
+                others; 1 changes none.
         """
         ...
+
+
+def draw_options(settings: OnlineSettings | SDFTSettings) -> dict[str, Any]:
+    """Return the arguments of `Sampler.sample` that settings say.
+    `min_p` and `repetition_penalty` are among them where they are set: a sampler need not know them.
+    """
+    found = {name: getattr(settings, name) for name in ("num_generations", "temperature", "top_p", "top_k")}
+    found |= {"min_p": settings.min_p} if settings.min_p else {}
+    return found | ({"repetition_penalty": settings.repetition_penalty} if settings.repetition_penalty != 1 else {})

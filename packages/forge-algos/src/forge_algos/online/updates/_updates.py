@@ -220,4 +220,5 @@ def _batch(
         ref_logps=None if rollout.ref_logps is None else rollout.ref_logps[places],
         returns=None if rollout.returns is None else rollout.returns[places],
         old_values=None if rollout.values is None else rollout.values[places],
+        kept=None if rollout.entropy is None else rollout.entropy[places].astype(np.float64) >= rollout.least_entropy,
     )

@@ -119,6 +119,10 @@ def _counts(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+_SAMPLED_BY_TRL = ("grpo", "rloo", "distill")
+"""Verbs whose trainers in TRL draw prompts by `shuffle_dataset`; the other trainers draw at random whatever it says."""
+
+
 def data(draft: Draft) -> None:
     """Read the paths of data sets, and what becomes of long rows."""
     left, found, lost = draft.left, draft.found, draft.lost
@@ -158,10 +162,32 @@ def data(draft: Draft) -> None:
         left.pop("val_size", None)
         if share:
             lost.append(f"val_size: {share}: validation_split is a share of the rows, below 1")
-    for key in ("shuffle_dataset", "shuffle_merged_datasets"):
-        if left.pop(key, None) is False:
-            lost.append(f"{key}: False: rows are drawn in random order")
+    _order(draft)
     _long_rows(draft)
+
+
+def _order(draft: Draft) -> None:
+    """Read whether rows are drawn at random, or as they stand in the files."""
+    left, found = draft.left, draft.found
+    asked = left.pop("shuffle_dataset", None)
+    strategy = left.get("train_sampling_strategy")
+    if draft.verb in _SAMPLED_BY_TRL:
+        if asked is False:
+            found["shuffle"] = False
+        if strategy == "sequential":
+            draft.lose("train_sampling_strategy", "read by no trainer there that samples completions: shuffle_dataset is")
+    elif strategy in ("random", "sequential"):
+        # KTO alone takes rows in order by default.
+        if strategy == "sequential" or draft.verb == "kto":
+            found["shuffle"] = strategy == "random"
+    draft.drop("train_sampling_strategy", when=("random", "sequential"))
+    if left.pop("disable_shuffling", None) is True:
+        found["shuffle"] = False
+    merged = left.pop("shuffle_merged_datasets", None)
+    if left.pop("curriculum_sampling", None) is True:
+        found["shuffle"] = False
+        if merged is not False and isinstance(found.get("data_path"), list):
+            draft.lost.append("shuffle_merged_datasets: several data sets are shuffled once there; here one follows the other")
 
 
 def _named(draft: Draft) -> None:

@@ -14,7 +14,7 @@ TRAINER: dict[str, object] = {"num_epochs": 3, "lr_scheduler": "linear", "beta2"
 TRL: dict[str, dict[str, object]] = {
     "sft": {"learning_rate": 2e-5, "max_seq_len": 1024, "on_overflow": "truncate"},
     "dpo": {"learning_rate": 1e-6, "max_seq_len": 1024, "on_overflow": "truncate"},
-    "kto": {"learning_rate": 1e-6, "max_seq_len": 1024, "on_overflow": "truncate"},
+    "kto": {"learning_rate": 1e-6, "max_seq_len": 1024, "on_overflow": "truncate", "shuffle": False},
     "orpo": {"learning_rate": 1e-6, "max_seq_len": 1024, "on_overflow": "truncate", "learn_prompt": True},
     "simpo": {
         "learning_rate": 1e-6,

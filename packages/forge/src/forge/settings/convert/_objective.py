@@ -27,6 +27,8 @@ _SIGNS = {
         "num_iterations",
         "multi_objective_aggregation",
         "entropy_coef",
+        "top_entropy_quantile",
+        "use_adaptive_entropy",
     ),
     "reward": ("center_rewards_coefficient",),
     "dpo": ("precompute_ref_log_probs", "ref_model", "f_divergence_type", "loss_weights", "ld_alpha", "use_weighting"),
@@ -35,7 +37,7 @@ _SIGNS = {
 _FORMS = {
     "sft": ("nll", "dft", "chunked_nll"),
     "kto": ("kto", "apo_zero_unpaired"),
-    "grpo": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo"),
+    "grpo": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
     "simpo": ("simpo",),
 }
 """Verb → its values of `loss_type` in TRL; any other is one of DPO's."""
@@ -86,6 +88,10 @@ def verb_of(left: Mapping[str, Any], library: str) -> str:
 def methods(draft: Draft) -> None:
     """Take out the keys that chose the verb."""
     left = draft.left
+    for key in ("router_aux_loss_coef", "moe_aux_loss_coef"):
+        if left.get(key) == 0:
+            del left[key]
+            draft.found["moe_aux_loss"] = "off"
     for key in METHOD_KEYS:
         value = left.get(key)
         if isinstance(value, bool) or (isinstance(value, str) and value in METHODS):
@@ -152,12 +158,14 @@ def _moving_reference(left: dict[str, Any]) -> None:
 def online(draft: Draft) -> None:
     """Read the policy loss and the reward functions, by the names that TRL gives them."""
     left = draft.left
+    if not left.get("use_adaptive_entropy"):
+        for key in ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max"):
+            left.pop(key, None)  # which nothing reads then, there and here
     functions = left.get("reward_funcs")
     names = [functions] if isinstance(functions, str) else functions
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         paths = [f"trl.rewards.{name}" if name in _REWARDS else name for name in names]
         left["reward_funcs"] = [path if ":" in path else ":".join(path.rsplit(".", 1)) for path in paths]
-    draft.drop("importance_sampling_level", when=("token",))
     if left.get("multi_objective_aggregation") == "normalize_then_sum":
         left.pop("scale_rewards", None)  # which nothing reads then, there and here
     if left.get("use_vllm") and left.get("vllm_importance_sampling_correction") is False:
@@ -172,8 +180,13 @@ def online(draft: Draft) -> None:
     if left.get("importance_sampling_level") == "sequence" and form in ("grpo", "luspo"):
         del left["importance_sampling_level"]
         left["loss_type"] = "gspo" if form == "grpo" else form
-    elif form == "luspo":
-        draft.lost.append("loss_type: 'luspo': with importance_sampling_level=token each token has a ratio of its own there")
+    elif form == "luspo" and "importance_sampling_level" not in left:
+        draft.found["importance_sampling_level"] = "token"
+        draft.comments["importance_sampling_level"] = "TRL's default"
+    elif form == "vespo":
+        draft.drop("importance_sampling_level", when=("token", "sequence"))  # the ratio is a completion's in any case
+    elif form != "luspo":
+        draft.drop("importance_sampling_level", when=("token",))
     if left.get("loss_type") in ("gspo", "luspo") and left.get("epsilon") is None:
         draft.found["clip"], draft.comments["clip"] = 0.2, "TRL's default"
     high = left.get("epsilon_high")
