@@ -21,7 +21,7 @@ def pictured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Gemma 3 whose answers are not those of the last token alone, and two pictures in it."""
     from transformers import AutoModelForMultimodalLM
 
-    directory = pictures.save(tmp_path_factory.mktemp("gemma3"))
+    directory = pictures.save("gemma3", tmp_path_factory.mktemp("gemma3"))
     model = AutoModelForMultimodalLM.from_pretrained(directory)
     for name, parameter in model.named_parameters():
         if "post_attention" in name:
