@@ -33,7 +33,6 @@ def load_with_attention(
     dtype: forge_accel.Choice[Any],
     strategy: forge_dist.Strategy,
     longest: int,
-    *,
     images: Sequence[forge_algos.ImageDocument] = (),
 ) -> tuple[Any, Any, tuple[str, str]]:
     """Load the model of `path` so that its samples are kept apart: packed, or alone.
