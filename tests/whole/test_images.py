@@ -238,7 +238,7 @@ def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp
         ("sft", {"adapter": "prefix"}, "adapter=prefix and rows with images.*lora"),
         ("sft", {"adapter": "prompt"}, "adapter=prompt and rows with images.*lora"),
         ("sft", {"backend": "trl"}, "backend=trl and rows with images.*text alone"),
-        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: rows have images, and the model has no processor"),
+        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are images, and the model has no processor"),
         ("distill", {"teacher_path": "MODEL"}, r"rows\.jsonl:1: field messages\[0\].* only text is trained here: forge sft"),
         ("dpo", {}, r"rows\.jsonl:1: field messages\[0\].* only text is trained here: forge sft"),
     ],

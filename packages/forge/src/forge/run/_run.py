@@ -50,7 +50,7 @@ from forge.run._stores import refuse_damaged, verify_on_node
 from forge.saving._best import remove_outdated_best, write_best
 from forge.saving._directories import newest_state
 from forge.saving._exports import Exports, due_after
-from forge.saving._full_state import FullStates, Position, keeps_states, remove_states
+from forge.saving._full_state import FullStates, Position, keeps_states, remove_states, resumed
 from forge.settings._recipe import as_recipe, as_values
 from forge.storage._storage import Storage
 from forge.tasks._answers import Answers, read_prompts
@@ -237,9 +237,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     divided = getattr(getattr(source, "run", this), "plan", plan)
     if divided is not plan:  # what was planned to be shared is not
         ranks.first(lambda: divided.save(out.path / "plan" / "plan.npz"))
-    follows = source.objective if isinstance(source.objective, forge_algos.FollowsSteps) else None
-    if follows is not None and at.objective:
-        follows.resume(at.objective)
+    follows = resumed(source.objective, at)
     divergence = BaseDivergence(this)
     if restored is None:
         source.check_start()
