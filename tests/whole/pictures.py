@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 TEMPLATE = (
     "{% for message in messages %}<start>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}PLACEHOLDER{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<end>\n{% endfor %}{% if add_generation_prompt %}<start>assistant\n{% endif %}"
+    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}PLACEHOLDER{% else %}{{ part['text'] }}"
+    "{% endif %}{% endfor %}{% endif %}<end>\n{% endfor %}{% if add_generation_prompt %}<start>assistant\n{% endif %}"
 )
 
 

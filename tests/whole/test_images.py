@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import forge_algos
 import forge_data
 import forge_packing
 from forge.backends._trl_run import _pad_ids
-from forge.run import _run
+from forge.memory import _forecast
+from forge.run import _memory, _run
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
@@ -90,6 +92,29 @@ def test_what_is_said_of_images(plain: Path, tmp_path: Path) -> None:
     card = (forge.export(plain, tmp_path / "export") / "README.md").read_text()
     assert "pipeline_tag: image-text-to-text" in card
     assert "import AutoModelForMultimodalLM, AutoProcessor" in card
+
+
+def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps take what was planned, with pixels, the tower's forward and its weights in float32; what is not counted is said."""
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    settings = {**given, "max_steps": 2}
+    forge.sft(**settings, ckpt_output_dir=tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "memory.json").read_text())
+    phases = {phase["name"]: phase for phase in about["phases"]}
+    measured = phases["first steps"]["measured"]
+    assert phases["first steps"]["planned"] == pytest.approx(measured, rel=0.01)
+    assert phases["step"]["planned"] >= measured
+    plain = AutoModelForMultimodalLM.from_pretrained(model)
+    assert phases["step"]["parts"]["weights"] >= 4 * plain.num_parameters()
+    assert "samples with images are counted as packed, which not every model can be" in about["notes"]
+
+    def needs_values(_: object) -> None:
+        raise forge_algos.RehearsalError("a value")
+
+    monkeypatch.setattr(_forecast, "with_rehearsed_images", needs_values)
+    forge.sft(**settings, ckpt_output_dir=tmp_path / "other")
+    text = (tmp_path / "other" / "log.txt").read_text()
+    assert "pixels, and the forward of what computes on them, are not counted: a value" in text
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +238,7 @@ def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp
         ("sft", {"adapter": "prefix"}, "adapter=prefix and rows with images.*lora"),
         ("sft", {"adapter": "prompt"}, "adapter=prompt and rows with images.*lora"),
         ("sft", {"backend": "trl"}, "backend=trl and rows with images.*text alone"),
-        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: rows have images, and the model has no processor"),
+        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are images, and the model has no processor"),
         ("distill", {"teacher_path": "MODEL"}, r"rows\.jsonl:1: field messages\[0\].* only text is trained here: forge sft"),
         ("reward", {}, r"rows\.jsonl:1: field messages\[0\].* only text is trained here: forge sft"),
     ],

@@ -278,6 +278,7 @@ def test_what_cannot_have_images(
 
 def test_a_processor_whose_arrays_do_not_join(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row would hold one sample, and no pair: one error before a model is loaded."""
+    monkeypatch.setattr("forge.tasks._images._known", {})
     monkeypatch.setattr(forge_data.ImageInputs, "joins", False)
     monkeypatch.setattr("forge.run._run.load_with_attention", lambda *_, **__: pytest.fail("a model is loaded"))
     with pytest.raises(forge.SettingsError, match="pairs of answers with images: the processor .*with sft, or") as caught:

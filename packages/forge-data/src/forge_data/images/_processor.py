@@ -61,8 +61,8 @@ class ModelProcessor:
         self.name = f"the processor {type(processor).__name__}"
         if not hasattr(processor, "image_processor") or getattr(processor, "tokenizer", None) is None:
             raise TokenizerError(
-                f"rows have images, and the model has no processor of text and images, but {type(processor).__name__} alone; "
-                "use a model that takes images, or take the images out of the rows"
+                f"there are images, and the model has no processor of text and images, but {type(processor).__name__} alone; "
+                "use a model that takes images, or leave the images out"
             )
         if tokenizer is not None:
             processor.tokenizer = tokenizer

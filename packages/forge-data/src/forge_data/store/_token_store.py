@@ -13,6 +13,7 @@ from forge_data._example import TokenizedExample
 from forge_data.findings._report import LintReport
 from forge_data.images._read import sha256_of
 from forge_data.store._base import Store
+from forge_data.store._images import counts_at
 from forge_data.store._jsonl import write_jsonl
 from forge_data.store._manifest import ALONE, IMAGE_OFFSETS, LINT, MARGINS, PREFERENCE, SHARED, UNPAIRED
 from forge_data.store._split import pairs_of
@@ -196,9 +197,9 @@ class TokenStore(Store):
         """int64[N, 2], how many images each sample has, and how many of its tokens stand for them."""
         found = np.zeros((len(self), 2), dtype=np.int64)
         if self.has_images:
-            for row in np.flatnonzero(self._pick(np.diff(self._arrays[IMAGE_OFFSETS]))):
-                images = self[int(row)].images
-                found[row] = len(images), sum(image.stop - image.start for image in images)
+            at = self._pick(np.arange(len(self._arrays[IMAGE_OFFSETS]) - 1))
+            for row in np.flatnonzero(self._pick(np.diff(self._arrays[IMAGE_OFFSETS]))).tolist():
+                found[row] = counts_at(self._arrays, int(at[row]))
         return found
 
     @cached_property

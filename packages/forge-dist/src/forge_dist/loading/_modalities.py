@@ -47,7 +47,7 @@ def other_modalities(model: "PreTrainedModel") -> dict[str, nn.Parameter]:
 
 
 def modules_beside_language(model: "PreTrainedModel") -> list[str]:
-    """Return names of the outermost modules that hold weights, none of them of the language part."""
+    """Return names of the outermost modules that hold weights, none of the language part."""
     others, found = set(other_modalities(model)), list[str]()
     for name, module in model.named_modules() if others else ():
         own = [f"{name}.{parameter}" for parameter, _ in module.named_parameters()]

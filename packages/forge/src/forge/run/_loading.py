@@ -33,8 +33,9 @@ def load_with_attention(
     dtype: forge_accel.Choice[Any],
     strategy: forge_dist.Strategy,
     longest: int,
-    *,
     images: Sequence[forge_algos.ImageDocument] = (),
+    *,
+    like: Any = None,
 ) -> tuple[Any, Any, tuple[str, str]]:
     """Load the model of `path` so that its samples are kept apart: packed, or alone.
 
@@ -42,6 +43,7 @@ def load_with_attention(
     `attention="auto"` eager is tried next. Where rows cannot be packed at all, `packing="auto"` runs samples alone.
 
     With `images`, documents that have some, the parts beside the language compute too, and the attention is tried on the first.
+    Rows with images are those of the model `like`, where one is given.
 
     Returns:
         The settings with the choices, the model, and the reasons: of the attention, and of packing.
@@ -49,14 +51,18 @@ def load_with_attention(
     """
     load = partial(_load_in_some_way, task, s, path, machine, dtype, strategy, longest, images)
     try:
-        return load()
+        found = load()
     except forge_algos.ForgeAlgosError as error:
         if strategy.autocasts:
             raise
         _without_frames(error)
-    # Some architectures multiply by numbers that stay float32 (XGLM, GPT, MiniMax), which weights gathered in 16 bits cannot.
-    strategy.autocasts = True
-    return load()
+        # Some architectures multiply by numbers that stay float32 (XGLM, GPT, MiniMax), which weights gathered in 16 bits
+        # cannot.
+        strategy.autocasts = True
+        found = load()
+    if like is not None:
+        forge_algos.pack_images_like(found[1], like)
+    return found
 
 
 def _load_in_some_way(
@@ -377,18 +383,19 @@ def load_frozen(
     strategy: forge_dist.Strategy,
     longest: int,
     report: Reporter,
-    *,
-    initial: bool = False,
-    weights: Any = None,
     images: Sequence[forge_algos.ImageDocument] = (),
+    *,
+    initial: Any = None,
+    weights: Any = None,
 ) -> Any:
     """Load a frozen model for the same ranks, with the attention of the first where it fits.
 
-    With `initial` it is the base of the run itself, quantized where that is. `weights` is their dtype, by default that of the
-    computation. With `images`, documents that have some, the parts beside the language compute too, and the attention is tried
-    on the first; another model than the base is tried with rows of several.
+    With `initial`, the model that is trained, it is the base of the run itself: quantized where that is, with the same rows
+    with images. `weights` is their dtype, by default that of the computation. With `images`, documents that have some, the
+    parts beside the language compute too, the attention is tried on the first, and another model than the base on rows of
+    several.
     """
-    loading = quantized(s, machine, dtype.value) if initial else {}
+    loading = {} if initial is None else quantized(s, machine, dtype.value)
     refusals: list[Exception] = []
     same = machine.attention(s.device.attention, dtype.value)
     ways = [_Way(same, "on")] if s.packing.packing == "on" else []
@@ -411,7 +418,9 @@ def load_frozen(
         except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
             refusals.append(_without_frames(error))
         else:
-            if images and not initial:
+            if initial is not None:
+                forge_algos.pack_images_like(model, initial)
+            elif images:
                 _take_images(model, path, s, machine, dtype, strategy, images)
             return model
     raise refusals[0]

@@ -50,7 +50,7 @@ from forge.run._stores import refuse_damaged, verify_on_node
 from forge.saving._best import remove_outdated_best, write_best
 from forge.saving._directories import newest_state
 from forge.saving._exports import Exports, due_after
-from forge.saving._full_state import FullStates, Position, keeps_states, remove_states
+from forge.saving._full_state import FullStates, Position, keeps_states, remove_states, resumed
 from forge.settings._recipe import as_recipe, as_values
 from forge.storage._storage import Storage
 from forge.tasks._answers import Answers, read_prompts
@@ -148,9 +148,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
     with report.taking(f"loading {start.path}", f"loaded {start.path}, and checked how its samples are kept apart,"):
         images = image_documents(s, tokenizer, train, held_out)
-        s, model, (attention, packing) = load_with_attention(
-            task, s, start.path, machine, dtype, strategy, longest, images=images
-        )
+        s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest, images)
     stop_as_trained(s, model, tokenizer, report, found["turn_end"])
     # Its files were hashed meanwhile: from here on the run goes on from what it began with, or is refused.
     with report.taking(f"hashing {start.path}", f"hashed {start.path}, which was not done when it was loaded,"):
@@ -186,8 +184,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     def frozen(path: str | None, *, as_trained: bool = False) -> Any:
         if path is None:
-            found = load_frozen(start.path, s, machine, dtype, strategy, longest, report, initial=True, images=images)
-            forge_algos.pack_images_like(found, model)
+            found = load_frozen(start.path, s, machine, dtype, strategy, longest, report, images, initial=model)
             found = frozen_with_adapter(with_kept_adapter(s, start), found, strategy)
         else:
             given = start.path if path == s.model.model_path else path
@@ -240,9 +237,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     divided = getattr(getattr(source, "run", this), "plan", plan)
     if divided is not plan:  # what was planned to be shared is not
         ranks.first(lambda: divided.save(out.path / "plan" / "plan.npz"))
-    follows = source.objective if isinstance(source.objective, forge_algos.FollowsSteps) else None
-    if follows is not None and at.objective:
-        follows.resume(at.objective)
+    follows = resumed(source.objective, at)
     divergence = BaseDivergence(this)
     if restored is None:
         source.check_start()
@@ -470,8 +465,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         if isinstance(strategy, forge_dist.TorchStrategy):
             optimizer.state.clear()
         try:
-            exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest, images=images)[1]
-            forge_algos.pack_images_like(exported, model)
+            exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest, images, like=model)[1]
             trained, after = after, evaluate(at.step, exported, f" as exported in {export_dtype}") or after
         except Exception as error:  # noqa: BLE001 - the run is finished, and its figures are those in memory
             why = out_of_memory(error, s, out.path) or error

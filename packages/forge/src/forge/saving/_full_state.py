@@ -64,6 +64,15 @@ class Position:
     """Wall-clock time of the steps so far."""
 
 
+def resumed(objective: Any, at: Position) -> Any:
+    """Return an objective that follows the steps, as it was at a position; None for another."""
+    if not isinstance(objective, forge_algos.FollowsSteps):
+        return None
+    if at.objective:
+        objective.resume(at.objective)
+    return objective
+
+
 def keeps_states(s: RunSettings) -> bool:
     """Return whether a finished run keeps its full states: only where the user asks for it."""
     at_epoch = s.checkpoints.accelerate_full_state_at_epoch and s.origins["accelerate_full_state_at_epoch"] != "default"

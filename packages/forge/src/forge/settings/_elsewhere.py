@@ -186,7 +186,7 @@ TOLD = {
         "the language part trains, on images too; vision tower and projector stay frozen": """freeze_vision_tower freeze_vit
             freeze_multi_modal_projector freeze_aligner freeze_language_model freeze_llm finetune_vision_layers
             finetune_language_layers""",
-        "the model's own processor is taken; its preprocessor_config.json says how large images are": """processor_type
+        "the model's own processor is taken, whose files say how large images are": """processor_type
             image_size image_resize_algorithm image_max_pixels image_min_pixels max_pixels min_pixels""",
         "tokenised rows are recognised": "use_processed_dataset process_data",
         "rows are tokenised with their images; tokenised ones are recognised": "skip_prepare_dataset dataset_kwargs",

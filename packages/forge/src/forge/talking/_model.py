@@ -255,7 +255,10 @@ class AnsweringModel:
         folder, directory = Path(self._directory).expanduser(), self._directory
         if (folder / "adapter_config.json").is_file() and not any((folder / name).is_file() for name in _PROCESSOR):
             directory = forge_dist.adapter_base(folder).path
-        return forge_data.ImageInputs(directory, tokenizer=self._tokenizer)
+        try:
+            return forge_data.ImageInputs(directory, tokenizer=self._tokenizer)
+        except forge_data.TokenizerError as error:
+            raise forge_data.TokenizerError(f"{directory} cannot be asked about images: {error}") from error
 
     def _check_room(self, tokens: int, sampling: Sampling) -> None:
         """Raise SettingsError where prompt and answer exceed the model's table of positions."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from forge.tasks.items._images import ImageRows
 
 _TRIED = 64
-"""Samples with images that are looked at for two short ones."""
+"""Samples with images, of each part, that are looked at for two short ones."""
 
 
 def has_images(*stores: Any) -> bool:
@@ -68,19 +68,25 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
         return []
     inputs, found = _inputs(s, tokenizer), []
     for store in stores:
-        for row in range(len(store)) if has_images(store) else ():
-            sample = store[row]
-            found += [(sample, store.source(row))] if sample.images else []
-            if len(found) == _TRIED:
-                break
+        if has_images(store):
+            with_some = store.image_counts[:, 0].nonzero()[0][:_TRIED].tolist()
+            found += [(store[row], store.source(row)) for row in with_some]
     return [
         forge_algos.ImageDocument(sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.images])
         for sample, place in sorted(found, key=lambda each: len(each[0].input_ids))[:2]
     ]
 
 
+_known: dict[str, tuple[Any, forge_data.ImageInputs]] = {}
+"""Model path of this process's run → its tokenizer, and what makes the arguments of its images; loading it takes seconds."""
+
+
 def _inputs(s: Any, tokenizer: Any = None) -> forge_data.ImageInputs:
-    return forge_data.ImageInputs(s.model.model_path, tokenizer=tokenizer)
+    path = s.model.model_path
+    if path not in _known or _known[path][0] is not tokenizer:
+        _known.clear()
+        _known[path] = tokenizer, forge_data.ImageInputs(path, tokenizer=tokenizer)
+    return _known[path][1]
 
 
 def single_images(s: Any, tokenizer: Any, items: Samples) -> Samples:

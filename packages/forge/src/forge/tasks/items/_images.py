@@ -27,7 +27,7 @@ _next = ThreadPoolExecutor(1, "next-images")
 
 
 def images_in_words(store: forge_data.TokenStore, counts: Ints) -> str:
-    """Count the images of items and their tokens, int64[N, 2], for the log; "" where a store has none."""
+    """Say how many images and tokens of images int64[N, 2] has; "" of a store without any."""
     if not store.has_images:
         return ""
     images, tokens = (int(number) for number in counts.sum(axis=0))
