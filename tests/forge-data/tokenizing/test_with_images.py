@@ -269,10 +269,15 @@ def test_a_processor_of_other_tokens(tokenizer, monkeypatch):
 
 
 def test_preferences(tokenizer):
-    """A preference with images is refused by its place."""
-    side = chat(("user", [0]), ("assistant", "a cat"), first_completion=1)
-    with pytest.raises(DataError, match="^rows.jsonl:1: preferences with images are not trained"):
-        Encoder(tokenizer).encode([Preference("rows.jsonl:1", side, side)])
+    """Both answers of a preference are what each is alone, with the images of their prompt."""
+    sides = [chat(("user", ["is ", 0, 1]), ("assistant", text), first_completion=1) for text in ("a cat", "a dog")]
+    (pair,) = Encoder(tokenizer).encode([Preference("rows.jsonl:1", *sides)])
+    alone = Encoder(tokenizer).encode(sides)
+    for found, (expected,) in zip(pair.examples, (each.examples for each in alone), strict=True):
+        assert found.input_ids.tolist() == expected.input_ids.tolist()
+        assert found.labels.tolist() == expected.labels.tolist()
+        assert found.images == expected.images
+    assert pair.examples[0].images == pair.examples[1].images
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3), st.integers(0, 6)), max_size=4))
