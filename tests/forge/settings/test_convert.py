@@ -1075,5 +1075,5 @@ def test_settings_of_images() -> None:
     assert about(converted(factory.format("true", "null"))) == set()
     lost = converted(factory.format("false", "262144")).lost
     assert any("vision tower and projector stay frozen" in line for line in lost)
-    assert any("preprocessor_config.json says how large images are" in line for line in lost)
+    assert any("whose files say how large images are" in line for line in lost)
     assert about(converted(AXOLOTL + "processor_type: AutoProcessor\nremove_unused_columns: false\n")) == set()
