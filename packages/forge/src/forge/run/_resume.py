@@ -170,9 +170,14 @@ def same_request(path: Path, s: RunSettings) -> bool:
         # A path and its URL are one place.
         if isinstance(url := values.get("checkpoint_storage"), str):
             values["checkpoint_storage"] = url.removeprefix("file://")
-    return all(
-        name in was_open if name in is_open else before.get(name, now[name]) == now[name] for name in now if name not in place
-    )
+    added = ADDED.keys() - before.keys()  # an earlier version's run
+
+    def same(name: str) -> bool:
+        if name in added:
+            return now[name] == ADDED[name]
+        return name in was_open if name in is_open else before.get(name, now[name]) == now[name]
+
+    return all(same(name) for name in now if name not in place)
 
 
 def _meant(values: dict[str, Any], s: RunSettings) -> dict[str, Any]:
