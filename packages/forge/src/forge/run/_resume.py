@@ -293,8 +293,9 @@ def compare_order(path: Path, plan: forge_packing.BatchPlan, note: Callable[[str
         note(f"WARNING: {fault}. It was made again: it takes the samples in the run's order")
     if was != plan.order_fingerprint:
         raise SettingsError(
-            f"ckpt_output_dir {path}: its run takes the samples in another order than this version would plan now. Resume it "
-            "with the versions of forge-packing and numpy that it was made with, or give another ckpt_output_dir."
+            f"ckpt_output_dir {path}: its run takes the samples in another order than would be planned now. Resume it with "
+            "the shares of data_path, and the versions of forge-packing and numpy, that it was made with, or give another "
+            "ckpt_output_dir."
         )
 
 
