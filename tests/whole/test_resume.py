@@ -209,6 +209,19 @@ def test_a_run_of_constant_rate_can_go_on_for_longer(given: dict[str, Any], tmp_
     assert (result.model_dir / name).read_bytes() == (at_once.model_dir / name).read_bytes()
 
 
+def test_a_finished_run_of_a_version_without_a_setting(given: dict[str, Any], finished: Path, tmp_path: Path) -> None:
+    """It is finished where the setting is what its run had, and another run where it is not."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    recipe = run / "config.yaml"
+    lines = recipe.read_text().splitlines(keepends=True)
+    recipe.write_text("".join(line for line in lines if line.split(":")[0] not in _resume.ADDED))
+    asked = {**given, "ckpt_output_dir": str(run)}
+    same, other = (resolve(SFTSettings, ("argument", asked | more)) for more in ({}, {"shuffle": False}))
+    assert _resume.is_finished(run, same)
+    assert not _resume.is_finished(run, other)
+
+
 @pytest.mark.slow
 def test_resume_never_and_resume_from_a_path(given: dict[str, Any], left: Path, finished: Path) -> None:
     """`resume=never` refuses the run; a path resumes from that very state, and later steps are made again."""

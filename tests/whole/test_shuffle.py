@@ -61,6 +61,9 @@ def test_each_source_of_a_mixture_in_its_own_order(given: dict[str, Any], tmp_pa
     taken = [at for step in order(run) for at in step]
     assert [at for at in taken if at < 6] == [0, 1]
     assert [at for at in taken if at >= 6] == [6, 7, 8, 9, 6, 7]
+    other = dict(zip(given["data_path"], (0.5, 0.5), strict=True))
+    with pytest.raises(forge.SettingsError, match="in another order .* with the shares of data_path"):
+        forge.sft(**{**given, "data_path": other}, max_steps=3, ckpt_output_dir=run)
 
 
 def test_prompts_of_rollouts(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,8 @@ def test_one_name_is_a_list_of_one():
             {"use_adaptive_entropy": True, "entropy_coef_min": 2.0},
             "entropy_coef_min=2.0 is above entropy_coef_max",
         ),
+        (GRPOSettings, {"use_adaptive_entropy": True, "entropy_coef": 2.0}, "entropy_coef=2.0 is where .* begins.*max=1.0"),
+        (GRPOSettings, {"use_adaptive_entropy": True, "entropy_coef_min": 0.1}, "entropy_coef=0.0 is where .*min=0.1"),
         (GRPOSettings, {"vespo_k_pos": 1.0}, "vespo_k_pos=1.0 has no effect with loss_type='dapo'"),
         (
             GRPOSettings,

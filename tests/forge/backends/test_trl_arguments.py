@@ -208,6 +208,11 @@ def test_short_steps_are_found(sizes: list[int], shards: int, cut: Cut, first: i
         ("dpo", {"loss_type": "cdpo", "label_smoothing": 0.1}, "loss_type=cdpo is not available with backend=trl"),
         ("grpo", {"pad_to_multiple_of": 8}, "pad_to_multiple_of has no effect with grpo"),
         ("grpo", {"loss_type": "cispo", "clip": 0.5}, "clip=0.5 is not available with loss_type=cispo of backend=trl"),
+        (
+            "grpo",
+            {"importance_sampling_level": "sequence", "kl_weight": 0.1, "kl_estimator": "unbiased"},
+            "kl_estimator=unbiased is not available with a completion's ratio of backend=trl",
+        ),
         ("grpo", {"missing_eos_penalty": 0.5}, "missing_eos_penalty=0.5 has no effect with backend=trl"),
         ("grpo", {"chat_template_kwargs": {"a": "b"}}, "chat_template_kwargs is not available with grpo"),
         ("reward", {"normalize": "trl"}, "normalize=trl has no effect with backend=trl"),

@@ -660,6 +660,12 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             "grpo",
             {"loss_type": "vespo", "vespo_k_pos": 1.0},
         ),
+        (
+            TRL + "loss_type: vespo\nepsilon: 0.2\nepsilon_high: 0.3\ndelta: 4.0\nsapo_temperature_pos: 1.0\n",
+            "grpo",
+            {"loss_type": "vespo"},
+        ),
+        (TRL + "loss_type: cispo\ndelta: 4.0\nvespo_k_pos: 1.0\n", "grpo", {"loss_type": "cispo"}),
         (TRL + "router_aux_loss_coef: 0.02\n", "sft", {"router_aux_loss_coef": 0.02}),
         (TRL + "router_aux_loss_coef: 0.0\n", "sft", {"moe_aux_loss": "off"}),
         (
@@ -910,6 +916,10 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
         (TRL + "lr_scheduler_type: constant\nwarmup_ratio: 0.03\nmax_steps: 100\n", "warmup_ratio: 0.03: without effect there"),
         (TRL + "warmup_ratio: 1.0\n", "warmup_ratio: 1.0: the whole run is warm-up"),
         (TRL + "fsdp: full_shard\nfsdp_config: f.json\n", "fsdp_config: 'f.json': the file is not read"),
+        (
+            TRL + "loss_type: dapo\nimportance_sampling_level: sequence\nbeta: 0.1\nuse_bias_correction_kl: true\n",
+            "use_bias_correction_kl: True: the KL is weighed by the completion's ratio there",
+        ),
         (TRL + "num_generations: 4\nloss_type: bnpo\n", "loss_type: 'bnpo': a mean over a micro-batch's tokens there"),
         (
             TRL + "num_generations: 4\ntrain_sampling_strategy: sequential\n",

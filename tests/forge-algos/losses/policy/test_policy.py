@@ -501,3 +501,15 @@ def test_bad_input_is_refused(call, message):
     """One error names the argument, what was found and what is valid."""
     with pytest.raises(LossError, match=message):
         call()
+
+
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("gap", [3.0, -3.0, 1e4, -1e4])
+@pytest.mark.parametrize("pair", [(2.0, 3.0), (1000.0, 1.0), (0.0, 500.0)])
+def test_weights_of_vespo_are_finite(pair, gap, advantage):
+    """Also where k and λ give a weight beyond the dtype, which would make a loss of no advantage NaN."""
+    new = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
+    terms = policy_gradient(new, new.detach() - gap, torch.tensor([advantage]), [3], kind="vespo", gamma_weights=(pair, pair))
+    terms.sum.backward()
+    assert terms.sum.isfinite()
+    assert new.grad.isfinite().all()

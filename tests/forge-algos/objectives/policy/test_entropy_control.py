@@ -24,6 +24,20 @@ def test_it_is_skyworks_rule():
     assert found == pytest.approx([0, 0.01, 0.02, 0.02, 0.03, 0.03, 0.035, 0.035, 0, 0.025, 0, 0.015, 0, 0.01])
 
 
+def test_a_step_without_the_least_certain_tokens_says_nothing_of_the_entropy():
+    """Of two updates on a rollout one has the only token that learns: the other leaves the coefficient."""
+    settings = GRPOSettings(**GIVEN, num_generations=4, max_new_tokens=4, top_entropy_quantile=0.0)
+    model, objective = digit_model(size=0.3), GRPO(settings)
+    optimizing = OptimizerSettings(learning_rate=1e-2, lr_scheduler="constant")
+    optimizer = adamw(model, optimizing)
+    steps = rollout_batches(rollout(model, settings), max_tokens=60, updates=2)
+    options = {"objective": objective, "optimizer": optimizer, "scheduler": schedule(optimizer, optimizing, 2)}
+    kept = [sum(int(batch.kept.sum()) for batch in step) for step in steps]
+    found = [output.figures["entropy_coef"] for output in train(model, steps, **options)]
+    assert sorted(kept) == [0, 1]
+    assert found == pytest.approx([0.01, 0.01] if kept[0] else [0.02, 0.01])
+
+
 def test_a_run_that_goes_on_has_the_same_bits():
     """What `state` returns after a step is all that the rest of the run needs; figures have it too."""
     settings = GRPOSettings(**{**GIVEN, "entropy_target": 9.0}, num_generations=4, max_new_tokens=4, top_entropy_quantile=0.6)

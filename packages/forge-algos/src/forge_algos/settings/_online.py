@@ -358,6 +358,11 @@ class GRPOSettings(GroupSettings):
         self._check_alone(not self.use_adaptive_entropy, _ADAPTIVE, "with use_adaptive_entropy=False")
         if self.entropy_coef_min > self.entropy_coef_max:
             raise ValueError(f"entropy_coef_min={self.entropy_coef_min} is above entropy_coef_max={self.entropy_coef_max}")
+        if self.use_adaptive_entropy and not self.entropy_coef_min <= self.entropy_coef <= self.entropy_coef_max:
+            raise ValueError(
+                f"entropy_coef={self.entropy_coef} is where use_adaptive_entropy begins: a weight from "
+                f"entropy_coef_min={self.entropy_coef_min} to entropy_coef_max={self.entropy_coef_max} is wanted"
+            )
         decoupled = f"with multi_objective_aggregation={self.multi_objective_aggregation!r}"
         self._check_alone(self.decoupled, ("scale_rewards",), f"{decoupled}, which divides by deviations of its own")
         self._check_alone(self.decoupled, ("reward_clip_range",), f"{decoupled}, which adds up no rewards as they are")

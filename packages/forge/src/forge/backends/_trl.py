@@ -119,6 +119,11 @@ class TRLBackend(Backend):
             )
         if s.device.attention == "documents":
             raise SettingsError("attention=documents is for packed rows, and backend=trl pads them: choose sdpa or eager.")
+        if verb == "grpo" and s.objective.kl_estimator == "unbiased" and s.objective.policy.ratio == "sequence_mean":
+            raise SettingsError(
+                "kl_estimator=unbiased is not available with a completion's ratio of backend=trl, which weighs each token's KL "
+                "by it: set importance_sampling_level=token, kl_estimator=k3, or backend=forge."
+            )
         if verb == "dpo" and "cdpo" in s.objective.loss_type:
             raise SettingsError("loss_type=cdpo is not available with backend=trl: choose robust, or backend=forge.")
         if verb == "dpo" and s.objective.wpo and (unable := {"hinge", "sft"} & set(s.objective.loss_type)):

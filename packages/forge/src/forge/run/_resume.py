@@ -170,9 +170,14 @@ def same_request(path: Path, s: RunSettings) -> bool:
         # A path and its URL are one place.
         if isinstance(url := values.get("checkpoint_storage"), str):
             values["checkpoint_storage"] = url.removeprefix("file://")
-    return all(
-        name in was_open if name in is_open else before.get(name, now[name]) == now[name] for name in now if name not in place
-    )
+    added = ADDED.keys() - before.keys()  # an earlier version's run
+
+    def same(name: str) -> bool:
+        if name in added:
+            return now[name] == ADDED[name]
+        return name in was_open if name in is_open else before.get(name, now[name]) == now[name]
+
+    return all(same(name) for name in now if name not in place)
 
 
 def _meant(values: dict[str, Any], s: RunSettings) -> dict[str, Any]:
@@ -288,8 +293,9 @@ def compare_order(path: Path, plan: forge_packing.BatchPlan, note: Callable[[str
         note(f"WARNING: {fault}. It was made again: it takes the samples in the run's order")
     if was != plan.order_fingerprint:
         raise SettingsError(
-            f"ckpt_output_dir {path}: its run takes the samples in another order than this version would plan now. Resume it "
-            "with the versions of forge-packing and numpy that it was made with, or give another ckpt_output_dir."
+            f"ckpt_output_dir {path}: its run takes the samples in another order than would be planned now. Resume it with "
+            "the shares of data_path, and the versions of forge-packing and numpy, that it was made with, or give another "
+            "ckpt_output_dir."
         )
 
 

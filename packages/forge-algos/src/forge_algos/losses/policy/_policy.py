@@ -156,7 +156,7 @@ def policy_gradient(
         (k, rate), (k_below, rate_below) = GAMMA if gamma_weights is None else gamma_weights
         log_w = log_ratio.detach().clamp(_LEAST, _MOST)
         powers, rates = (torch.where(weights >= 0, log_w.new_full((), a), b) for a, b in ((k, k_below), (rate, rate_below)))
-        losses = -(powers * log_w + rates * (1 - log_w.exp())).exp() * weights * new
+        losses = -finite_exp(powers * log_w + rates * (1 - log_w.exp())) * weights * new
         below = above = torch.zeros_like(below)
     elif how.clipped == "weight":
         losses = -held.detach() * weights * new

@@ -47,11 +47,13 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
         With `use_adaptive_entropy` `kept_entropy` is over the tokens that the policy learns from.
         """
         found = super().figures(sums, count)
-        return found if self._control is None else {**found, "kept_entropy": sums["kept_entropy"] / max(1.0, sums["kept"])}
+        if self._control is None or not sums["kept"]:  # of a rollout's least certain tokens a step may have none
+            return found
+        return {**found, "kept_entropy": sums["kept_entropy"] / sums["kept"]}
 
     def after_step(self, figures: Mapping[str, float]) -> None:
         """Move the coefficient of the entropy, where it follows a target."""
-        if self._control is not None:
+        if self._control is not None and "kept_entropy" in figures:
             self._control.follow(figures["kept_entropy"])
 
     def state(self) -> dict[str, float]:

@@ -155,6 +155,20 @@ def _moving_reference(left: dict[str, Any]) -> None:
             left.pop(key, None)
 
 
+def _read_otherwise(draft: Draft, form: object) -> None:
+    """Take out what another loss type alone reads; list what has another meaning there."""
+    left = draft.left
+    bounds = {"sapo": ("epsilon", "epsilon_high", "delta"), "vespo": ("epsilon", "epsilon_high", "delta"), "cispo": ("delta",)}
+    for key in bounds.get(str(form), ()):
+        left.pop(key, None)
+    own = [f"{name}_" for name in ("sapo_temperature", "vespo") if not name.startswith(str(form))]
+    for key in [key for key in left if key.startswith(tuple(own))]:
+        del left[key]
+    if left.get("beta") and left.get("use_bias_correction_kl") and left.get("importance_sampling_level") == "sequence":
+        why = "the KL is weighed by the completion's ratio there, by each token's here"
+        draft.lost.append(f"use_bias_correction_kl: True: {why}")
+
+
 def online(draft: Draft) -> None:
     """Read the policy loss and the reward functions, by the names that TRL gives them."""
     left = draft.left
@@ -175,6 +189,8 @@ def online(draft: Draft) -> None:
             "large as max_sampler_gap it weighs none",
         )
     form = left.get("loss_type")
+    if draft.verb == "grpo":
+        _read_otherwise(draft, form)
     if form == "bnpo":
         draft.lose("loss_type", "a mean over a micro-batch's tokens there; over the step's it is dapo, which is taken")
     if left.get("importance_sampling_level") == "sequence" and form in ("grpo", "luspo"):
