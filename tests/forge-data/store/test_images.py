@@ -16,6 +16,7 @@ from forge_data.store._manifest import IMAGE_FILE_OFFSETS, IMAGE_OFFSETS
 
 from ..pictured import ONE_A_TURN, png
 
+pytest.importorskip("PIL")
 START = "<start_of_image>"
 
 
