@@ -145,7 +145,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "use_adaptive_entropy": ({"max_steps": 3}, False, {"use_adaptive_entropy": True, "entropy_target": 99.0}),
         "entropy_target": ({**ADAPTIVE, "max_steps": 3}, 99.0, 0.1),
         "entropy_coef_delta": (ADAPTIVE, 0.005, 0.1),
-        "entropy_coef_min": ({**ADAPTIVE, "entropy_target": 0.1}, 0.0, 0.1),
+        "entropy_coef_min": ({**ADAPTIVE, "entropy_target": 0.1, "entropy_coef": 0.15, "entropy_coef_delta": 0.1}, 0.0, 0.1),
         "entropy_coef_max": ({**ADAPTIVE, "entropy_coef_delta": 0.1}, 1.0, 0.05),
         "importance_sampling_level": ({"learning_rate": 1e-1, "num_iterations": 2}, None, "sequence"),
         "off_policy_mask_threshold": ({"learning_rate": 1e-1, "num_iterations": 2}, None, 1e-6),
