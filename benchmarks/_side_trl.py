@@ -5,6 +5,7 @@ losses agree row by row. `packing: "bfd"` lets TRL pack the same chats itself, a
 chats of each row as a padded batch, which is what it has for models that would mix packed ones.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from _rows import Rows
@@ -74,6 +75,35 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
         callbacks=[Steps()],
     )
     trainer.train()
+
+
+def paced(kind: Any, session: Any, tokens_of: Callable[[int], int]) -> tuple[Any, Any]:
+    """Return a trainer of a kind that records the loss of each step, and the callback that reports it to the session.
+
+    `tokens_of` is given the number of the step.
+    """
+    from transformers import TrainerCallback
+
+    last: list[Any] = []
+
+    class Paced(kind):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+            last[:] = [(result[0] if isinstance(result, tuple) else result).detach()]
+            return result
+
+    class Steps(TrainerCallback):
+        done = 0
+
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            session.ready()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            tokens = tokens_of(self.done)
+            self.done += 1
+            session.step_done(tokens=tokens, loss=float(last[0]))
+
+    return Paced, Steps()
 
 
 def arguments(job: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from _rows import Rows
 def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     """Train until the session ends it."""
     import torch
-    from _side_trl import adapter, any_tokenizer, arguments
+    from _side_trl import adapter, any_tokenizer, arguments, paced
     from datasets import Dataset
     from datasets.utils.logging import disable_progress_bar
-    from transformers import AutoModelForCausalLM, TrainerCallback
+    from transformers import AutoModelForCausalLM
     from trl import DPOConfig, DPOTrainer
 
     disable_progress_bar()
@@ -34,38 +34,19 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
         precompute_ref_log_probs=True,
     )
 
-    class Paced(DPOTrainer):
-        """Trainer that takes token ids as they are, and records the loss of each step."""
-
-        loss_of_step = float("nan")
+    class Ids(DPOTrainer):
+        """Trainer that takes token ids as they are."""
 
         def _prepare_dataset(self, dataset: Any, *_args: Any, **_kwargs: Any) -> Any:
             return dataset
 
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            result = super().compute_loss(model, inputs, *args, **kwargs)
-            self.loss_of_step = (result[0] if isinstance(result, tuple) else result).detach()
-            return result
-
-    class Steps(TrainerCallback):
-        """Callback that reports every step to the session, and waits for the next one."""
-
-        done = 0
-
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            session.ready()
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            tokens = real[self.done % len(real)]
-            self.done += 1
-            session.step_done(tokens=tokens, loss=float(trainer.loss_of_step))
-
-    trainer = Paced(
+    trainer_class, reporting = paced(Ids, session, lambda step: real[step % len(real)])
+    trainer = trainer_class(
         model=model,
         args=config,
         train_dataset=Dataset.from_dict(columns),
         processing_class=any_tokenizer(job["vocabulary"]),
         peft_config=adapter(job),
-        callbacks=[Steps()],
+        callbacks=[reporting],
     )
     trainer.train()

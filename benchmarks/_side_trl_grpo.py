@@ -9,10 +9,10 @@ from _rows import Rows
 def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     """Train until the session ends it."""
     import torch
-    from _side_trl import adapter, any_tokenizer, arguments
+    from _side_trl import adapter, any_tokenizer, arguments, paced
     from datasets import Dataset
     from datasets.utils.logging import disable_progress_bar
-    from transformers import AutoModelForCausalLM, TrainerCallback
+    from transformers import AutoModelForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
     disable_progress_bar()
@@ -47,30 +47,8 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
         steps_per_generation=1,
     )
 
-    class Paced(GRPOTrainer):
-        """Trainer that records the loss of each step."""
-
-        loss_of_step = float("nan")
-
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            result = super().compute_loss(model, inputs, *args, **kwargs)
-            self.loss_of_step = result.detach()
-            return result
-
-    class Steps(TrainerCallback):
-        """Callback that reports every step to the session, and waits for the next one."""
-
-        done = 0
-
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            session.ready()
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            tokens = sum(rows.lengths(self.done % len(rows.samples)))
-            self.done += 1
-            session.step_done(tokens=tokens, loss=float(trainer.loss_of_step))
-
-    trainer = Paced(
+    trainer_class, reporting = paced(GRPOTrainer, session, lambda step: rows.tokens(step % len(rows.samples)))
+    trainer = trainer_class(
         model=model,
         args=config,
         reward_funcs=rewarded,
@@ -78,6 +56,6 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
         train_dataset=Dataset.from_dict({"prompt": [str(n) for n in range(size // each * 1000)]}),
         processing_class=any_tokenizer(job["vocabulary"]),
         peft_config=adapter(job),
-        callbacks=[Steps()],
+        callbacks=[reporting],
     )
     trainer.train()

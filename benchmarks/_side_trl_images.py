@@ -10,10 +10,10 @@ from _rows import Rows
 def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     """Train until the session ends it."""
     import torch
-    from _side_trl import arguments
+    from _side_trl import arguments, paced
     from datasets import Dataset, Features, Image, List, Value
     from datasets.utils.logging import disable_progress_bar
-    from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
+    from transformers import AutoModelForImageTextToText, AutoProcessor
     from trl import SFTConfig, SFTTrainer
 
     disable_progress_bar()
@@ -25,35 +25,13 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
         **arguments(job), per_device_train_batch_size=len(rows.samples[0]), max_length=None, completion_only_loss=True
     )
 
-    class Paced(SFTTrainer):
-        """Trainer that records the loss of each step."""
-
-        loss_of_step = float("nan")
-
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            result = super().compute_loss(model, inputs, *args, **kwargs)
-            self.loss_of_step = result.detach()
-            return result
-
-    class Steps(TrainerCallback):
-        """Callback that reports every step to the session, and waits for the next one."""
-
-        done = 0
-
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            session.ready()
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            tokens = rows.tokens(self.done % len(rows.samples))
-            self.done += 1
-            session.step_done(tokens=tokens, loss=float(trainer.loss_of_step))
-
-    trainer = Paced(
+    trainer_class, reporting = paced(SFTTrainer, session, lambda step: rows.tokens(step % len(rows.samples)))
+    trainer = trainer_class(
         model=model,
         args=config,
         train_dataset=_dataset(Path(job["data"]), Dataset, Features, Image, List, Value),
         processing_class=AutoProcessor.from_pretrained(job["model"]),
-        callbacks=[Steps()],
+        callbacks=[reporting],
     )
     trainer.train()
 
