@@ -95,13 +95,14 @@ def check_lint(s: Any, report: Reporter, train: forge_data.TokenStore, held_out:
     reports = [forge_data.lint(train, eval_data=held_out)]
     if held_out is not None and held_out.path != train.path:
         reports.append(held_out.lint)
-    for found in reports:
-        if found.counts:
-            report.note(f"lint: {found}", short=f"lint: {found.summary()}")
     stops = sum(found.stops for found in reports)
+    refused = stops > 0 and s.data.lint != "off"
+    for found in reports:
+        if found.counts:  # the error says what stops
+            report.note(f"lint: {found.summary() if refused else found}", short=f"lint: {found.summary()}")
     if not stops:
         return
-    if s.data.lint == "off":
+    if not refused:
         report.note(f"WARNING: lint=off: training goes on in spite of {counted(stops, 'findings')} that would stop it.")
         return
     listed = [str(finding) for found in reports for finding in found.findings if finding.severity == "stop"]
