@@ -135,9 +135,6 @@ def shared(text):
         ({"messages": [TEXT, ANSWER], "videos": ["a"]}, r"field videos is a list of 1, and video is not trained; take it out"),
         ({"messages": [TEXT, ANSWER], "audio": "a"}, r"field audio is the string 'a', and audio is not trained; take it out"),
         ({"text": "a", "images": ["a"]}, r"field images is a list of 1, and rows of text are trained on text alone; take it"),
-        ({"prompt": [asked({"type": "image", "image": "a"})], "completion": [ANSWER], "label": True},
-         r"field prompt\[0\].content\[0\] is a part of the type 'image', and only text is trained here"),
-        ({"conversations": shared("<image>"), "kto_tag": True, "images": ["a"]}, r"field images is a list of 1, and rows of u"),
     ],
 )  # fmt: skip
 def test_refused(row, expected):

@@ -11,7 +11,7 @@ import forge_data
 from forge._errors import SettingsError
 from forge.settings._backends import FORGE
 from forge.tasks.items._items import VIRTUAL, padding
-from forge.tasks.items._pairs import Pairs
+from forge.tasks.items._pairs import LoneAnswers, Pairs
 from forge.tasks.items._samples import Conversations, Samples
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def images_of(run: Run) -> Images | None:
             "turns=auto makes several samples of a row, and this model takes one sample with images in a row; set "
             f"turns=history ({why})"
         )
-    if rows == "single" and isinstance(run.train, Pairs):
+    if rows == "single" and isinstance(run.train, Pairs) and not isinstance(run.train, LoneAnswers):
         raise SettingsError(
             f"pairs of answers with images: {why}, and the two answers of a pair are computed together. Learn the chosen "
             "answers with sft, or take another model."

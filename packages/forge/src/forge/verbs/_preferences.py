@@ -317,6 +317,7 @@ class KTO(ReferencedPreferences):
 
     name = "kto"
     settings = KTOSettings
+    images = True
     items_are = "answers"
     about = "Kahneman-Tversky optimization: learn from single answers that are marked as wanted or not, near a reference model."
     kind = "unpaired_preference"
