@@ -90,7 +90,11 @@ def answers(number: int) -> list[dict[str, Any]]:
     """
     texts = ("a cat", "it is it what is")
     return [
-        {**row, "completion": [{"role": "assistant", "content": [{"type": "text", "text": texts[at % 2]}]}], "label": at % 3 > 0}
+        {
+            **row,
+            "completion": [{"role": "assistant", "content": [{"type": "text", "text": texts[at % 2]}]}],
+            "label": at % 3 > 0,
+        }
         for at, row in enumerate(rows(number))
     ]
 

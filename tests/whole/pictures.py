@@ -152,7 +152,9 @@ def rated(folder: Path, number: int = 24, images: int = 3) -> Path:
     found = []
     for each in range(number):
         row = pair(folder, each, (each + 1) % images)
-        found.append({"prompt": row["prompt"], "completion": row["chosen" if each % 3 else "rejected"], "label": bool(each % 3)})
+        found.append(
+            {"prompt": row["prompt"], "completion": row["chosen" if each % 3 else "rejected"], "label": bool(each % 3)}
+        )
     return write_rows(folder / "rated.jsonl", found)
 
 

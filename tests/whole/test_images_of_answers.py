@@ -163,7 +163,7 @@ def whole(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.mark.slow
 def test_other_references(given: dict[str, Any], whole: Path, tmp_path: Path) -> None:
-    """Stored, without its adapter and as a second model the reference of an adapted model is the same; one that moves is not."""
+    """Stored, without its adapter and as a second model an adapted model's reference is the same; one that moves is not."""
     found = []
     for kind in ("stored", "adapter_off", "live"):
         run = forge.kto(**given, adapter="lora", lora_r=4, reference=kind, ckpt_output_dir=tmp_path / kind)

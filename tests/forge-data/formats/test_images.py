@@ -6,7 +6,7 @@ import io
 import pytest
 from hypothesis import given, strategies as st
 
-from forge_data import DataError, Format
+from forge_data import DataError, Format, messages_with_images
 from forge_data.formats import _registry
 from forge_data.formats._messages import text_of
 from forge_data.formats._prompts import question
@@ -141,6 +141,17 @@ def test_refused(row, expected):
     """Each fault is named by its field, with what to do."""
     with pytest.raises(DataError, match=expected):
         read(row)
+
+
+@pytest.mark.parametrize("form", [form for form, row in FORMS.items() if isinstance(row.get("messages"), list)])
+def test_messages_alone(form):
+    """A prompt's messages are read in the same forms, with the same images."""
+    made = read(FORMS[form])
+    messages, images = messages_with_images(FORMS[form], "messages", place="f:1", directory="/rows")
+    assert messages == made.messages
+    assert images == made.images
+    with pytest.raises(DataError, match=r"row: field images holds 2 images, and <image> stands in its texts 1 time"):
+        messages_with_images({"prompt": [MARKED], "images": ["a", "b"]}, "prompt")
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -132,7 +132,7 @@ def test_images_of_the_answers():
          r"rejected is the same as chosen"),
         ({"prompt": [asked(image="a")], "chosen": calling("b", GOOD)[1:], "rejected": calling("c", BAD)[1:]}, BadPairError,
          r"chosen\[1\] is of the role 'tool', and there chosen and rejected begin to differ"),
-        (RATED["trl"] | {"images": ["a", "b"]}, DataError, r"f:1: field images holds 2 images, and parts that are images stand"),
+        (RATED["trl"] | {"images": ["a", "b"]}, DataError, r"f:1: field images holds 2 images, and parts that are images"),
         (RATED["part"] | {"completion": [{**GOOD, "content": [GAP]}]}, DataError,
          r"field completion\[0\].content\[0\] is a part of the type 'image' in a message of the assistant"),
         (RATED["llama-factory's alpaca"] | {"output": "<image>", "images": ["a", "b"]}, DataError,

@@ -126,11 +126,11 @@ class Pairs:
 
     @property
     def rows_scored(self) -> int:
-        """Number of rows of `scored`."""
+        """Number of rows of `scored`: one, or one for each of an item's completions."""
         return 1
 
     def scored(self, indices: Sequence[int] | Ints, *, share: bool) -> list[forge_packing.PackedGroups]:
-        """Pack items as the rows that a reference scores once: one, or one for each of an item's completions."""
+        """Pack items as the rows that a reference scores once, `rows_scored` of them."""
         return [self.groups(indices, share_prompt=share, share_prefix=share)]
 
     def size(self, index: int) -> str:
@@ -227,7 +227,10 @@ class Answers(LoneAnswers):
 
     @cached_property
     def image_counts(self) -> Ints:
-        """int64[N, 2]: images of each answer with its prompt, and tokens that stand for those; a mismatch has its prompt's."""
+        """int64[N, 2]: images of each answer and its prompt, and tokens that stand for those.
+
+        The images of a mismatch, which are its prompt's too, are not counted again.
+        """
         return self.store.image_counts
 
     def examples(self, index: int) -> tuple[Example, ...]:
@@ -236,7 +239,7 @@ class Answers(LoneAnswers):
         return (own.input_ids, own.labels), (other.input_ids, other.labels)
 
     def _mismatch(self, index: int) -> tuple[forge_data.TokenizedExample, str]:
-        """Join a row's prompt and the next row's answer, each with its images; and say where they are from."""
+        """Join a row's prompt and the next row's answer with their images, and say from where."""
         own, other = (self.store[int(row)] for row in self.rows[index])
         prompt, begin = _prompt(own.labels), _prompt(other.labels)
         asked = [image for image in own.images if image.stop <= prompt]
@@ -260,7 +263,7 @@ class Answers(LoneAnswers):
         return 1 if self._images is None else 2
 
     def scored(self, indices: Sequence[int] | Ints, *, share: bool) -> list[forge_packing.PackedGroups]:
-        """Pack answers and their mismatches together; with images as two rows, which may hold one sample each."""
+        """Pack answers and mismatches together; with images apart, one sample a row where need be."""
         if self._images is None:
             return super().scored(indices, share=share)
         return [*self._both(np.asarray(indices, dtype=np.int64), share_prefix=False)]
