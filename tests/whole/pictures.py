@@ -90,11 +90,12 @@ FAMILIES = {"gemma3": _gemma3, "llava": _llava}
 """Models whose processors need no torchvision."""
 
 
-def save(name: str, directory: Path) -> Path:
-    """The tiny model `name` with fixed random weights in bfloat16, and its processor."""
+def save(name: str, directory: Path, auto: Any = AutoModelForMultimodalLM, *, seed: int = 20, **more: Any) -> Path:
+    """The tiny model `name` with fixed random weights in bfloat16, and its processor; `more` are of its configuration."""
     config, processor = FAMILIES[name]()
-    torch.manual_seed(20)
-    model = AutoModelForMultimodalLM.from_config(config, dtype=torch.float32)
+    config.update(more)
+    torch.manual_seed(seed)
+    model = auto.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)

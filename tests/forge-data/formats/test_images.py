@@ -167,7 +167,7 @@ def test_not_asked_for(form):
 def test_columns_of_other_rows(read_as):
     """Prompts, labelled texts and pairs refuse columns of images, which no reader of theirs looks at."""
     with pytest.raises(
-        DataError, match=r"f:1: field image is the string 'a', and only text is trained here: forge sft, osft, dpo"
+        DataError, match=r"f:1: field image is the string 'a', and only text is trained here: forge sft, osft, d"
     ):
         read_as("f:1", {"prompt": "?", "image": "a"})
 

@@ -69,7 +69,9 @@ def test_forms(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_not_asked_for(form):
     """A caller that does not train images is told of the first, and who does."""
-    with pytest.raises(DataError, match=r"f:1: field .* and only text is trained here: forge sft, osft, dpo, orpo, simpo and"):
+    with pytest.raises(
+        DataError, match=r"f:1: field .* and only text is trained here: forge sft, osft, distill, dpo, orpo, sim"
+    ):
         read(FORMS[form], images=False)
 
 
@@ -94,7 +96,9 @@ def test_rated_answers(form):
     assert made.answer.messages == [asked(), GOOD]
     assert made.answer.first_completion == 1
     assert [image.path for image in made.answer.images] == [FILE]
-    with pytest.raises(DataError, match=r"f:1: field .* and only text is trained here: forge sft, osft, dpo, orpo, simpo and"):
+    with pytest.raises(
+        DataError, match=r"f:1: field .* and only text is trained here: forge sft, osft, distill, dpo, orpo, sim"
+    ):
         read(RATED[form], images=False)
 
 

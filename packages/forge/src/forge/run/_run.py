@@ -189,8 +189,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             found = frozen_with_adapter(with_kept_adapter(s, start), found, strategy)
         else:
             given = start.path if path == s.model.model_path else path
-            weights = trained_dtype(s) if as_trained else None
-            found = load_frozen(given, s, machine, dtype, strategy, longest, report, weights=weights, images=images)
+            own: Any = {"weights": trained_dtype(s) if as_trained else None, "several": bool(forge_algos.packs_images(model))}
+            found = load_frozen(given, s, machine, dtype, strategy, longest, report, images, **own)
         this.others.add(found)
         return found
 
