@@ -1,4 +1,4 @@
-"""Steps of TRL's SFTTrainer and DPOTrainer, and of forge's on rows with images: the same losses and gradient norms."""
+"""Steps of TRL's SFT-, DPO- and KTOTrainer, and of forge's on rows with images: the same losses and gradient norms."""
 
 from __future__ import annotations
 
@@ -83,17 +83,37 @@ def pairs(number: int) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("verb", ["sft", "dpo"])
+def answers(number: int) -> list[dict[str, Any]]:
+    """The same prompts with one of two answers in turn.
+
+    So the mismatched answer is the same whether it is the next row's, or as in TRL that of the row before in the batch.
+    """
+    texts = ("a cat", "it is it what is")
+    return [
+        {
+            **row,
+            "completion": [{"role": "assistant", "content": [{"type": "text", "text": texts[at % 2]}]}],
+            "label": at % 3 > 0,
+        }
+        for at, row in enumerate(rows(number))
+    ]
+
+
+DATA = {"sft": rows, "dpo": pairs, "kto": answers}
+
+
+@pytest.mark.parametrize("verb", DATA)
 def test_three_steps(verb: str, tmp_path: Path) -> None:
     """The order of forge's plan, one micro-batch a step, clipping, AdamW: loss and gradient norm to 1e-5."""
     import forge
 
     model_path, number = saved(tmp_path / "model"), STEPS * BATCH
-    theirs = _trl(verb, model_path, (rows if verb == "sft" else pairs)(number), tmp_path)
+    theirs = _trl(verb, model_path, DATA[verb](number), tmp_path)
     getattr(forge, verb)(
         model_path=str(model_path),
         # Made anew: TRL's collator takes the text of rows in place.
-        data_path=(rows if verb == "sft" else pairs)(number),
+        data_path=DATA[verb](number),
+        shuffle=verb != "kto",
         ckpt_output_dir=str(tmp_path / "run"),
         effective_batch_size=BATCH,
         learning_rate=RATE,
@@ -105,7 +125,9 @@ def test_three_steps(verb: str, tmp_path: Path) -> None:
         dtype="float32",
     )
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    ours = [(line["loss"], line["grad_norm"]) for line in lines if "loss" in line]
+    steps = [line for line in lines if "loss" in line]
+    ours = [(line["loss"], line["grad_norm"]) for line in steps]
+    assert verb != "kto" or max(line["kl"] for line in steps) > 0
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
@@ -116,7 +138,7 @@ def _trl(verb: str, model_path: Path, given: Any, scratch: Path) -> list[tuple[f
 
     import forge_packing
 
-    plan = forge_packing.plan([9] * len(given), batch_size=BATCH, max_tokens=9, seed=42, epochs=1)
+    plan = forge_packing.plan([9] * len(given), batch_size=BATCH, max_tokens=9, seed=42, epochs=1, shuffle=verb != "kto")
     order = np.concatenate([plan.samples(step) for step in range(STEPS)])
 
     def load() -> Any:
@@ -127,7 +149,7 @@ def _trl(verb: str, model_path: Path, given: Any, scratch: Path) -> list[tuple[f
         return model
 
     own: dict[str, Any] = {"completion_only_loss": True} if verb == "sft" else {"beta": 0.1}
-    trainer_class, config_class = (trl.SFTTrainer, trl.SFTConfig) if verb == "sft" else (trl.DPOTrainer, trl.DPOConfig)
+    trainer_class, config_class = (getattr(trl, f"{verb.upper()}{kind}") for kind in ("Trainer", "Config"))
     config = config_class(
         output_dir=str(scratch / "trl"),
         per_device_train_batch_size=BATCH,

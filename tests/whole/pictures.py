@@ -23,10 +23,12 @@ from transformers.image_utils import load_image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-from . import modalities
+from . import modalities, reference
 from .conftest import conversations, write_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import forge_data
 
 TEMPLATE = (
@@ -88,11 +90,12 @@ FAMILIES = {"gemma3": _gemma3, "llava": _llava}
 """Models whose processors need no torchvision."""
 
 
-def save(name: str, directory: Path) -> Path:
-    """The tiny model `name` with fixed random weights in bfloat16, and its processor."""
+def save(name: str, directory: Path, auto: Any = AutoModelForMultimodalLM, *, seed: int = 20, **more: Any) -> Path:
+    """The tiny model `name` with fixed random weights in bfloat16, and its processor; `more` are of its configuration."""
     config, processor = FAMILIES[name]()
-    torch.manual_seed(20)
-    model = AutoModelForMultimodalLM.from_config(config, dtype=torch.float32)
+    config.update(more)
+    torch.manual_seed(seed)
+    model = auto.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -145,9 +148,50 @@ def pairs(folder: Path, number: int = 24, images: int = 3) -> Path:
     return write_rows(folder / "pairs.jsonl", [pair(folder, each, (each + 1) % images) for each in range(number)])
 
 
+def rated(folder: Path, number: int = 24, images: int = 3) -> Path:
+    """Rated answers to the same prompts: the chosen ones are wanted, and the rejected ones, which a third of rows have, not."""
+    found = []
+    for each in range(number):
+        row = pair(folder, each, (each + 1) % images)
+        found.append(
+            {"prompt": row["prompt"], "completion": row["chosen" if each % 3 else "rejected"], "label": bool(each % 3)}
+        )
+    return write_rows(folder / "rated.jsonl", found)
+
+
 @cache
 def _processor(directory: Path) -> Any:
     return AutoProcessor.from_pretrained(directory)
+
+
+def read(model: Path, folder: Path, messages: list[dict[str, Any]]) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """What the model's processor makes of messages whose images lie in a folder: ids, and the rest of a forward's arguments."""
+    messages = json.loads(json.dumps(messages))
+    for part in (part for message in messages for part in message["content"] if isinstance(part, dict)):
+        if part["type"] == "image":
+            part["image"] = str(folder / part["image"])
+    made = dict(_processor(model).apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt"))
+    ids = made.pop("input_ids")[0].tolist()
+    del made["attention_mask"]
+    return ids, made
+
+
+def steps(plain: Any, plan: Any, loss: Callable[[list[int]], torch.Tensor]) -> list[tuple[float, float]]:
+    """(loss, gradient norm) of each step of a plan, of a plain model that is trained as `three_steps.SETTINGS` has it."""
+    recipe = reference.Recipe(1e-3, 3, lr_scheduler="constant", max_grad_norm=0.5)
+    optimizer, found = reference.AdamW(plain, recipe, lambda _name, _parameter: False), []
+    for step in range(plan.num_steps):
+        plain.zero_grad()
+        value = loss(plan.samples(step).tolist())
+        value.backward()
+        gradients = {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for name, parameter in plain.named_parameters()
+            if parameter.requires_grad
+        }
+        found.append((float(value.detach()), reference.norm(gradients)))
+        optimizer.step(reference.clip(gradients, 0.5), 1e-3)
+    return found
 
 
 def inputs_of(model: Path, data: Path) -> Any:

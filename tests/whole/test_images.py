@@ -239,8 +239,8 @@ def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp
         ("sft", {"adapter": "prompt"}, "adapter=prompt and rows with images.*lora"),
         ("sft", {"backend": "trl"}, "backend=trl and rows with images.*text alone"),
         ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are images, and the model has no processor"),
-        ("distill", {"teacher_path": "MODEL"}, r"rows\.jsonl:1: field messages\[0\].* only text is trained here: forge sft"),
-        ("reward", {}, r"rows\.jsonl:1: field messages\[0\].* only text is trained here: forge sft"),
+        ("distill", {"teacher_path": "MODEL", "strategy": "zero3"}, "strategy=zero3 and rows with images.*fsdp2"),
+        ("sdft", {}, r"rows\.jsonl:1: field prompt\[0\].* only text is trained here: forge sft"),
     ],
 )
 def test_what_cannot_have_images(

@@ -14,13 +14,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMultimodalLM
 
 import forge
-import forge_data
 import forge_dist
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from . import modalities
-from .conftest import write_rows
 from .three_steps import SETTINGS, figures, oracle, rows
 from .verbs import run_verb, settings_of
 
@@ -135,20 +133,6 @@ def test_rewards(saved: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(forge_dist.ModelError, match="qwen3_vl gives no rewards"):
         run_verb("reward", other)
     assert not (tmp_path / "other").exists()
-
-
-def test_an_image_is_refused_by_name(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """A row with an image stops a verb that trains none, before a model is loaded; the error names file, row and field."""
-    image = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, {"type": "image", "url": "cat.png"}]}
-    answers = {"chosen": [{"role": "assistant", "content": "A cat."}], "rejected": [{"role": "assistant", "content": "A dog."}]}
-    asked = [[{"role": "user", "content": text}] for text in ("one", "two")]
-    data = write_rows(tmp_path / "images.jsonl", [{"prompt": prompt} | answers for prompt in [*asked, [image]]])
-    with pytest.raises(
-        forge_data.DataError,
-        match=r"images\.jsonl:3: .*prompt\[0\]\.content\[1\] is an image, .*forge sft, osft, dpo, orpo and simpo train images",
-    ):
-        forge.reward(model_path=str(saved("gemma3")), data_path=str(data), ckpt_output_dir=str(tmp_path / "run"), **SETTINGS)
-    assert not (tmp_path / "run").exists()
 
 
 def test_generate(saved: Callable[[str], Path]) -> None:

@@ -6,7 +6,7 @@ import io
 import pytest
 from hypothesis import given, strategies as st
 
-from forge_data import DataError, Format
+from forge_data import DataError, Format, messages_with_images
 from forge_data.formats import _registry
 from forge_data.formats._messages import text_of
 from forge_data.formats._prompts import question
@@ -135,15 +135,23 @@ def shared(text):
         ({"messages": [TEXT, ANSWER], "videos": ["a"]}, r"field videos is a list of 1, and video is not trained; take it out"),
         ({"messages": [TEXT, ANSWER], "audio": "a"}, r"field audio is the string 'a', and audio is not trained; take it out"),
         ({"text": "a", "images": ["a"]}, r"field images is a list of 1, and rows of text are trained on text alone; take it"),
-        ({"prompt": [asked({"type": "image", "image": "a"})], "completion": [ANSWER], "label": True},
-         r"field prompt\[0\].content\[0\] is a part of the type 'image', and only text is trained here"),
-        ({"conversations": shared("<image>"), "kto_tag": True, "images": ["a"]}, r"field images is a list of 1, and rows of u"),
     ],
 )  # fmt: skip
 def test_refused(row, expected):
     """Each fault is named by its field, with what to do."""
     with pytest.raises(DataError, match=expected):
         read(row)
+
+
+@pytest.mark.parametrize("form", [form for form, row in FORMS.items() if isinstance(row.get("messages"), list)])
+def test_messages_alone(form):
+    """A prompt's messages are read in the same forms, with the same images."""
+    made = read(FORMS[form])
+    messages, images = messages_with_images(FORMS[form], "messages", place="f:1", directory="/rows")
+    assert messages == made.messages
+    assert images == made.images
+    with pytest.raises(DataError, match=r"row: field images holds 2 images, and <image> stands in its texts 1 time"):
+        messages_with_images({"prompt": [MARKED], "images": ["a", "b"]}, "prompt")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -159,7 +167,7 @@ def test_not_asked_for(form):
 def test_columns_of_other_rows(read_as):
     """Prompts, labelled texts and pairs refuse columns of images, which no reader of theirs looks at."""
     with pytest.raises(
-        DataError, match=r"f:1: field image is the string 'a', and only text is trained here: forge sft, osft, dpo"
+        DataError, match=r"f:1: field image is the string 'a', and only text is trained here: forge sft, osft, d"
     ):
         read_as("f:1", {"prompt": "?", "image": "a"})
 

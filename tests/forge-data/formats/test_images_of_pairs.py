@@ -1,8 +1,8 @@
-"""Every form of a preference with images becomes the same `Preference`, whose sides both have the prompt's images."""
+"""Every form of a preference, or of a rated answer, with images becomes the same one; sides both have the prompt's images."""
 
 import pytest
 
-from forge_data import BadPairError, DataError, Format
+from forge_data import BadPairError, DataError, Format, Image
 from forge_data.formats import _registry
 from forge_data.formats._registry import convert, detect
 from forge_data.formats._samples import Chat, Preference, Unpaired
@@ -69,8 +69,37 @@ def test_forms(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_not_asked_for(form):
     """A caller that does not train images is told of the first, and who does."""
-    with pytest.raises(DataError, match=r"f:1: field .* and only text is trained here: forge sft, osft, dpo, orpo and simpo t"):
+    with pytest.raises(
+        DataError, match=r"f:1: field .* and only text is trained here: forge sft, osft, distill, dpo, orpo, sim"
+    ):
         read(FORMS[form], images=False)
+
+
+RATED = {
+    "part": {"prompt": [asked(image="cat.png")], "completion": [GOOD], "label": True},
+    "trl": {"prompt": [asked()], "completion": [GOOD], "label": True, "images": ["cat.png"]},
+    "trl without a place": {"prompt": [{"role": "user", "content": "What is it?"}], "completion": [GOOD], "label": True,
+                            "image": {"bytes": None, "path": "cat.png"}},
+    "llama-factory": {"conversations": [*TURNS, SIDES["chosen"]], "kto_tag": True, "images": ["cat.png"]},
+    "llama-factory's messages": {"messages": [MARKED, GOOD], "kto_tag": True, "images": ["cat.png"]},
+    "llama-factory's alpaca": {"instruction": "<image>What is it?", "output": "A cat.", "kto_tag": True, "images": ["cat.png"]},
+    "messages with a part": {"messages": [asked(image="cat.png"), GOOD], "kto_tag": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", RATED)
+def test_rated_answers(form):
+    """Parts, columns and marks of a rated answer say the same; a caller that does not train images is told of them."""
+    made = read(RATED[form])
+    assert isinstance(made, Unpaired)
+    assert isinstance(made.answer, Chat)
+    assert made.answer.messages == [asked(), GOOD]
+    assert made.answer.first_completion == 1
+    assert [image.path for image in made.answer.images] == [FILE]
+    with pytest.raises(
+        DataError, match=r"f:1: field .* and only text is trained here: forge sft, osft, distill, dpo, orpo, sim"
+    ):
+        read(RATED[form], images=False)
 
 
 def test_images_of_the_answers():
@@ -107,7 +136,15 @@ def test_images_of_the_answers():
          r"rejected is the same as chosen"),
         ({"prompt": [asked(image="a")], "chosen": calling("b", GOOD)[1:], "rejected": calling("c", BAD)[1:]}, BadPairError,
          r"chosen\[1\] is of the role 'tool', and there chosen and rejected begin to differ"),
-        ({"prompt": [asked(image="a")], "completion": [GOOD], "label": True}, DataError, r"and only text is trained here"),
+        (RATED["trl"] | {"images": ["a", "b"]}, DataError, r"f:1: field images holds 2 images, and parts that are images"),
+        (RATED["part"] | {"completion": [{**GOOD, "content": [GAP]}]}, DataError,
+         r"field completion\[0\].content\[0\] is a part of the type 'image' in a message of the assistant"),
+        (RATED["llama-factory's alpaca"] | {"output": "<image>", "images": ["a", "b"]}, DataError,
+         r"f:1: field output holds <image>, and the row has images"),
+        (RATED["llama-factory"] | {"conversations": [*TURNS, {"from": "gpt", "value": "<image>"}]}, DataError,
+         r"f:1: field conversations\[1\].value holds <image>, and the row has images"),
+        ({"prompt": "a", "completion": "b", "label": True, "images": ["a"]}, DataError,
+         r"field images is a list of 1, but prompt and completion are text"),
     ],
 )  # fmt: skip
 def test_refused(row, kind, expected):
@@ -117,16 +154,20 @@ def test_refused(row, kind, expected):
 
 
 def test_formats_of_other_packages(monkeypatch):
-    """A format that returns a preference of its own has its paths placed; a rated answer with images is refused."""
-    side = read(FORMS["part"]).chosen
+    """A format that returns a preference or a rated answer of its own has its paths placed."""
+    side = Chat("f:1", [asked(), GOOD], images=(Image("prompt[0].content[0]", "cat.png"),))
     known = {
         "pairs": Format(needs="a", matches=lambda row: "a" in row, convert=lambda place, _: Preference(place, side, side)),
         "rated": Format(needs="a", matches=lambda row: "a" in row, convert=lambda place, _: Unpaired(place, side, True)),
     }
     monkeypatch.setattr(_registry, "format_named", lambda name: known.get(name) or _registry.built_in(name))
-    made = convert("pairs", "f:1", {"a": 1}, None, images=True)
+    made = convert("pairs", "f:1", {"a": 1}, None, images=True, directory="/rows")
+    rated = convert("rated", "f:1", {"a": 1}, None, images=True, directory="/rows")
     assert isinstance(made, Preference)
-    assert isinstance(made.rejected, Chat)
-    for name, images in (("pairs", False), ("rated", True)):
+    assert isinstance(rated, Unpaired)
+    for part in (made.rejected, rated.answer):
+        assert isinstance(part, Chat)
+        assert [image.path for image in part.images] == [FILE]
+    for name in known:
         with pytest.raises(DataError, match=r"f:1: field prompt\[0\].content\[0\] is an image, and only text is trained here"):
-            convert(name, "f:1", {"a": 1}, None, images=images)
+            convert(name, "f:1", {"a": 1}, None)

@@ -46,6 +46,17 @@ def test_as_the_processor(gemma3_directory, turns):
         assert np.array_equal(values, expected[name])
 
 
+def test_spans(gemma3_directory):
+    """Runs of the tokens that a model takes for images, apart from what stands around them."""
+    _, example = encoded(gemma3_directory, *TURNS[1])
+    spans = ImageInputs(gemma3_directory).spans(example.input_ids)
+    assert len(spans) == len(example.images) == 4
+    for (start, stop), image in zip(spans, example.images, strict=True):
+        assert image.start < start < stop < image.stop
+        assert stop - start == 4
+    assert ImageInputs(gemma3_directory).spans(example.input_ids[:1]) == []
+
+
 def test_a_text(gemma3_directory):
     """A row without images gets what the processor makes of a text: kinds of tokens, all 0."""
     from transformers import AutoProcessor

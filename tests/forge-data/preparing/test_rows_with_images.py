@@ -87,7 +87,7 @@ def test_one_row(store, model):
 
 def test_refused_where_they_are_not_trained(folder, model, tmp_path):
     """Without `images` the row is refused before and while it is read, and `images` is refused where it is no flag."""
-    what = r"train.jsonl:1: field images is a list of 1, and only text is trained here: forge sft, osft, dpo, .* train images"
+    what = r"train.jsonl:1: field images is a list of 1, and only text is trained here: forge sft, osft, .* train images"
     with pytest.raises(DataError, match=what):
         prepare(folder / "train.jsonl", model, tmp_path / "store", progress=False)
     with pytest.raises(DataError, match=what):

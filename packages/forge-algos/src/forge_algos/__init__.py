@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         ImageDocument as ImageDocument,
         pack_images as pack_images,
         require_image_attention as require_image_attention,
+        require_images as require_images,
     )
     from forge_algos.isolation._alone import (
         keep_documents_apart as keep_documents_apart,
@@ -153,7 +154,7 @@ _PUBLIC = {
     "heads._chunks": "score_rows_at_once",
     "isolation._alone": "keep_documents_apart places_alone",
     "isolation._guard": "PackedGuard guard_packed",
-    "heads._images": "ImageDocument pack_images require_image_attention",
+    "heads._images": "ImageDocument pack_images require_image_attention require_images",
     "isolation._layers": "layers_apart",
     "isolation._prompt_sharing": "shares_prompts",
     "losses": "LossTerms nll",

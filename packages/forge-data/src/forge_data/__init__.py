@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from forge_data.findings._finding import Finding as Finding
     from forge_data.findings._report import LintReport as LintReport
+    from forge_data.formats._chat import messages_with_images as messages_with_images
     from forge_data.formats._format import Format as Format
     from forge_data.images._inputs import ImageInputs as ImageInputs
     from forge_data.linting._lint import lint as lint
@@ -63,6 +64,7 @@ _PUBLIC = {
     ),
     "findings._finding": "Finding",
     "findings._report": "LintReport",
+    "formats._chat": "messages_with_images",
     "formats._format": "Format",
     "images._inputs": "ImageInputs",
     "linting._lint": "lint",

@@ -84,6 +84,38 @@ def pack_images(
     return None, f"{what} does not keep documents with images apart in a row: {problem}"
 
 
+def require_images(
+    model: nn.Module,
+    document: ImageDocument,
+    *,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> None:
+    """Raise unless a model sees the images of a document; arguments as of `pack_images`.
+
+    A model of text may take pixels as an argument and pass over them. So with other pixels it has to compute something else.
+
+    Raises:
+        PackedBatchError: it does not, or it cannot run the document.
+    """
+    what = type(causal_model(model)).__name__
+
+    def problem_of(model: nn.Module, device: torch.device) -> str | None:
+        floats = {name: array + 1 for name, array in document.inputs.items() if array.dtype.kind == "f"}
+        other = document._replace(inputs={**document.inputs, **floats})
+        with Compare(model, decides(model)) as compare:
+            seen = [_alone(model, each, device) for each in (document, other)]
+            if floats and not compare.holds(lambda: not torch.equal(*seen)):
+                return "sees no images: other pixels change nothing of what it computes"
+        return None
+
+    problem, refusal = run_test(with_and_without_autocast(problem_of, autocast), model, device)
+    if refusal is not None:
+        raise PackedBatchError(f"{what} cannot run a document with images: {refusal}") from refusal
+    if problem:
+        raise PackedBatchError(f"{what} {problem}. Take a model of text and images")
+
+
 def _has_experts(model: nn.Module) -> bool:
     return any(name.endswith("experts") for name, _ in causal_model(model).named_modules())
 

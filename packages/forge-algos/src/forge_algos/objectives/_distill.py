@@ -71,18 +71,22 @@ class _BoundDistill:
         self.head = choose_head(model, device=device)
         self.teacher_head = choose_head(teacher, device=device)
         self._load = RowLoader(model, device)
+        self._load_for_teacher = RowLoader(teacher, device)
 
     def measure(self, batch: PackedBatch) -> Sequence[float]:  # noqa: ARG002  the protocol's
         return []
 
     def __call__(self, batch: PackedBatch, totals: Sequence[float]) -> LossTerms:  # noqa: ARG002
         row, s = self._load(batch), self._settings
+        # A teacher may be told otherwise where documents with images begin, and have pixels in another dtype.
+        images = getattr(batch, "image_inputs", None) is not None
+        theirs = self._load_for_teacher(batch).inputs if images else dict(row.inputs)
         with guard_packed(self.teacher_head.model):
             terms = self.head.distillation(
                 row.inputs,
                 row.rows,
                 self.teacher_head,
-                dict(row.inputs),
+                theirs,
                 weights=row.weights,
                 beta=s.beta,
                 temperature=s.temperature,

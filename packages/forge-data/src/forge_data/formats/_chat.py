@@ -1,10 +1,11 @@
 """Row of messages, and what else the row gives its chat template → conversation."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from forge_data._errors import DataError
 from forge_data._image import Image
-from forge_data._image_values import image_of
+from forge_data._image_values import image_of, placed
 from forge_data._values import NO_ARGUMENTS, checked_tree, counted, describe, from_json
 from forge_data.formats._format import FieldOf, Fields, Format, message_field
 from forge_data.formats._messages import Turns, checked_messages, joined_parts
@@ -46,6 +47,28 @@ def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0, *,
         documents=_objects(place, "documents", fields.get("documents")),
         template_kwargs=_arguments(place, "chat_template_kwargs", fields.get("chat_template_kwargs")),
     )
+
+
+def messages_with_images(
+    row: Mapping[str, Any], field: str, *, place: str = "row", directory: str | None = None
+) -> tuple[list[Message], tuple[Image, ...]]:
+    """Read the messages in a field of a row, and their images, as `prepare` reads them.
+
+    Images are parts of contents, or in the columns `images` or `image`. A content with images becomes a list of parts, such as
+    `{"type": "image"}`, which a chat template takes; `ImageInputs.prompt` takes the images.
+
+    Args:
+        row: with messages in `field`.
+        field: such as `messages` or `prompt`.
+        place: of the row, for errors.
+        directory: where relative paths begin; without it they are refused.
+
+    Raises:
+        DataError: messages or images that `prepare` would refuse.
+    """
+    turns = checked_messages(place, field, row[field], images=True)
+    made = chat(place, row, turns, images=lambda _fields, index, part, _answer: message_field(field, index, part))
+    return made.messages, tuple(placed(place, image, directory) for image in made.images)
 
 
 def _with_images(place: str, fields: Fields, turns: Turns, field_of: FieldOf) -> Turns:

@@ -65,7 +65,7 @@ def preference(place: str, fields: Fields) -> Preference:
     elif kinds == {list} and (prompt is None or isinstance(prompt, str)):
         sides = _conversations(place, fields, values, prompt)
     else:
-        sides = [answer(place, fields, name, images=True) for name in _SIDES]
+        sides = [answer(place, fields, name) for name in _SIDES]
     chosen, rejected = sides
     return _pair(place, fields, chosen, rejected, len(prompt) if isinstance(prompt, list) else 0)
 

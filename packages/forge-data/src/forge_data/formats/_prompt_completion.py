@@ -21,7 +21,7 @@ def prompt_completion(place: str, fields: Fields) -> Chat | Text:
     Raises:
         DataError: one is text and the other messages, or one of them is neither.
     """
-    return answer(place, fields, "completion", images=True)
+    return answer(place, fields, "completion")
 
 
 def unpaired(place: str, fields: Fields) -> Unpaired:
@@ -57,8 +57,8 @@ def unpaired(place: str, fields: Fields) -> Unpaired:
     return Unpaired(place, completion, desirable)
 
 
-def answer(place: str, fields: Fields, field: str, *, images: bool = False) -> Chat | Text:
-    """Read the prompt of a row, which may have `images`, and its answer in `field`.
+def answer(place: str, fields: Fields, field: str) -> Chat | Text:
+    """Read the prompt of a row, which may have images, and its answer in `field`.
 
     Raises:
         DataError: one is text and the other messages, or one of them is neither.
@@ -77,9 +77,8 @@ def answer(place: str, fields: Fields, field: str, *, images: bool = False) -> C
             f"{place}: prompt is {describe(prompt)} and {field} is {describe(given)}; make both strings, or both lists of "
             "messages"
         )
-    before, after = (checked_messages(place, *each, images=images) for each in (("prompt", prompt), (field, given)))
-    field_of = of_answer(answer_field, field) if images else None
-    return chat(place, fields, joined(before, after), len(before.messages), images=field_of)
+    before, after = (checked_messages(place, *each, images=True) for each in (("prompt", prompt), (field, given)))
+    return chat(place, fields, joined(before, after), len(before.messages), images=of_answer(answer_field, field))
 
 
 def of_answer(field_of: FieldOf, answer: str) -> FieldOf:
@@ -172,6 +171,6 @@ UNPAIRED_PREFERENCE = Format(
     matches=lambda row: (_has_both(row) and _has_label(row)) or (KTO_TAG in row and rated(row) is not None),
     convert=unpaired,
     field_of=answer_field,
-    reads=TEMPLATE_FIELDS,
+    reads=(*TEMPLATE_FIELDS, *IMAGE_FIELDS),
 )
 """Prompt and completion, and whether the completion is wanted."""

@@ -19,7 +19,7 @@ def compared(place: str, fields: Fields, asked: str) -> tuple[Turns, list[Turns]
         DataError: a prompt that ends with the assistant's turn, a side that is no turn of the assistant's, or a field that is
             not what it should be.
     """
-    prompt = _prompt(place, fields, asked, images=True)
+    prompt = _prompt(place, fields, asked)
     role = prompt.messages[-1]["role"]
     if role not in _BEFORE_ASSISTANT:
         last = field_of(fields, asked, len(prompt.messages) - 1, "")
@@ -27,7 +27,7 @@ def compared(place: str, fields: Fields, asked: str) -> tuple[Turns, list[Turns]
             f"{place}: field {last} is of the role {role!r}, and what stands before chosen and rejected ends where the "
             "assistant is to answer; take out what follows the last turn of the user"
         )
-    return prompt, [_side(place, name, fields[name], images=True) for name in ("chosen", "rejected")]
+    return prompt, [_side(place, name, fields[name]) for name in ("chosen", "rejected")]
 
 
 def rated_answer(place: str, fields: Fields, asked: str) -> Chat:
@@ -47,7 +47,9 @@ def rated_answer(place: str, fields: Fields, asked: str) -> Chat:
             f"{place}: field {field_of(fields, asked, at, '')} is of the role {role!r}, and kto_tag rates the last turn, which "
             "is the assistant's; give its answer, or take the row out"
         )
-    return chat(place, fields, turns, at)
+    return chat(
+        place, fields, turns, at, images=lambda fields, index, part, answer: field_of(fields, asked, index, part, answer)
+    )
 
 
 def field_of(fields: Fields, asked: str, index: int, part: str, answer: str = "") -> str:
@@ -77,19 +79,19 @@ def _length(fields: Fields, asked: str) -> int | None:
     return count + bool(fields.get("system")) if isinstance(listed, list) else None
 
 
-def _prompt(place: str, fields: Fields, asked: str, *, images: bool = False) -> Turns:
+def _prompt(place: str, fields: Fields, asked: str) -> Turns:
     match asked:
         case "instruction":
             # A new line, as where these rows come from.
             return _alpaca.question(place, fields, between="\n")
         case "conversations":
-            return _sharegpt.conversation(place, fields, images=images)
+            return _sharegpt.conversation(place, fields)
         case _:
-            turns = checked_messages(place, "messages", from_json(fields["messages"]), images=images)
+            turns = checked_messages(place, "messages", from_json(fields["messages"]), images=True)
             return _sharegpt.with_system(place, fields, turns)
 
 
-def _side(place: str, name: str, value: object, *, images: bool = False) -> Turns:
+def _side(place: str, name: str, value: object) -> Turns:
     """Read the answer in a field: text, or a turn in ShareGPT's or OpenAI's fields."""
     read = from_json(value)
     if isinstance(read, dict) and ("from" in read or "role" in read):
@@ -102,7 +104,7 @@ def _side(place: str, name: str, value: object, *, images: bool = False) -> Turn
             '{"from": "gpt", "value": ...}'
         )
     message = _sharegpt.turn_message(place, name, value) if "from" in value else value
-    turns = checked_message(place, name, message, images=images)
+    turns = checked_message(place, name, message, images=True)
     role = turns.messages[0]["role"]
     if role != "assistant":
         raise DataError(

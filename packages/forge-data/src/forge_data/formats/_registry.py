@@ -169,7 +169,7 @@ def convert(
         chosen, rejected = (_with_paths(place, side, images, directory) for side in (made.chosen, made.rejected))
         made = attrs.evolve(made, chosen=chosen, rejected=rejected)
     elif isinstance(made, Unpaired):
-        _check_no_images(place, made.answer)
+        made = attrs.evolve(made, answer=_with_paths(place, made.answer, images, directory))
     if isinstance(made, Tokens):
         check_vocabulary(made, vocabulary)
     return weighted(place, made, fields["weight"]) if fields.get("weight") is not None else made
@@ -208,14 +208,8 @@ def _with_paths(place: str, part: Chat | Text, images: bool, directory: str | No
     if not isinstance(part, Chat) or not part.images:
         return part
     if not images:
-        _check_no_images(place, part)
-    return attrs.evolve(part, images=tuple(placed(place, image, directory) for image in part.images))
-
-
-def _check_no_images(place: str, part: Chat | Text) -> None:
-    """Refuse images where they are not trained."""
-    if isinstance(part, Chat) and part.images:
         raise DataError(f"{place}: field {part.images[0].field} is an image, and {IMAGES_ELSEWHERE}; take the row out")
+    return attrs.evolve(part, images=tuple(placed(place, image, directory) for image in part.images))
 
 
 def _loaded(entry: "EntryPoint") -> Format:

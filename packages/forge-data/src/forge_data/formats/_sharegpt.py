@@ -35,20 +35,17 @@ def sharegpt(place: str, fields: Fields) -> Chat:
     Raises:
         DataError: not a list, an unknown speaker, a value that is not text, a call that cannot be read.
     """
-    return chat(place, fields, conversation(place, fields, images=True), images=turn_field)
+    return chat(place, fields, conversation(place, fields), images=turn_field)
 
 
-def conversation(place: str, fields: Fields, *, images: bool = False) -> Turns:
-    """Read the turns of `conversations`, and `system` before them; errors as `sharegpt`.
-
-    With `images` their contents may have some.
-    """
+def conversation(place: str, fields: Fields) -> Turns:
+    """Read the turns of `conversations`, and `system` before them; errors as `sharegpt`."""
     value = from_json(fields["conversations"])
     if not isinstance(value, list) or not value:
         found = "an empty list" if value == [] else describe(value)
         raise DataError(f'{place}: field conversations is {found}; it must be a list of {{"from": ..., "value": ...}}')
     if all(isinstance(turn, dict) and "from" not in turn and "role" in turn for turn in value):
-        turns = checked_messages(place, "conversations", value, images=images)
+        turns = checked_messages(place, "conversations", value, images=True)
     else:
         # `train` and `weight` mean here what they mean there, so the messages that come of it are checked by the same rules.
         turns = checked_messages(

@@ -86,6 +86,12 @@ class ImageInputs:
             for each in pixels:
                 each.close()
 
+    def spans(self, input_ids: "NDArray[Any]") -> list[tuple[int, int]]:
+        """Return [start, stop) of each run of tokens int[S] that stand for parts of an image."""
+        inside = np.isin(input_ids, [*self._processor.token_ids])
+        edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
+        return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
+
     def prompt(self, text: str, images: Sequence[Image], place: str = "the prompt") -> "dict[str, NDArray[Any]]":
         """Make the arguments of a forward of a text that a chat template wrote.
 

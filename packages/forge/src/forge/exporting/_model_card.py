@@ -66,7 +66,7 @@ def model_card(
         what += " with new tokens" if own_base else ""
     samples = request.folder.name.removeprefix("samples_") if run is not None else ""
     steps, figures = (0, []) if run is None else _figures(run, samples)
-    images = request.task == "causal" and any((request.folder / name).is_file() for name in _PROCESSOR)
+    images = request.task in ("causal", "reward") and any((request.folder / name).is_file() for name in _PROCESSOR)
     return render(
         "exporting/templates/model_card.md",
         head=_head(request, verb, origin, images=images),
@@ -114,7 +114,9 @@ def _head(request: ExportRequest, verb: str, origin: str, *, images: bool) -> st
         # The Hub knows no other base than its own.
         base_model=origin if on_hub else None,
         library_name="gguf" if gguf else "peft" if peft else "transformers",
-        pipeline_tag="image-text-to-text" if images and not gguf else _PIPELINES.get(request.task, "text-classification"),
+        pipeline_tag="image-text-to-text"
+        if images and not gguf and request.task == "causal"
+        else _PIPELINES.get(request.task, "text-classification"),
         tags=["forge", *([verb] if verb else []), *(["gguf"] if gguf else [])],
     )
     return data.to_yaml().strip()

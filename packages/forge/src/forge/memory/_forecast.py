@@ -422,7 +422,7 @@ def _outline(planned: Planned, path: str, *, frozen: bool = False, initial: bool
             attention_function=planned.attention.function,
             task=planned.task.model_task(planned.settings),
             # As it is loaded: float32 beside float32.
-            other_dtype=planned.dtype if planned.images and planned.dtype.itemsize == 4 else None,
+            other_dtype=planned.dtype if (planned.images or planned.shown) and planned.dtype.itemsize == 4 else None,
             **({} if frozen and not initial else planned.loading),
         )
     )

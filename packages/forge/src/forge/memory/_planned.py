@@ -46,6 +46,8 @@ class Planned:
     identity: Mapping[str, str]
     images: bool = False
     """Whether rows have images, which the parts beside the language compute on."""
+    shown: bool = False
+    """Whether `eval_prompts` have some."""
 
     @property
     def autocast(self) -> Callable[[], AbstractContextManager[Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forge._content import content_text
 from forge._counted import counted
 from forge._disk import write_remedy
 from forge._errors import SettingsError
@@ -238,7 +239,7 @@ def _answers(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _messages(prompt: Any) -> Any:
     """Return a prompt as text, or as messages with a role and a content each."""
     if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
-        return [{"role": str(m.get("role", "")), "content": str(m.get("content", ""))} for m in prompt]
+        return [{"role": str(m.get("role", "")), "content": content_text(m.get("content", ""))} for m in prompt]
     return str(prompt)
 
 

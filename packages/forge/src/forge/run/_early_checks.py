@@ -23,7 +23,7 @@ from forge.run._resume import is_finished
 from forge.run._rows import SETTINGS, Rows
 from forge.run._starting_model import Start, given_adapter_named, with_kept_adapter
 from forge.settings._recipe import as_values
-from forge.tasks._answers import read_prompts, tokenized
+from forge.tasks._answers import prompts_of, read_prompts
 from forge.tasks._base_kl import check_base_kl
 from forge.tasks._task import Task
 from forge.tasks.items._items import VIRTUAL
@@ -144,7 +144,8 @@ def check_prompts(task: Task, s: Any, tokenizer: Any) -> dict[str, int]:
         return {}
     template = {name: getattr(s.data, name, None) for name in ("chat_template", "chat_template_kwargs")}
     with_it = forge_data.with_template(tokenizer, template["chat_template"], template["chat_template_kwargs"])
-    return {each.where: len(tokenized(with_it, each)) for each in asked}
+    found = prompts_of(s, with_it, asked)
+    return {each.where: len(prompt.ids) for each, prompt in zip(asked, found, strict=True)}
 
 
 def check_before_rows(task: Task, s: Any, machine: forge_accel.Accelerator, start: Start, tried: Tried) -> None:

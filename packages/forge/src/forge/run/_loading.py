@@ -254,26 +254,36 @@ def _loaded(
     # Probed now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
     with strategy.computing(model):
         packed, why = keep_apart(model, machine, dtype, strategy, way.packing, longest)
-        _check_image_attention(model, way, machine, dtype, strategy, images)
+        _check_images(model, path, way, machine, dtype, strategy, images)
         with computing(machine, dtype, strategy)():
             task.probe_objective(s).bind(model, device=machine.device.value)
     strategy.settle(model)
     return model, packed, why
 
 
-def _check_image_attention(
+def _check_images(
     model: Any,
+    path: str,
     way: _Way,
     machine: forge_accel.Accelerator,
     dtype: forge_accel.Choice[Any],
     strategy: forge_dist.Strategy,
     images: Sequence[forge_algos.ImageDocument],
 ) -> None:
-    """Try an attention of our own on a document with images, where there are some."""
-    if images and way.attention.value.function is not None:
-        forge_algos.require_image_attention(
-            model, images[0], device=machine.device.value, autocast=computing(machine, dtype, strategy)
-        )
+    """Try a model, and an attention of our own, on a document with images, where there are some.
+
+    Raises:
+        forge_algos.PackedBatchError: it does not see them, or not with this attention.
+    """
+    if not images:
+        return
+    where: dict[str, Any] = {"device": machine.device.value, "autocast": computing(machine, dtype, strategy)}
+    try:
+        forge_algos.require_images(model, images[0], **where)
+    except forge_algos.PackedBatchError as error:
+        raise forge_algos.PackedBatchError(f"{path} cannot be given images: {error}") from error
+    if way.attention.value.function is not None:
+        forge_algos.require_image_attention(model, images[0], **where)
 
 
 def _take_images(
@@ -285,7 +295,7 @@ def _take_images(
     strategy: forge_dist.Strategy,
     images: Sequence[forge_algos.ImageDocument],
 ) -> None:
-    """Have a second model take the rows with images that the trained one is given.
+    """Have a second model take rows of several documents with images, as the first does.
 
     Raises:
         forge_algos.PackedBatchError: it cannot.
@@ -387,13 +397,14 @@ def load_frozen(
     *,
     initial: Any = None,
     weights: Any = None,
+    several: bool = True,
 ) -> Any:
     """Load a frozen model for the same ranks, with the attention of the first where it fits.
 
     With `initial`, the model that is trained, it is the base of the run itself: quantized where that is, with the same rows
     with images. `weights` is their dtype, by default that of the computation. With `images`, documents that have some, the
     parts beside the language compute too, the attention is tried on the first, and another model than the base on rows of
-    several.
+    `several`, or of one.
     """
     loading = {} if initial is None else quantized(s, machine, dtype.value)
     refusals: list[Exception] = []
@@ -414,13 +425,13 @@ def load_frozen(
             forge_algos.score_rows_at_once(model, machine.head_rows)
             with strategy.computing(model):
                 keep_apart(model, machine, dtype, strategy, way.packing, longest)
-                _check_image_attention(model, way, machine, dtype, strategy, images)
+                _check_images(model, path, way, machine, dtype, strategy, images)
         except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
             refusals.append(_without_frames(error))
         else:
             if initial is not None:
                 forge_algos.pack_images_like(model, initial)
-            elif images:
+            elif images and several:
                 _take_images(model, path, s, machine, dtype, strategy, images)
             return model
     raise refusals[0]

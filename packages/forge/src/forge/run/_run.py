@@ -53,7 +53,7 @@ from forge.saving._exports import Exports, due_after
 from forge.saving._full_state import FullStates, Position, keeps_states, remove_states, resumed
 from forge.settings._recipe import as_recipe, as_values
 from forge.storage._storage import Storage
-from forge.tasks._answers import Answers, read_prompts
+from forge.tasks._answers import Answers, documents_of, read_prompts
 from forge.tasks._base_kl import BaseDivergence, ended_by
 from forge.tasks._images import image_documents
 from forge.tasks._task import Evaluation, Run, Task
@@ -148,7 +148,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
     with report.taking(f"loading {start.path}", f"loaded {start.path}, and checked how its samples are kept apart,"):
         images = image_documents(s, tokenizer, train, held_out)
-        s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest, images)
+        seen = images or documents_of(s, tokenizer, read_prompts(task, s))
+        s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest, seen)
     stop_as_trained(s, model, tokenizer, report, found["turn_end"])
     # Its files were hashed meanwhile: from here on the run goes on from what it began with, or is refused.
     with report.taking(f"hashing {start.path}", f"hashed {start.path}, which was not done when it was loaded,"):
@@ -188,8 +189,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             found = frozen_with_adapter(with_kept_adapter(s, start), found, strategy)
         else:
             given = start.path if path == s.model.model_path else path
-            weights = trained_dtype(s) if as_trained else None
-            found = load_frozen(given, s, machine, dtype, strategy, longest, report, weights=weights, images=images)
+            own: Any = {"weights": trained_dtype(s) if as_trained else None, "several": bool(forge_algos.packs_images(model))}
+            found = load_frozen(given, s, machine, dtype, strategy, longest, report, images, **own)
         this.others.add(found)
         return found
 

@@ -112,7 +112,7 @@ class EvaluationSettings:
         ),
     )
     """Prompts that the model answers at each measurement, in the log and in answers.jsonl. A file's name stands for its lines,
-    or its rows (.jsonl, with prompt or messages)."""
+    or its rows (.jsonl, with prompt or messages, which may have images)."""
     eval_max_new_tokens: int = attrs.field(default=64, validator=[_whole, attrs.validators.ge(1)])
     """End each of these answers after so many tokens."""
     kl_base: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,14 +11,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import forge_algos
+import forge_data
 import forge_dist
+from forge._content import content_text
 from forge._disk import writing
 from forge._errors import SettingsError
+from forge.tasks._images import image_inputs
 from forge.tasks._rollouts import sampler_of
 from forge.tasks._task import Run, Task
+from forge.tasks.items._items import VIRTUAL
 
 _FILE = "answers.jsonl"
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 
 class Asked(NamedTuple):
@@ -26,13 +32,39 @@ class Asked(NamedTuple):
     prompt: str | Messages
     where: str
     """File and row, or the text itself where it was given so."""
+    images: tuple[forge_data.Image, ...] = ()
+    """Images of the parts `{"type": "image"}` of its messages, in order."""
+
+    @property
+    def shown(self) -> str | Messages:
+        """The prompt with the names of its images: their files, or the fields that hold them."""
+        if isinstance(self.prompt, str) or not self.images:
+            return self.prompt
+        names = iter([image.path or image.field for image in self.images])
+
+        def named(content: Any) -> Any:
+            parts = content if isinstance(content, list) else ()
+            return [part | {"image": next(names)} if part["type"] == "image" else part for part in parts] or content
+
+        return [message | {"content": named(message["content"])} for message in self.prompt]
+
+
+class Prompt(NamedTuple):
+    """A prompt as the model is asked."""
+
+    ids: Any
+    """int32[S]."""
+    inputs: dict[str, Any]
+    """What the model's processor makes of its images."""
 
 
 def read_prompts(task: Task, s: Any) -> list[Asked]:
     """Read the prompts of `eval_prompts`: texts, and those of files.
 
     Raises:
-        SettingsError: a file cannot be read or holds something else, or the verb trains no model that writes text.
+        SettingsError: a file cannot be read or holds something else, or the verb trains no model that writes text; or an image
+            where it cannot be asked about.
+        forge_data.DataError: an image in a form that no row has.
 
     """
     given = s.evaluation.eval_prompts or ()
@@ -46,12 +78,26 @@ def read_prompts(task: Task, s: Any) -> list[Asked]:
         if not each.strip():
             raise SettingsError("eval_prompts holds an empty prompt. Leave it out.")
         found += _of_file(Path(each)) if is_prompt_file(each) else [Asked(each, repr(_short(each)))]
-    for prompt, where in found:
+    for asked in found:
         try:
-            json.dumps(prompt, ensure_ascii=False).encode()
+            json.dumps(asked.prompt, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise SettingsError(f"eval_prompts {where}: is not UTF-8: {error.reason}.") from error
+            raise SettingsError(f"eval_prompts {asked.where}: is not UTF-8: {error.reason}.") from error
+        if asked.images:
+            _check_images(task, s, asked)
     return found
+
+
+def _check_images(task: Task, s: Any, asked: Asked) -> None:
+    """Refuse an image where the verb trains on text alone, or virtual tokens stand before it."""
+    what = f"eval_prompts {asked.where}: has an image, and"
+    if not task.images:
+        raise SettingsError(f"{what} forge {task.name} trains on text alone. Ask an export: forge generate RUN --image FILE.")
+    if s.adapter.adapter in VIRTUAL:
+        raise SettingsError(
+            f"{what} the virtual tokens of adapter={s.adapter.adapter} move the places of images. Use adapter=lora, or take "
+            "the image out."
+        )
 
 
 def is_prompt_file(prompt: str) -> bool:
@@ -79,6 +125,7 @@ class Answers:
         if not prompts:
             return
         self._sampler = sampler_of(run)
+        self._asked: list[Prompt] | None = None
         if run.ranks.is_first and self._file.exists():
             # Bytes: a line may be torn within a sign, and a text splits at more than newlines.
             kept = [line for line in self._file.read_bytes().split(b"\n") if _step_of(line) <= step]
@@ -91,54 +138,97 @@ class Answers:
         if not self._prompts or step <= self._step:
             return
         run, self._step = self._run, step
-        mine = [tokenized(run.tokenizer, asked) for asked in self._prompts] if run.strategy.data_parallel_rank == 0 else []
-        if not mine and not run.strategy.divides:
+        first = run.strategy.data_parallel_rank == 0
+        if not first and not run.strategy.divides:
             return
-        made = self._sampler.sample(
-            mine,
-            num_generations=1,
-            max_new_tokens=run.settings.evaluation.eval_max_new_tokens,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=1,
-            seed=0,
+        if self._asked is None:
+            # Images are read once: the same ones are asked about at each measurement.
+            self._asked = prompts_of(run.settings, run.tokenizer, self._prompts)
+        tokens = run.settings.evaluation.eval_max_new_tokens
+        texts = [asked.ids for asked in self._asked if not asked.inputs]
+        of_texts = iter(
+            self._sampler.sample(
+                texts if first else [],
+                num_generations=1,
+                max_new_tokens=tokens,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=1,
+                seed=0,
+            )
+            if texts
+            else ()
         )
+        # Ranks that share the weights make every forward together, with the same image.
+        pictured = [asked for asked in self._asked if asked.inputs]
+        of_images = iter([self._sampler.likeliest(asked.ids, asked.inputs, max_new_tokens=tokens) for asked in pictured])
         if not run.ranks.is_first:
             return
+        made = [next(of_images if asked.inputs else of_texts) for asked in self._asked]
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         lines = []
-        for (prompt, _), completion in zip(self._prompts, made, strict=True):
-            answer = str(run.tokenizer.decode(completion.ids, skip_special_tokens=True)).strip()
+        for each, completion in zip(self._prompts, made, strict=True):
+            answer, prompt = str(run.tokenizer.decode(completion.ids, skip_special_tokens=True)).strip(), each.shown
             lines.append(json.dumps({"step": step, "prompt": prompt, "answer": answer, "time": now}, ensure_ascii=False) + "\n")
-            asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+            asked = prompt if isinstance(prompt, str) else content_text(prompt[-1]["content"])
             run.report.note(f"after step {step}, asked {_short(asked)!r}: {_short(answer)!r}")
         with writing(self._file), self._file.open("a", encoding="utf-8") as file:
             file.writelines(lines)
 
 
-def tokenized(tokenizer: Any, asked: Asked) -> Any:
-    """Tokenize a prompt as the model is asked: by its chat template, where it has one.
+def prompts_of(s: Any, tokenizer: Any, prompts: Sequence[Asked]) -> list[Prompt]:
+    """Return prompts as the model is asked, by its chat template and its processor.
 
     Raises:
-        SettingsError: the template refuses it, or nothing is left of it.
+        SettingsError: the template refuses one, nothing is left of one, or the model takes no images.
+        forge_data.DataError: an image cannot be read.
 
     """
-    prompt, where = asked
+    found = []
+    for asked in prompts:
+        text = _written(tokenizer, asked)
+        if asked.images:
+            where = f"eval_prompts {asked.where}"
+            try:
+                made = image_inputs(s, tokenizer).prompt(text, asked.images, where)
+            except forge_data.TokenizerError as error:
+                raise SettingsError(f"{where}: {error}") from error
+            found.append(Prompt(made.pop("input_ids")[0].astype(np.int32), made))
+            continue
+        ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+        if not ids:
+            raise SettingsError(f"eval_prompts {asked.where}: no token is left of it. Give a text, or leave it out.")
+        found.append(Prompt(np.asarray(ids, np.int32), {}))
+    return found
+
+
+def documents_of(s: Any, tokenizer: Any, prompts: Sequence[Asked]) -> list[forge_algos.ImageDocument]:
+    """Return the first prompt with images, to try an attention on; [] without any."""
+    pictured = [asked for asked in prompts if asked.images][:1]
+    of = image_inputs(s, tokenizer).spans if pictured else None
+    return [forge_algos.ImageDocument(each.ids, each.inputs, of(each.ids)) for each in prompts_of(s, tokenizer, pictured) if of]
+
+
+def _written(tokenizer: Any, asked: Asked) -> str:
+    """Return the text of a prompt as the chat template writes it.
+
+    Raises:
+        SettingsError: it does not, or there is none, and the prompt has images.
+
+    """
+    prompt, where, _ = asked
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if tokenizer.chat_template:
         try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except Exception as error:
             raise SettingsError(
                 f"eval_prompts {where}: the chat template does not write it: {' '.join(str(error).split())}. Write it as the "
                 "template takes conversations, or leave it out."
             ) from error
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    else:
-        ids = tokenizer(messages[-1]["content"])["input_ids"]
-    if not ids:
-        raise SettingsError(f"eval_prompts {where}: no token is left of it. Give a text, or leave it out.")
-    return np.asarray(ids, np.int32)
+    if asked.images:
+        raise SettingsError(f"eval_prompts {where}: has an image, which a chat template places, and the tokenizer has none.")
+    return str(messages[-1]["content"])
 
 
 def _of_file(path: Path) -> list[Asked]:
@@ -160,7 +250,7 @@ def _of_file(path: Path) -> list[Asked]:
             row: Any = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise SettingsError(f"eval_prompts {where}: is not JSON: {error}.") from error
-        found.append(Asked(_of_row(row, where), where))
+        found.append(_of_row(row, where, path.parent))
     if not found:
         raise SettingsError(
             f"eval_prompts {path}: holds no prompt: its lines are empty. Write a prompt a line, or leave it out."
@@ -168,30 +258,42 @@ def _of_file(path: Path) -> list[Asked]:
     return found
 
 
-def _of_row(row: Any, where: str) -> str | Messages:
-    """Return the prompt of a row: its `prompt`, or its messages before the last answer."""
-    asked = row.get("prompt", row.get("messages")) if isinstance(row, dict) else row
+def _of_row(row: Any, where: str, folder: Path) -> Asked:
+    """Return the prompt of a row: its `prompt`, or its messages before the last answer.
+
+    Relative paths of images begin in `folder`.
+    """
+    row = row if isinstance(row, dict) else {"prompt": row}
+    name = "prompt" if "prompt" in row else "messages"
+    asked = row.get(name)
     if isinstance(asked, str) and not asked.strip():
         asked = None
-    if has_image(row):
-        raise SettingsError(
-            f"eval_prompts {where}: has an image, and eval_prompts are asked as texts. Take the row out, and ask an export "
-            "about images: forge generate RUN --image FILE."
+    if asked and _has_image(row):
+        asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        while isinstance(asked, list) and _is_answer(asked):
+            asked = asked[:-1]
+        directory = os.path.abspath(folder)
+        messages, images = forge_data.messages_with_images(
+            row | {name: asked}, name, place=f"eval_prompts {where}", directory=directory
         )
+        return Asked(messages, where, images)
     if isinstance(asked, list):
         if not all(isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in asked):
             raise SettingsError(f"eval_prompts {where}: each of its messages must have a role and a content, both texts.")
-        while asked and asked[-1]["role"] == "assistant":
+        while _is_answer(asked):
             asked = asked[:-1]
     if not asked or not isinstance(asked, (str, list)):
         raise SettingsError(f"eval_prompts {where}: holds no prompt: a row has `prompt`, a text or messages, or `messages`.")
-    return asked
+    return Asked(asked, where)
 
 
-def has_image(row: Any) -> bool:
+def _is_answer(messages: list[Any]) -> bool:
+    """Return whether messages end with one of the assistant."""
+    return bool(messages) and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
+
+
+def _has_image(row: dict[str, Any]) -> bool:
     """Return whether a row of JSON has an image: in a column, or as a part of a content."""
-    if not isinstance(row, dict):
-        return False
     given = [row.get("prompt"), row.get("messages")]
     messages = [each for part in given if isinstance(part, list) for each in part if isinstance(each, dict)]
     contents = [each["content"] for each in messages if isinstance(each.get("content"), list)]

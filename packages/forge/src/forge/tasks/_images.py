@@ -11,7 +11,7 @@ import forge_data
 from forge._errors import SettingsError
 from forge.settings._backends import FORGE
 from forge.tasks.items._items import VIRTUAL, padding
-from forge.tasks.items._pairs import Pairs
+from forge.tasks.items._pairs import LoneAnswers, Pairs
 from forge.tasks.items._samples import Conversations, Samples
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def check_images(s: Any, *stores: Any) -> None:
     """
     if not has_images(*stores):
         return
-    if any(store.kind == "preference" for store in stores if store is not None) and not _inputs(s).joins:
+    if any(store.kind == "preference" for store in stores if store is not None) and not image_inputs(s).joins:
         raise SettingsError(
             "pairs of answers with images: the processor of this model makes unlike arrays of unlike images, so that it is "
             "given one sample at a time, and the two answers of a pair are computed together. Learn the chosen answers with "
@@ -66,7 +66,7 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
     stores = [items.store for items in parts if items is not None]
     if not has_images(*stores):
         return []
-    inputs, found = _inputs(s, tokenizer), []
+    inputs, found = image_inputs(s, tokenizer), []
     for store in stores:
         if has_images(store):
             with_some = store.image_counts[:, 0].nonzero()[0][:_TRIED].tolist()
@@ -81,7 +81,8 @@ _known: dict[str, tuple[Any, forge_data.ImageInputs]] = {}
 """Model path of this process's run → its tokenizer, and what makes the arguments of its images; loading it takes seconds."""
 
 
-def _inputs(s: Any, tokenizer: Any = None) -> forge_data.ImageInputs:
+def image_inputs(s: Any, tokenizer: Any = None) -> forge_data.ImageInputs:
+    """Load the processor of the model of a run, once for a tokenizer."""
     path = s.model.model_path
     if path not in _known or _known[path][0] is not tokenizer:
         _known.clear()
@@ -91,7 +92,7 @@ def _inputs(s: Any, tokenizer: Any = None) -> forge_data.ImageInputs:
 
 def single_images(s: Any, tokenizer: Any, items: Samples) -> Samples:
     """Return samples with their images, one a row where some have images: any model takes those."""
-    return items.with_images(_inputs(s, tokenizer), "single") if has_images(items.store) else items
+    return items.with_images(image_inputs(s, tokenizer), "single") if has_images(items.store) else items
 
 
 class Images(NamedTuple):
@@ -130,7 +131,7 @@ def images_of(run: Run) -> Images | None:
     documents = image_documents(run.settings, run.tokenizer, run.train, run.held_out)
     if not documents:
         return None
-    inputs = _inputs(run.settings, run.tokenizer)
+    inputs = image_inputs(run.settings, run.tokenizer)
     rows, why = _rows(run, documents, inputs)
     if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
         raise SettingsError(f"packing=on: {why}. With packing=auto samples with images are in no packed row.")
@@ -139,7 +140,7 @@ def images_of(run: Run) -> Images | None:
             "turns=auto makes several samples of a row, and this model takes one sample with images in a row; set "
             f"turns=history ({why})"
         )
-    if rows == "single" and isinstance(run.train, Pairs):
+    if rows == "single" and isinstance(run.train, Pairs) and not isinstance(run.train, LoneAnswers):
         raise SettingsError(
             f"pairs of answers with images: {why}, and the two answers of a pair are computed together. Learn the chosen "
             "answers with sft, or take another model."
@@ -153,7 +154,7 @@ def with_rehearsed_images(run: Run) -> Run:
         return run
     alone = "lines" if isinstance(run.train, Pairs) else "single"
     rows = alone if run.settings.packing.packing == "off" else "packed"
-    return _reading(run, Images(_inputs(run.settings, run.tokenizer), rows, ""))
+    return _reading(run, Images(image_inputs(run.settings, run.tokenizer), rows, ""))
 
 
 def _reading(run: Run, images: Images) -> Run:

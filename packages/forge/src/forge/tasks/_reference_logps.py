@@ -57,11 +57,11 @@ def store_references(run: Run, parts: dict[str, Items | None]) -> None:
         mine = [rows[part] for part in shard_of(run, shared, rows)]
         found, done, number = np.zeros((len(items), items.completions)), 0, sum(map(len, mine))
         show = run.report.progress(f"scoring {items.noun} with the reference")
-        batches = (shared.groups(indices, share_prompt=share, share_prefix=share) for indices in mine)
+        batches = (row for indices in mine for row in shared.scored(indices, share=share))
         more = {"ld_alpha": getattr(own, "ld_alpha", None)}
         scored = forge_algos.reference_logps(model, batches, device=run.device, autocast=run.autocast, **more)
-        for indices, logps in zip(mine, scored, strict=True):
-            found[indices] = np.reshape(logps, (-1, items.completions))
+        for indices, logps in zip(mine, zip(*[scored] * shared.rows_scored, strict=True), strict=True):
+            found[indices] = np.stack(logps, axis=-1).reshape(-1, items.completions)
             done += len(indices)
             show(done, number)
         # Every row was scored in one shard and is zero in the others: their sum is exact.

@@ -29,7 +29,6 @@ class Distill(SFT):
 
     name = "distill"
     settings = DistillSettings
-    images = False
     about = "Distillation: train a model to predict as a larger one does, at the learned tokens of the rows."
 
     def other_models(self, s: Any) -> dict[str, str]:
@@ -42,10 +41,6 @@ class Distill(SFT):
         require_same_tokens(s, "teacher_path", s.objective.teacher_path)
 
     def rehearsal_source(self, run: Run) -> OfflineSteps:
-        """Take the same steps."""
-        return self.step_source(run)
-
-    def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with the teacher on the same ranks."""
         own = run.settings.objective
         teacher = run.load_frozen(own.teacher_path)

@@ -175,6 +175,7 @@ class Reward(Preferences):
 
     name = "reward"
     settings = RewardSettings
+    images = True
     about = "Reward modelling: train a model with a scalar head to give the chosen of two answers the higher reward."
 
     def model_task(self, s: Any) -> str:  # noqa: ARG002 - the same for all settings
@@ -317,6 +318,7 @@ class KTO(ReferencedPreferences):
 
     name = "kto"
     settings = KTOSettings
+    images = True
     items_are = "answers"
     about = "Kahneman-Tversky optimization: learn from single answers that are marked as wanted or not, near a reference model."
     kind = "unpaired_preference"

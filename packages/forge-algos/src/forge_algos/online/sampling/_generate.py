@@ -7,8 +7,9 @@ have similar lengths. On a GPU it was not tried.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from forge_algos._cache_argument import cache_argument
 from forge_algos._errors import RolloutError
 from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
 from forge_algos._parallel import ALONE, Parallel
+from forge_algos.batches._images import ImageInputs, image_row_inputs
 from forge_algos.isolation._alone import runs_alone
 from forge_algos.isolation._compare import REFUSALS, Compare
 from forge_algos.isolation._isolation import made_up_ids, made_up_lengths
@@ -136,6 +138,23 @@ class GenerateSampler:
                 found.update(zip(batch, rows, strict=True))
         return [found[pair] for pair in sorted(found)]
 
+    def likeliest(self, prompt: NDArray[Any], inputs: ImageInputs, *, max_new_tokens: int) -> Completion:
+        """Take the likeliest token after each other behind one prompt with images.
+        With `synced` every rank calls it, with the same prompt.
+
+        Args:
+            prompt: int[S].
+            inputs: what a processor makes of it, as `image_inputs` of a row has it.
+            max_new_tokens: tokens that the completion may have.
+        """
+        warps = _warps(1.0, 1.0, 1, 0.0)
+        with torch.no_grad(), mode(self._model, training=False), _default_generation_config(causal_model(self._model)):
+            ids, _ = self._padded([prompt])
+            made = image_row_inputs(self._model, ids[0], (0, len(prompt)), [inputs], packed={})
+            more = {name: made[name] for name in made if name not in ("input_ids", "use_cache")}
+            (found,) = self._generate([prompt], [0], torch.zeros(1, max_new_tokens), warps, max_new_tokens, inputs=more)
+        return found
+
     def _batches(
         self, wanted: list[tuple[int, int]], prompts: Sequence[NDArray[Any]], max_new_tokens: int
     ) -> Iterator[list[tuple[int, int]]]:
@@ -202,12 +221,17 @@ class GenerateSampler:
         warps: Sequence[Warp],
         max_new_tokens: int,
         repetition_penalty: float = 1.0,
+        *,
+        inputs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Completion]:
-        """Return the completion of each row; rows of one number have the same prompt."""
+        """Return the completion of each row; rows of one number have the same prompt.
+
+        `inputs` are further arguments of a forward.
+        """
         ids, mask = self._padded(prompts)
         width = ids.shape[1]
         draw = DrawToken(_with_penalty(warps, repetition_penalty, ids, mask), uniforms_BS.to(ids.device), width)
-        output = self._output(ids, mask, draw, max_new_tokens, **self._begun(prompts, numbers, ids, mask))
+        output = self._output(ids, mask, draw, max_new_tokens, **self._begun(prompts, numbers, ids, mask), **inputs)
         made = output[:, width:].cpu().numpy().astype(np.int32)
         ends = np.isin(made, self._eos_ids)
         finished: list[bool] = [bool(row.any()) for row in ends]

@@ -48,28 +48,38 @@ class ImageRow:
 
 def image_row(
     row: forge_packing.PackedBatch | forge_packing.PackedGroups,
+    samples: Sequence[forge_data.TokenizedExample],
+    places: Sequence[str],
+    inputs: forge_data.ImageInputs,
+) -> Any:
+    """Return a row of samples, with their images where one has some; `places` are for errors."""
+    if not any(sample.images for sample in samples):
+        return row
+    return ImageRow(packed=row, image_inputs=lambda: list(_each.map(inputs, samples, places)))
+
+
+def image_row_of(
+    row: forge_packing.PackedBatch | forge_packing.PackedGroups,
     store: forge_data.TokenStore,
     indices: Sequence[int] | Ints,
     inputs: forge_data.ImageInputs,
 ) -> Any:
     """Return a row of a store's samples, with their images where one has some."""
-    samples = [store[int(i)] for i in indices]
-    if not any(sample.images for sample in samples):
-        return row
-
-    def read() -> ImageInputs:
-        return list(_each.map(inputs, samples, [store.source(int(i)) for i in indices]))
-
-    return ImageRow(packed=row, image_inputs=read)
+    return image_row(row, [store[int(i)] for i in indices], [store.source(int(i)) for i in indices], inputs)
 
 
-def read_ahead(rows: Sequence[Any]) -> list[Any]:
+_ROWS_OF_BATCHES = ("mismatched", "completions", "groups")
+"""Fields of micro-batches that are rows, in the order in which a step reads them: KTO's mismatched answers of all before."""
+
+
+def read_ahead(batches: Sequence[Any]) -> list[Any]:
     """Return the micro-batches of a step, whose images are read ahead.
 
     Those of each are read while the one before is computed, and the first ones' from now on. Those of no more than two rows are
     held at once: of the last one that was asked for, which a reference is given too, and of the next.
     """
-    with_images = [row for row in map(_row_of, rows) if row is not None]
+    rows_of = [_rows_of(batch) for batch in batches]
+    with_images = [rows[name] for name in ("", *_ROWS_OF_BATCHES) for rows in rows_of if name in rows]
     ahead = iter(with_images)
     started: list[Future[ImageInputs]] = []
 
@@ -93,17 +103,16 @@ def read_ahead(rows: Sequence[Any]) -> list[Any]:
     start()
     numbers = {id(row): number for number, row in enumerate(with_images)}
 
-    def ahead_of(batch: Any) -> Any:
-        row = _row_of(batch)
-        if row is None:
-            return batch
-        row = attrs.evolve(row, image_inputs=partial(read, row, numbers[id(row)]))
-        return row if isinstance(batch, ImageRow) else attrs.evolve(batch, groups=row)
+    def ahead_of(batch: Any, rows: dict[str, ImageRow]) -> Any:
+        ahead = {name: attrs.evolve(row, image_inputs=partial(read, row, numbers[id(row)])) for name, row in rows.items()}
+        return ahead.get("") or (attrs.evolve(batch, **ahead) if ahead else batch)
 
-    return [*map(ahead_of, rows)]
+    return [*map(ahead_of, batches, rows_of)]
 
 
-def _row_of(batch: Any) -> ImageRow | None:
-    """Return the row with images that a micro-batch is or has; None where it has none."""
-    row = getattr(batch, "groups", batch)
-    return row if isinstance(row, ImageRow) else None
+def _rows_of(batch: Any) -> dict[str, ImageRow]:
+    """Return the rows with images that a micro-batch has, by field; "" where it is one itself."""
+    if isinstance(batch, ImageRow):
+        return {"": batch}
+    found = {name: getattr(batch, name, None) for name in _ROWS_OF_BATCHES}
+    return {name: row for name, row in found.items() if isinstance(row, ImageRow)}

@@ -15,7 +15,7 @@ import forge_algos
 import forge_data
 import forge_packing
 from forge._counted import counted, counted_are
-from forge.tasks.items._images import ImageRows, image_row, images_in_words
+from forge.tasks.items._images import ImageRows, image_row, image_row_of, images_in_words
 from forge.tasks.items._items import Ints
 from forge.tasks.items._samples import common_prefixes, shortest_samples
 
@@ -122,7 +122,16 @@ class Pairs:
         row = forge_packing.collate_groups(examples, share_prompt=share_prompt, share_prefix=share_prefix)
         if self._images is None:
             return row
-        return image_row(row, self.store, self.rows[np.asarray(indices, dtype=np.int64)].ravel(), self._images)
+        return image_row_of(row, self.store, self.rows[np.asarray(indices, dtype=np.int64)].ravel(), self._images)
+
+    @property
+    def rows_scored(self) -> int:
+        """Number of rows of `scored`: one, or one for each of an item's completions."""
+        return 1
+
+    def scored(self, indices: Sequence[int] | Ints, *, share: bool) -> list[forge_packing.PackedGroups]:
+        """Pack items as the rows that a reference scores once, `rows_scored` of them."""
+        return [self.groups(indices, share_prompt=share, share_prefix=share)]
 
     def size(self, index: int) -> str:
         """Return the length of an item in words."""
@@ -216,13 +225,62 @@ class Answers(LoneAnswers):
         found = super().prefixes
         return found and {**found, "prefix_tokens": 2 * found["prefix_tokens"]}
 
+    @cached_property
+    def image_counts(self) -> Ints:
+        """int64[N, 2]: images of each answer and its prompt, and tokens that stand for those.
+
+        The images of a mismatch, which are its prompt's too, are not counted again.
+        """
+        return self.store.image_counts
+
     def examples(self, index: int) -> tuple[Example, ...]:
         """Return a row, and its prompt with the next row's answer."""
+        own, (other, _) = self.store[int(self.rows[index, 0])], self._mismatch(index)
+        return (own.input_ids, own.labels), (other.input_ids, other.labels)
+
+    def _mismatch(self, index: int) -> tuple[forge_data.TokenizedExample, str]:
+        """Join a row's prompt and the next row's answer with their images, and say from where."""
         own, other = (self.store[int(row)] for row in self.rows[index])
         prompt, begin = _prompt(own.labels), _prompt(other.labels)
-        ids = np.concatenate([own.input_ids[:prompt], other.input_ids[begin:]])
-        labels = np.concatenate([own.labels[:prompt], other.labels[begin:]])
-        return (own.input_ids, own.labels), (ids, labels)
+        asked = [image for image in own.images if image.stop <= prompt]
+        move = prompt - begin
+        within = [
+            attrs.evolve(image, start=image.start + move, stop=image.stop + move)
+            for image in other.images
+            if image.start >= begin
+        ]
+        made = forge_data.TokenizedExample(
+            np.concatenate([own.input_ids[:prompt], other.input_ids[begin:]]),
+            np.concatenate([own.labels[:prompt], other.labels[begin:]]),
+            images=(*asked, *within),
+        )
+        place = self.source(index)
+        return made, f"{place}, with the answer of {self.store.source(int(self.rows[index, 1]))}" if within else place
+
+    @property
+    def rows_scored(self) -> int:
+        """Number of rows of `scored`."""
+        return 1 if self._images is None else 2
+
+    def scored(self, indices: Sequence[int] | Ints, *, share: bool) -> list[forge_packing.PackedGroups]:
+        """Pack answers and mismatches together; with images apart, one sample a row where need be."""
+        if self._images is None:
+            return super().scored(indices, share=share)
+        return [*self._both(np.asarray(indices, dtype=np.int64), share_prefix=False)]
+
+    def _both(self, at: Ints, *, share_prefix: bool) -> tuple[Any, Any]:
+        """Pack answers into one row, and their mismatches into another."""
+        indices = at.tolist()
+        own: list[Any] = [(self.store[int(self.rows[i, 0])], self.source(i)) for i in indices]
+        return self._row(own, share_prefix), self._row([self._mismatch(i) for i in indices], share_prefix)
+
+    def _row(self, samples: list[tuple[forge_data.TokenizedExample, str]], share_prefix: bool) -> Any:
+        """Pack samples, each with its place, into one row."""
+        groups = [[(sample.input_ids, sample.labels)] for sample, _ in samples]
+        row = forge_packing.collate_groups(groups, share_prefix=share_prefix)
+        if self._images is None:
+            return row
+        return image_row(row, [sample for sample, _ in samples], [place for _, place in samples], self._images)
 
     def size(self, index: int) -> str:
         """Return the length of an item in words."""
@@ -231,11 +289,11 @@ class Answers(LoneAnswers):
     def batch(self, indices: Sequence[int] | Ints) -> Any:
         """Collate answers and their mismatches into one micro-batch, a `forge_algos.KTOBatch`."""
         at = np.asarray(indices, dtype=np.int64)
-        both = [self.examples(int(i)) for i in at]
+        completions, mismatched = self._both(at, share_prefix=self.share_prefix)
         found = self.references
         return forge_algos.KTOBatch(
-            completions=forge_packing.collate_groups([[own] for own, _ in both], share_prefix=self.share_prefix),
-            mismatched=forge_packing.collate_groups([[other] for _, other in both], share_prefix=self.share_prefix),
+            completions=completions,
+            mismatched=mismatched,
             desirable=self.store.desirable[at],
             ref_logps=None if found is None else found.logps[at, 0],
             ref_mismatched_logps=None if found is None else found.logps[at, 1],

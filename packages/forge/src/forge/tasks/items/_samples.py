@@ -10,7 +10,7 @@ from typing import Any, Self
 import forge_data
 import forge_packing
 from forge._counted import counted, counted_are
-from forge.tasks.items._images import ImageRows, image_row, images_in_words
+from forge.tasks.items._images import ImageRows, image_row_of, images_in_words
 from forge.tasks.items._items import Ints
 
 _CANDIDATES = 64
@@ -59,7 +59,7 @@ class Samples:
         samples = [self.store[int(i)] for i in indices]
         if not self.share_prefix:
             row = forge_packing.collate(samples)
-            return row if self._images is None else image_row(row, self.store, indices, self._images)
+            return row if self._images is None else image_row_of(row, self.store, indices, self._images)
         return forge_packing.collate_shared(samples, max_tokens=self._most_tokens)
 
     @cached_property
@@ -174,7 +174,7 @@ class Conversations(Samples):
         """Pack conversations into one row."""
         if self._images is not None:
             at = [at for i in map(int, indices) for at in range(self._ends[i], self._ends[i + 1])]
-            return image_row(forge_packing.collate([self.store[i] for i in at]), self.store, at, self._images)
+            return image_row_of(forge_packing.collate([self.store[i] for i in at]), self.store, at, self._images)
         turns = [[self.store[at] for at in range(self._ends[i], self._ends[i + 1])] for i in map(int, indices)]
         return forge_packing.collate_turns(turns, share_history=self.share_history, share_prefix=self.share_prefix)
 

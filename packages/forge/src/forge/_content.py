@@ -1,0 +1,20 @@
+"""Content of a message, text or parts → its text, with the names of its images."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def content_text(content: Any) -> str:
+    """Return a content as text.
+
+    >>> content_text([{"type": "image", "image": "/data/plum.png"}, {"type": "text", "text": "What is it?"}])
+    '[plum.png] What is it?'
+    """
+    if not isinstance(content, list):
+        return str(content)
+    parts = [part for part in content if isinstance(part, dict)]
+    return "".join(
+        f"[{os.path.basename(str(part['image']))}] " if "image" in part else str(part.get("text", "")) for part in parts
+    )

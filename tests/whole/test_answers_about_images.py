@@ -1,0 +1,159 @@
+"""`eval_prompts` with images: answers of the model as plain transformers gives them, at each measurement."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge
+from forge.reports._report import report
+
+from ..ranks import run_on_ranks
+from . import pictures
+from .conftest import write_rows
+from .verbs import run_verb
+
+TOKENS = 8
+SHORT: dict[str, Any] = {
+    "max_steps": 2,
+    "effective_batch_size": 4,
+    "max_tokens_per_gpu": 400,
+    "learning_rate": 1e-2,
+    "adapter": "lora",
+    "eval_max_new_tokens": TOKENS,
+}
+QUESTION = "what is in it?"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Gemma 3 whose answers are not those of the last token alone."""
+    from transformers import AutoModelForMultimodalLM
+
+    directory = pictures.save("gemma3", tmp_path_factory.mktemp("gemma3"))
+    loaded = AutoModelForMultimodalLM.from_pretrained(directory)
+    for name, parameter in loaded.named_parameters():
+        if "post_attention" in name:
+            parameter.data += 5
+    loaded.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two pictures, and every form of a prompt about the first, about both, and of text."""
+    made = tmp_path_factory.mktemp("prompts")
+    for number in range(2):
+        pictures.picture(number).save(made / f"{number}.png")
+    data = "data:image/png;base64," + base64.b64encode((made / "0.png").read_bytes()).decode()
+    text = {"type": "text", "text": QUESTION}
+    said = {"role": "assistant", "content": "a plum"}
+    prompts = [
+        {"prompt": [{"role": "user", "content": [{"type": "image", "image": "0.png"}, text]}]},
+        {"prompt": QUESTION, "image": str(made / "0.png")},
+        {"messages": [{"role": "user", "content": f"<image>{QUESTION}"}, said], "images": ["0.png"]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data}}, text]}, said]},
+        {"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, text]}], "images": ["0.png", "1.png"]},
+        {"prompt": QUESTION},
+    ]
+    write_rows(made / "asked.jsonl", prompts)
+    return made
+
+
+def answers(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
+
+
+def expected(model: Path, folder: Path) -> list[str]:
+    """What `forge generate` answers, which is plain transformers' answer."""
+    one, two, none = (
+        forge.generate(model, QUESTION, image=[folder / f"{number}.png" for number in range(images)], max_new_tokens=TOKENS)
+        for images in (1, 2, 0)
+    )
+    return [one, one, one, one, two, none]
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_answers_are_those_of_generate(images: bool, model: Path, folder: Path, tmp_path: Path) -> None:
+    """In every form that rows may have, beside rows with images or texts alone; records and report say which image it was."""
+    data = pictures.rows(tmp_path, 8) if images else tmp_path / "texts.jsonl"
+    if not images:
+        write_rows(data, [pictures.conversation(tmp_path, number, 0) for number in range(8)])
+    run = tmp_path / "run"
+    given = {**SHORT, "model_path": model, "data_path": data, "ckpt_output_dir": run}
+    result = forge.sft(**given, eval_prompts=[str(folder / "asked.jsonl")])
+    found = answers(run)
+    assert [line["step"] for line in found] == [0] * 6 + [2] * 6
+    assert [line["answer"] for line in found[:6]] == expected(model, folder)
+    assert len({line["answer"] for line in found[:6]}) == 3
+    assert [line["answer"] for line in found[6:]] == expected(result.model_dir, folder)
+    file = str(folder / "0.png")
+    assert found[0]["prompt"] == [
+        {"role": "user", "content": [{"type": "image", "image": file}, {"type": "text", "text": QUESTION}]}
+    ]
+    asked = [line["prompt"] if isinstance(line["prompt"], str) else line["prompt"][0]["content"][0]["image"] for line in found]
+    assert asked[:6] == [file, file, file, "messages[0].content[0]", file, QUESTION]
+    assert f"after step 2, asked '[0.png] [1.png] {QUESTION}'" in (run / "log.txt").read_text()
+    page = report(run).read_text()
+    assert f"[0.png] [1.png] {QUESTION}" in page
+    assert "attention: sdpa" in (run / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_divided_over_ranks(model: Path, folder: Path, tmp_path: Path) -> None:
+    """Ranks that share the weights answer together, also where prompts and rows have images."""
+    data = pictures.rows(tmp_path, 8)
+    given = {**SHORT, "model_path": str(model), "data_path": str(data), "eval_prompts": [str(folder / "asked.jsonl")]}
+    for ranks in (1, 2):
+        more = {"ckpt_output_dir": str(tmp_path / str(ranks)), "strategy": "auto" if ranks == 1 else "fsdp2", "adapter": "none"}
+        run_on_ranks(run_verb, ranks, "sft", given | more | {"learning_rate": 1e-4}, joined=False)
+    one, two = ([line["answer"] for line in answers(tmp_path / name)] for name in ("1", "2"))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("verb", "more", "row", "said"),
+    [
+        ("pretrain", {}, {"image": "0.png"}, "asked.jsonl:1: has an image, and forge pretrain trains on text alone"),
+        ("sft", {"adapter": "prompt"}, {"image": "0.png"}, "the virtual tokens of adapter=prompt move the places of images"),
+        (
+            "sft",
+            {},
+            {"image": "none.png"},
+            r"eval_prompts .*asked.jsonl:1: field image: .*none.png cannot be read: No such file",
+        ),
+        ("sft", {}, {"image": "https://a.b/c.png"}, "field image is .*, and nothing is fetched while training"),
+        ("sft", {}, {"images": ["0.png", "1.png"], "prompt": "<image>?"}, "field images holds 2 images, and <image> stands"),
+        ("sft", {"model_path": "TEXT"}, {"image": "0.png"}, "asked.jsonl:1: the chat template does not write it"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    verb: str,
+    more: dict[str, Any],
+    row: dict[str, Any],
+    said: str,
+    model: Path,
+    model_dir: Path,
+    chats: Path,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By file and row, before a model is tried or a row is tokenized."""
+    monkeypatch.setattr("forge.run._prepare.try_packing", None)
+    for number in range(2):
+        (tmp_path / f"{number}.png").write_bytes((folder / f"{number}.png").read_bytes())
+    asked = write_rows(tmp_path / "asked.jsonl", [{"prompt": QUESTION, **row}])
+    given = {"model_path": model, "data_path": chats, **more, "eval_prompts": [str(asked)], "ckpt_output_dir": tmp_path / "run"}
+    if given["model_path"] == "TEXT":
+        given["model_path"] = model_dir
+    if verb == "pretrain":
+        given["data_path"] = write_rows(tmp_path / "texts.jsonl", [{"text": "a plum"}] * 4)
+    with pytest.raises((forge.SettingsError, forge.data.ForgeDataError), match=said) as caught:
+        getattr(forge, verb)(**given)
+    assert caught.value.exit_status == 2
+    assert not (tmp_path / "run").exists()
