@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+    from forge_data.store._prompt_store import Prompt
+
 
 class ImageInputs:
     """Makes what a forward is given for an example beside `input_ids`: pixels, sizes, ...
@@ -66,8 +68,13 @@ class ImageInputs:
         """
         return self._processor.joins()
 
-    def __call__(self, example: TokenizedExample, place: str = "an example") -> "dict[str, NDArray[Any]]":
-        """Make the arguments of a forward of one example, a batch of one.
+    @property
+    def token_ids(self) -> frozenset[int]:
+        """Tokens that the model takes for parts of an image, a video or a sound: no model's answer has one."""
+        return self._processor.token_ids | self._processor.other_token_ids
+
+    def __call__(self, example: "TokenizedExample | Prompt", place: str = "an example") -> "dict[str, NDArray[Any]]":
+        """Make the arguments of a forward of one example or prompt, a batch of one.
 
         Args:
             example: of a store, or of `tokenize`.
