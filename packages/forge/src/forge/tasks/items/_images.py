@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -26,13 +26,40 @@ _next = ThreadPoolExecutor(1, "next-images")
 """Waits for `_each`, and so is another."""
 
 
-def images_in_words(store: forge_data.TokenStore, counts: Ints) -> str:
+def images_in_words(store: forge_data.TokenStore | forge_data.PromptStore, counts: Ints) -> str:
     """Say how many images and tokens of images int64[N, 2] has; "" of a store without any."""
     if not store.has_images:
         return ""
     images, tokens = (int(number) for number in counts.sum(axis=0))
     rows = int((counts[:, 0] > 0).sum())
     return f"; {counted(images, 'images')}, for which {counted(tokens, 'tokens')} stand, in {rows:,} of the rows"
+
+
+_KEPT = 8
+"""Prompts whose images are kept as arrays: a prompt's completions follow each other."""
+
+
+class PromptImages(Mapping[int, "Mapping[str, Any]"]):
+    """Rows of prompts with images → what a processor makes of them, when it is asked for."""
+
+    def __init__(self, store: forge_data.PromptStore, inputs: forge_data.ImageInputs) -> None:
+        self._rows = store.image_counts[:, 0].nonzero()[0].tolist()
+        self._known = frozenset(self._rows)
+        self._made = lru_cache(_KEPT)(lambda row: inputs(store[row], store.source(row)))
+
+    def __getitem__(self, row: int) -> Mapping[str, Any]:
+        if row not in self._known:
+            raise KeyError(row)
+        return self._made(row)
+
+    def __contains__(self, row: object) -> bool:
+        return row in self._known
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -77,7 +104,7 @@ def read_ahead(rows: Sequence[Any]) -> list[Any]:
         if (row := next(ahead, None)) is not None:
             started.append(_next.submit(row.image_inputs))
 
-    def read(row: ImageRow, number: int) -> ImageInputs:
+    def read(row: Any, number: int) -> ImageInputs:
         if number == next(iter(last), None):  # a second look at the row
             return last[number]
         last.clear()
@@ -98,12 +125,12 @@ def read_ahead(rows: Sequence[Any]) -> list[Any]:
         if row is None:
             return batch
         row = attrs.evolve(row, image_inputs=partial(read, row, numbers[id(row)]))
-        return row if isinstance(batch, ImageRow) else attrs.evolve(batch, groups=row)
+        return attrs.evolve(batch, groups=row) if hasattr(batch, "groups") else row
 
     return [*map(ahead_of, rows)]
 
 
-def _row_of(batch: Any) -> ImageRow | None:
+def _row_of(batch: Any) -> Any:
     """Return the row with images that a micro-batch is or has; None where it has none."""
     row = getattr(batch, "groups", batch)
-    return row if isinstance(row, ImageRow) else None
+    return row if getattr(row, "image_inputs", None) is not None else None
