@@ -150,7 +150,10 @@ def line_inputs(
 
 
 def continued(images: ImageInputs, prompt: int, length: int) -> dict[str, NDArray[Any]]:
-    """Return the arguments of a prompt of `prompt` tokens for `length` tokens: of those behind it none stands for an image."""
+    """Return a prompt's arguments for the prompt with a completion, of `length` tokens.
+
+    Of the tokens behind those of the prompt none stands for an image.
+    """
     return {
         name: np.pad(array, ((0, 0), (0, length - prompt))) if array.shape == (1, prompt) else array
         for name, array in images.items()

@@ -177,7 +177,11 @@ class ChatTemplate:
         return write
 
     def prompt(self, chat: Chat, *, opening: bool = True) -> str:
-        """Render a conversation with the generation prompt, or without (`opening`); raises as `rendered_prompt`."""
+        """Render a conversation with the generation prompt, or without (`opening`).
+
+        Raises:
+            DataError, TemplateError: as `rendered_prompt`.
+        """
         return self._prompt(chat, opening=opening)[1].text
 
     def rendered_prompt(self, chat: Chat, *, opening: bool = True) -> RenderedChat:

@@ -45,7 +45,7 @@ class PromptEncoder:
         return [ids for ids, _ in self.encode_with_images(questions)]
 
     def encode_with_images(self, questions: Sequence[Question]) -> list[tuple["NDArray[np.int32]", tuple[Image, ...]]]:
-        """Tokenise questions, int32[S] of each, with the images of messages and the tokens that stand for them.
+        """Tokenise questions, int32[S] of each, and find the tokens of their images.
 
         Raises:
             DataError, TemplateError: as `encode`, and as of samples with images.

@@ -63,7 +63,7 @@ def check_images(s: Any, *stores: Any) -> None:
 
 
 def check_prompt_images(s: Any, *stores: Any) -> None:
-    """Refuse settings with which completions of prompts with images cannot be sampled or rewarded.
+    """Refuse settings with which prompts with images cannot be answered and rewarded.
 
     Raises:
         SettingsError: the one that stands against them, and what to do.
@@ -123,7 +123,7 @@ def single_images(s: Any, tokenizer: Any, items: Samples) -> Samples:
 
 
 def sampled_images(run: Run) -> forge_algos.online.SampledImages | None:
-    """Return what the sampler of a run must know of its prompts' images; None where none has any."""
+    """Return what the sampler must know of a run's images; None where no prompt has any."""
     if not isinstance(run.train, Prompts) or run.train.images is None:
         return None
     inputs = _inputs(run.settings, run.tokenizer)
@@ -191,7 +191,7 @@ def with_rehearsed_images(run: Run) -> Run:
     """Return a run without numbers with images read for its rows, packed if any may be."""
     if not has_images(run.train.store, run.held_out and run.held_out.store):
         return run
-    alone = "lines" if isinstance(run.train, Pairs) else "single"
+    alone = "lines" if isinstance(run.train, Pairs | Prompts) else "single"
     rows = alone if run.settings.packing.packing == "off" else "packed"
     return _reading(run, Images(_inputs(run.settings, run.tokenizer), rows, ""))
 

@@ -315,7 +315,7 @@ class RehearsedRollouts:
         return rows[: -(-len(rows) // self._run.plan.world_size)]
 
     def _looked_at(self) -> Iterator[list[int]]:
-        """Yield the prompts of the step with most tokens, of that with the longest one, and of that with most of images."""
+        """Yield the prompts of the steps with most tokens, the longest one, most tokens of images."""
         plan, items = self._run.plan, self._run.train
         steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
         lengths = [items.lengths[plan.samples(step)] for step in steps]

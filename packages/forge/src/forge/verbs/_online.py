@@ -105,7 +105,7 @@ class OnlineTask(PromptTask):
         return Prompts(store, max_new_tokens=s.objective.max_new_tokens)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:  # noqa: ARG002 - nothing to say
-        """Refuse rows without the fields that a reward function takes, and settings that images cannot have.
+        """Refuse rows without the fields that rewards take, and settings that images cannot have.
 
         The lint looks at what is learned, and of prompts nothing is.
         """

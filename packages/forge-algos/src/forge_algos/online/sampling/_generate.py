@@ -31,6 +31,7 @@ from forge_algos.online.sampling._generation import (
     cache_of,
     default_generation_config,
     first_frequencies,
+    gather_root,
     grow,
     made_up_token,
     of_keys_alone,
@@ -190,7 +191,7 @@ class GenerateSampler:
             start += rows
 
     def _beside_images(self, numbers: Sequence[int], images: Sequence[ImagesOf]) -> int:
-        """Return how many of these rows, from the first, may be a batch, by the images that their prompts have."""
+        """Return how many of these rows may be a batch, by the images of their prompts."""
         if self._beside == "any":
             return len(numbers)
         if images[numbers[0]] is not None:
@@ -279,7 +280,7 @@ class GenerateSampler:
         *,
         numbered: bool = True,
     ) -> dict[str, Any]:
-        """Compute keys and values of all tokens but the last, once for rows of one number, with their images.
+        """Compute keys and values of all tokens but the last, once for rows of one number.
 
         They are returned for `generate`: where no number repeats, or a prompt is one token, the images alone. The last token is
         fed as every drawn one is.
@@ -294,7 +295,10 @@ class GenerateSampler:
         return self._of_images(prompts)
 
     def _may_repeat(self, pictured: bool, *, numbered: bool) -> bool:
-        """Return whether rows of one prompt may begin with what is computed for it once; tried once, `pictured` ones apart."""
+        """Return whether rows of one prompt may begin with what is computed for it once.
+
+        It is tried once, and once for prompts with images (`pictured`).
+        """
         if pictured:
             if self._shares_images is None:
                 assert self._images is not None
@@ -388,7 +392,7 @@ class GenerateSampler:
         return torch.stack(list(made.logits))
 
     def _of_images(self, prompts: Sequence[Line], *, before_last: bool = False) -> dict[str, Any]:
-        """Return the arguments of the images of a batch's prompts, or of these without their last tokens."""
+        """Return arguments for the images of prompts, or of prompts without their last tokens."""
         if not any(prompt.images for prompt in prompts):
             return {}
         images, lengths = [prompt.images for prompt in prompts], [len(prompt.ids) for prompt in prompts]
@@ -406,7 +410,7 @@ class GenerateSampler:
         return next(causal_model(self._model).parameters()).device
 
     def _warps(self, temperature: float, top_p: float, top_k: int, min_p: float) -> list[Warp]:
-        """Return logits processors: first that which lets no token be drawn that stands for an image."""
+        """Return logits processors; no token that stands for an image is possible."""
         never = () if self._images is None else sorted(self._images.token_ids)
         return warps_of(temperature, top_p, top_k, min_p, never=never, device=self._device)
 
@@ -449,6 +453,8 @@ class GenerateSampler:
         )
         # PEFT adds virtual tokens in its own `generate`; any other adapter lies within the causal model.
         sampled: Any = unwrap(self._model) if virtual_tokens(self._model) else causal_model(self._model)
+        if self._images is not None and self._synced:
+            gather_root(sampled)  # on all ranks alike, whichever have images now
         with self._autocast(), warnings.catch_warnings(), first_frequencies(self._model):
             # PEFT computes positions itself, as intended.
             warnings.filterwarnings("ignore", message="Position ids are not supported")

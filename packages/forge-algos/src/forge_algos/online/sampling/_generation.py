@@ -1,4 +1,4 @@
-"""Parts of a call of transformers' `generate`: its logits processors, its cache, its settings."""
+"""Parts of a call of transformers' `generate`: logits processors, cache, settings."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,7 +47,7 @@ def grow(cache: Any, tokens: int) -> bool:
 def warps_of(
     temperature: float, top_p: float, top_k: int, min_p: float, *, never: Sequence[int] = (), device: torch.device
 ) -> list[Warp]:
-    """Return logits processors in the order of `generate`'s own; no token of `never` is possible."""
+    """Return logits processors in the order of `generate`; no token of `never` is possible."""
     from transformers import (
         MinPLogitsWarper,
         SuppressTokensLogitsProcessor,
@@ -71,6 +71,17 @@ def warps_of(
 def with_penalty(warps: Sequence[Warp], penalty: float, ids: torch.Tensor, mask: torch.Tensor) -> Sequence[Warp]:
     """Put the penalty of repeated tokens before the other processors, as `generate` does."""
     return warps if penalty == 1.0 else [RepetitionPenalty(penalty, ids, mask), *warps]
+
+
+def gather_root(causal: nn.Module) -> None:
+    """Gather the weights of a divided model that stand in none of its layers.
+
+    Its forward gathers them, and `generate` runs what computes on images before that.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(causal, FSDPModule):
+        causal.unshard()
 
 
 @contextmanager

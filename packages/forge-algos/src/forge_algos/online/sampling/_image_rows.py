@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 
 def tried_lines(model: nn.Module, images: SampledImages) -> tuple[Line, Line]:
-    """Return two prompts with images, of unlike lengths, both longer than what layers see at once."""
+    """Return two prompts with images, of unlike lengths, longer than what layers see at once."""
     first, second = ([*images.documents] * 2)[:2]
     least, more = made_up_lengths(model)
     longest = max(len(first.input_ids), len(second.input_ids), least)
@@ -62,7 +62,9 @@ def may_stand_beside(
     following: Callable[[Sequence[Line]], torch.Tensor],
     decide: Decide = int,
 ) -> Beside:
-    """Try which prompts with images may stand in a batch: each must be followed by what follows it alone.
+    """Try which prompts with images may stand in a batch.
+
+    Each must be followed by what follows it alone.
 
     Args:
         model: bare or wrapped.

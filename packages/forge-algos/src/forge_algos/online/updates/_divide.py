@@ -112,7 +112,7 @@ def divide_shards(
 
 
 def _lines(tokens: Indices, max_tokens: int, data_parallel_size: int) -> list[list[int]]:
-    """Cut completions into rows of lines as long as the longest, even rows rather than full ones and a rest."""
+    """Cut completions into rows of lines as long as the longest, in about even rows."""
     whole = int(tokens.sum())
     number = max(1, -(-whole // (data_parallel_size * max_tokens)))
     target = min(max_tokens, -(-whole // (data_parallel_size * number)))

@@ -51,7 +51,7 @@ class Prompts:
         return {} if self.images is None else {"images": self.images, "layout": self.layout}
 
     def images_of(self, rows: Sequence[int]) -> dict[str, Any]:
-        """Return the images of prompts as an argument of a sampler; {} where no prompt of the run has any."""
+        """Return the images of prompts as an argument of a sampler; {} in a run without any."""
         known = self.images
         return {} if known is None else {"images": [partial(known.__getitem__, row) if row in known else None for row in rows]}
 
