@@ -159,6 +159,28 @@ def rated(folder: Path, number: int = 24, images: int = 3) -> Path:
     return write_rows(folder / "rated.jsonl", found)
 
 
+def prompts(folder: Path, number: int = 12, images: int = 3) -> Path:
+    """Prompts with one image, with two, and with none, in turn, and what is to be answered; with `images` 2 half have none."""
+    made = [pair(folder, each, (each + 1) % images) for each in range(number)]
+    return write_rows(
+        folder / "prompts.jsonl", [{"prompt": row["prompt"], "answer": row["chosen"][0]["content"]} for row in made]
+    )
+
+
+def prompt_inputs(model: Path, messages: list[dict[str, Any]], folder: Path | None = None) -> dict[str, torch.Tensor]:
+    """What the model's processor makes of messages that are to be answered; their paths begin in `folder`."""
+    asked = json.loads(json.dumps(messages))
+    for message in asked:
+        for part in message["content"] if isinstance(message["content"], list) else []:
+            if part["type"] == "image":
+                part["image"] = load_image(str((folder or Path()) / part["image"]))
+    made = _processor(model).apply_chat_template(
+        asked, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+    )
+    del made["attention_mask"]
+    return dict(made)
+
+
 @cache
 def _processor(directory: Path) -> Any:
     return AutoProcessor.from_pretrained(directory)

@@ -186,7 +186,7 @@ def test_what_only_templates_read(kind, field):
     ("field", "what_to_do"),
     [
         ("functions", "read from tools"),
-        ("images", "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto and reward train images"),
+        ("images", "only text is trained here: forge sft, osft, "),
         ("video", "video is not trained"),
         ("audios", "audio is not trained"),
         ("loss_mask", "write the mask into labels as -100"),

@@ -141,6 +141,7 @@ class PromptOptions(TemplateOptions, RowOptions):
 
     max_prompt_len: int | None = attrs.field(default=None, validator=_length)
     on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_LONG_PROMPT))
+    images: bool = attrs.field(default=False, validator=_flag)
 
     @property
     def limit(self) -> int | None:

@@ -271,7 +271,7 @@ def test_prompts_are_padded_only_where_that_gives_the_same(make, pads):
 
     class Counted(GenerateSampler):
         def _generate(self, prompts, *batch):
-            seen.append([len(prompt) for prompt in prompts])
+            seen.append([len(prompt.ids) for prompt in prompts])
             return super()._generate(prompts, *batch)
 
     options = {"eos_ids": [END], "pad_id": PAD}

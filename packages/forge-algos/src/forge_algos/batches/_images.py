@@ -124,6 +124,42 @@ def image_row_inputs(
     return inputs | arrays
 
 
+def line_inputs(
+    model: nn.Module, documents: Sequence[ImageInputs], lengths: Sequence[int], device: torch.device
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Build a forward's arguments for the images of documents in lines, padded on the left.
+
+    Returns:
+        tuple: those of tokens, [B, width] with zeros at padding, and those of images.
+
+    Raises:
+        PackedBatchError: arrays of unlike sizes.
+    """
+    dtype, width = _pixel_dtype(model), max(lengths)
+    of_tokens: dict[str, torch.Tensor] = {}
+    of_images: dict[str, torch.Tensor] = {}
+    for name, array in _joined(documents, lengths).items():
+        if array.shape == (1, sum(lengths)):
+            lines = np.zeros((len(lengths), width), array.dtype)
+            for line, values in zip(lines, np.split(array[0], np.cumsum(lengths)[:-1]), strict=True):
+                line[width - len(values) :] = values
+            of_tokens[name] = _on(device, lines, dtype)
+        else:
+            of_images[name] = _on(device, array, dtype)
+    return of_tokens, of_images
+
+
+def continued(images: ImageInputs, prompt: int, length: int) -> dict[str, NDArray[Any]]:
+    """Return a prompt's arguments for the prompt with a completion, of `length` tokens.
+
+    Of the tokens behind those of the prompt none stands for an image.
+    """
+    return {
+        name: np.pad(array, ((0, 0), (0, length - prompt))) if array.shape == (1, prompt) else array
+        for name, array in images.items()
+    }
+
+
 def _joined(documents: Sequence[ImageInputs], lengths: Sequence[int]) -> dict[str, NDArray[Any]]:
     """Join the arguments of all documents: of tokens along them, of images behind each other."""
     joined: dict[str, NDArray[Any]] = {}

@@ -64,7 +64,7 @@ def pack_images(
     what, problem = type(causal_model(model)).__name__, "" if packing else "not to be packed"
     least, more = made_up_lengths(model)
     first, second = documents[:2]
-    pair = _longer(first, max(least - len(first.input_ids), 0) + 3), _longer(second, max(more - len(second.input_ids), 0))
+    pair = longer(first, max(least - len(first.input_ids), 0) + 3), longer(second, max(more - len(second.input_ids), 0))
     ways: tuple[Way, ...] = (*(("bounds", "positions") if packing else ()), *(() if _has_experts(model) else ("lines",)))
     for way in ways:
         set_packed(model, way)
@@ -208,9 +208,9 @@ def _changed_token(model: nn.Module, document: ImageDocument) -> Iterator[range]
         handle.remove()
 
 
-def _longer(document: ImageDocument, more: int) -> ImageDocument:
+def longer(document: ImageDocument, more: int) -> ImageDocument:
     """Put as many words before a document, which are its own."""
-    ids, plain = np.asarray(document.input_ids), _plain(document)
+    ids, plain = np.asarray(document.input_ids), plain_tokens(document)
     words = np.resize(ids[plain], more)
     inputs = {
         name: np.pad(array, ((0, 0), (more, 0))) if array.shape == (1, len(ids)) else array
@@ -220,7 +220,7 @@ def _longer(document: ImageDocument, more: int) -> ImageDocument:
     return ImageDocument(np.concatenate([words, ids]), inputs, spans)
 
 
-def _plain(document: ImageDocument) -> NDArray[np.bool_]:
+def plain_tokens(document: ImageDocument) -> NDArray[np.bool_]:
     """Return bool[S], false for tokens that stand for images."""
     plain = np.ones(len(document.input_ids), dtype=np.bool_)
     for start, stop in document.spans:
@@ -230,7 +230,7 @@ def _plain(document: ImageDocument) -> NDArray[np.bool_]:
 
 def _problem(model: nn.Module, documents: Sequence[ImageDocument], device: torch.device) -> str | None:
     first = _on(device, documents[0])
-    plain = torch.tensor(_plain(documents[0]), device=device)
+    plain = torch.tensor(plain_tokens(documents[0]), device=device)
     # Other words before the same images.
     changed = first.clone()
     changed[plain] = first[plain].roll(1)

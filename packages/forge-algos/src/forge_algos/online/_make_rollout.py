@@ -22,8 +22,11 @@ from forge_algos.online.rewards._reward_sum import Parts, RewardSum
 from forge_algos.online.rewards._rewards import Reward, RewardInputs, score
 from forge_algos.online.rollout._rollout import Rollout, equal_groups
 from forge_algos.online.sampling._draw import attempt_seed
+from forge_algos.online.sampling._image_rows import ImagesOf
 from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options
 from forge_algos.online.updates._collate import Collate
+from forge_algos.online.updates._divide import Layout
+from forge_algos.online.updates._images import Images, of_prompts
 from forge_algos.online.updates._updates import beginnings_of, packed, token_places, update_indices
 from forge_algos.settings._online import GroupSettings, GRPOSettings, OnlineSettings
 
@@ -50,6 +53,8 @@ def make_rollout(
     collate: Collate | None = None,
     source: Callable[[int], str] = "row {}".format,
     episodes: Episodes | None = None,
+    images: Images | None = None,
+    layout: Layout = "packed",
 ) -> Rollout:
     """Sample completions of each prompt, reward them, and compute what the updates read.
 
@@ -58,10 +63,13 @@ def make_rollout(
     are the policy's own, whatever `top_p`, `top_k`, `min_p` and `repetition_penalty` did while sampling. `source` names a row
     in messages. With `episodes` a completion is an episode: turns of the model, and an environment's observations between them,
     which are read and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a
-    figure of the rollout, and above the settings' limits it weighs the advantages, or is an error. `max_keys`, `least_prefix`
-    and `collate` are as `rollout_batches` takes them, and must be the same there.
+    figure of the rollout, and above the settings' limits it weighs the advantages, or is an error. `images` are those of
+    prompts, by their numbers in `rows`, and are not together with `episodes`. `max_keys`, `least_prefix`, `collate`, `images`
+    and `layout` are as `rollout_batches` takes them, and must be the same there.
     """
-    check_arguments(prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None)
+    check_arguments(
+        prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None, pictured=images is not None
+    )
     device = next(model.parameters()).device if device is None else device
     numbers = list(range(len(prompts))) if rows is None else [int(row) for row in rows]
     if len(numbers) != len(prompts):
@@ -70,6 +78,7 @@ def make_rollout(
     shard = parallel.data_parallel_rank if rank is None else rank
     share = share_of(len(prompts), shard, parallel.data_parallel_size)
     columns = columns_of(prompts)
+    pictures = of_prompts(images, numbers)
 
     def answer(chosen: Sequence[int], attempt: int) -> tuple[list[Completion], dict[str, NDArray[np.float32]]]:
         """Sample and score completions of these prompts, whose numbers are given."""
@@ -89,6 +98,7 @@ def make_rollout(
                     **draw_options(settings),
                     seed=drawn,
                     numbers=chosen,
+                    **({} if pictures is None else _with_images([pictures[i] for i in chosen])),
                 )
             except RolloutError as error:
                 if getattr(sampler, "synced", False):
@@ -150,6 +160,7 @@ def make_rollout(
             data_parallel_size=parallel.data_parallel_size,
             share_prompts=share_prompts,
             beginnings=alike,
+            layout=layout,
         )
     ]
     parts = [indices for step in steps for indices in step[shard]]
@@ -165,6 +176,7 @@ def make_rollout(
                 share_prompts=share_prompts,
                 collate=collate,
                 max_tokens=max_tokens,
+                images=pictures,
             )
             for indices in parts
         ],
@@ -221,6 +233,11 @@ def make_rollout(
         entropy=entropy,
         least_entropy=_least_entropy(settings, entropy),
     )
+
+
+def _with_images(images: Sequence[ImagesOf]) -> dict[str, Any]:
+    """Return the argument of a sampler that has images; others need not know it."""
+    return {"images": images}
 
 
 def _score(

@@ -180,16 +180,31 @@ class ChatTemplate:
         """Render a conversation with the generation prompt, or without (`opening`).
 
         Raises:
-            DataError: the template refuses the conversation; its own message is included.
-            TemplateError: it does not use an argument of the row.
+            DataError, TemplateError: as `rendered_prompt`.
         """
+        return self._prompt(chat, opening=opening)[1].text
+
+    def rendered_prompt(self, chat: Chat, *, opening: bool = True) -> RenderedChat:
+        """Render a conversation with the generation prompt, or without (`opening`), with its trace.
+
+        Raises:
+            DataError: the template refuses the conversation; its own message is included.
+            TemplateError: it does not use an argument of the row, or does not write the same text twice.
+        """
+        messages, written = self._prompt(chat, opening=opening)
+        if written.trace.text != written.text:
+            raise TemplateError(f"{chat.place}: {self.name} writes the same conversation in two ways; it must be repeatable")
+        program = self._program(chat.place, self.source(chat.tools))
+        return RenderedChat(written.trace, messages, self.renderer(chat), program.marks)
+
+    def _prompt(self, chat: Chat, *, opening: bool) -> tuple[Messages, Written]:
         program = self._program(chat.place, self.source(chat.tools))
         given = {"tools": chat.tools, "documents": chat.documents, **chat.template_kwargs}
         try:
             messages, written = self._text(chat.place, chat.messages, given, opening=opening)
             if any(given.values()) or chat.template_kwargs:
                 self._check_used(chat, given, self._native(chat.place, messages, given), program.reads)
-            return written.text
+            return messages, written
         except RefusedError as error:
             raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}") from error
 

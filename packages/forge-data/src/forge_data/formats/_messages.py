@@ -30,8 +30,8 @@ _IMAGES = ("image", "path", "url", "base64", "image_url")
 """Fields of a part that is an image, one of which says which."""
 _NOT_TRAINED = {"video": "video", "video_url": "video", "audio": "audio", "audio_url": "audio", "input_audio": "audio"}
 IMAGES_ELSEWHERE = (
-    "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto and reward train images (prepare with "
-    "images=True, or --images)"
+    "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto, reward, grpo, rloo and ppo train images "
+    "(prepare with images=True, or --images)"
 )
 """Why an image is refused by those that do not train it."""
 LIKENESS = 0.75

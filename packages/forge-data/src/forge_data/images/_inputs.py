@@ -4,12 +4,11 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._example import TokenizedExample
 from forge_data._image import Image
 from forge_data.images._processor import ModelProcessor, load_processor
 from forge_data.images._read import read_image
@@ -17,6 +16,16 @@ from forge_data.images._read import read_image
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+
+class _Pictured(Protocol):
+    """A `TokenizedExample`, or a `Prompt`."""
+
+    @property
+    def input_ids(self) -> "NDArray[np.int32]": ...
+
+    @property
+    def images(self) -> tuple[Image, ...]: ...
 
 
 class ImageInputs:
@@ -66,8 +75,13 @@ class ImageInputs:
         """
         return self._processor.joins()
 
-    def __call__(self, example: TokenizedExample, place: str = "an example") -> "dict[str, NDArray[Any]]":
-        """Make the arguments of a forward of one example, a batch of one.
+    @property
+    def token_ids(self) -> frozenset[int]:
+        """Tokens that the model takes for parts of an image, a video or a sound; no answer has one."""
+        return self._processor.token_ids | self._processor.other_token_ids
+
+    def __call__(self, example: "_Pictured", place: str = "an example") -> "dict[str, NDArray[Any]]":
+        """Make the arguments of a forward of one example or prompt, a batch of one.
 
         Args:
             example: of a store, or of `tokenize`.

@@ -30,6 +30,9 @@ _OF_TOKENS = ("mm_token_type_ids", "token_type_ids")
 """Arrays with a number for each token that processors make of the ids."""
 
 
+_OF_OTHERS = ("video_token_ids", "audio_token_ids")
+
+
 class Replacement(NamedTuple):
     """What stands for one image in a text, in characters."""
 
@@ -74,6 +77,9 @@ class ModelProcessor:
         """Text with which a chat template stands for an image."""
         self.token_ids = frozenset(number for number in processor.image_token_ids if isinstance(number, int))
         """Tokens that a model takes for parts of an image."""
+        others = [token for name in _OF_OTHERS for token in getattr(processor, name, None) or ()]
+        self.other_token_ids = frozenset(token for token in others if isinstance(token, int)) - self.token_ids
+        """Tokens that it takes for parts of a video or a sound."""
 
     def expand(self, text: str, images: "Sequence[Pixels]", place: str) -> Expanded:
         """Find what stands for each image of a text, whose placeholders a chat template wrote.

@@ -66,7 +66,7 @@ def fingerprint_of_inputs(
         "preprocess": preprocess.identity if preprocess is not None else None,
         "seed": seed,
     }
-    if isinstance(options, Options) and options.images and tokenizer is not None:
+    if isinstance(options, Options | PromptOptions) and options.images and tokenizer is not None:
         inputs["processor"] = [processor_files(tokenizer.name_or_path), _versions(_OF_IMAGES)]
     if isinstance(options, Options) and (others := plug_in_identity(options.format)):
         inputs["formats"] = others

@@ -72,7 +72,7 @@ def check_first_row(
     for place, fields, directory in first if on_bad_row == "error" else ():
         with suppress(BadPairError):  # which a setting may allow
             if prompts:
-                question(place, fields)
+                question(place, fields, images=images, directory=directory)
             elif labelled:
                 read_labelled(place, fields)
             elif pairs:

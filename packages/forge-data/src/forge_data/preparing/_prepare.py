@@ -249,7 +249,7 @@ def reusable(kind: type[S], directory: Path, inputs: str | None, shard: Shard | 
             return None
         # A damaged store is made anew, as its errors ask for; reading it costs no more than reading its sources did.
         store.verify()
-        if isinstance(store, TokenStore) and not store.images_are_there():
+        if not store.images_are_there():
             return None
     except (StoreError, OSError):
         return None

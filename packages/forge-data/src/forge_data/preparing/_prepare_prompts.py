@@ -5,6 +5,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
@@ -13,6 +14,7 @@ import numpy as np
 from forge_data._accounting import EMPTY_PROMPT, LONG_PROMPT, PREPROCESS, TOO_LONG, TRUNCATED, Accounting
 from forge_data._bad_rows import BadRows, name_remedy, of_a_row, refuse
 from forge_data._errors import DataError, ForgeDataError, StoreError
+from forge_data._image import Image
 from forge_data._options import PairOptions, PromptOptions, TextOptions
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data._shard import Shard
@@ -26,6 +28,7 @@ from forge_data.reading._record import Record
 from forge_data.reading._row_changes import RowChanges
 from forge_data.reading._sources import DataPath, Source, resolve
 from forge_data.store._dropped import Dropped
+from forge_data.store._images import arrays_of_images
 from forge_data.store._manifest import PROMPTS, SourceFile
 from forge_data.store._partial import remove_leftovers
 from forge_data.store._prompt_store import PromptStore
@@ -40,8 +43,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _counts = logging.getLogger("forge_data.accounting")
-ReadRow = Callable[[str, Mapping[str, Any]], Question]
-"""(place, fields of a row) → question."""
+ReadRow = Callable[..., Question]
+"""(place, fields of a row) → question; of rows that may have images with `images` and `directory` too."""
 _NEEDS = {
     PromptOptions: "rows need a prompt, or messages that end with the user's",
     TextOptions: "rows need a text, or messages, that is not empty",
@@ -65,6 +68,7 @@ def prepare_prompts(
     on_overflow: str = "drop",
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    images: bool = False,
     seed: int = 0,
     shard: str | None = None,
 ) -> PromptStore:
@@ -91,13 +95,14 @@ def prepare_prompts(
         on_overflow: what becomes of a row with a longer one: `drop` (left out and counted) or `error`.
         chat_template: a file of a chat template, or the name of one of the tokenizer's, in place of its own.
         chat_template_kwargs: arguments of the chat template for rows that do not give them.
+        images: whether messages may have images, as `forge grpo` trains with them; a row with one is refused otherwise.
         seed: seed of `store.split` where it is given no other.
         shard: "3/16" prepares the third of sixteen equal parts of all rows, as `prepare` does; `merge` joins them.
 
     Raises:
         DataError: a file, or a row of it by `file:row`; no row with a prompt.
         TemplateError: rows of messages and no chat template, or one that does not use an argument of the row.
-        TokenizerError: no tokenizer there, or one without offsets.
+        TokenizerError: no tokenizer there, or one without offsets; or there are images, and the model has no processor of them.
         StoreError: `store_dir` holds something else, or cannot be written.
     """
     options = PromptOptions(
@@ -108,6 +113,7 @@ def prepare_prompts(
         rename_columns=rename_columns,
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,
+        images=images,
     )
     return prepare_questions(data_path, tokenizer, store_dir, options, question, preprocess=preprocess, seed=seed, shard=shard)
 
@@ -145,7 +151,9 @@ def prepare_questions(
         prompts = made(sources, writer, PromptEncoder(loaded, whole=isinstance(options, TextOptions)), options)
         try:
             for number, source in enumerate(sources):
-                for rows in _batches(source, changes, columns, options, read):
+                pictured = isinstance(options, PromptOptions) and options.images
+                of_source = partial(read, images=True, directory=source.directory) if pictured else read
+                for rows in _batches(source, changes, columns, options, of_source):
                     prompts.add(number, rows)
         except ForgeDataError as error:
             if writer.samples:
@@ -186,6 +194,22 @@ class _Row(NamedTuple):
     question: Question | ForgeDataError | None
 
 
+class _Tokens(NamedTuple):
+    """Tokens of a question: of each of its texts, of which a prompt is one."""
+
+    texts: list["NDArray[np.int32]"]
+    images: tuple[Image, ...] = ()
+
+
+class _Kept(NamedTuple):
+    """What is written of a row."""
+
+    row: int
+    ids: "NDArray[np.int32]"
+    record: bytes
+    images: tuple[Image, ...]
+
+
 class _PromptWriter:
     """Writes prompts, and counts what became of every row."""
 
@@ -201,13 +225,13 @@ class _PromptWriter:
     def add(self, source: int, rows: list[_Row]) -> None:
         """Tokenise rows of one source, and write those that stay."""
         questions = [row.question for row in rows if isinstance(row.question, Question) and not row.question.empty]
-        tokens: Iterator[list[NDArray[np.int32]] | ForgeDataError]
+        tokens: Iterator[_Tokens | ForgeDataError]
         try:
             tokens = iter(self._encode(questions))
         except ForgeDataError as error:
             # In order, so that of two faults the first row's is reported.
             tokens = encode_apart(self._encode, questions, error)
-        kept: list[tuple[int, NDArray[np.int32], bytes]] = []
+        kept: list[_Kept] = []
         dropped: list[Dropped] = []
         for row, place, asked in rows:
             self._read[source] += 1
@@ -217,10 +241,11 @@ class _PromptWriter:
             if isinstance(asked, ForgeDataError):
                 dropped.append(self._refused(source, row, place, asked))
                 continue
-            texts = next(tokens) if not asked.empty else [np.zeros(0, dtype=np.int32)]
+            made = next(tokens) if not asked.empty else _Tokens([np.zeros(0, dtype=np.int32)])
             try:
-                if isinstance(texts, ForgeDataError):
-                    raise texts
+                if isinstance(made, ForgeDataError):
+                    raise made
+                texts = made.texts
                 reason = self._reason(place, texts)
             except ForgeDataError as error:
                 if not self._options.skips(error):
@@ -233,7 +258,7 @@ class _PromptWriter:
             if reason is None:
                 ids, record = self._kept(asked, texts)
                 self._lost[TRUNCATED] += number - len(ids)
-                kept.append((row, ids, record))
+                kept.append(_Kept(row, ids, record, made.images))
             else:
                 dropped.append(Dropped(row, reason, number))
                 self._lost[reason] += number
@@ -274,9 +299,9 @@ class _PromptWriter:
         self._bad.add(reason, str(error))
         return Dropped(row, reason, 0, str(error))
 
-    def _encode(self, questions: Sequence[Question]) -> list[list["NDArray[np.int32]"]]:
-        """Tokenise questions: the texts of each, of which a prompt is one."""
-        return [[ids] for ids in self._encoder.encode(questions)]
+    def _encode(self, questions: Sequence[Question]) -> list[_Tokens]:
+        """Tokenise questions, in order."""
+        return [_Tokens([ids], images) for ids, images in self._encoder.encode_with_images(questions)]
 
     def _kept(self, asked: Question, texts: list["NDArray[np.int32]"]) -> tuple["NDArray[np.int32]", bytes]:
         """Return what is written of a question: tokens and record."""
@@ -300,9 +325,9 @@ class _PromptWriter:
             return None
         return TOO_LONG if of_texts else LONG_PROMPT
 
-    def _write(self, source: int, kept: list[tuple[int, "NDArray[np.int32]", bytes]], dropped: list[Dropped]) -> None:
+    def _write(self, source: int, kept: list[_Kept], dropped: list[Dropped]) -> None:
         if kept:
-            rows, ids, records = zip(*kept, strict=True)
+            rows, ids, records, images = zip(*kept, strict=True)
             self._writer.add(
                 {
                     "input_ids.bin": np.concatenate(ids),
@@ -310,6 +335,7 @@ class _PromptWriter:
                     "rows.bin": np.array(rows, dtype=np.int64),
                     "records.bin": np.frombuffer(b"".join(records), dtype=np.uint8),
                     "record_offsets.bin": np.array([len(each) for each in records], dtype=np.int64),
+                    **(arrays_of_images(images) if any(images) else {}),
                 }
             )
             self._prompts[source] += len(kept)
@@ -322,8 +348,8 @@ class _PromptWriter:
 class _PairWriter(_PromptWriter):
     """Writes queries with their documents, one text after another, and the length of each."""
 
-    def _encode(self, questions: Sequence[Question]) -> list[list["NDArray[np.int32]"]]:
-        return self._encoder.encode_texts(questions)
+    def _encode(self, questions: Sequence[Question]) -> list[_Tokens]:
+        return [_Tokens(texts) for texts in self._encoder.encode_texts(questions)]
 
     def _kept(self, asked: Question, texts: list["NDArray[np.int32]"]) -> tuple["NDArray[np.int32]", bytes]:
         limit = self._options.limit

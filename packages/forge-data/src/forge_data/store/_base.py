@@ -14,14 +14,15 @@ from forge_data._accounting import Accounting
 from forge_data._errors import DataError, StoreError
 from forge_data._shard import Shard
 from forge_data._values import counted
+from forge_data.images._read import sha256_of
 from forge_data.reading._record import place_of
 from forge_data.store._dropped import dropped_rows
 from forge_data.store._duplicates import as_digests, digest, grouped
 from forge_data.store._fetch import local_directory
 from forge_data.store._files import Files, stable, verify
 from forge_data.store._held_out import held_out_of, write_held_out
-from forge_data.store._images import known_at
-from forge_data.store._manifest import IMAGES, PROMPTS, TOKENIZER, Manifest, read_manifest
+from forge_data.store._images import counts_at, images_at, known_at
+from forge_data.store._manifest import IMAGE_OFFSETS, IMAGES, PROMPTS, TOKENIZER, Manifest, read_manifest
 from forge_data.store._split import split_indices
 
 if TYPE_CHECKING:
@@ -96,6 +97,23 @@ class Store:
         files = self._manifest.sources
         groups = np.array([file.group for file in files], dtype=np.int64)
         return self._pick(np.repeat(groups, [file.samples for file in files]))
+
+    @cached_property
+    def has_images(self) -> bool:
+        """Whether any of its samples or prompts has images, `store[i].images`."""
+        if IMAGE_OFFSETS not in self._arrays:
+            return False
+        return bool(self._pick(np.diff(self._arrays[IMAGE_OFFSETS])).any())
+
+    @cached_property
+    def image_counts(self) -> "NDArray[np.int64]":
+        """int64[N, 2], how many images each has, and how many of its tokens stand for them."""
+        found = np.zeros((len(self), 2), dtype=np.int64)
+        if self.has_images:
+            at = self._pick(np.arange(len(self._arrays[IMAGE_OFFSETS]) - 1))
+            for row in np.flatnonzero(self._pick(np.diff(self._arrays[IMAGE_OFFSETS]))).tolist():
+                found[row] = counts_at(self._arrays, int(at[row]))
+        return found
 
     @property
     def weights(self) -> list[float] | None:
@@ -250,6 +268,16 @@ class Store:
             StoreError: naming the first file that differs, with both hashes.
         """
         verify(self.path, self._manifest, self._files.stamps if changed else None)
+
+    def images_are_there(self) -> bool:
+        """Tell whether the files of all images are there, with the bytes that they had."""
+        seen: dict[tuple[str | None, str], bool] = {}
+        for index in range(len(self) if self.has_images else 0):
+            for image in images_at(self._arrays, self._stored_index(index)):
+                key = image.path, image.sha256
+                if image.path is not None and not seen.setdefault(key, sha256_of(image) == image.sha256):
+                    return False
+        return True
 
     def _tokenizer_directory(self) -> Path:
         if not (self.path / TOKENIZER).is_dir():

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import attrs
 import numpy as np
 
+from forge_data._image import Image
+from forge_data.formats._chat import IMAGE_FIELDS
 from forge_data.store._base import Store
+from forge_data.store._images import images_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,10 +25,15 @@ class Prompt:
     its documents those of all texts, one after another, of which the column `lengths` has the number of each."""
 
     prompt: str | list[dict[str, Any]]
-    """The same as the row has it: text, or messages as the chat template gets them."""
+    """The same as the row has it: text, or messages as the chat template gets them. A part that is an image has it beside its
+    type, `{"type": "image", "image": ...}`: the absolute path of its file, or its bytes where the row holds them."""
 
     columns: dict[str, Any]
-    """Every further field of the row, as a JSON value; one that is null counts as absent."""
+    """Every further field of the row, as a JSON value; one that is null counts as absent. The column `images` or
+    `image` has its images as `prompt` has them, in a list where the row has one."""
+
+    images: tuple[Image, ...] = ()
+    """Images of the messages, in order."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -51,10 +59,26 @@ class PromptStore(Store):
         at = self._stored_index(index)
         bounds, ends = self._bounds, self._arrays["record_offsets.bin"]
         record = json.loads(self._arrays["records.bin"][ends[at] : ends[at + 1]].tobytes())
-        return Prompt(self._ids[bounds[at] : bounds[at + 1]], record["prompt"], record["columns"])
+        images = images_at(self._arrays, at)
+        if images:
+            _put_images(record, images)
+        return Prompt(self._ids[bounds[at] : bounds[at + 1]], record["prompt"], record["columns"], images)
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[index] for index in range(len(self)))
 
     def __repr__(self) -> str:
         return f"PromptStore({str(self.path)!r}, prompts={len(self)}, tokens={int(self.lengths.sum())})"
+
+
+def _put_images(record: dict[str, Any], images: tuple[Image, ...]) -> None:
+    """Put images into the messages of a record, and into the columns that they are from."""
+    given = [image.path if image.data is None else image.data for image in images]
+    parts = (part for message in record["prompt"] if isinstance(message["content"], list) for part in message["content"])
+    for part, value in zip((part for part in parts if part["type"] == "image"), given, strict=True):
+        part["image"] = value
+    for name in IMAGE_FIELDS:
+        found = [value for image, value in zip(images, given, strict=True) if image.field.partition("[")[0] == name]
+        if found:
+            one = any(image.field == name for image in images)
+            record["columns"][name] = found[0] if one else found

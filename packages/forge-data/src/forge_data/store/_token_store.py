@@ -11,11 +11,9 @@ import numpy as np
 from forge_data._errors import DataError, StoreError
 from forge_data._example import TokenizedExample
 from forge_data.findings._report import LintReport
-from forge_data.images._read import sha256_of
 from forge_data.store._base import Store
-from forge_data.store._images import counts_at
 from forge_data.store._jsonl import write_jsonl
-from forge_data.store._manifest import ALONE, IMAGE_OFFSETS, LINT, MARGINS, PREFERENCE, SHARED, UNPAIRED
+from forge_data.store._manifest import ALONE, LINT, MARGINS, PREFERENCE, SHARED, UNPAIRED
 from forge_data.store._split import pairs_of
 from forge_data.store._stored_example import stored_example
 from forge_data.store._table import to_dataset, write_parquet
@@ -186,23 +184,6 @@ class TokenStore(Store):
         return np.maximum(self._pick(self._arrays[SHARED]), 0)
 
     @cached_property
-    def has_images(self) -> bool:
-        """Whether any of its samples has images, `store[i].images`."""
-        if IMAGE_OFFSETS not in self._arrays:
-            return False
-        return bool(self._pick(np.diff(self._arrays[IMAGE_OFFSETS])).any())
-
-    @cached_property
-    def image_counts(self) -> "NDArray[np.int64]":
-        """int64[N, 2], how many images each sample has, and how many of its tokens stand for them."""
-        found = np.zeros((len(self), 2), dtype=np.int64)
-        if self.has_images:
-            at = self._pick(np.arange(len(self._arrays[IMAGE_OFFSETS]) - 1))
-            for row in np.flatnonzero(self._pick(np.diff(self._arrays[IMAGE_OFFSETS]))).tolist():
-                found[row] = counts_at(self._arrays, int(at[row]))
-        return found
-
-    @cached_property
     def desirable(self) -> "NDArray[np.bool_]":
         """bool[N], whether each answer is wanted.
 
@@ -219,16 +200,6 @@ class TokenStore(Store):
     def lint(self) -> LintReport:
         """Findings of the lint while the store was prepared; a view has its store's."""
         return LintReport.loads((self.path / LINT).read_text("utf-8"), str(self.path / LINT))
-
-    def images_are_there(self) -> bool:
-        """Tell whether the files of all images are there, with the bytes that they had."""
-        seen: dict[tuple[str | None, str], bool] = {}
-        for index in range(len(self) if self.has_images else 0):
-            for image in self[index].images:
-                key = image.path, image.sha256
-                if image.path is not None and not seen.setdefault(key, sha256_of(image) == image.sha256):
-                    return False
-        return True
 
     def _refuse_images(self) -> None:
         if self.has_images:

@@ -1,4 +1,4 @@
-"""`Question` → the tokens that a model continues from."""
+"""`Question` → the tokens that a model continues from, and those of its images."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forge_data._errors import TokenizerError
+from forge_data._image import Image
 from forge_data.chat_template._template import ChatTemplate
 from forge_data.formats._prompts import Question
 from forge_data.formats._samples import Chat
+from forge_data.images._processor import ModelProcessor, load_processor
+from forge_data.masking._conversation import Conversation
+from forge_data.masking._images import placeholders
+from forge_data.tokenizing._with_images import expanded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,13 +42,51 @@ class PromptEncoder:
         Raises:
             DataError, TemplateError: by the question's place; the first one in order.
         """
-        written = [
-            self._template.prompt(each.prompt, opening=not self._whole) for each in questions if isinstance(each.prompt, Chat)
-        ]
+        return [ids for ids, _ in self.encode_with_images(questions)]
+
+    def encode_with_images(self, questions: Sequence[Question]) -> list[tuple["NDArray[np.int32]", tuple[Image, ...]]]:
+        """Tokenise questions, int32[S] of each, and find the tokens of their images.
+
+        Raises:
+            DataError, TemplateError: as `encode`, and as of samples with images.
+            TokenizerError: the model has no processor of images, or not one whose text is known.
+        """
+        written: list[str] = []
+        pictured: list[tuple[NDArray[np.int32], tuple[Image, ...]]] = []
+        for each in questions:
+            if isinstance(each.prompt, Chat) and each.prompt.images:
+                pictured.append(self._pictured(each.prompt))
+            elif isinstance(each.prompt, Chat):
+                written.append(self._template.prompt(each.prompt, opening=not self._whole))
         texts = [each.prompt for each in questions if isinstance(each.prompt, str)]
         # One call for text, which gets the tokenizer's own special tokens, and one for conversations, which contain theirs.
         chats, plain = iter(self._ids(written, special=False)), iter(self._ids(texts, special=True))
-        return [next(chats if isinstance(each.prompt, Chat) else plain) for each in questions]
+        with_images = iter(pictured)
+        return [
+            next(with_images)
+            if isinstance(each.prompt, Chat) and each.prompt.images
+            else (next(chats if isinstance(each.prompt, Chat) else plain), ())
+            for each in questions
+        ]
+
+    @cached_property
+    def _processor(self) -> ModelProcessor:
+        return load_processor(self._tokenizer.name_or_path, self._tokenizer)
+
+    def _pictured(self, chat: Chat) -> tuple["NDArray[np.int32]", tuple[Image, ...]]:
+        """Tokenise messages with images as the model's processor does."""
+        try:
+            processor = self._processor
+        except TokenizerError as error:
+            raise TokenizerError(f"{chat.place}: {error}") from error
+        rendered = self._template.rendered_prompt(chat, opening=not self._whole)
+        number = placeholders(rendered, processor.placeholder, chat.place, self._template.name)
+        plain = Conversation(text=rendered.trace.text, spans=[], runs=[], notes=(), images=number)
+        made, spans = expanded(chat, plain, processor)
+        assert spans is not None
+        encoded = self._tokenizer(made.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids = np.array(encoded["input_ids"], dtype=np.int32)
+        return ids, spans.tokens(ids, np.array(encoded["offset_mapping"], dtype=np.int64))
 
     def encode_texts(self, questions: Sequence[Question], limit: int | None = None) -> list[list["NDArray[np.int32]"]]:
         """Tokenise questions of several texts: int32[S] of each text of each.

@@ -8,7 +8,7 @@ import numpy as np
 
 from forge_data.viewing._terminal import lines, visible
 from forge_data.viewing._token_text import TokenTexts, characters
-from forge_data.viewing._view import Segment, View, stored_tokenizer
+from forge_data.viewing._view import Segment, View, show_images, stored_tokenizer
 
 if TYPE_CHECKING:
     from forge_data.store._prompt_store import Prompt, PromptStore
@@ -41,6 +41,7 @@ def _view(texts: TokenTexts, index: int, place: str, prompt: "Prompt", *, held_o
     ids = prompt.input_ids.tolist()
     pieces = texts.of(ids)
     shown, inside = characters(pieces)
+    show_images(prompt.images, shown, inside)
     return View(
         index=index,
         place=place,
@@ -52,5 +53,11 @@ def _view(texts: TokenTexts, index: int, place: str, prompt: "Prompt", *, held_o
         loss_count=0,
         segments=[Segment(0, len(ids), "prompt")],
         held_out=held_out,
-        columns=[(name, json.dumps(value, ensure_ascii=False)) for name, value in prompt.columns.items()],
+        columns=[(name, json.dumps(value, ensure_ascii=False, default=_size)) for name, value in prompt.columns.items()],
+        images=[(image.start, image.stop) for image in prompt.images],
     )
+
+
+def _size(data: bytes) -> str:
+    """Show an image that the row holds."""
+    return f"{len(data):,} bytes"

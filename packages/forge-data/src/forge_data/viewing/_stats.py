@@ -134,7 +134,7 @@ def stats(store: "TokenStore | PromptStore") -> Stats:
     """Count the samples, tokens and learned tokens of a store or a view, by role and source."""
     lengths, learned = store.lengths, _learned(store)
     held_out = sorted(store.held_out)
-    images = np.zeros((0, 2), np.int64) if store.kind == PROMPTS else cast("TokenStore", store).image_counts
+    images = store.image_counts
     return Stats(
         kind=store.kind,
         samples=len(store),

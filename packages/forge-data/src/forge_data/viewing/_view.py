@@ -8,6 +8,7 @@ import numpy as np
 
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._example import IGNORED, ROLES
+from forge_data._image import Image
 from forge_data._values import counted
 from forge_data.images._read import name_of
 from forge_data.viewing._token_text import Piece, TokenTexts, characters
@@ -73,10 +74,7 @@ def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
         ids = example.input_ids.tolist()
         pieces = texts.of(ids)
         shown, inside = characters(pieces)
-        for image in example.images:
-            size = image.stop - image.start
-            shown[image.start : image.stop] = [f"<image {name_of(image)}, {counted(size, 'tokens')}>", *[""] * (size - 1)]
-            inside[image.start : image.stop] = [False] * size
+        show_images(example.images, shown, inside)
         yield View(
             index=index,
             place=store.source(index),
@@ -95,6 +93,14 @@ def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
             held_out=index in held_out,
             images=[(image.start, image.stop) for image in example.images],
         )
+
+
+def show_images(images: Iterable[Image], texts: list[str], inside: list[bool]) -> None:
+    """Put the name of each image in the place of its tokens' texts, as `View` has them."""
+    for image in images:
+        size = image.stop - image.start
+        texts[image.start : image.stop] = [f"<image {name_of(image)}, {counted(size, 'tokens')}>", *[""] * (size - 1)]
+        inside[image.start : image.stop] = [False] * size
 
 
 def held_out_line(store: "Store") -> str | None:

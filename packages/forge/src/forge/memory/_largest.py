@@ -22,7 +22,7 @@ _VIRTUAL_AS = (1, 1 / 4, 1 / 16)
 def largest_micro_batches(planned: Planned) -> list[tuple[Any, bool]]:
     """Return the micro-batches that may take the most memory, each as `largest_micro_batch`."""
     s = planned.settings
-    if planned.images:
+    if planned.images and not isinstance(planned.train, Prompts):
         found = [largest_micro_batch(planned.plan), _most_image_tokens(planned)]
         return found if found[0][0].tolist() != found[1][0].tolist() else found[:1]
     if s.adapter.adapter != "prefix" or isinstance(planned.train, Prompts):

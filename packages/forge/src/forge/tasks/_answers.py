@@ -124,7 +124,6 @@ class Answers:
         self._step = -1
         if not prompts:
             return
-        self._sampler = sampler_of(run)
         self._asked: list[Prompt] | None = None
         if run.ranks.is_first and self._file.exists():
             # Bytes: a line may be torn within a sign, and a text splits at more than newlines.
@@ -144,34 +143,27 @@ class Answers:
         if self._asked is None:
             # Images are read once: the same ones are asked about at each measurement.
             self._asked = prompts_of(run.settings, run.tokenizer, self._prompts)
-        tokens = run.settings.evaluation.eval_max_new_tokens
-        texts = [asked.ids for asked in self._asked if not asked.inputs]
-        of_texts = iter(
-            self._sampler.sample(
-                texts if first else [],
-                num_generations=1,
-                max_new_tokens=tokens,
-                temperature=1.0,
-                top_p=1.0,
-                top_k=1,
-                seed=0,
-            )
-            if texts
-            else ()
+            self._sampler = sampler_of(run, _sampled_images(run.settings, run.tokenizer, self._asked))
+        asked = self._asked if first else []
+        made = self._sampler.sample(
+            [each.ids for each in asked],
+            num_generations=1,
+            max_new_tokens=run.settings.evaluation.eval_max_new_tokens,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=1,
+            seed=0,
+            images=[(lambda each=each: each.inputs) if each.inputs else None for each in asked],
         )
-        # Ranks that share the weights make every forward together, with the same image.
-        pictured = [asked for asked in self._asked if asked.inputs]
-        of_images = iter([self._sampler.likeliest(asked.ids, asked.inputs, max_new_tokens=tokens) for asked in pictured])
         if not run.ranks.is_first:
             return
-        made = [next(of_images if asked.inputs else of_texts) for asked in self._asked]
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         lines = []
         for each, completion in zip(self._prompts, made, strict=True):
             answer, prompt = str(run.tokenizer.decode(completion.ids, skip_special_tokens=True)).strip(), each.shown
             lines.append(json.dumps({"step": step, "prompt": prompt, "answer": answer, "time": now}, ensure_ascii=False) + "\n")
-            asked = prompt if isinstance(prompt, str) else content_text(prompt[-1]["content"])
-            run.report.note(f"after step {step}, asked {_short(asked)!r}: {_short(answer)!r}")
+            last = prompt if isinstance(prompt, str) else content_text(prompt[-1]["content"])
+            run.report.note(f"after step {step}, asked {_short(last)!r}: {_short(answer)!r}")
         with writing(self._file), self._file.open("a", encoding="utf-8") as file:
             file.writelines(lines)
 
@@ -204,9 +196,24 @@ def prompts_of(s: Any, tokenizer: Any, prompts: Sequence[Asked]) -> list[Prompt]
 
 def documents_of(s: Any, tokenizer: Any, prompts: Sequence[Asked]) -> list[forge_algos.ImageDocument]:
     """Return the first prompt with images, to try an attention on; [] without any."""
-    pictured = [asked for asked in prompts if asked.images][:1]
-    of = image_inputs(s, tokenizer).spans if pictured else None
-    return [forge_algos.ImageDocument(each.ids, each.inputs, of(each.ids)) for each in prompts_of(s, tokenizer, pictured) if of]
+    return _documents(s, tokenizer, prompts_of(s, tokenizer, [asked for asked in prompts if asked.images][:1]))
+
+
+def _documents(s: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> list[forge_algos.ImageDocument]:
+    return [
+        forge_algos.ImageDocument(each.ids, each.inputs, image_inputs(s, tokenizer).spans(each.ids))
+        for each in prompts
+        if each.inputs
+    ]
+
+
+def _sampled_images(s: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> forge_algos.online.SampledImages | None:
+    """Return what the sampler must know of the images of prompts; None where none has any."""
+    documents = _documents(s, tokenizer, sorted(prompts, key=lambda each: len(each.ids)))[:2]
+    if not documents:
+        return None
+    of = image_inputs(s, tokenizer)
+    return forge_algos.online.SampledImages(documents=documents, token_ids=of.token_ids, joins=of.joins)
 
 
 def _written(tokenizer: Any, asked: Asked) -> str:

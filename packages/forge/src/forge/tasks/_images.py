@@ -12,6 +12,7 @@ from forge._errors import SettingsError
 from forge.settings._backends import FORGE
 from forge.tasks.items._items import VIRTUAL, padding
 from forge.tasks.items._pairs import LoneAnswers, Pairs
+from forge.tasks.items._prompts import Prompts
 from forge.tasks.items._samples import Conversations, Samples
 
 if TYPE_CHECKING:
@@ -61,6 +62,33 @@ def check_images(s: Any, *stores: Any) -> None:
         )
 
 
+def check_prompt_images(s: Any, *stores: Any) -> None:
+    """Refuse settings with which prompts with images cannot be answered and rewarded.
+
+    Raises:
+        SettingsError: the one that stands against them, and what to do.
+    """
+    if not has_images(*stores):
+        return
+    check_images(s, *stores)
+    own = s.objective
+    if own.sampler != "transformers":
+        raise SettingsError(
+            f"sampler={own.sampler} and prompts with images: servers are given tokens here, and no images. Leave sampler out, "
+            "so that the trained model itself samples."
+        )
+    if own.env is not None:
+        raise SettingsError(
+            f"env={own.env} and prompts with images: an environment's turns are text here. Reward completions by functions "
+            "(reward), or take the images out."
+        )
+    if own.reward_model_path is not None:
+        raise SettingsError(
+            "reward_model_path and prompts with images: reward models read text here. Reward completions by functions "
+            "(reward), which are given the images."
+        )
+
+
 def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.ImageDocument]:
     """Return two short documents with images of items, or one, or none."""
     stores = [items.store for items in parts if items is not None]
@@ -95,6 +123,18 @@ def single_images(s: Any, tokenizer: Any, items: Samples) -> Samples:
     return items.with_images(image_inputs(s, tokenizer), "single") if has_images(items.store) else items
 
 
+def sampled_images(run: Run) -> forge_algos.online.SampledImages | None:
+    """Return what the sampler must know of a run's images; None where no prompt has any."""
+    if not isinstance(run.train, Prompts) or run.train.images is None:
+        return None
+    inputs = image_inputs(run.settings, run.tokenizer)
+    return forge_algos.online.SampledImages(
+        documents=image_documents(run.settings, run.tokenizer, run.train, run.held_out),
+        token_ids=inputs.token_ids,
+        joins=inputs.joins,
+    )
+
+
 class Images(NamedTuple):
     """How the samples of a run are given their images."""
 
@@ -105,7 +145,7 @@ class Images(NamedTuple):
 
     def of(self, items: Any) -> Any:
         """Return items with images read for their rows; others as they are."""
-        return items.with_images(self.inputs, self.rows) if isinstance(items, Samples | Pairs) else items
+        return items.with_images(self.inputs, self.rows) if isinstance(items, Samples | Pairs | Prompts) else items
 
 
 def with_images(run: Run) -> Run:
@@ -152,13 +192,15 @@ def with_rehearsed_images(run: Run) -> Run:
     """Return a run without numbers with images read for its rows, packed if any may be."""
     if not has_images(run.train.store, run.held_out and run.held_out.store):
         return run
-    alone = "lines" if isinstance(run.train, Pairs) else "single"
+    alone = "lines" if isinstance(run.train, Pairs | Prompts) else "single"
     rows = alone if run.settings.packing.packing == "off" else "packed"
     return _reading(run, Images(image_inputs(run.settings, run.tokenizer), rows, ""))
 
 
 def _reading(run: Run, images: Images) -> Run:
     read: dict[str, Any] = {"train": images.of(run.train), "held_out": images.of(run.held_out)}
+    if isinstance(run.train, Prompts):
+        return attrs.evolve(run, **read)  # the plan divides prompts, and rollouts their completions
     padded = padding(run.settings, read["train"]) or {"widths": None}
     return attrs.evolve(run, plan=run.plan.padded(**padded), **read)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -15,12 +15,15 @@ from forge._disk import writing
 from forge._errors import SettingsError
 from forge.settings._settings import row_keys, row_tokens
 from forge.tasks._fullest_rows import MadeUpRow, Update, with_keys
+from forge.tasks._images import sampled_images
 from forge.tasks._reference_model import moving_reference, note_moves, why_not_off
 from forge.tasks._sampling_server import SamplingServer
 from forge.tasks._seeds import step_seed
 from forge.tasks._sharing import sharing
 from forge.tasks._task import Evaluation, Run
+from forge.tasks.items._images import read_ahead
 from forge.tasks.items._items import Ints
+from forge.tasks.items._prompts import Prompts
 
 LOOKED_AT = 4096
 """Steps of a batch plan among which the largest is looked for: bins are filled alike in all of them."""
@@ -47,7 +50,7 @@ class RolloutSteps:
         self._share = sharing(run, *([self._reference] if hasattr(self._reference, "forward") else []))
         self._share.note(run, "a group" if self._share.prompt else "a completion", "prompts")
         self._server = None if self._own.sampler == "transformers" else SamplingServer(run, end_ids(run))
-        self._sampler = sampler_of(run) if self._server is None else self._server.sampler
+        self._sampler = sampler_of(run, sampled_images(run)) if self._server is None else self._server.sampler
         self._loaded = False
         self._warned: set[str] = set()
         self._episodes = None if self._own.env is None else _episodes(run)
@@ -73,7 +76,7 @@ class RolloutSteps:
                 batches = self._batches(self._rollout(planned, begun=update > 0))
             run.machine.seed(step_seed(run.settings.plan.seed, step, run.strategy.data_parallel_rank))
             self._loaded = False  # by the time that anything is sampled again, the step has moved the weights
-            yield batches[update]
+            yield read_ahead(batches[update])
 
     def evaluate(self, model: Any) -> Evaluation | None:
         """Measure the mean reward on held-out prompts; None for any model but the trained one."""
@@ -90,6 +93,7 @@ class RolloutSteps:
         """Yield the completions of held-out prompts that were sampled last, with their prompts."""
         assert self._held_out is not None
         every = np.ones_like(self._held_out.trained)
+        held_out: Any = self._run.held_out
         whole = attrs.evolve(self._held_out, trained=every, masked=~every)
         (batches,) = forge_algos.online.rollout_batches(
             whole,
@@ -98,6 +102,7 @@ class RolloutSteps:
             **self._share.of_rows,
             parallel=self._run.strategy,
             rank=self._run.strategy.data_parallel_rank,
+            **held_out.how,
         )
         return (batch.groups for batch in batches)
 
@@ -224,11 +229,12 @@ class RolloutSteps:
             **self._share.of_rows,
             source=prompts.source,
             episodes=self._episodes,
+            **prompts.how,
         )
 
     def _batches(self, rollout: forge_algos.online.Rollout) -> list[list[Any]]:
         """Divide a rollout into this rank's micro-batches of each update."""
-        run = self._run
+        run, prompts = self._run, cast("Prompts", self._run.train)
         return forge_algos.online.rollout_batches(
             rollout,
             max_tokens=row_tokens(run.settings),
@@ -238,6 +244,7 @@ class RolloutSteps:
             **self._share.of_rows,
             parallel=run.strategy,
             rank=run.strategy.data_parallel_rank,
+            **prompts.how,
         )
 
 
@@ -258,6 +265,8 @@ class RehearsedRollouts:
         self.objective = objective
         self._run, self._own = run, run.settings.objective
         self._share = sharing(run)
+        images = sampled_images(run)
+        self._never = frozenset() if images is None else images.token_ids
         self.average = moving_reference(run)
         if self.average is None and self._own.kl_weight and why_not_off(run.settings) is not None:
             run.load_frozen(None)
@@ -289,26 +298,31 @@ class RehearsedRollouts:
         # SDFT has no such setting: it samples with the model itself.
         if getattr(own, "sampler", "transformers") != "transformers":
             return
-        sampler = sampler_of(run)
-        held_out = [] if run.held_out is None else [run.held_out.batch(range(len(run.held_out)))]
-        for prompts in (self._prompts(), *held_out):
+        sampler = sampler_of(run, sampled_images(run))
+        parts: list[tuple[Any, Any]] = [(run.train, self._prompts())]
+        parts += [] if run.held_out is None else [(run.held_out, range(len(run.held_out)))]
+        for items, rows in parts:
             yield from sampler.first_and_last(
-                [prompt.input_ids for prompt in prompts],
+                [prompt.input_ids for prompt in items.batch(rows)],
                 max_new_tokens=own.max_new_tokens,
                 **forge_algos.online.draw_options(own),
+                **items.images_of(rows),
             )
 
-    def _prompts(self) -> Any:
+    def _prompts(self) -> list[int]:
         """Return a rank's share of the prompts of the step that has most tokens."""
         rows = next(self._looked_at())
-        return self._run.train.batch(rows[: -(-len(rows) // self._run.plan.world_size)])
+        return rows[: -(-len(rows) // self._run.plan.world_size)]
 
     def _looked_at(self) -> Iterator[list[int]]:
-        """Yield the prompts of the step with most tokens, and of that with the longest one."""
+        """Yield the prompts of the steps with most tokens, the longest one, most tokens of images."""
         plan, items = self._run.plan, self._run.train
         steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
         lengths = [items.lengths[plan.samples(step)] for step in steps]
         chosen = dict.fromkeys(max(steps, key=lambda step, of=of: int(of(lengths[step]))) for of in (np.sum, np.max))
+        if items.store.has_images:
+            tokens = items.store.image_counts[:, 1]
+            chosen[max(steps, key=lambda step: int(tokens[plan.samples(step)].sum()))] = None
         for step in chosen:
             yield sorted(map(int, plan.samples(step)), key=lambda row: -int(items.lengths[row]))
 
@@ -341,11 +355,11 @@ class RehearsedRollouts:
         values = tokens if self._own.credit == "gae" else None
         rollout = forge_algos.online.Rollout(
             seed=0,
-            prompt_rows=np.arange(len(prompts)),
+            prompt_rows=np.array([rows[at] for at in used], np.int64),
             prompt_ids=tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts),
             prompt_texts=("",) * len(prompts),
             groups=groups,
-            completion_ids=made_up(row.lengths, [prompt.input_ids for prompt in prompts]),
+            completion_ids=made_up(row.lengths, [prompt.input_ids for prompt in prompts], never=self._never),
             completion_texts=("",) * number,
             finished=np.zeros(number, bool),
             scores={},
@@ -363,34 +377,38 @@ class RehearsedRollouts:
             max_tokens=row_tokens(self._run.settings),
             max_keys=row_keys(self._run.settings),
             **self._share.of_rows,
+            images=cast("Prompts", self._run.train).images,
         )
         return batch
 
 
-def made_up(lengths: Ints, prompts: list[Any]) -> tuple[Any, ...]:
-    """Make up completions of these lengths.
+def made_up(lengths: Ints, prompts: list[Any], never: Collection[int] = ()) -> tuple[Any, ...]:
+    """Make up completions of these lengths, without the tokens `never`.
 
     Neighbours differ from their first token on, so that they share no more than their prompts.
     """
-    tokens = 1 + max(int(np.max(ids)) for ids in prompts)
-    return tuple(np.full(length, number % tokens, np.int32) for number, length in enumerate(lengths.tolist()))
+    tokens = [token for token in range(1 + max(int(np.max(ids)) for ids in prompts)) if token not in never]
+    return tuple(np.full(length, tokens[number % len(tokens)], np.int32) for number, length in enumerate(lengths.tolist()))
 
 
 def _tokens(tokens: int, keys: int) -> tuple[int, int]:
     return tokens, keys
 
 
-def sampler_of(run: Run) -> forge_algos.online.GenerateSampler:
-    """Return what samples from the model of a run."""
-    ends = end_ids(run)
+def sampler_of(run: Run, images: forge_algos.online.SampledImages | None) -> forge_algos.online.GenerateSampler:
+    """Return what samples from the model of a run; `images` are those of the prompts that it will be given."""
+    ends, padding = end_ids(run), run.tokenizer.pad_token_id
+    # A model would take the padding for images where it looks at ids alone.
+    usable = padding is not None and (images is None or padding not in images.token_ids)
     return forge_algos.online.GenerateSampler(
         run.model,
         eos_ids=ends,
-        pad_id=run.tokenizer.pad_token_id if run.tokenizer.pad_token_id is not None else ends[0],
+        pad_id=padding if usable else ends[0],
         batch_tokens=run.settings.plan.max_tokens_per_gpu,
         synced=run.strategy.divides,
         autocast=run.autocast,
         parallel=run.strategy,
+        images=images,
     )
 
 

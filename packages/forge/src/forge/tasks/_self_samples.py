@@ -33,7 +33,7 @@ class SelfSampleSteps:
         self._share = sharing(run, *([teacher] if hasattr(teacher, "forward") else []))
         several = self._share.prompt and self._own.num_generations > 1
         self._share.note(run, "a group" if several else "a completion", "prompts")
-        self._sampler = sampler_of(run)
+        self._sampler = sampler_of(run, None)
         self._held_out: list[Any] = []
         self.objective: forge_algos.Objective = forge_algos.SelfDistill(settings=self._own, teacher=teacher)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import forge_algos
 import forge_packing
 from forge.settings._backends import FORGE
+from forge.tasks._images import has_images
 from forge.tasks.items._items import in_own_lines
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def sharing(run: Run, *others: Any) -> Sharing:
 
     Every rank calls this.
     """
+    if has_images(*(items.store for items in (run.train, run.held_out) if items is not None)):
+        return Sharing(prompt=False, prefix=False, why="its tokens may stand for other images")
     share, why = False, ""
     for model in (run.model, *others):
         share, why = forge_algos.shares_prompts(model, device=run.device, autocast=run.autocast)

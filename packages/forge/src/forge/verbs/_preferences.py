@@ -25,7 +25,7 @@ from forge.tasks._reference_model import (
     note_moves,
     require_same_tokens,
 )
-from forge.tasks._sharing import Sharing, may_share, sharing
+from forge.tasks._sharing import may_share, sharing
 from forge.tasks._task import Evaluation, Run, Task
 from forge.tasks.items._pairs import Answers, LoneAnswers, Pairs
 from forge.verbs._registry import verb
@@ -84,14 +84,11 @@ class Preferences(Task):
         return OfflineSteps(with_prompts_and_references(run), self.objective(run))
 
 
-_OTHER_IMAGES = "its tokens may stand for other images"
-
-
 def with_prompts_and_references(run: Run, *others: Any) -> Run:
     """Return the run with shared prompts, where all models allow it, and stored references."""
     assert isinstance(run.train, Pairs)
     images = has_images(run.train.store, run.held_out and run.held_out.store)
-    share = Sharing(prompt=False, prefix=False, why=_OTHER_IMAGES) if images else sharing(run, *others)
+    share = sharing(run, *others)
     one = "pair" if share.prompt and run.train.noun == "pairs" else "answer"
     share.note(run, "a pair" if one == "pair" else "an answer", run.train.noun)
     stored = getattr(run.settings.objective, "reference", None) == "stored"

@@ -188,9 +188,11 @@ class _Played:
             return
         own = self._settings
         rooms = [own.max_new_tokens - episode.tokens for episode in episodes]
+        options = draw_options(own)
+        options["num_generations"] = 1
         made = self._sampler.sample(
             [episode.context() for episode in episodes],
-            **{**draw_options(own), "num_generations": 1},
+            **options,
             max_new_tokens=max(rooms, default=1),
             seed=self._seed,
             numbers=[episode.number * own.max_turns + episode.turns for episode in episodes],

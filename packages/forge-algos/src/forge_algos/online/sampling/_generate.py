@@ -7,9 +7,8 @@ have similar lengths. On a GPU it was not tried.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,33 @@ from forge_algos._cache_argument import cache_argument
 from forge_algos._errors import RolloutError
 from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.batches._images import ImageInputs, image_row_inputs
+from forge_algos.batches._images import ImageInputs, line_inputs
 from forge_algos.isolation._alone import runs_alone
-from forge_algos.isolation._compare import REFUSALS, Compare
+from forge_algos.isolation._compare import REFUSALS, Compare, decides
 from forge_algos.isolation._isolation import made_up_ids, made_up_lengths
 from forge_algos.isolation._layers import divided_layers
-from forge_algos.isolation._rotary import growing_positions, reset_frequencies
-from forge_algos.online.sampling._draw import DrawToken, RepetitionPenalty, Warp, uniforms
+from forge_algos.isolation._rotary import growing_positions
+from forge_algos.online.sampling._draw import DrawToken, Warp, uniforms
+from forge_algos.online.sampling._generation import (
+    cache_of,
+    default_generation_config,
+    first_frequencies,
+    gather_root,
+    grow,
+    made_up_token,
+    of_keys_alone,
+    warps_of,
+    with_penalty,
+)
+from forge_algos.online.sampling._image_rows import (
+    Beside,
+    ImagesOf,
+    Line,
+    SampledImages,
+    equal_each,
+    may_stand_beside,
+    tried_lines,
+)
 from forge_algos.online.sampling._sampler import Completion
 
 
@@ -50,6 +69,7 @@ class GenerateSampler:
         synced: bool = False,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         parallel: Parallel = ALONE,
+        images: SampledImages | None = None,
     ) -> None:
         """Take the model and the tokens that end a completion; nothing is sampled yet.
 
@@ -62,6 +82,7 @@ class GenerateSampler:
             synced: the model is divided over the ranks of `parallel`, so that all of them make every forward together.
             autocast: as for `train`.
             parallel: the ranks; read with `synced` alone.
+            images: of prompts of which some have images; `sample` takes theirs then.
 
         Raises:
             RolloutError: no token ends a completion, or there is no room for one; or virtual tokens on a divided model.
@@ -84,8 +105,11 @@ class GenerateSampler:
         self._synced = synced
         self._autocast = autocast
         self._parallel = parallel
+        self._images = images
         self._shares = self._may_share()
         self._tried = False
+        self._beside: Beside | None = None
+        self._shares_images: bool | None = None if self._shares else False
         self._pads: bool | None = None
         self._mates: bool | None = None
 
@@ -107,56 +131,47 @@ class GenerateSampler:
         numbers: Sequence[int] | None = None,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
+        images: Sequence[ImagesOf] | None = None,
     ) -> list[Completion]:
         """Sample as `Sampler.sample`; with `synced` every rank calls it, one without prompts too."""
+        images = _checked(images, len(prompts), self._images)
         known = range(len(prompts)) if numbers is None else numbers
         wanted = [(prompt, which) for prompt in range(len(prompts)) for which in range(num_generations)]
         found: dict[tuple[int, int], Completion] = {}
         # Prompts of similar length side by side: less padding.
         wanted.sort(key=lambda pair: len(prompts[pair[0]]), reverse=True)
-        warps = _warps(temperature, top_p, top_k, min_p)
-        with torch.no_grad(), mode(self._model, training=False), _default_generation_config(causal_model(self._model)):
-            batches = list(self._batches(wanted, prompts, max_new_tokens))
+        warps = self._warps(temperature, top_p, top_k, min_p)
+        with torch.no_grad(), mode(self._model, training=False), default_generation_config(causal_model(self._model)):
+            if self._images is not None and self._beside is None and (any(images) or self._synced):
+                decide = decides(self._model) if self._synced else int
+                self._beside = may_stand_beside(self._model, self._images, self._behind, decide)
+            batches = list(self._batches(wanted, prompts, max_new_tokens, images))
             mixed = any(len({len(prompts[prompt]) for prompt, _ in batch}) > 1 for batch in batches)
             # Ranks that share the weights try it together, whatever each of them has.
             if self._pads is None and (mixed or self._synced):
                 self._pads = self._pads_exactly()
             if self._mates is None and (any(len(batch) > 1 for batch in batches) or self._synced):
                 self._mates = self._is_apart()
-            batches = list(self._batches(wanted, prompts, max_new_tokens))
+            batches = list(self._batches(wanted, prompts, max_new_tokens, images))
             while self._parallel.sum([len(batches)])[0] if self._synced else batches:
                 if not batches:
                     # Other ranks that share the weights have a batch left.
-                    self._generate([np.zeros(1, np.int64)], [0], torch.zeros(1, 1), [], 1)
+                    self._generate([Line(np.zeros(1, np.int64))], [0], torch.zeros(1, 1), [], 1)
                     continue
                 batch = batches.pop(0)
                 drawn = uniforms(seed, [(known[prompt], which) for prompt, which in batch], max_new_tokens)
                 numbers_B = [prompt for prompt, _ in batch]
-                rows = self._generate(
-                    [prompts[prompt] for prompt in numbers_B], numbers_B, drawn, warps, max_new_tokens, repetition_penalty
-                )
+                lines = _lines(numbers_B, prompts, images)
+                rows = self._generate(lines, numbers_B, drawn, warps, max_new_tokens, repetition_penalty)
                 found.update(zip(batch, rows, strict=True))
         return [found[pair] for pair in sorted(found)]
 
-    def likeliest(self, prompt: NDArray[Any], inputs: ImageInputs, *, max_new_tokens: int) -> Completion:
-        """Take the likeliest token after each other behind one prompt with images.
-        With `synced` every rank calls it, with the same prompt.
-
-        Args:
-            prompt: int[S].
-            inputs: what a processor makes of it, as `image_inputs` of a row has it.
-            max_new_tokens: tokens that the completion may have.
-        """
-        warps = _warps(1.0, 1.0, 1, 0.0)
-        with torch.no_grad(), mode(self._model, training=False), _default_generation_config(causal_model(self._model)):
-            ids, _ = self._padded([prompt])
-            made = image_row_inputs(self._model, ids[0], (0, len(prompt)), [inputs], packed={})
-            more = {name: made[name] for name in made if name not in ("input_ids", "use_cache")}
-            (found,) = self._generate([prompt], [0], torch.zeros(1, max_new_tokens), warps, max_new_tokens, inputs=more)
-        return found
-
     def _batches(
-        self, wanted: list[tuple[int, int]], prompts: Sequence[NDArray[Any]], max_new_tokens: int
+        self,
+        wanted: list[tuple[int, int]],
+        prompts: Sequence[NDArray[Any]],
+        max_new_tokens: int,
+        images: Sequence[ImagesOf],
     ) -> Iterator[list[tuple[int, int]]]:
         start = 0
         while start < len(wanted):
@@ -171,8 +186,17 @@ class GenerateSampler:
                 rows = min(rows, sum(len(prompts[prompt]) == longest for prompt, _ in wanted[start:]))
             if self._mates is False:
                 rows = 1
+            rows = self._beside_images([prompt for prompt, _ in wanted[start : start + rows]], images)
             yield wanted[start : start + rows]
             start += rows
+
+    def _beside_images(self, numbers: Sequence[int], images: Sequence[ImagesOf]) -> int:
+        """Return how many of these rows may be a batch, by the images of their prompts."""
+        if self._beside == "any":
+            return len(numbers)
+        if images[numbers[0]] is not None:
+            return 1 if self._beside == "none" else sum(number == numbers[0] for number in numbers)
+        return next((at for at, number in enumerate(numbers) if images[number] is not None), len(numbers))
 
     def first_and_last(
         self,
@@ -185,53 +209,52 @@ class GenerateSampler:
         top_k: int,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
+        images: Sequence[ImagesOf] | None = None,
     ) -> Iterator[Any]:
         """Sample the first and the last token of the largest batches, and yield their caches.
 
         For the memory plan: the model holds no data, so its tokens have no values and every completion is as long as it may be.
         The tokens between take less. Arguments as of `sample`.
         """
+        images = _checked(images, len(prompts), self._images)
+        if self._images is not None:
+            self._beside = "any" if self._images.joins else "same"  # as most models have it: what is made up tells nothing
         wanted = [(number, which) for number in range(len(prompts)) for which in range(num_generations)]
         wanted.sort(key=lambda pair: len(prompts[pair[0]]), reverse=True)
-        batches = list(self._batches(wanted, prompts, max_new_tokens))
-        warps = _warps(temperature, top_p, top_k, min_p)
+        batches = list(self._batches(wanted, prompts, max_new_tokens, images))
+        warps = self._warps(temperature, top_p, top_k, min_p)
         # One with the longest rows, and one with the most, whose logits take most.
-        with torch.no_grad(), mode(self._model, training=False), _default_generation_config(causal_model(self._model)):
+        with torch.no_grad(), mode(self._model, training=False), default_generation_config(causal_model(self._model)):
             for batch in {id(each): each for each in (batches[0], max(batches, key=len))}.values():
                 numbers = [prompt for prompt, _ in batch]
-                rows = [prompts[prompt] for prompt in numbers]
+                rows = _lines(numbers, prompts, images)
                 ids, mask = self._padded(rows)
                 uniforms_BS = torch.zeros(len(batch), max_new_tokens).to(ids.device)
-                draw = DrawToken(_with_penalty(warps, repetition_penalty, ids, mask), uniforms_BS, ids.shape[1], checks=False)
+                draw = DrawToken(with_penalty(warps, repetition_penalty, ids, mask), uniforms_BS, ids.shape[1], checks=False)
                 begun = self._begun(rows, numbers, ids, mask, numbered=False)
-                cache = _cache(self._output(ids, mask, draw, max_new_tokens, whole=True, **begun))
+                cache = cache_of(self._output(ids, mask, draw, max_new_tokens, whole=True, **begun))
                 yield cache
                 before = max_new_tokens - 2
-                if before < 0 or virtual_tokens(self._model) or not _grow(cache, before):
+                if before < 0 or virtual_tokens(self._model) or not grow(cache, before):
                     continue
                 yield cache
                 ids, mask = (torch.cat([one, one.new_ones(len(batch), before + 1)], 1) for one in (ids, mask))
-                yield _cache(self._output(ids, mask, draw, 1, whole=True, **{cache_argument(): cache}))
+                yield cache_of(self._output(ids, mask, draw, 1, whole=True, **{cache_argument(): cache}))
 
     def _generate(
         self,
-        prompts: Sequence[NDArray[Any]],
+        prompts: Sequence[Line],
         numbers: Sequence[int],
         uniforms_BS: torch.Tensor,
         warps: Sequence[Warp],
         max_new_tokens: int,
         repetition_penalty: float = 1.0,
-        *,
-        inputs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Completion]:
-        """Return the completion of each row; rows of one number have the same prompt.
-
-        `inputs` are further arguments of a forward.
-        """
+        """Return the completion of each row; rows of one number have the same prompt."""
         ids, mask = self._padded(prompts)
         width = ids.shape[1]
-        draw = DrawToken(_with_penalty(warps, repetition_penalty, ids, mask), uniforms_BS.to(ids.device), width)
-        output = self._output(ids, mask, draw, max_new_tokens, **self._begun(prompts, numbers, ids, mask), **inputs)
+        draw = DrawToken(with_penalty(warps, repetition_penalty, ids, mask), uniforms_BS.to(ids.device), width)
+        output = self._output(ids, mask, draw, max_new_tokens, **self._begun(prompts, numbers, ids, mask))
         made = output[:, width:].cpu().numpy().astype(np.int32)
         ends = np.isin(made, self._eos_ids)
         finished: list[bool] = [bool(row.any()) for row in ends]
@@ -250,7 +273,7 @@ class GenerateSampler:
 
     def _begun(
         self,
-        prompts: Sequence[NDArray[Any]],
+        prompts: Sequence[Line],
         numbers: Sequence[int],
         ids: torch.Tensor,
         mask: torch.Tensor,
@@ -259,49 +282,67 @@ class GenerateSampler:
     ) -> dict[str, Any]:
         """Compute keys and values of all tokens but the last, once for rows of one number.
 
-        They are returned for `generate`: nothing where no number repeats, or a prompt is one token. The last token is fed as
-        every drawn one is.
+        They are returned for `generate`: where no number repeats, or a prompt is one token, the images alone. The last token is
+        fed as every drawn one is.
         """
-        if not self._shares or len(set(numbers)) == len(numbers) or min(map(len, prompts)) < 2:
-            return {}
+        repeats = len(set(numbers)) < len(numbers) and min(len(prompt.ids) for prompt in prompts) > 1
         # Positions that go by the longest row would be others for all tokens but the last than for all.
-        if growing_positions(self._model, ids.shape[1]):
-            return {}
-        if not self._tried:
-            self._tried, self._shares = True, self._is_exact(numbered=numbered)
-        cache = self._repeated(numbers, ids, mask) if self._shares else None
-        return {} if cache is None else {cache_argument(): cache}
+        repeats = repeats and not growing_positions(self._model, ids.shape[1])
+        if repeats and self._may_repeat(any(prompt.images for prompt in prompts), numbered=numbered):
+            cache = self._repeated(prompts, numbers, ids, mask)
+            if cache is not None:
+                return {cache_argument(): cache}
+        return self._of_images(prompts)
 
-    def _repeated(self, numbers: Sequence[int], ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    def _may_repeat(self, pictured: bool, *, numbered: bool) -> bool:
+        """Return whether rows of one prompt may begin with what is computed for it once.
+
+        It is tried once, and once for prompts with images (`pictured`).
+        """
+        if pictured:
+            if self._shares_images is None:
+                assert self._images is not None
+                one, other = tried_lines(self._model, self._images)
+                self._shares_images = self._is_exact([one, other if self._beside == "any" else one], numbered=numbered)
+            return self._shares_images
+        if self._shares and not self._tried:
+            self._tried = True
+            self._shares = self._is_exact([Line(ids) for ids in self._made_up_prompts()], numbered=numbered)
+        return self._shares
+
+    def _repeated(self, prompts: Sequence[Line], numbers: Sequence[int], ids: torch.Tensor, mask: torch.Tensor) -> Any:
         """Return the cache of all tokens but the last, a row for each number.
 
         None where it is more than keys and values.
         """
         _, first, row = np.unique(numbers, return_index=True, return_inverse=True)
-        cache = _cache(self._output(ids[first, :-1], mask[first, :-1], None, 1, whole=True))
-        if not _of_keys_alone(cache):
+        images = self._of_images([prompts[at] for at in first], before_last=True)
+        cache = cache_of(self._output(ids[first, :-1], mask[first, :-1], None, 1, whole=True, **images))
+        if not of_keys_alone(cache):
             return None
         cache.batch_select_indices(torch.from_numpy(row).to(ids.device))
         return cache
 
-    def _is_exact(self, *, numbered: bool) -> bool:
-        """Return whether made-up prompts computed once are followed by what follows each row.
+    def _is_exact(self, pair: Sequence[Line], *, numbered: bool) -> bool:
+        """Return whether two prompts computed once are followed by what follows each row.
 
         Not so where a model counts positions otherwise before a cache (CPM-Ant), or remembers something of each row itself, as
         Qwen-VL does of its positions.
 
         Args:
+            pair: the prompts; one of them twice is one.
             numbered: whether the model has numbers; without them only that it runs is tried.
         """
-        prompts, numbers = self._made_up_prompts(), [0, 0, 1, 1]
-        ids, mask = self._padded([prompts[number] for number in numbers])
+        numbers = [0, 0, 1, 1] if pair[0] is not pair[1] else [0, 0]
+        prompts = [pair[number] for number in numbers]
+        ids, mask = self._padded(prompts)
 
         def following(cache: Any) -> torch.Tensor:
-            begun = {} if cache is None else {cache_argument(): cache}
+            begun = self._of_images(prompts) if cache is None else {cache_argument(): cache}
             return self._output(ids, mask, None, 1, whole=True, output_logits=True, **begun).logits[0]
 
         try:
-            if (cache := self._repeated(numbers, ids, mask)) is None:
+            if (cache := self._repeated(prompts, numbers, ids, mask)) is None:
                 return False
             # `generate` gives its logits in float32, whatever the products were.
             with Compare(self._model) as compare:
@@ -317,7 +358,7 @@ class GenerateSampler:
         short, long = self._made_up_prompts()
         try:
             with Compare(self._model) as compare:
-                return _equal_each(compare, self._following(short, long), self._following(short))
+                return equal_each(compare, self._following(short, long), self._following(short))
         except torch.OutOfMemoryError:
             raise
         except REFUSALS:
@@ -334,7 +375,7 @@ class GenerateSampler:
         try:
             with Compare(self._model) as compare:
                 ours, changed, alone = (self._following(*rows) for rows in ((prompt, beside), (prompt, other), (prompt,)))
-                return _equal_each(compare, ours, alone) or (not compare.fine(ours) and _equal_each(compare, ours, changed))
+                return equal_each(compare, ours, alone) or (not compare.fine(ours) and equal_each(compare, ours, changed))
         except torch.OutOfMemoryError:
             raise
         except REFUSALS:
@@ -342,9 +383,21 @@ class GenerateSampler:
 
     def _following(self, *prompts: NDArray[Any]) -> torch.Tensor:
         """Return logits float[2, V] behind a batch's first prompt and a given token after it."""
+        return self._behind([Line(prompt) for prompt in prompts])[:, 0]
+
+    def _behind(self, prompts: Sequence[Line]) -> torch.Tensor:
+        """Return logits float[2, B, V] behind a batch's prompts and a given token after each."""
         ids, mask = self._padded(prompts)
-        made = self._output(ids, mask, None, 2, whole=True, output_logits=True)
-        return torch.stack([logits[0] for logits in made.logits])
+        made = self._output(ids, mask, None, 2, whole=True, output_logits=True, **self._of_images(prompts))
+        return torch.stack(list(made.logits))
+
+    def _of_images(self, prompts: Sequence[Line], *, before_last: bool = False) -> dict[str, Any]:
+        """Return arguments for the images of prompts, or of prompts without their last tokens."""
+        if not any(prompt.images for prompt in prompts):
+            return {}
+        images, lengths = [prompt.images for prompt in prompts], [len(prompt.ids) for prompt in prompts]
+        of_tokens, of_images = line_inputs(self._model, images, lengths, self._device)
+        return of_images | {name: array[:, :-1] if before_last else array for name, array in of_tokens.items()}
 
     def _made_up_prompts(self) -> list[NDArray[Any]]:
         """Return two prompts, the shorter first, longer than what layers see at once."""
@@ -352,9 +405,18 @@ class GenerateSampler:
         ids, _ = made_up_ids(self._model, sum(lengths), torch.device("cpu"))
         return [prompt.numpy() for prompt in ids.split(list(lengths))]
 
-    def _padded(self, prompts: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+    @property
+    def _device(self) -> torch.device:
+        return next(causal_model(self._model).parameters()).device
+
+    def _warps(self, temperature: float, top_p: float, top_k: int, min_p: float) -> list[Warp]:
+        """Return logits processors; no token that stands for an image is possible."""
+        never = () if self._images is None else sorted(self._images.token_ids)
+        return warps_of(temperature, top_p, top_k, min_p, never=never, device=self._device)
+
+    def _padded(self, lines: Sequence[Line]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids and mask int64[B, width], padded on the left, on the model's device."""
-        device = next(causal_model(self._model).parameters()).device
+        prompts, device = [line.ids for line in lines], self._device
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), self._pad_id, dtype=torch.int64)
         mask = torch.zeros_like(ids)
@@ -391,97 +453,39 @@ class GenerateSampler:
         )
         # PEFT adds virtual tokens in its own `generate`; any other adapter lies within the causal model.
         sampled: Any = unwrap(self._model) if virtual_tokens(self._model) else causal_model(self._model)
-        with self._autocast(), warnings.catch_warnings(), _first_frequencies(self._model):
+        if self._images is not None and self._synced:
+            gather_root(sampled)  # on all ranks alike, whichever have images now
+        with self._autocast(), warnings.catch_warnings(), first_frequencies(self._model):
             # PEFT computes positions itself, as intended.
             warnings.filterwarnings("ignore", message="Position ids are not supported")
             return sampled.generate(
                 input_ids=ids,
                 attention_mask=mask,
                 generation_config=settings,
-                logits_processor=LogitsProcessorList([draw or _made_up_token]),
+                logits_processor=LogitsProcessorList([draw or made_up_token]),
                 # Whoever draws nothing makes as many forwards on every rank.
                 synced_gpus=self._synced and draw is not None,
                 **more,
             )
 
 
-def _made_up_token(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Leave only the token before the row's last one possible, in the place of `DrawToken`."""
-    # There may be fewer scores than embeddings.
-    token = input_ids[:, -2:][:, :1] % scores.shape[1]
-    return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)
+def _checked(images: Sequence[ImagesOf] | None, prompts: int, known: SampledImages | None) -> Sequence[ImagesOf]:
+    """Return the images of each prompt, None for none."""
+    if images is None:
+        return [None] * prompts
+    if known is None or len(images) != prompts:
+        raise RolloutError(
+            f"images: of {len(images)} prompts, where there are {prompts}; each has some or None, and the sampler is made with "
+            "`images`"
+        )
+    return images
 
 
-def _equal_each(compare: Compare, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Compare logits [N, V] within rounding, each step's by its own largest."""
-    steps = zip(ours.split(1), theirs.split(1), strict=True)
-    return all(compare.equal(lambda one=one: one, lambda other=other: other) for one, other in steps)
-
-
-def _cache(output: Any) -> Any:
-    """Return the keys and values that `generate` gives beside the ids."""
-    return getattr(output, cache_argument())
-
-
-def _of_keys_alone(cache: Any) -> bool:
-    """Return whether each layer of a cache has keys and values that other rows can take over."""
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
-    return isinstance(cache, DynamicCache) and all(type(x) in (DynamicLayer, DynamicSlidingWindowLayer) for x in cache.layers)
-
-
-def _grow(cache: Any, tokens: int) -> bool:
-    """Add keys and values of so many tokens to a cache; return whether it has any."""
-    grown = False
-    for number, layer in enumerate(getattr(cache, "layers", ())):
-        keys, values = (getattr(layer, name, None) for name in ("keys", "values"))
-        if isinstance(keys, torch.Tensor) and isinstance(values, torch.Tensor):
-            more = [each.new_empty(*each.shape[:2], tokens, each.shape[3]) for each in (keys, values)]
-            cache.update(*more, number)
-            grown = True
-    return grown
-
-
-def _warps(temperature: float, top_p: float, top_k: int, min_p: float) -> list[Warp]:
-    """Return logits processors in the order of `generate`'s own."""
-    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-    warps: list[Any] = []
-    if temperature != 1.0:
-        warps.append(TemperatureLogitsWarper(float(temperature)))
-    if top_k:
-        warps.append(TopKLogitsWarper(top_k))
-    if top_p < 1.0:
-        warps.append(TopPLogitsWarper(float(top_p)))
-    if min_p:
-        warps.append(MinPLogitsWarper(float(min_p)))
-    return warps
-
-
-def _with_penalty(warps: Sequence[Warp], penalty: float, ids: torch.Tensor, mask: torch.Tensor) -> Sequence[Warp]:
-    """Put the penalty of repeated tokens before the other processors, as `generate` does."""
-    return warps if penalty == 1.0 else [RepetitionPenalty(penalty, ids, mask), *warps]
-
-
-@contextmanager
-def _first_frequencies(model: nn.Module) -> Iterator[None]:
-    """Begin with rotary frequencies that no earlier forward let grow, and leave such behind."""
-    reset_frequencies(model)
-    try:
-        yield
-    finally:
-        reset_frequencies(model)
-
-
-@contextmanager
-def _default_generation_config(causal: Any) -> Iterator[None]:
-    """Replace the model's own generation settings, which `generate` falls back to, in the block."""
-    from transformers import GenerationConfig
-
-    own = causal.generation_config
-    causal.generation_config = GenerationConfig()
-    try:
-        yield
-    finally:
-        causal.generation_config = own
+def _lines(numbers: Sequence[int], prompts: Sequence[NDArray[Any]], images: Sequence[ImagesOf]) -> list[Line]:
+    """Return the prompts of a batch by their numbers, the images of each made once."""
+    made: dict[int, ImageInputs] = {}
+    for number in numbers:
+        if number not in made:
+            make = images[number]
+            made[number] = {} if make is None else make()
+    return [Line(prompts[number], made[number]) for number in numbers]

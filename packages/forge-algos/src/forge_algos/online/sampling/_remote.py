@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_algos._errors import RolloutError
+from forge_algos.online.sampling._image_rows import ImagesOf
 from forge_algos.online.sampling._sampler import Completion
 from forge_algos.online.sampling._server import SERVERS, Drawn, Draws
 
@@ -64,12 +65,15 @@ class RemoteSampler:
         numbers: Sequence[int] | None = None,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
+        images: Sequence[ImagesOf] | None = None,
     ) -> list[Completion]:
         """Sample as `Sampler.sample`, from the whole distribution.
 
         Raises:
-            RolloutError: the server failed, was late, or gave something else than was asked for.
+            RolloutError: the server failed, was late, or gave something else than was asked for; or prompts have images.
         """
+        if any(images or ()):
+            raise RolloutError("a server is given tokens here, and no images: sample with a GenerateSampler")
         if top_p < 1 or top_k or min_p or repetition_penalty != 1:
             raise RolloutError(
                 "a server samples from the whole distribution here: leave out top_p, top_k, min_p and repetition_penalty"

@@ -6,6 +6,7 @@ shards and the most tokens and keys of a row only divide it.
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from forge_algos._errors import RolloutError
 from forge_algos.online.updates._beginnings import Beginnings, Indices
 from forge_algos.online.updates._together import Step, divide_alike
 
+Layout = Literal["packed", "lines", "single"]
+"""Whether completions of a micro-batch are a packed row, lines padded to the longest of them, or one alone."""
 _ORDER = 2
 """Number that keeps the random stream of an order apart from those of completions (`_draw`)."""
 
@@ -39,6 +42,7 @@ def divide_shards(
     data_parallel_size: int,
     share_prompts: bool,
     beginnings: Sequence[Beginnings] = (),
+    layout: Layout = "packed",
 ) -> list[list[Indices]]:
     """Divide a step's completions: [data shard][micro-batch] → indices.
 
@@ -57,6 +61,7 @@ def divide_shards(
         beginnings: with `share_prompts`, what the groups' prompts begin with alike, where that stands once in a micro-batch
             too: completions of such prompts are then put together where that makes micro-batches fewer or shorter. Two where
             completions are computed behind two prompts, in a row of each; `prompt_tokens_B` are those of the longer one.
+        layout: how the completions of a micro-batch lie; of "lines" `max_tokens` counts the padding too.
 
     Raises:
         RolloutError: a prompt and its completion alone are more than `max_tokens`.
@@ -67,6 +72,11 @@ def divide_shards(
             f"a prompt and its completion have {alone.max()} tokens, but a micro-batch holds max_tokens={max_tokens}; raise "
             "it, or lower max_new_tokens or the longest prompt"
         )
+    if layout != "packed":
+        rows = _lines(alone, max_tokens, data_parallel_size) if layout == "lines" else [[at] for at in range(len(alone))]
+        places = [len(row) * int(alone[row].max()) for row in rows]
+        dealt = _distribute([np.array(row) for row in rows], places, data_parallel_size)
+        return [[completions[row] for row in mine] for mine in dealt]
     groups = groups_B[completions]
     begins = np.append(True, groups[1:] != groups[:-1]) if share_prompts else np.ones(len(groups), bool)
     costs = tokens_B[completions] + np.where(begins, prompt_tokens_B[completions], 0)
@@ -99,6 +109,23 @@ def divide_shards(
         return [[completions[row] for row in mine] for mine in dealt]
     step = Step(completions, groups, tokens_B[completions], beginnings, max_tokens, max_keys, data_parallel_size)
     return divide_alike(step, dealt, partial(_distribute, data_parallel_size=data_parallel_size))
+
+
+def _lines(tokens: Indices, max_tokens: int, data_parallel_size: int) -> list[list[int]]:
+    """Cut completions into rows of lines as long as the longest, in about even rows."""
+    whole = int(tokens.sum())
+    number = max(1, -(-whole // (data_parallel_size * max_tokens)))
+    target = min(max_tokens, -(-whole // (data_parallel_size * number)))
+    rows: list[list[int]] = []
+    longest = 0
+    for at, own in enumerate(tokens.tolist()):
+        wider = max(longest, own)
+        if not rows or (len(rows[-1]) + 1) * wider > max_tokens or len(rows[-1]) * longest >= target:
+            rows.append([])
+            wider = own
+        rows[-1].append(at)
+        longest = wider
+    return rows
 
 
 def _distribute(rows: Sequence[Indices], sizes: Sequence[int], data_parallel_size: int) -> list[list[Indices]]:

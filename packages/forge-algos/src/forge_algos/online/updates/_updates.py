@@ -12,9 +12,11 @@ from forge_algos.batches._groups import PackedGroups
 from forge_algos.batches._online import OnlineBatch
 from forge_algos.batches._packed import IGNORE
 from forge_algos.online.rollout._rollout import Rollout
+from forge_algos.online.sampling._image_rows import ImagesOf
 from forge_algos.online.updates._beginnings import Beginnings
 from forge_algos.online.updates._collate import Collate, collate as with_known_prompts, examples
-from forge_algos.online.updates._divide import Indices, divide_shards, divide_steps
+from forge_algos.online.updates._divide import Indices, Layout, divide_shards, divide_steps
+from forge_algos.online.updates._images import Images, of_prompts, with_prompt_images
 
 
 class Update(NamedTuple):
@@ -39,6 +41,8 @@ def rollout_batches(
     parallel: Parallel = ALONE,
     rank: int | None = None,
     seed: int | None = None,
+    images: Images | None = None,
+    layout: Layout = "packed",
 ) -> list[list[OnlineBatch]]:
     """Divide a rollout into `passes` · `updates` optimizer steps, each as this rank's batches.
 
@@ -60,6 +64,9 @@ def rollout_batches(
         parallel: the ranks.
         rank: number of this rank's data shard; `parallel`'s own by default.
         seed: of the order of groups; the rollout's own by default.
+        images: those of prompts, by their numbers in `rollout.prompt_rows`; prompts are not shared then.
+        layout: how the completions of a micro-batch lie, as `pack_images` and the processor allow: "packed", in "lines", each
+            padded to the longest, of which `max_tokens` counts the padding, or "single", one a micro-batch.
 
     Raises:
         RolloutError: a completion with its prompt is longer than `max_tokens`, or `collate` made another row, or one of more.
@@ -78,7 +85,9 @@ def rollout_batches(
         data_parallel_size=parallel.data_parallel_size,
         share_prompts=share_prompts,
         beginnings=beginnings_of(rollout.prompt_ids, least_prefix=least_prefix, collate=collate),
+        layout=layout,
     )
+    pictures = of_prompts(images, rollout.prompt_rows)
     mine = parallel.data_parallel_rank if rank is None else rank
     batches = []
     for step in steps:
@@ -93,6 +102,7 @@ def rollout_batches(
                     collate=collate,
                     max_tokens=max_tokens,
                     masked=step.masked if (mine, k) == first else 0,
+                    images=pictures,
                 )
                 for k, indices in enumerate(step.parts[mine])
             ]
@@ -115,6 +125,7 @@ def update_indices(
     data_parallel_size: int,
     share_prompts: bool,
     beginnings: Sequence[Beginnings] = (),
+    layout: Layout = "packed",
 ) -> list[Update]:
     """Divide the trained completions into updates; the masked ones count in their group's.
     `sizes` int64[B] are the tokens of completions, observations among them.
@@ -133,6 +144,7 @@ def update_indices(
                 data_parallel_size=data_parallel_size,
                 share_prompts=share_prompts,
                 beginnings=beginnings,
+                layout=layout,
             )
             found.append(Update(parts, int(masked[used[step]].sum())))
     return found
@@ -172,8 +184,11 @@ def packed(
     share_prompts: bool,
     collate: Collate | None = None,
     max_tokens: int | None = None,
+    images: Sequence[ImagesOf] | None = None,
 ) -> PackedGroups:
     """Make the packed row of these completions; neighbours with the same prompt are a group.
+
+    With `images`, those of each group's prompt, which is not shared then.
 
     Raises:
         RolloutError: `collate` made another row, or one of more than `max_tokens`.
@@ -183,7 +198,10 @@ def packed(
     found = [(prompt_ids[groups[part[0]]], [completion_ids[i] for i in part]) for part in parts]
     masks = None if learned is None else [learned[i] for i in indices]
     if collate is None:
-        return with_known_prompts(found, share_prompts=share_prompts, learned=masks)
+        row = with_known_prompts(found, share_prompts=share_prompts, learned=masks)
+        if images is None:
+            return row
+        return with_prompt_images(row, groups[indices], prompt_ids, [completion_ids[i] for i in indices], images)
     given = examples(found, masks)
     row = collate(given)
     targets = [labels[labels != IGNORE] for group in given for _, labels in group]
@@ -198,7 +216,14 @@ def packed(
 
 
 def _batch(
-    rollout: Rollout, indices: Indices, *, share_prompts: bool, collate: Collate | None, max_tokens: int, masked: int
+    rollout: Rollout,
+    indices: Indices,
+    *,
+    share_prompts: bool,
+    collate: Collate | None,
+    max_tokens: int,
+    masked: int,
+    images: Sequence[ImagesOf] | None,
 ) -> OnlineBatch:
     places = token_places(rollout.starts, indices)
     row = packed(
@@ -210,6 +235,7 @@ def _batch(
         share_prompts=share_prompts,
         collate=collate,
         max_tokens=max_tokens,
+        images=images,
     )
     return OnlineBatch(
         groups=row,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -26,13 +26,40 @@ _next = ThreadPoolExecutor(1, "next-images")
 """Waits for `_each`, and so is another."""
 
 
-def images_in_words(store: forge_data.TokenStore, counts: Ints) -> str:
+def images_in_words(store: forge_data.TokenStore | forge_data.PromptStore, counts: Ints) -> str:
     """Say how many images and tokens of images int64[N, 2] has; "" of a store without any."""
     if not store.has_images:
         return ""
     images, tokens = (int(number) for number in counts.sum(axis=0))
     rows = int((counts[:, 0] > 0).sum())
     return f"; {counted(images, 'images')}, for which {counted(tokens, 'tokens')} stand, in {rows:,} of the rows"
+
+
+_KEPT = 8
+"""Prompts whose images are kept as arrays: a prompt's completions follow each other."""
+
+
+class PromptImages(Mapping[int, "Mapping[str, Any]"]):
+    """Rows of prompts with images → what a processor makes of them, when it is asked for."""
+
+    def __init__(self, store: forge_data.PromptStore, inputs: forge_data.ImageInputs) -> None:
+        self._rows = store.image_counts[:, 0].nonzero()[0].tolist()
+        self._known = frozenset(self._rows)
+        self._made = lru_cache(_KEPT)(lambda row: inputs(store[row], store.source(row)))
+
+    def __getitem__(self, row: int) -> Mapping[str, Any]:
+        if row not in self._known:
+            raise KeyError(row)
+        return self._made(row)
+
+    def __contains__(self, row: object) -> bool:
+        return row in self._known
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -87,7 +114,7 @@ def read_ahead(batches: Sequence[Any]) -> list[Any]:
         if (row := next(ahead, None)) is not None:
             started.append(_next.submit(row.image_inputs))
 
-    def read(row: ImageRow, number: int) -> ImageInputs:
+    def read(row: Any, number: int) -> ImageInputs:
         if number == next(iter(last), None):  # a second look at the row
             return last[number]
         last.clear()
@@ -103,16 +130,16 @@ def read_ahead(batches: Sequence[Any]) -> list[Any]:
     start()
     numbers = {id(row): number for number, row in enumerate(with_images)}
 
-    def ahead_of(batch: Any, rows: dict[str, ImageRow]) -> Any:
+    def ahead_of(batch: Any, rows: dict[str, Any]) -> Any:
         ahead = {name: attrs.evolve(row, image_inputs=partial(read, row, numbers[id(row)])) for name, row in rows.items()}
         return ahead.get("") or (attrs.evolve(batch, **ahead) if ahead else batch)
 
     return [*map(ahead_of, batches, rows_of)]
 
 
-def _rows_of(batch: Any) -> dict[str, ImageRow]:
+def _rows_of(batch: Any) -> dict[str, Any]:
     """Return the rows with images that a micro-batch has, by field; "" where it is one itself."""
-    if isinstance(batch, ImageRow):
+    if getattr(batch, "image_inputs", None) is not None:
         return {"": batch}
     found = {name: getattr(batch, name, None) for name in _ROWS_OF_BATCHES}
-    return {name: row for name, row in found.items() if isinstance(row, ImageRow)}
+    return {name: row for name, row in found.items() if getattr(row, "image_inputs", None) is not None}

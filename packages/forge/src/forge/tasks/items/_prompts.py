@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from copy import copy
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
 
 import forge_data
 from forge._counted import counted
+from forge.tasks.items._images import ImageRows, PromptImages, images_in_words
 from forge.tasks.items._items import Ints
 
 _CANDIDATES, _COMPARED = 64, 4
@@ -26,12 +29,37 @@ class Prompts:
         self.loss_counts = np.full(len(store), max_new_tokens, dtype=np.int64)
         self.weights = store.weights
         self.sources = None if store.weights is None else store.sources
+        self.images: PromptImages | None = None
+        """Of the prompts, by their rows; None where no prompt of the run has any."""
+        self.layout: ImageRows = "packed"
+        """How completions behind prompts with images lie in a micro-batch."""
+
+    def with_images(self, inputs: forge_data.ImageInputs, rows: ImageRows) -> Self:
+        """Return the same prompts, whose completions are given their images."""
+        same = copy(self)
+        same.images, same.layout = PromptImages(self.store, inputs), rows
+        return same
+
+    @property
+    def image_counts(self) -> Ints:
+        """int64[N, 2]: images of each prompt, and tokens that stand for those."""
+        return self.store.image_counts
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """How completions are given images, as arguments of `make_rollout` and `rollout_batches`."""
+        return {} if self.images is None else {"images": self.images, "layout": self.layout}
+
+    def images_of(self, rows: Sequence[int]) -> dict[str, Any]:
+        """Return the images of prompts as an argument of a sampler; {} in a run without any."""
+        known = self.images
+        return {} if known is None else {"images": [partial(known.__getitem__, row) if row in known else None for row in rows]}
 
     def __len__(self) -> int:
         return len(self.store)
 
     def __str__(self) -> str:
-        return counted(len(self), "prompts")
+        return f"{counted(len(self), 'prompts')}{images_in_words(self.store, self.image_counts)}"
 
     def source(self, index: int) -> str:
         """Return the file and row of a prompt."""

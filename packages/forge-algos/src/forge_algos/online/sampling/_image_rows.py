@@ -1,0 +1,95 @@
+"""Prompts with images → the arguments of a batch, and which prompts may stand in one."""
+
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import attrs
+import numpy as np
+import torch
+from torch import nn
+
+from forge_algos._errors import PackedBatchError
+from forge_algos.batches._images import ImageInputs
+from forge_algos.heads._images import ImageDocument, longer, plain_tokens
+from forge_algos.isolation._compare import REFUSALS, Compare, Decide
+from forge_algos.isolation._isolation import made_up_lengths
+
+ImagesOf = Callable[[], ImageInputs] | None
+"""Makes what a processor does of a prompt's images, when its turn comes; None for a prompt without images."""
+Beside = Literal["any", "same", "none"]
+"""Which prompts may stand beside one with images in a batch: any, the same one again, or none."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SampledImages:
+    """What a sampler must know of the images of a run's prompts."""
+
+    documents: Sequence[ImageDocument]
+    """One or two with images, the same on all ranks, on which batches are tried."""
+    token_ids: frozenset[int]
+    """Tokens that stand for parts of images, videos or sounds: none is ever drawn, since a completion has none of those."""
+    joins: bool = True
+    """Whether the arrays of unlike images are given to a model one behind another."""
+
+
+class Line(NamedTuple):
+    """A prompt of a batch."""
+
+    ids: Any
+    """int[S]."""
+    images: ImageInputs = MappingProxyType({})
+
+
+def tried_lines(model: nn.Module, images: SampledImages) -> tuple[Line, Line]:
+    """Return two prompts with images, of unlike lengths, longer than what layers see at once."""
+    first, second = ([*images.documents] * 2)[:2]
+    least, more = made_up_lengths(model)
+    longest = max(len(first.input_ids), len(second.input_ids), least)
+    pair = (longer(each, wanted - len(each.input_ids)) for each, wanted in ((first, longest + 3), (second, longest + more)))
+    one, other = (Line(np.asarray(each.input_ids), each.inputs) for each in pair)
+    return one, other
+
+
+def text_line(document: ImageDocument) -> Line:
+    """Return the words of a document as a prompt without images."""
+    return Line(np.asarray(document.input_ids)[plain_tokens(document)])
+
+
+def may_stand_beside(
+    model: nn.Module,
+    images: SampledImages,
+    following: Callable[[Sequence[Line]], torch.Tensor],
+    decide: Decide = int,
+) -> Beside:
+    """Try which prompts with images may stand in a batch.
+
+    Each must be followed by what follows it alone.
+
+    Args:
+        model: bare or wrapped.
+        images: with the documents that are tried.
+        following: lines → logits float[N, B, V] behind them.
+        decide: by which ranks answer alike.
+    """
+    one, other = tried_lines(model, images)
+
+    def holds(*lines: Line) -> bool:
+        try:
+            with Compare(model, decide) as compare:
+                ours, alone = following(lines), [following([line])[:, 0] for line in lines]
+                return all(equal_each(compare, ours[:, at], each) for at, each in enumerate(alone))
+        except torch.OutOfMemoryError:
+            raise
+        except (*REFUSALS, PackedBatchError):
+            return False
+
+    if images.joins and holds(one, text_line(images.documents[0]), other):
+        return "any"
+    return "same" if holds(one, one) else "none"
+
+
+def equal_each(compare: Compare, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Compare logits [N, V] within rounding, each step's by its own largest."""
+    steps = zip(ours.split(1), theirs.split(1), strict=True)
+    return all(compare.equal(lambda one=one: one, lambda other=other: other) for one, other in steps)
