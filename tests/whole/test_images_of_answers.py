@@ -12,6 +12,7 @@ import torch
 import forge
 import forge_data
 import forge_packing
+from forge.run import _memory
 from forge.tasks.items._pairs import Answers as Items
 
 from ..lanes import ci_keeps
@@ -258,3 +259,18 @@ def test_what_cannot_have_images(
         forge.kto(**given | more, ckpt_output_dir=tmp_path / "run")
     assert caught.value.exit_status == 2
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("packing", ["auto", "off"])
+def test_the_memory_plan_counts_images(
+    packing: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of answers and mismatches, packed or in lines: steps take what was planned."""
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    forge.kto(**given | {"max_steps": 2}, packing=packing, ckpt_output_dir=tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "memory.json").read_text())
+    phases = {phase["name"]: phase for phase in about["phases"]}
+    measured = phases["first steps"]["measured"]
+    assert phases["first steps"]["planned"] == pytest.approx(measured, rel=0.01)
+    assert phases["step"]["planned"] >= 0.999 * measured
+    assert "not counted" not in str(about["notes"])

@@ -46,7 +46,8 @@ def pass_for_probed(model: nn.Module, *, device: torch.device) -> None:
     """Let the outermost module `model` pass for one whose documents were found to stay apart."""
     causal = causal_model(model)
     for module in (model, causal):
-        _images.set_packed(module, "lines" if _alone.runs_alone(module) else "bounds")
+        # Where rows of text run alone, several documents with images are laid out in lines.
+        _images.set_packed(module, "lines" if _alone.runs_alone(causal) else "bounds")
         _isolation._passed[module] = _packable._passed[module] = attention_of(causal), device
     if causal not in _head._assumed:
         _head.assume(causal, "chunked", "assumed: no small model of its configuration can be made")
