@@ -16,12 +16,15 @@ from transformers import (
     AutoProcessor,
     Gemma3Processor,
     LlavaConfig,
+    LlavaNextConfig,
+    LlavaNextProcessor,
     LlavaProcessor,
     PreTrainedTokenizerFast,
 )
 from transformers.image_utils import load_image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
 from . import modalities
 from .conftest import conversations, write_rows
@@ -84,7 +87,31 @@ def _llava() -> tuple[Any, Any]:
     return config, processor
 
 
-FAMILIES = {"gemma3": _gemma3, "llava": _llava}
+def _llava_next() -> tuple[Any, Any]:
+    """Images cut into two to five pieces, padded to the most: packed documents."""
+    tokenizer, cut = _tokenizer("<image>", image_token="<image>"), [[28, 56], [56, 28], [56, 56]]
+    config = LlavaNextConfig(
+        text_config={**modalities.TEXT, "model_type": "llama"},
+        vision_config={**modalities.VISION, "num_hidden_layers": 1, "model_type": "clip_vision_model"},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_grid_pinpoints=cut,
+        vision_feature_layer=-1,
+    )
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=cut
+    )
+    processor = LlavaNextProcessor(
+        image_processor=images,
+        tokenizer=tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=tokenizer.chat_template,
+    )
+    return config, processor
+
+
+FAMILIES = {"gemma3": _gemma3, "llava": _llava, "llava-next": _llava_next}
 """Models whose processors need no torchvision."""
 
 

@@ -188,6 +188,18 @@ def test_a_model_without_a_way() -> None:
         trained(made, [row(given[:3])])
 
 
+def test_padding_that_a_model_computes() -> None:
+    """Rows are tried as they will be padded, documents alone as they are: a model that the padding moves has one a row."""
+    made, given = model("gemma3", "sdpa"), documents("gemma3")
+
+    def pad(several: Sequence[Any]) -> list[Any]:
+        return [{name: array * 1.5 if name == "pixel_values" else array for name, array in each.items()} for each in several]
+
+    way, why = forge_algos.pack_images(made, given[:2], device=CPU, pad=pad)
+    assert way is None
+    assert "comes out otherwise than alone" in why
+
+
 def test_attention_that_reads_no_mask() -> None:
     """A causal attention of our own is refused where the tokens of an image see each other, and taken elsewhere."""
     forge_algos.require_image_attention(model("qwen3-vl", "documents"), documents("qwen3-vl")[0], device=CPU)

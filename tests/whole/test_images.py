@@ -56,7 +56,10 @@ def same_beside_language(stored: dict[str, torch.Tensor], written: dict[str, tor
         assert torch.equal(stored[name], written[name]), name
 
 
-@pytest.mark.parametrize(("name", "rows"), [("gemma3", "several in a forward, padded"), ("llava", "several in a row")])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("gemma3", "several in a forward, padded"), ("llava", "several in a row"), ("llava-next", "several in a row")],
+)
 def test_losses_and_the_export(name: str, rows: str, model: Path, data: Path, tmp_path: Path) -> None:
     """Losses, gradients and the held-out loss are plain transformers' with its processor; the tower is exported as read."""
     model = model if name == "gemma3" else pictures.save(name, tmp_path / "model")

@@ -49,6 +49,33 @@ class Expanded(NamedTuple):
     """int32[S], its tokens."""
 
 
+class Padding(NamedTuple):
+    """How a processor pads an array of images to the largest of a batch."""
+
+    fill: Any
+    """What is put behind a smaller one, along each dimension but the first."""
+    slack: tuple[int, ...]
+    """By how much sizes along these dimensions differed where they were tried."""
+
+
+def pad_to(array: "NDArray[Any]", sizes: Sequence[int], fill: Any) -> "NDArray[Any]":
+    """Put `fill` behind an array, up to `sizes` of its dimensions but the first."""
+    behind = [(0, 0), *((0, size - own) for size, own in zip(sizes, array.shape[1:], strict=True))]
+    return np.pad(array, behind, constant_values=fill) if any(more for _, more in behind) else array
+
+
+def _padding(apart: "list[NDArray[Any]]", together: "NDArray[Any]") -> Padding | None:
+    """Tell how the arrays of some texts became those of all; None for no way that is known here."""
+    shapes = [*zip(*(array.shape[1:] for array in apart), strict=True)]
+    sizes = [max(each) for each in shapes]
+    filled = np.concatenate([pad_to(np.zeros(array.shape, dtype=np.bool_), sizes, fill=True) for array in apart])
+    if filled.shape != together.shape:
+        return None
+    fill = together[filled][0] if filled.any() else together.dtype.type(0)
+    same = np.array_equal(np.concatenate([pad_to(array, sizes, fill) for array in apart]), together)
+    return Padding(fill, tuple(max(each) - min(each) for each in shapes)) if same else None
+
+
 class ModelProcessor:
     """The processor of a model, with the tokenizer in use."""
 
@@ -82,7 +109,7 @@ class ModelProcessor:
             DataError: the processor refuses text or images; its own message is included.
             TokenizerError: it does not say what it writes for an image, or makes arrays of the text that cannot be made again.
         """
-        made = self._arrays(place, text, images, return_text_replacement_offsets=True)
+        made = self._arrays(place, [text], [images], return_text_replacement_offsets=True)
         offsets = made.get("text_replacement_offsets")
         if not offsets or len(offsets[0]) != len(images) or any(each["type"] != "image" for each in offsets[0]):
             raise self._legacy(f"{place}: ")
@@ -104,7 +131,7 @@ class ModelProcessor:
                 than the text has.
         """
         # With a text of placeholders alone, since some processors make nothing of images without text.
-        made = self._arrays(place, self.placeholder * len(images), images)
+        made = self._arrays(place, [self.placeholder * len(images)], [images])
         now, then = (
             int(np.isin(tokens, [*self.token_ids]).sum()) for tokens in (made["input_ids"], () if ids is None else ids)
         )
@@ -115,20 +142,27 @@ class ModelProcessor:
             )
         return {name: np.asarray(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
 
-    def joins(self) -> bool:
-        """Tell whether the arrays of two texts are those of one and behind them the other's."""
+    def padding(self) -> "dict[str, Padding] | None":
+        """Find how the processor joins the arrays of several texts, on some with unlike images.
+
+        They are one's behind another's. Some processors pad images to the largest of a batch, or texts to the most images.
+
+        Returns:
+            dict: of the arrays of images that are padded, by name; None where arrays do not join, padded or not.
+        """
         from PIL import Image as Pillow
 
         pixels = [Pillow.effect_noise(size, 64).convert("RGB") for size in _SIZES]
         rows = [pixels[:1], pixels[1:3], *([image] for image in pixels[3:])]
-        apart = [self.arrays(row, "") for row in rows]
-        texts = [self.placeholder * len(row) for row in rows]
-        how = {"add_special_tokens": False, "padding": True, "return_tensors": "np"}
         try:
-            made = self._processor(text=texts, images=rows, **how)
-            return all(np.array_equal(np.concatenate([of[name] for of in apart]), np.asarray(made[name])) for name in apart[0])
+            apart = [self.arrays(row, "") for row in rows]
+            together = self._arrays("", [self.placeholder * len(row) for row in rows], rows, padding=True)
+            found = {name: _padding([of[name] for of in apart], np.asarray(together[name])) for name in apart[0]}
         except Exception:  # noqa: BLE001 - a processor may raise anything, and arrays of unlike shapes do not join
-            return False
+            return None
+        if any(each is None for each in found.values()):
+            return None
+        return {name: each for name, each in found.items() if each is not None and any(each.slack)}
 
     def of_tokens(self, ids: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
         """Make the arrays with a number for each token: int64[1, S] by name."""
@@ -142,7 +176,7 @@ class ModelProcessor:
     @cached_property
     def _arrays_of_tokens(self) -> tuple[str, ...]:
         try:
-            made = self._call("", "0", None)
+            made = self._call("", ["0"], None)
         except DataError:
             # One that takes no text alone has nothing for it.
             return ()
@@ -167,22 +201,22 @@ class ModelProcessor:
                 "be trained here"
             )
 
-    def _arrays(self, place: str, text: str, images: "Sequence[Pixels]", **options: Any) -> dict[str, Any]:
+    def _arrays(self, place: str, texts: list[str], images: "Sequence[Sequence[Pixels]]", **options: Any) -> dict[str, Any]:
         try:
-            return dict(self._call(place, text, images, return_tensors="np", **options))
+            return dict(self._call(place, texts, images, return_tensors="np", **options))
         except DataError as error:
             if _BFLOAT16 not in str(error).lower():
                 raise
         # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers.
-        made = self._call(place, text, images, return_tensors="pt", **options)
+        made = self._call(place, texts, images, return_tensors="pt", **options)
         return {
             name: values.float() if _BFLOAT16 in str(getattr(values, "dtype", "")) else values for name, values in made.items()
         }
 
-    def _call(self, place: str, text: str, images: "Sequence[Pixels] | None", **options: Any) -> Any:
-        of_images: dict[str, Any] = {} if images is None else {"images": [list(images)]}
+    def _call(self, place: str, texts: list[str], images: "Sequence[Sequence[Pixels]] | None", **options: Any) -> Any:
+        of_images: dict[str, Any] = {} if images is None else {"images": [list(each) for each in images]}
         try:
-            return self._processor(text=[text], **of_images, add_special_tokens=False, **options)
+            return self._processor(text=texts, **of_images, add_special_tokens=False, **options)
         except Exception as error:
             raise DataError(f"{place}: {self.name} refuses the row: {error}") from error
 
