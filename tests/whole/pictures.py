@@ -198,7 +198,6 @@ def inputs_of(model: Path, data: Path) -> Any:
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
         learned = sample.input_ids[sample.labels != -100]
         assert processor.tokenizer.decode(learned) == "".join(f"{answer}<end>" for answer in answers)
-        del made["attention_mask"]
         return dict(made)
 
     return inputs

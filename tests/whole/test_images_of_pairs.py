@@ -84,7 +84,6 @@ def pairs_of(store: forge_data.TokenStore, data: Path, model: Path) -> list[list
                     part["image"] = str(data.parent / part["image"])
             made = dict(processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt"))
             ids = made.pop("input_ids")[0].tolist()
-            del made["attention_mask"]
             assert ids == store[at].input_ids.tolist()
             learned = store[at].input_ids[store[at].labels != -100]
             assert processor.tokenizer.decode(learned) == f"{row[side][0]['content']}<end>"

@@ -218,12 +218,19 @@ def _problem(
     packed = cache(partial(_run, model, ids, images))
     with Compare(model, decides(model)) as compare:
         for at, name in ((1, "the first of two"), (3, "the second of two"), (2, "text between two")):
-            if not compare.equal(lambda at=at: packed()[places[at]], partial(_alone, model, row[at], device)):
+            if not compare.equal(lambda at=at: packed()[places[at]], partial(_plain_forward, model, row[at], device)):
                 return f"{name} comes out otherwise than alone"
         other = partial(_run, model, [ids[0], changed, *ids[2:]], images)
         if not compare.equal(lambda: packed()[places[3]], lambda: other()[places[3]]):
             return "the second of two changes with the first"
     return None
+
+
+def _plain_forward(model: nn.Module, document: ImageDocument, device: torch.device) -> torch.Tensor:
+    """Run a document as transformers' processor gives it to a model, with a mask and without positions."""
+    ids = _on(device, document)
+    inputs = image_row_inputs(model, ids, (0, len(ids)), [document.inputs], packed={})
+    return batch_hidden_states(model, inputs | {"attention_mask": torch.ones_like(ids)[None]})[0]
 
 
 def _run(model: nn.Module, documents: Sequence[torch.Tensor], images: Sequence[ImageInputs]) -> torch.Tensor:
