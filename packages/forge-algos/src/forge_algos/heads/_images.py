@@ -227,7 +227,7 @@ def _problem(
 
 
 def _plain_forward(model: nn.Module, document: ImageDocument, device: torch.device) -> torch.Tensor:
-    """Run a document as transformers' processor gives it to a model, with a mask and without positions."""
+    """Run a document as transformers' processor gives it to a model: with a mask, no positions."""
     ids = _on(device, document)
     inputs = image_row_inputs(model, ids, (0, len(ids)), [document.inputs], packed={})
     return batch_hidden_states(model, inputs | {"attention_mask": torch.ones_like(ids)[None]})[0]

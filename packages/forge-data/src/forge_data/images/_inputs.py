@@ -140,7 +140,7 @@ class ImageInputs:
                 ids = self._processor.expand(text, pixels, place).ids
                 return (
                     {"input_ids": ids[None].astype(np.int64)}
-                    | self._processor.arrays(pixels, place)
+                    | self._processor.arrays(pixels, place, ids)
                     | self._processor.of_tokens(ids)
                 )
         finally:

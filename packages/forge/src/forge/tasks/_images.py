@@ -153,6 +153,7 @@ def images_of(run: Run) -> Images | None:
     documents = image_documents(run.settings, run.tokenizer, run.train, run.held_out)
     if not documents:
         return None
+    _check_layers_of_images(run)
     inputs = _inputs(run.settings, run.tokenizer)
     rows, why = _rows(run, documents, inputs)
     if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
@@ -168,6 +169,22 @@ def images_of(run: Run) -> Images | None:
             "answers with sft, or take another model."
         )
     return Images(inputs, rows, why)
+
+
+def _check_layers_of_images(run: Run) -> None:
+    """Refuse several ranks for a model of which layers compute rows with images alone (Mllama).
+
+    A rank whose row has none, or that has no row in the end, would leave the others waiting for its part of these layers.
+
+    Raises:
+        SettingsError: naming the model.
+    """
+    configs = [getattr(module, "config", None) for module in run.model.modules()]
+    if run.ranks.world_size > 1 and any(getattr(each, "cross_attention_layers", None) for each in configs):
+        raise SettingsError(
+            f"{run.settings.model.model_path} has layers that compute only where a row has an image, so that ranks would wait "
+            "for each other where some have none: train it on rows with images with nproc_per_node=1."
+        )
 
 
 def with_rehearsed_images(run: Run) -> Run:
@@ -192,7 +209,7 @@ _ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", 
 def _rows(run: Run, documents: list[forge_algos.ImageDocument], inputs: forge_data.ImageInputs) -> tuple[ImageRows, str]:
     """Return what rows with images the model takes, and why."""
     if not inputs.joins:
-        return "single", "the model's processor makes unlike arrays of unlike images, and does not pad them"
+        return "single", "the model's processor makes arrays that are not joined, or joined in a way of its own"
     with run.strategy.computing(run.model):
         way, why = take_images(run.settings, run.model, documents, device=run.device, autocast=run.autocast)
     return "single" if way is None else "lines" if way == "lines" else "packed", why
