@@ -15,13 +15,22 @@ from transformers import (
     AutoModelForMultimodalLM,
     AutoProcessor,
     Gemma3Processor,
+    Idefics2Config,
+    Idefics2Processor,
     LlavaConfig,
+    LlavaNextConfig,
+    LlavaNextProcessor,
     LlavaProcessor,
+    MllamaConfig,
+    MllamaProcessor,
     PreTrainedTokenizerFast,
 )
 from transformers.image_utils import load_image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.idefics2.image_processing_pil_idefics2 import Idefics2ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
 
 from . import modalities, reference
 from .conftest import conversations, write_rows
@@ -46,7 +55,8 @@ def _tokenizer(placeholder: str, **marks: str) -> PreTrainedTokenizerFast:
     alphabet, special = pre_tokenizers.ByteLevel.alphabet(), ["<pad>", "<start>", "<end>", *marks.values()]
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
     made.train_from_iterator([message["content"] for row in conversations() for message in row["messages"]], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<pad>", **marks)
+    named = {name: mark for name, mark in marks.items() if name.endswith("_token")}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<pad>", **named)
     tokenizer.chat_template = TEMPLATE.replace("PLACEHOLDER", placeholder)
     return tokenizer
 
@@ -86,7 +96,63 @@ def _llava() -> tuple[Any, Any]:
     return config, processor
 
 
-FAMILIES = {"gemma3": _gemma3, "llava": _llava}
+def _llava_next() -> tuple[Any, Any]:
+    """Images cut into two to five pieces, padded to the most: packed documents."""
+    tokenizer, cut = _tokenizer("<image>", image_token="<image>"), [[28, 56], [56, 28], [56, 56]]
+    config = LlavaNextConfig(
+        text_config={**modalities.TEXT, "model_type": "llama"},
+        vision_config={**modalities.VISION, "num_hidden_layers": 1, "model_type": "clip_vision_model"},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_grid_pinpoints=cut,
+        vision_feature_layer=-1,
+    )
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=cut
+    )
+    processor = LlavaNextProcessor(
+        image_processor=images,
+        tokenizer=tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=tokenizer.chat_template,
+    )
+    return config, processor
+
+
+def _idefics2() -> tuple[Any, Any]:
+    """3 tokens for an image, between marks that neighbours share; images of unlike sizes, padded: packed documents."""
+    tokenizer = _tokenizer("<image>", mark="<fake_token_around_image>", image="<image>", end="<end_of_utterance>")
+    images = Idefics2ImageProcessorPil(size={"shortest_edge": 28, "longest_edge": 56})
+    processor = Idefics2Processor(
+        image_processor=images, tokenizer=tokenizer, image_seq_len=3, chat_template=tokenizer.chat_template
+    )
+    latents = {"resampler_n_latents": 3, "resampler_depth": 1, "resampler_n_heads": 2, "resampler_head_dim": 8}
+    config = Idefics2Config(
+        text_config={**modalities.TEXT, "model_type": "mistral", "sliding_window": None},
+        vision_config={**modalities.VISION, "num_hidden_layers": 1, "image_size": 56},
+        perceiver_config={**latents, "hidden_size": 32, "num_key_value_heads": 1},
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    return config, processor
+
+
+def _mllama() -> tuple[Any, Any]:
+    """One token for an image, which layers of their own attend to from there on: one document a row."""
+    tokenizer = _tokenizer("<|image|>", bos_token="<bos>", image="<|image|>")
+    tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
+    images = MllamaImageProcessorPil(size={"height": 28, "width": 28}, max_image_tiles=2)
+    tower = {"hidden_size": 16, "attention_heads": 2, "num_hidden_layers": 2, "num_global_layers": 1, "intermediate_size": 24}
+    tiles = {"max_num_tiles": 2, "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]], "image_size": 28, "patch_size": 14}
+    config = MllamaConfig(
+        text_config={**modalities.TEXT, "cross_attention_layers": [1]},
+        vision_config={**tower, **tiles, "vision_output_dim": 48, "intermediate_layers_indices": [0, 1]},
+        image_token_index=tokenizer.convert_tokens_to_ids("<|image|>"),
+    )
+    return config, MllamaProcessor(image_processor=images, tokenizer=tokenizer, chat_template=tokenizer.chat_template)
+
+
+FAMILIES = {"gemma3": _gemma3, "llava": _llava, "llava-next": _llava_next, "idefics2": _idefics2, "mllama": _mllama}
 """Models whose processors need no torchvision."""
 
 
@@ -237,7 +303,6 @@ def inputs_of(model: Path, data: Path) -> Any:
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
         learned = sample.input_ids[sample.labels != -100]
         assert processor.tokenizer.decode(learned) == "".join(f"{answer}<end>" for answer in answers)
-        del made["attention_mask"]
         return dict(made)
 
     return inputs

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForMultimodalLM
+from transformers import AutoModelForMultimodalLM, Qwen2_5OmniThinkerConfig
 
 import forge_accel
 import forge_algos
@@ -26,6 +26,27 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 TOKEN_TYPES = {"gemma3": "token_type_ids"}
+
+
+def _qwen_omni() -> Any:
+    """Counts images in two dimensions where it is given a mask, and not by the kinds of tokens."""
+    audio = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "output_dim": 32}
+    vision = {"fullatt_block_indexes": [1], "window_size": 56, "depth": 2, "hidden_size": 16, "intermediate_size": 24}
+    config = Qwen2_5OmniThinkerConfig(
+        text_config={**modalities.TEXT, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+        vision_config={**vision, "num_heads": 2, "patch_size": 14, "out_hidden_size": 32},
+        audio_config={**audio, "num_mel_bins": 16, "max_source_positions": 20, "n_window": 10},
+        image_token_index=modalities.IMAGE,
+        video_token_index=modalities.VIDEO,
+        audio_token_index=504,
+    )
+    for name, token in (("image", modalities.IMAGE), ("video", modalities.VIDEO), ("audio", 504)):
+        setattr(config, f"{name}_token_id", token)
+    config.vision_start_token_id, config.vision_end_token_id = modalities.START, modalities.END
+    return config
+
+
+CONFIGS = {**modalities.CONFIGS, "qwen2.5-omni": _qwen_omni}
 
 
 class Document(forge_algos.ImageDocument):
@@ -57,7 +78,8 @@ def document(name: str, images: int, seed: int) -> Document:
     inputs = {}
     if images:
         types = (np.array(ids) == modalities.IMAGE).astype(np.int64)[None]
-        inputs = {"pixel_values": np.concatenate(pixels).astype(np.float32), TOKEN_TYPES.get(name, "mm_token_type_ids"): types}
+        inputs = {"pixel_values": np.concatenate(pixels).astype(np.float32)}
+        inputs |= {} if name == "qwen2.5-omni" else {TOKEN_TYPES.get(name, "mm_token_type_ids"): types}
         inputs |= {"image_grid_thw": np.array(grids)} if grids else {}
     return Document(np.array(ids), inputs, spans)
 
@@ -71,9 +93,7 @@ def documents(name: str) -> list[Document]:
 def model(name: str, attention: str) -> Any:
     """A tiny model with fixed weights, of which the language part learns."""
     torch.manual_seed(20)
-    made: Any = AutoModelForMultimodalLM.from_config(
-        modalities.CONFIGS[name](), dtype=torch.float32, attn_implementation="eager"
-    )
+    made: Any = AutoModelForMultimodalLM.from_config(CONFIGS[name](), dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for parameter in made.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -99,7 +119,8 @@ def expected(name: str) -> tuple[float, dict[str, torch.Tensor]]:
     plain, total = model(name, "eager"), torch.zeros(())
     for each in documents(name):
         inputs = {key: torch.tensor(array) for key, array in each.inputs.items()}
-        logits = plain(input_ids=torch.tensor(each.input_ids)[None], use_cache=False, **inputs).logits[0]
+        ids = torch.tensor(each.input_ids)[None]
+        logits = plain(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs).logits[0]
         labels = torch.tensor(each.labels)[1:]
         total = total + torch.nn.functional.cross_entropy(logits[:-1], labels, ignore_index=-100, reduction="sum")
     total.backward()
@@ -135,7 +156,10 @@ def same(found: tuple[float, dict[str, torch.Tensor]], name: str) -> None:
         torch.testing.assert_close(found[1][key], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max()))
 
 
-@pytest.mark.parametrize(("name", "attention"), [("gemma3", "sdpa"), ("qwen3-vl", "documents"), ("qwen3.5", "sdpa")])
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [("gemma3", "sdpa"), ("qwen3-vl", "documents"), ("qwen3.5", "sdpa"), ("qwen2.5-omni", "documents")],
+)
 def test_one_document_a_row(name: str, attention: str) -> None:
     """Documents with images in rows of their own, and one without, give plain transformers' loss and gradients."""
     made = model(name, attention)
@@ -149,6 +173,7 @@ def test_one_document_a_row(name: str, attention: str) -> None:
         ("qwen3-vl", "documents", "bounds"),
         ("qwen3-vl", "sdpa", "bounds"),
         ("qwen3.5", "documents", "bounds"),
+        ("qwen2.5-omni", "documents", "bounds"),
         ("gemma3", "sdpa", "lines"),
     ],
 )
@@ -186,6 +211,18 @@ def test_a_model_without_a_way() -> None:
     assert "unlike sizes" in why
     with pytest.raises(forge_algos.PackedBatchError, match="row of 3 documents has images, and Gemma3.* give each a row"):
         trained(made, [row(given[:3])])
+
+
+def test_padding_that_a_model_computes() -> None:
+    """Rows are tried as they will be padded, documents alone as they are: a model that the padding moves has one a row."""
+    made, given = model("gemma3", "sdpa"), documents("gemma3")
+
+    def pad(several: Sequence[Any]) -> list[Any]:
+        return [{name: array * 1.5 if name == "pixel_values" else array for name, array in each.items()} for each in several]
+
+    way, why = forge_algos.pack_images(made, given[:2], device=CPU, pad=pad)
+    assert way is None
+    assert "comes out otherwise than alone" in why
 
 
 def test_attention_that_reads_no_mask() -> None:
@@ -242,8 +279,9 @@ def test_completions(name: str, attention: str, way: str) -> None:
     plain = model(name, "eager").eval()
     for logp, each in zip(found, given, strict=True):
         inputs = {key: torch.tensor(array) for key, array in each.inputs.items()}
+        ids = torch.tensor(each.input_ids)[None]
         with torch.no_grad():
-            logits = plain(input_ids=torch.tensor(each.input_ids)[None], use_cache=False, **inputs).logits[0]
+            logits = plain(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs).logits[0]
         assert -logp == pytest.approx(
             float(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(each.labels)[1:], reduction="sum")), rel=1e-5
         )

@@ -12,6 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.functional import logsigmoid
 
 import forge
+import forge_algos
 import forge_data
 import forge_packing
 
@@ -173,6 +174,27 @@ def test_losses_are_those_of_plain_transformers(
     assert figures(run.output_dir, "grad_norm") == pytest.approx([norm for _, norm in expected], rel=1e-4)
     assert run.eval_after["eval_loss"] < before
     assert "could not be measured" not in (run.output_dir / "log.txt").read_text()
+
+
+def test_images_that_are_padded(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that pads images to the largest of a batch has pairs too; a model is tried on samples of unlike shapes."""
+    tried, pack_images = [], forge_algos.pack_images
+
+    def spy(model: Any, documents: Any, **options: Any) -> Any:
+        tried.append((documents, options["pad"]([each.inputs for each in documents])))
+        return pack_images(model, documents, **options)
+
+    monkeypatch.setattr(forge_algos, "pack_images", spy)
+    model = pictures.save("llava-next", tmp_path / "model")
+    settings = GIVEN | {"model_path": str(model), "data_path": str(data), "max_tokens_per_gpu": 640}
+    run = forge.dpo(**settings, beta=BETA, ckpt_output_dir=tmp_path / "run")
+    before, expected = oracle(run.output_dir, modalities.plain(model), dpo, data, model)
+    assert run.eval_before["eval_loss"] == pytest.approx(before, rel=1e-5)
+    assert figures(run.output_dir) == pytest.approx([loss for loss, _ in expected], rel=1e-5)
+    assert figures(run.output_dir, "grad_norm") == pytest.approx([norm for _, norm in expected], rel=1e-4)
+    for (short, large, *_), padded in tried:
+        pieces = [each["pixel_values"].shape[1] for each in (short.inputs, large.inputs, *padded)]
+        assert pieces[0] < pieces[1] < pieces[2] == pieces[3]
 
 
 @pytest.fixture(scope="module")

@@ -180,9 +180,8 @@ def test_files_of_a_processor(gemma3_directory, tmp_path):
     assert processor_files(tmp_path) != processor_files(gemma3_directory)
 
 
-def test_images_that_are_cut_into_unlike_numbers():
-    """A processor whose arrays of two texts do not join is found, though two shapes of images may be cut alike."""
-    pytest.importorskip("torch")
+def llava_next():
+    """Cuts an image into pieces, as many as its shape needs."""
     from transformers import LlavaNextProcessor
     from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
@@ -192,4 +191,74 @@ def test_images_that_are_cut_into_unlike_numbers():
         size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=cut
     )
     how = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    assert not ImageInputs(LlavaNextProcessor(image_processor=images, tokenizer=tokenizer, **how)).joins
+    return LlavaNextProcessor(image_processor=images, tokenizer=tokenizer, **how)
+
+
+def idefics3():
+    """Pads the pieces of a text's images to those of the text with the most."""
+    from transformers import Idefics3Processor
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    named = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+    pieces = [f"<row_{row}_col_{column}>" for row in range(1, 3) for column in range(1, 3)]
+    tokenizer = pictured.tiny_tokenizer("<image>", [*named, *pieces])
+    images = Idefics3ImageProcessorPil(size={"longest_edge": 28}, max_image_size={"longest_edge": 14})
+    return Idefics3Processor(image_processor=images, tokenizer=tokenizer, image_seq_len=1)
+
+
+@pytest.mark.parametrize(("make", "padded"), [(llava_next, {1}), (idefics3, {1})])
+def test_arrays_of_texts_that_share_a_forward(make, padded):
+    """They are padded as the processor pads those of a batch, along the dimensions in which they differ."""
+    pytest.importorskip("torch")
+    processor = make()
+    inputs = ImageInputs(processor)
+    assert inputs.joins
+    assert inputs.pads
+    texts = [[(30, 20)], [(15, 60), (14, 14)], [(60, 60)]]
+    images = [[pictured.pixels(at, *size) for at, size in enumerate(text)] for text in texts]
+    how = {"add_special_tokens": False, "padding": True, "return_tensors": "np"}
+    given = {"text": [processor.image_token * len(text) for text in texts], "images": images}
+    alone = [processor(text=[text], images=[own], **how) for text, own in zip(*given.values(), strict=True)]
+    expected = processor(**given, **how)
+    for each in (*alone, expected):
+        for name in ("input_ids", "attention_mask"):
+            del each[name]
+    shapes = {each["pixel_values"].shape[1:] for each in alone}
+    assert len(shapes) > 1
+    found = inputs.pad([*alone, {}])
+    assert found.pop() == {}
+    for name, values in expected.items():
+        assert np.array_equal(np.concatenate([each[name] for each in found]), values)
+    beyond = inputs.pad(alone, more=True)
+    sizes = expected["pixel_values"].shape
+    assert {at for at in range(1, len(sizes)) if beyond[0]["pixel_values"].shape[at] > sizes[at]} == padded
+    assert len({each["pixel_values"].shape[1:] for each in beyond}) == 1
+
+
+def test_arrays_that_need_no_padding(gemma3_directory):
+    """They join as they are, and are the same ones."""
+    inputs, arrays = ImageInputs(gemma3_directory), {"pixel_values": np.zeros((1, 3, 14, 14))}
+    assert inputs.joins
+    assert not inputs.pads
+    assert inputs.pad([arrays], more=True)[0]["pixel_values"] is arrays["pixel_values"]
+
+
+@pytest.mark.parametrize("how", ["padded in front", "refused"])
+def test_arrays_that_do_not_join(how, monkeypatch):
+    """A processor that pads in a way of its own, or takes no texts with unlike images, is told apart."""
+    pytest.importorskip("torch")
+    processor = llava_next()
+    call = type(processor).__call__
+
+    def other(self, **given):
+        made = call(self, **given)
+        if len(given["text"]) > 1:
+            if how == "refused":
+                raise ValueError("unlike images")
+            made["pixel_values"] = made["pixel_values"][:, ::-1]
+        return made
+
+    monkeypatch.setattr(type(processor), "__call__", other)
+    inputs = ImageInputs(processor)
+    assert not inputs.joins
+    assert not inputs.pads

@@ -89,7 +89,8 @@ def image_row_inputs(
         ids: int64[T], on the device.
         boundaries: where documents begin, and T.
         documents: of each document the arguments that a processor gives.
-        packed: the arguments of the same row without images, `packed_inputs`; read for several documents.
+        packed: the arguments of the same row without images, `packed_inputs`; {} for a prompt, of which the model finds the
+            positions itself.
         on_host: the same ids, so that nothing is read back from the device.
 
     Raises:
@@ -100,10 +101,14 @@ def image_row_inputs(
             f"image_inputs must give one mapping for each of {len(boundaries) - 1} documents, got {len(documents)}"
         )
     dtype = _pixel_dtype(model)
+    own_ids = ids.cpu() if on_host is None else torch.tensor(on_host, dtype=torch.int64)
     if len(documents) == 1:
-        return {"input_ids": ids[None], "use_cache": False} | {
-            name: _on(ids.device, array, dtype) for name, array in documents[0].items()
-        }
+        inputs = {"input_ids": ids[None], "use_cache": False}
+        if packed and any(array.shape != (1, len(ids)) for array in documents[0].values()):
+            positions = _positions(model, own_ids, [len(ids)], documents)
+            # Some models (Qwen-Omni) count images in two dimensions only where they are given a mask.
+            inputs |= {} if positions is None else {"position_ids": positions[1:].to(ids.device)}
+        return inputs | {name: _on(ids.device, array, dtype) for name, array in documents[0].items()}
     way = _packed.get(causal_model(model))
     if way is None:
         raise PackedBatchError(
@@ -116,7 +121,6 @@ def image_row_inputs(
     if way == "lines":
         of_tokens = tuple(name for name, array in joined.items() if array.shape == (1, len(ids)))
         return {**packed, **arrays, LINES: of_tokens}
-    own_ids = ids.cpu() if on_host is None else torch.tensor(on_host, dtype=torch.int64)
     positions = _positions(model, own_ids, lengths, documents)
     inputs = dict(packed) if way == "bounds" else {name: packed[name] for name in ("input_ids", "position_ids", "use_cache")}
     if positions is not None:
@@ -201,6 +205,8 @@ def _positions(
             found.append(text.expand(4, 1, length))
             continue
         arguments = {name: torch.as_tensor(array) for name, array in given.items() if name in names}
+        if "attention_mask" in names:
+            arguments["attention_mask"] = torch.ones_like(own)
         positions: Any = of_document(input_ids=own, **arguments)
         found.append(torch.cat([text, positions[0].to(torch.int64)]))
     return torch.cat(found, dim=-1)

@@ -40,6 +40,7 @@ def pack_images(
     *,
     device: torch.device,
     packing: bool = True,
+    pad: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]] = list,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> tuple[Way | None, str]:
     """Have `model` take rows of several documents with images, if it keeps such documents apart.
@@ -55,6 +56,7 @@ def pack_images(
         documents: two or more with images, the first two of which are run.
         device: where test rows go.
         packing: whether rows may be packed; lines alone are tried otherwise.
+        pad: makes the arrays of a row's documents alike in size, as rows will have them; alone a document has its own.
         autocast: makes the context that forwards run in; it is tried without, too.
 
     Returns:
@@ -68,7 +70,7 @@ def pack_images(
     ways: tuple[Way, ...] = (*(("bounds", "positions") if packing else ()), *(() if _has_experts(model) else ("lines",)))
     for way in ways:
         set_packed(model, way)
-        test = with_and_without_autocast(lambda model, device: _problem(model, pair, device), autocast)
+        test = with_and_without_autocast(lambda model, device: _problem(model, pair, device, pad), autocast)
         try:
             with mode(model, training=False), torch.no_grad():
                 found = test(model, device) or ""
@@ -228,7 +230,12 @@ def plain_tokens(document: ImageDocument) -> NDArray[np.bool_]:
     return plain
 
 
-def _problem(model: nn.Module, documents: Sequence[ImageDocument], device: torch.device) -> str | None:
+def _problem(
+    model: nn.Module,
+    documents: Sequence[ImageDocument],
+    device: torch.device,
+    pad: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]],
+) -> str | None:
     first = _on(device, documents[0])
     plain = torch.tensor(plain_tokens(documents[0]), device=device)
     # Other words before the same images.
@@ -236,19 +243,26 @@ def _problem(model: nn.Module, documents: Sequence[ImageDocument], device: torch
     changed[plain] = first[plain].roll(1)
     text = ImageDocument(first[plain].cpu().numpy(), {}, ())
     row = [text, documents[0], text, documents[1]]
-    ids, images = [_on(device, each) for each in row], [each.inputs for each in row]
+    ids, images = [_on(device, each) for each in row], pad([each.inputs for each in row])
     ends = np.cumsum([0, *map(len, ids)]).tolist()
     places = [list(range(start, stop)) for start, stop in pairwise(ends)]
 
     packed = cache(partial(_run, model, ids, images))
     with Compare(model, decides(model)) as compare:
         for at, name in ((1, "the first of two"), (3, "the second of two"), (2, "text between two")):
-            if not compare.equal(lambda at=at: packed()[places[at]], partial(_alone, model, row[at], device)):
+            if not compare.equal(lambda at=at: packed()[places[at]], partial(_plain_forward, model, row[at], device)):
                 return f"{name} comes out otherwise than alone"
         other = partial(_run, model, [ids[0], changed, *ids[2:]], images)
         if not compare.equal(lambda: packed()[places[3]], lambda: other()[places[3]]):
             return "the second of two changes with the first"
     return None
+
+
+def _plain_forward(model: nn.Module, document: ImageDocument, device: torch.device) -> torch.Tensor:
+    """Run a document as transformers' processor gives it to a model: with a mask, no positions."""
+    ids = _on(device, document)
+    inputs = image_row_inputs(model, ids, (0, len(ids)), [document.inputs], packed={})
+    return batch_hidden_states(model, inputs | {"attention_mask": torch.ones_like(ids)[None]})[0]
 
 
 def _run(model: nn.Module, documents: Sequence[torch.Tensor], images: Sequence[ImageInputs]) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Example with images → the arguments of a forward beside its tokens."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,7 +10,7 @@ import numpy as np
 
 from forge_data._errors import DataError
 from forge_data._image import Image
-from forge_data.images._processor import ModelProcessor, load_processor
+from forge_data.images._processor import ModelProcessor, Padding, load_processor, pad_to
 from forge_data.images._read import read_image
 
 if TYPE_CHECKING:
@@ -66,14 +66,43 @@ class ImageInputs:
         )
         self._lock = Lock()
 
-    @cached_property
+    @property
     def joins(self) -> bool:
-        """Whether the images of several texts are given to a model as one text's behind another's.
+        """Whether the images of several texts are given to a model in one array, padded or not."""
+        return self._padding is not None
 
-        That is so where the processor makes of two texts, one with images of unlike sizes, what it makes of each. Others pad
-        images to the largest, or texts to the most images.
+    @property
+    def pads(self) -> bool:
+        """Whether the processor pads the arrays of images to the largest of a batch, as `pad` does."""
+        return bool(self._padding)
+
+    @cached_property
+    def _padding(self) -> "dict[str, Padding] | None":
+        with self._lock:
+            return self._processor.padding()
+
+    def pad(self, examples: "Sequence[Mapping[str, NDArray[Any]]]", *, more: bool = False) -> "list[dict[str, NDArray[Any]]]":
+        """Pad the arrays of examples that share a forward, as the processor pads those of a batch.
+
+        Some processors pad images to the largest (Pixtral), their pieces (LLaVA-NeXT) or the images of a text (Idefics 3) to
+        the most. What is made of one text is as large as its own images need.
+
+        Args:
+            examples: what a call made of each.
+            more: pad beyond the largest, by as much as unlike images may differ: for tests of a model.
+
+        Returns:
+            list: the same arrays, those of images alike in all dimensions but the first.
         """
-        return self._processor.joins()
+        found = [dict(each) for each in examples]
+        for name, padding in (self._padding or {}).items():
+            shapes = [each[name].shape[1:] for each in found if name in each]
+            beyond = padding.slack if more else (0,) * len(padding.slack)
+            sizes = [max(each) + extra for *each, extra in zip(*shapes, beyond, strict=True)] if shapes else []
+            for each in found:
+                if name in each:
+                    each[name] = pad_to(each[name], sizes, padding.fill)
+        return found
 
     @property
     def token_ids(self) -> frozenset[int]:
@@ -131,7 +160,7 @@ class ImageInputs:
                 ids = self._processor.expand(text, pixels, place).ids
                 return (
                     {"input_ids": ids[None].astype(np.int64)}
-                    | self._processor.arrays(pixels, place)
+                    | self._processor.arrays(pixels, place, ids)
                     | self._processor.of_tokens(ids)
                 )
         finally:

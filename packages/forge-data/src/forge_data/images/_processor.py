@@ -6,9 +6,11 @@ The processor is that of transformers, so what a model is trained on is what it 
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -52,6 +54,48 @@ class Expanded(NamedTuple):
     """int32[S], its tokens."""
 
 
+class _Recorder:
+    """A tokenizer that remembers the last text that it was given."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.written = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, text: Any, *args: Any, **options: Any) -> Any:
+        self.written = text if isinstance(text, str) else str(text[-1])
+        return self._tokenizer(text, *args, **options)
+
+
+class Padding(NamedTuple):
+    """How a processor pads an array of images to the largest of a batch."""
+
+    fill: Any
+    """What is put behind a smaller one, along each dimension but the first."""
+    slack: tuple[int, ...]
+    """By how much sizes along these dimensions differed where they were tried."""
+
+
+def pad_to(array: "NDArray[Any]", sizes: Sequence[int], fill: Any) -> "NDArray[Any]":
+    """Put `fill` behind an array, up to `sizes` of its dimensions but the first."""
+    behind = [(0, 0), *((0, size - own) for size, own in zip(sizes, array.shape[1:], strict=True))]
+    return np.pad(array, behind, constant_values=fill) if any(more for _, more in behind) else array
+
+
+def _padding(apart: "list[NDArray[Any]]", together: "NDArray[Any]") -> Padding | None:
+    """Tell how the arrays of some texts became those of all; None for no way that is known here."""
+    shapes = [*zip(*(array.shape[1:] for array in apart), strict=True)]
+    sizes = [max(each) for each in shapes]
+    filled = np.concatenate([pad_to(np.zeros(array.shape, dtype=np.bool_), sizes, fill=True) for array in apart])
+    if filled.shape != together.shape:
+        return None
+    fill = together[filled][0] if filled.any() else together.dtype.type(0)
+    same = np.array_equal(np.concatenate([pad_to(array, sizes, fill) for array in apart]), together)
+    return Padding(fill, tuple(max(each) - min(each) for each in shapes)) if same else None
+
+
 class ModelProcessor:
     """The processor of a model, with the tokenizer in use."""
 
@@ -70,6 +114,7 @@ class ModelProcessor:
         if tokenizer is not None:
             processor.tokenizer = tokenizer
         self._processor = processor
+        self._recording = Lock()
         placeholder = getattr(processor, "image_token", None)
         if not isinstance(placeholder, str) or not placeholder or not hasattr(processor, "get_text_with_replacements"):
             raise self._legacy()
@@ -88,14 +133,58 @@ class ModelProcessor:
             DataError: the processor refuses text or images; its own message is included.
             TokenizerError: it does not say what it writes for an image, or makes arrays of the text that cannot be made again.
         """
-        made = self._arrays(place, text, images, return_text_replacement_offsets=True)
+        made = self._arrays(place, [text], [images], return_text_replacement_offsets=True)
         offsets = made.get("text_replacement_offsets")
-        if not offsets or len(offsets[0]) != len(images) or any(each["type"] != "image" for each in offsets[0]):
+        if not offsets:
+            replacements = self._aligned(place, text, images)
+        elif len(offsets[0]) != len(images) or any(each["type"] != "image" for each in offsets[0]):
             raise self._legacy(f"{place}: ")
+        else:
+            replacements = [Replacement(each["span"][0], each["span"][1], each["replacement"]) for each in offsets[0]]
         ids = np.asarray(made["input_ids"][0], dtype=np.int32)
-        self._check_arrays(place, made, ids)
-        replacements = [Replacement(each["span"][0], each["span"][1], each["replacement"]) for each in offsets[0]]
+        self._check_arrays(place, made, ids, images)
         return Expanded(replacements, ids)
+
+    def _aligned(self, place: str, text: str, images: "Sequence[Pixels]") -> list[Replacement]:
+        """Find what an older processor writes for each image, in the text that it has tokenized.
+
+        That is what it writes for the image alone, or its placeholder, and the rest of the text is as it was. Neighbours may
+        share a mark between them, and a blank may stand behind it (Idefics 2).
+
+        Raises:
+            TokenizerError: it wrote something else.
+        """
+        around = [match.span() for match in re.finditer(re.escape(self.placeholder), text)]
+        if len(around) != len(images):
+            raise self._legacy(f"{place}: ")
+        known: list[str] = [*self._processor.tokenizer.get_added_vocab()]
+        marks = "|".join(re.escape(each) for each in sorted(known, key=len, reverse=True))
+        pattern, at = [], 0
+        for (start, stop), image in zip(around, images, strict=True):
+            alone = self._written(place, self.placeholder, [image])
+            mark = re.match(marks, alone)
+            size = mark.end() if mark and self.placeholder in alone[mark.end() :] else 0
+            own = f"(?:{re.escape(alone[:size])})?{re.escape(alone[size:])} ?"
+            pattern += [re.escape(text[at:start]), f"({own}|{re.escape(self.placeholder)})"]
+            at = stop
+        found = re.fullmatch("".join([*pattern, re.escape(text[at:])]), self._written(place, text, images))
+        if found is None:
+            raise TokenizerError(
+                f"{place}: {self.name} does not say what it writes in place of an image, and changes more of the row's text "
+                "than that; use the chat template of this processor, which writes what the processor would add (such as BOS)"
+            )
+        return [Replacement(*span, what) for span, what in zip(around, found.groups(), strict=True)]
+
+    def _written(self, place: str, text: str, images: "Sequence[Pixels]") -> str:
+        """Return the text that the processor has tokenized in the place of another."""
+        with self._recording:
+            tokenizer = self._processor.tokenizer
+            self._processor.tokenizer = recorder = _Recorder(tokenizer)
+            try:
+                self._arrays(place, [text], [images])
+            finally:
+                self._processor.tokenizer = tokenizer
+        return recorder.written
 
     def arrays(self, images: "Sequence[Pixels]", place: str, ids: "NDArray[Any] | None" = None) -> "dict[str, NDArray[Any]]":
         """Make the arrays of the images of one text, as the processor does: pixels, sizes, ...
@@ -110,7 +199,8 @@ class ModelProcessor:
                 than the text has.
         """
         # With a text of placeholders alone, since some processors make nothing of images without text.
-        made = self._arrays(place, self.placeholder * len(images), images)
+        text = self.placeholder * len(images) if ids is None or not self._arrays_of_places else self._stand_in(ids)
+        made = self._arrays(place, [text], [images])
         now, then = (
             int(np.isin(tokens, [*self.token_ids]).sum()) for tokens in (made["input_ids"], () if ids is None else ids)
         )
@@ -121,20 +211,29 @@ class ModelProcessor:
             )
         return {name: np.asarray(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
 
-    def joins(self) -> bool:
-        """Tell whether the arrays of two texts are those of one and behind them the other's."""
+    def padding(self) -> "dict[str, Padding] | None":
+        """Find how the processor joins the arrays of several texts, on some with unlike images.
+
+        They are one's behind another's. Some processors pad images to the largest of a batch, or texts to the most images.
+
+        Returns:
+            dict: of the arrays of images that are padded, by name; None where arrays do not join, padded or not.
+        """
         from PIL import Image as Pillow
 
+        if self._arrays_of_places:
+            return None
         pixels = [Pillow.effect_noise(size, 64).convert("RGB") for size in _SIZES]
         rows = [pixels[:1], pixels[1:3], *([image] for image in pixels[3:])]
-        apart = [self.arrays(row, "") for row in rows]
-        texts = [self.placeholder * len(row) for row in rows]
-        how = {"add_special_tokens": False, "padding": True, "return_tensors": "np"}
         try:
-            made = self._processor(text=texts, images=rows, **how)
-            return all(np.array_equal(np.concatenate([of[name] for of in apart]), np.asarray(made[name])) for name in apart[0])
+            apart = [self.arrays(row, "") for row in rows]
+            together = self._arrays("", [self.placeholder * len(row) for row in rows], rows, padding=True)
+            found = {name: _padding([of[name] for of in apart], np.asarray(together[name])) for name in apart[0]}
         except Exception:  # noqa: BLE001 - a processor may raise anything, and arrays of unlike shapes do not join
-            return False
+            return None
+        if any(each is None for each in found.values()):
+            return None
+        return {name: each for name, each in found.items() if each is not None and any(each.slack)}
 
     def of_tokens(self, ids: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
         """Make the arrays with a number for each token: int64[1, S] by name."""
@@ -148,47 +247,73 @@ class ModelProcessor:
     @cached_property
     def _arrays_of_tokens(self) -> tuple[str, ...]:
         try:
-            made = self._call("", "0", None)
+            made = self._call("", ["0"], None)
         except DataError:
             # One that takes no text alone has nothing for it.
             return ()
         return tuple(name for name in _OF_TOKENS if name in made)
 
-    def _check_arrays(self, place: str, made: Any, ids: "NDArray[np.int32]") -> None:
+    @cached_property
+    def _arrays_of_places(self) -> frozenset[str]:
+        """Arrays with numbers for each token that follow from the places of images (Mllama)."""
+        from PIL import Image as Pillow
+
+        pixels, found = [Pillow.effect_noise((64, 64), 64).convert("RGB")], []
+        for words in (6, 9):
+            try:
+                made = self._arrays("", [self._filler * words + self.placeholder], [pixels])
+            except DataError:
+                return frozenset()
+            size = len(made["input_ids"][0])
+            others = made.keys() - {*_OF_TEXT, *_OF_TOKENS}
+            found.append({name for name in others if tuple(np.shape(made[name]))[:2] == (1, size)})
+        return frozenset(found[0] & found[1])
+
+    @property
+    def _filler(self) -> str:
+        """A text that is one token, and marks no image."""
+        tokenizer = self._processor.tokenizer
+        return tokenizer.bos_token or tokenizer.eos_token or ""
+
+    def _stand_in(self, ids: "NDArray[Any]") -> str:
+        """Return a text with as many tokens as `ids`, and images at the same places."""
+        return "".join(self.placeholder if number in self.token_ids else self._filler for number in ids.tolist())
+
+    def _check_arrays(self, place: str, made: Any, ids: "NDArray[np.int32]", images: "Sequence[Pixels]") -> None:
         """Refuse arrays of a text that training could not make again from ids and images.
 
         Raises:
             TokenizerError: naming one.
         """
-        again = self.of_tokens(ids)
-        for name in sorted(again.keys() | made.keys() - {*_OF_TEXT}):
-            values = made.get(name)
-            if name in again:
-                if np.array_equal(np.asarray(values), again[name]):
-                    continue
-            elif tuple(getattr(values, "shape", ()))[:2] != (1, len(ids)):
+        again: dict[str, Any] = dict(self.of_tokens(ids))
+        if self._arrays_of_places:
+            one_each = np.isin(ids, [*self.token_ids]).sum() == len(images)
+            arrays = self.arrays(images, place, ids) if one_each else {}
+            again |= {name: arrays.get(name) for name in self._arrays_of_places}
+        for name in sorted(again):
+            if np.array_equal(np.asarray(made.get(name)), again[name]):
                 continue
             raise TokenizerError(
                 f"{place}: {self.name} makes {name} of the text in a way of its own, so rows with images of this model cannot "
                 "be trained here"
             )
 
-    def _arrays(self, place: str, text: str, images: "Sequence[Pixels]", **options: Any) -> dict[str, Any]:
+    def _arrays(self, place: str, texts: list[str], images: "Sequence[Sequence[Pixels]]", **options: Any) -> dict[str, Any]:
         try:
-            return dict(self._call(place, text, images, return_tensors="np", **options))
+            return dict(self._call(place, texts, images, return_tensors="np", **options))
         except DataError as error:
             if _BFLOAT16 not in str(error).lower():
                 raise
         # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers.
-        made = self._call(place, text, images, return_tensors="pt", **options)
+        made = self._call(place, texts, images, return_tensors="pt", **options)
         return {
             name: values.float() if _BFLOAT16 in str(getattr(values, "dtype", "")) else values for name, values in made.items()
         }
 
-    def _call(self, place: str, text: str, images: "Sequence[Pixels] | None", **options: Any) -> Any:
-        of_images: dict[str, Any] = {} if images is None else {"images": [list(images)]}
+    def _call(self, place: str, texts: list[str], images: "Sequence[Sequence[Pixels]] | None", **options: Any) -> Any:
+        of_images: dict[str, Any] = {} if images is None else {"images": [list(each) for each in images]}
         try:
-            return self._processor(text=[text], **of_images, add_special_tokens=False, **options)
+            return self._processor(text=texts, **of_images, add_special_tokens=False, **options)
         except Exception as error:
             raise DataError(f"{place}: {self.name} refuses the row: {error}") from error
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 import forge_packing
 from forge.memory._planned import Planned
 from forge.settings._settings import row_tokens
 from forge.tasks._fullest_rows import with_keys
+from forge.tasks._images import pads_images
 from forge.tasks._rollouts import LOOKED_AT
 from forge.tasks.items._items import Items, padding
 from forge.tasks.items._pairs import Pairs
@@ -23,8 +26,10 @@ def largest_micro_batches(planned: Planned) -> list[tuple[Any, bool]]:
     """Return the micro-batches that may take the most memory, each as `largest_micro_batch`."""
     s = planned.settings
     if planned.images and not isinstance(planned.train, Prompts):
-        found = [largest_micro_batch(planned.plan), _most_image_tokens(planned)]
-        return found if found[0][0].tolist() != found[1][0].tolist() else found[:1]
+        found = [largest_micro_batch(planned.plan), _most_images(planned, padded=False)]
+        if pads_images(s):
+            found.append(_most_images(planned, padded=True))
+        return list({rows.tobytes(): (rows, several) for rows, several in found}.values())
     if s.adapter.adapter != "prefix" or isinstance(planned.train, Prompts):
         return [largest_micro_batch(planned.plan)]
     spared = [s.adapter.num_virtual_tokens * (1 - part) for part in _VIRTUAL_AS]
@@ -49,13 +54,23 @@ def largest_micro_batch(plan: forge_packing.BatchPlan, *, spared: float = 0) -> 
     return best, several
 
 
-def _most_image_tokens(planned: Planned) -> tuple[Any, bool]:
-    """Return the micro-batch with the most tokens of images, and whether its step has several."""
+def _most_images(planned: Planned, *, padded: bool) -> tuple[Any, bool]:
+    """Return the micro-batch with the most tokens of images, and whether its step has several.
+
+    Padded, each image counts as the largest of its micro-batch, or each item as the one with the most.
+    """
     assert isinstance(planned.train, Samples | Pairs)
-    plan, tokens = planned.plan, planned.train.image_counts[:, 1]
+    plan, (images, tokens) = planned.plan, planned.train.image_counts.T
+    each_tokens = tokens / np.maximum(images, 1)
+
+    def size(rows: Any) -> float:
+        if not padded:
+            return float(tokens[rows].sum())
+        return max(images[rows].sum() * each_tokens[rows].max(), (images[rows] > 0).sum() * tokens[rows].max())
+
     steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
     each = (plan.micro_batches(step, rank) for step in steps for rank in range(plan.world_size))
-    return max(((row, len(rows) > 1) for rows in each for row in rows), key=lambda found: tokens[found[0]].sum())
+    return max(((row, len(rows) > 1) for rows in each for row in rows), key=lambda found: size(found[0]))
 
 
 def _lines(plan: forge_packing.BatchPlan, rows: Any) -> int:

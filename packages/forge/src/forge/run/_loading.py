@@ -15,6 +15,7 @@ import forge_dist
 from forge._error_chain import error_chain
 from forge._progress import Reporter
 from forge.run._precision import trained_dtype
+from forge.tasks._images import take_images
 from forge.tasks._task import Task
 
 
@@ -301,13 +302,7 @@ def _take_images(
         forge_algos.PackedBatchError: it cannot.
     """
     with strategy.computing(model):
-        way, why = forge_algos.pack_images(
-            model,
-            [*images] * 2,
-            packing=s.packing.packing != "off",
-            device=machine.device.value,
-            autocast=computing(machine, dtype, strategy),
-        )
+        way, why = take_images(s, model, images, device=machine.device.value, autocast=computing(machine, dtype, strategy))
     if way is None:
         raise forge_algos.PackedBatchError(
             f"{path} cannot be given the rows with images: {why}. Take a model of the kind of model_path."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
@@ -10,17 +11,21 @@ import forge_algos
 import forge_data
 from forge._errors import SettingsError
 from forge.settings._backends import FORGE
+from forge.settings._settings import row_tokens
 from forge.tasks.items._items import VIRTUAL, padding
 from forge.tasks.items._pairs import LoneAnswers, Pairs
 from forge.tasks.items._prompts import Prompts
 from forge.tasks.items._samples import Conversations, Samples
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
     from forge.tasks._task import Run
     from forge.tasks.items._images import ImageRows
 
 _TRIED = 64
-"""Samples with images, of each part, that are looked at for two short ones."""
+"""Samples with images, of each part, that are looked at for two to test a model on."""
 
 
 def has_images(*stores: Any) -> bool:
@@ -38,9 +43,9 @@ def check_images(s: Any, *stores: Any) -> None:
         return
     if any(store.kind == "preference" for store in stores if store is not None) and not image_inputs(s).joins:
         raise SettingsError(
-            "pairs of answers with images: the processor of this model makes unlike arrays of unlike images, so that it is "
-            "given one sample at a time, and the two answers of a pair are computed together. Learn the chosen answers with "
-            "sft, or take another model."
+            "pairs of answers with images: the processor of this model makes unlike arrays of unlike images, which it does not "
+            "pad, so that it is given one sample at a time, and the two answers of a pair are computed together. Learn the "
+            "chosen answers with sft, or take another model."
         )
     if s.backend.backend != FORGE:
         raise SettingsError(
@@ -90,7 +95,11 @@ def check_prompt_images(s: Any, *stores: Any) -> None:
 
 
 def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.ImageDocument]:
-    """Return two short documents with images of items, or one, or none."""
+    """Return two documents with images on which rows are tried, or one, or none.
+
+    They are the shortest, and another short one; where images are padded to the largest, the one with most tokens of images
+    that still fits into a row.
+    """
     stores = [items.store for items in parts if items is not None]
     if not has_images(*stores):
         return []
@@ -99,9 +108,17 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
         if has_images(store):
             with_some = store.image_counts[:, 0].nonzero()[0][:_TRIED].tolist()
             found += [(store[row], store.source(row)) for row in with_some]
+    found.sort(key=lambda each: len(each[0].input_ids))
+    if inputs.pads:
+        # In a test the words of the first stand before both, too.
+        room = row_tokens(s) - 3 * len(found[0][0].input_ids)
+        fitting = [each for each in found[1:] if len(each[0].input_ids) <= room]
+        found[1:] = (
+            sorted(fitting, key=lambda each: sum(image.stop - image.start for image in each[0].images))[-1:] or found[1:]
+        )
     return [
         forge_algos.ImageDocument(sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.images])
-        for sample, place in sorted(found, key=lambda each: len(each[0].input_ids))[:2]
+        for sample, place in found[:2]
     ]
 
 
@@ -110,12 +127,17 @@ _known: dict[str, tuple[Any, forge_data.ImageInputs]] = {}
 
 
 def image_inputs(s: Any, tokenizer: Any = None) -> forge_data.ImageInputs:
-    """Load the processor of the model of a run, once for a tokenizer."""
+    """Return what makes the arguments of images, with the tokenizer of before if none is given."""
     path = s.model.model_path
-    if path not in _known or _known[path][0] is not tokenizer:
+    if path not in _known or (tokenizer is not None and _known[path][0] is not tokenizer):
         _known.clear()
         _known[path] = tokenizer, forge_data.ImageInputs(path, tokenizer=tokenizer)
     return _known[path][1]
+
+
+def pads_images(s: Any) -> bool:
+    """Return whether the arrays of images that share a micro-batch are padded to the largest."""
+    return image_inputs(s).pads
 
 
 def single_images(s: Any, tokenizer: Any, items: Samples) -> Samples:
@@ -132,6 +154,7 @@ def sampled_images(run: Run) -> forge_algos.online.SampledImages | None:
         documents=image_documents(run.settings, run.tokenizer, run.train, run.held_out),
         token_ids=inputs.token_ids,
         joins=inputs.joins,
+        pad=inputs.pad,
     )
 
 
@@ -171,6 +194,7 @@ def images_of(run: Run) -> Images | None:
     documents = image_documents(run.settings, run.tokenizer, run.train, run.held_out)
     if not documents:
         return None
+    _check_layers_of_images(run)
     inputs = image_inputs(run.settings, run.tokenizer)
     rows, why = _rows(run, documents, inputs)
     if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
@@ -188,13 +212,30 @@ def images_of(run: Run) -> Images | None:
     return Images(inputs, rows, why)
 
 
+def _check_layers_of_images(run: Run) -> None:
+    """Refuse several ranks for a model of which layers compute rows with images alone (Mllama).
+
+    A rank whose row has none, or that has no row in the end, would leave the others waiting for its part of these layers.
+
+    Raises:
+        SettingsError: naming the model.
+    """
+    configs = [getattr(module, "config", None) for module in run.model.modules()]
+    if run.ranks.world_size > 1 and any(getattr(each, "cross_attention_layers", None) for each in configs):
+        raise SettingsError(
+            f"{run.settings.model.model_path} has layers that compute only where a row has an image, so that ranks would wait "
+            "for each other where some have none: train it on rows with images with nproc_per_node=1."
+        )
+
+
 def with_rehearsed_images(run: Run) -> Run:
     """Return a run without numbers with images read for its rows, packed if any may be."""
     if not has_images(run.train.store, run.held_out and run.held_out.store):
         return run
     alone = "lines" if isinstance(run.train, Pairs | Prompts) else "single"
-    rows = alone if run.settings.packing.packing == "off" else "packed"
-    return _reading(run, Images(image_inputs(run.settings, run.tokenizer), rows, ""))
+    inputs = image_inputs(run.settings, run.tokenizer)
+    rows = alone if run.settings.packing.packing == "off" or not inputs.joins else "packed"
+    return _reading(run, Images(inputs, rows, ""))
 
 
 def _reading(run: Run, images: Images) -> Run:
@@ -210,9 +251,27 @@ _ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", 
 
 def _rows(run: Run, documents: list[forge_algos.ImageDocument], inputs: forge_data.ImageInputs) -> tuple[ImageRows, str]:
     """Return what rows with images the model takes, and why."""
-    packing = run.settings.packing.packing != "off"
     if not inputs.joins:
-        return "single", "the model's processor makes unlike arrays of unlike images"
+        return "single", "the model's processor makes arrays that are not joined, or joined in a way of its own"
     with run.strategy.computing(run.model):
-        way, why = forge_algos.pack_images(run.model, documents * 2, packing=packing, device=run.device, autocast=run.autocast)
+        way, why = take_images(run.settings, run.model, documents, device=run.device, autocast=run.autocast)
     return "single" if way is None else "lines" if way == "lines" else "packed", why
+
+
+def take_images(
+    s: Any,
+    model: Any,
+    documents: Sequence[forge_algos.ImageDocument],
+    *,
+    device: Any,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> tuple[str | None, str]:
+    """Have a model take rows of several documents with images: `forge_algos.pack_images`."""
+    return forge_algos.pack_images(
+        model,
+        [*documents] * 2,
+        packing=s.packing.packing != "off",
+        pad=partial(image_inputs(s).pad, more=True),
+        device=device,
+        autocast=autocast,
+    )

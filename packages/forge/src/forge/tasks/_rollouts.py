@@ -377,7 +377,7 @@ class RehearsedRollouts:
             max_tokens=row_tokens(self._run.settings),
             max_keys=row_keys(self._run.settings),
             **self._share.of_rows,
-            images=cast("Prompts", self._run.train).images,
+            **cast("Prompts", self._run.train).pictures,
         )
         return batch
 

@@ -14,6 +14,8 @@ from forge_algos.online.sampling._image_rows import ImagesOf
 
 Images = Mapping[int, ImageInputs]
 """Row of a prompt with images → what a processor makes of them. It may be made when it is asked for."""
+PadImages = Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]]
+"""Makes the arrays of images that share a forward alike in size, as the processor does those of a batch."""
 
 
 def of_prompts(images: Images | None, rows: Sequence[int] | NDArray[np.int64]) -> list[ImagesOf] | None:
@@ -35,7 +37,12 @@ class RowWithImages:
 
 
 def with_prompt_images(
-    row: PackedGroups, groups: NDArray[np.int64], prompts: Sequence[Any], completions: Sequence[Any], images: Sequence[ImagesOf]
+    row: PackedGroups,
+    groups: NDArray[np.int64],
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    images: Sequence[ImagesOf],
+    pad: PadImages = list,
 ) -> PackedGroups:
     """Return a row with the images of its prompts, where one has some.
 
@@ -45,11 +52,12 @@ def with_prompt_images(
         prompts: int[S] each, of all groups.
         completions: int[S] each, of the row.
         images: of each prompt.
+        pad: makes the arrays of the row's images alike in size.
     """
     if all(images[group] is None for group in groups):
         return row
 
-    def read() -> list[ImageInputs]:
+    def read() -> Sequence[ImageInputs]:
         made: dict[int, ImageInputs] = {}
         found: list[ImageInputs] = []
         for group, completion in zip(groups.tolist(), completions, strict=True):
@@ -57,7 +65,7 @@ def with_prompt_images(
                 make = images[group]
                 made[group] = {} if make is None else make()
             found.append(continued(made[group], len(prompts[group]), len(prompts[group]) + len(completion)))
-        return found
+        return pad(found)
 
     wrapped: Any = RowWithImages(packed=row, image_inputs=read)
     return wrapped

@@ -16,7 +16,7 @@ from forge_algos.online.sampling._image_rows import ImagesOf
 from forge_algos.online.updates._beginnings import Beginnings
 from forge_algos.online.updates._collate import Collate, collate as with_known_prompts, examples
 from forge_algos.online.updates._divide import Indices, Layout, divide_shards, divide_steps
-from forge_algos.online.updates._images import Images, of_prompts, with_prompt_images
+from forge_algos.online.updates._images import Images, PadImages, of_prompts, with_prompt_images
 
 
 class Update(NamedTuple):
@@ -42,6 +42,7 @@ def rollout_batches(
     rank: int | None = None,
     seed: int | None = None,
     images: Images | None = None,
+    pad_images: PadImages = list,
     layout: Layout = "packed",
 ) -> list[list[OnlineBatch]]:
     """Divide a rollout into `passes` · `updates` optimizer steps, each as this rank's batches.
@@ -65,6 +66,7 @@ def rollout_batches(
         rank: number of this rank's data shard; `parallel`'s own by default.
         seed: of the order of groups; the rollout's own by default.
         images: those of prompts, by their numbers in `rollout.prompt_rows`; prompts are not shared then.
+        pad_images: makes the arrays of a micro-batch's images alike in size.
         layout: how the completions of a micro-batch lie, as `pack_images` and the processor allow: "packed", in "lines", each
             padded to the longest, of which `max_tokens` counts the padding, or "single", one a micro-batch.
 
@@ -103,6 +105,7 @@ def rollout_batches(
                     max_tokens=max_tokens,
                     masked=step.masked if (mine, k) == first else 0,
                     images=pictures,
+                    pad_images=pad_images,
                 )
                 for k, indices in enumerate(step.parts[mine])
             ]
@@ -185,6 +188,7 @@ def packed(
     collate: Collate | None = None,
     max_tokens: int | None = None,
     images: Sequence[ImagesOf] | None = None,
+    pad_images: PadImages = list,
 ) -> PackedGroups:
     """Make the packed row of these completions; neighbours with the same prompt are a group.
 
@@ -201,7 +205,7 @@ def packed(
         row = with_known_prompts(found, share_prompts=share_prompts, learned=masks)
         if images is None:
             return row
-        return with_prompt_images(row, groups[indices], prompt_ids, [completion_ids[i] for i in indices], images)
+        return with_prompt_images(row, groups[indices], prompt_ids, [completion_ids[i] for i in indices], images, pad_images)
     given = examples(found, masks)
     row = collate(given)
     targets = [labels[labels != IGNORE] for group in given for _, labels in group]
@@ -224,6 +228,7 @@ def _batch(
     max_tokens: int,
     masked: int,
     images: Sequence[ImagesOf] | None,
+    pad_images: PadImages,
 ) -> OnlineBatch:
     places = token_places(rollout.starts, indices)
     row = packed(
@@ -236,6 +241,7 @@ def _batch(
         collate=collate,
         max_tokens=max_tokens,
         images=images,
+        pad_images=pad_images,
     )
     return OnlineBatch(
         groups=row,

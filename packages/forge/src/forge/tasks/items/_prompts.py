@@ -48,7 +48,12 @@ class Prompts:
     @property
     def how(self) -> dict[str, Any]:
         """How completions are given images, as arguments of `make_rollout` and `rollout_batches`."""
-        return {} if self.images is None else {"images": self.images, "layout": self.layout}
+        return self.pictures and {**self.pictures, "layout": self.layout}
+
+    @property
+    def pictures(self) -> dict[str, Any]:
+        """The images of completions, as arguments of `rollout_batches`; {} where no prompt of the run has any."""
+        return {} if self.images is None else {"images": self.images, "pad_images": self.images.pad}
 
     def images_of(self, rows: Sequence[int]) -> dict[str, Any]:
         """Return the images of prompts as an argument of a sampler; {} in a run without any."""
