@@ -129,6 +129,12 @@ def test_divided_over_ranks(model: Path, folder: Path, tmp_path: Path) -> None:
         ("sft", {}, {"image": "https://a.b/c.png"}, "field image is .*, and nothing is fetched while training"),
         ("sft", {}, {"images": ["0.png", "1.png"], "prompt": "<image>?"}, "field images holds 2 images, and <image> stands"),
         ("sft", {"model_path": "TEXT"}, {"image": "0.png"}, "asked.jsonl:1: the chat template does not write it"),
+        (
+            "sft",
+            {"model_path": "TEXT", "chat_template": "PARTS"},
+            {"image": "0.png"},
+            "asked.jsonl:1: there are images, and the m",
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_refused(
@@ -151,6 +157,9 @@ def test_what_cannot_be_asked_is_refused(
     given = {"model_path": model, "data_path": chats, **more, "eval_prompts": [str(asked)], "ckpt_output_dir": tmp_path / "run"}
     if given["model_path"] == "TEXT":
         given["model_path"] = model_dir
+    if "chat_template" in given:
+        given["chat_template"] = str(tmp_path / "parts.jinja")
+        Path(given["chat_template"]).write_text(pictures.TEMPLATE.replace("PLACEHOLDER", "<image>"))
     if verb == "pretrain":
         given["data_path"] = write_rows(tmp_path / "texts.jsonl", [{"text": "a plum"}] * 4)
     with pytest.raises((forge.SettingsError, forge.data.ForgeDataError), match=said) as caught:

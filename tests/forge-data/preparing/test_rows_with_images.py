@@ -6,7 +6,7 @@ import datasets
 import numpy as np
 import pytest
 
-from forge_data import DataError, TokenStore, check_first_row, lint, prepare, prepare_prompts, tokenize
+from forge_data import DataError, TokenStore, check_first_row, lint, merge, prepare, prepare_prompts, tokenize
 from forge_data.linting._sample_table import SampleTable
 
 from ..pictured import pixels, png
@@ -142,3 +142,23 @@ def test_pairs(folder, model, tmp_path):
         assert store[chosen].images == store[rejected].images != ()
         learned = [store[side].labels != -100 for side in (chosen, rejected)]
         assert [sum(each.tolist()) for each in learned] == [4, 5]
+
+
+def test_rated_answers(folder, model, tmp_path):
+    """Each answer has the picture of its prompt, in any form of a row, in parts and in a split too."""
+    files = [str(folder / f"pictures/{seed}.png") for seed in range(3)]
+    mine = [{"prompt": MESSAGES[:1], "completion": [ANSWER], "label": seed > 0, "images": [files[seed]]} for seed in range(3)]
+    text = {"prompt": [{"role": "user", "content": "hello"}], "completion": [ANSWER], "label": True}
+    theirs = [{"messages": MESSAGES, "kto_tag": seed > 0, "images": [files[seed]]} for seed in range(3)]
+    store = prepare([text, *mine, text], model, tmp_path / "store", images=True, progress=False)
+    assert store.kind == "unpaired_preference"
+    assert store.desirable.tolist() == [True, False, True, True, True]
+    assert [[image.path for image in each.images] for each in store] == [[], *([file] for file in files), []]
+    assert {(each.rule, each.row) for each in store.lint.findings} == {("duplicate_row", 4)}
+    assert shown(prepare(theirs, model, tmp_path / "theirs", images=True, progress=False)) == shown(store)[1:4]
+    parts = [tmp_path / f"part{number}" for number in (1, 2)]
+    for number, part in enumerate(parts, 1):
+        prepare([text, *mine, text], model, part, images=True, progress=False, shard=f"{number}/2")
+    assert merge(tmp_path / "merged", parts).fingerprint == store.fingerprint
+    for side in store.split(0.5):
+        assert [bool(each.images) for each in side] == [index in (1, 2, 3) for index in side._indices.tolist()]

@@ -174,6 +174,7 @@ def prompts_of(s: Any, tokenizer: Any, prompts: Sequence[Asked]) -> list[Prompt]
     Raises:
         SettingsError: the template refuses one, nothing is left of one, or the model takes no images.
         forge_data.DataError: an image cannot be read.
+        forge_data.TokenizerError: the processor does not say what it writes for an image.
 
     """
     found = []
@@ -182,9 +183,10 @@ def prompts_of(s: Any, tokenizer: Any, prompts: Sequence[Asked]) -> list[Prompt]
         if asked.images:
             where = f"eval_prompts {asked.where}"
             try:
-                made = image_inputs(s, tokenizer).prompt(text, asked.images, where)
+                of_images = image_inputs(s, tokenizer)
             except forge_data.TokenizerError as error:
                 raise SettingsError(f"{where}: {error}") from error
+            made = of_images.prompt(text, asked.images, where)
             found.append(Prompt(made.pop("input_ids")[0].astype(np.int32), made))
             continue
         ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template)["input_ids"]
