@@ -177,3 +177,155 @@ def _trl(verb: str, model_path: Path, given: Any, scratch: Path) -> list[tuple[f
     )
     trainer.train()
     return [(line["loss"], line["grad_norm"]) for line in trainer.state.log_history if "grad_norm" in line]
+
+
+GROUPS, EACH, ONLINE_STEPS = 2, 3, 3
+
+
+def completions_of(end: int) -> list[list[list[int]]]:
+    """Made-up completions of each step's prompts, in groups; each ends."""
+    draw = np.random.default_rng(5)
+    return [
+        [[*draw.integers(20, 250, int(draw.integers(2, 9))).tolist(), end] for _ in range(GROUPS * EACH)]
+        for _ in range(ONLINE_STEPS)
+    ]
+
+
+def score(ids: Any) -> float:
+    """A reward that follows from the tokens."""
+    return sum(map(int, ids)) % 97 / 97
+
+
+@pytest.mark.parametrize("verb", ["grpo", "rloo"])
+def test_given_completions(verb: str, tmp_path: Path) -> None:
+    """Steps on recorded completions of prompts with one image and with two, beside a KL: loss and gradient norm to 1e-4."""
+    from transformers import AutoTokenizer
+
+    model_path = saved(tmp_path / "model")
+    made = completions_of(AutoTokenizer.from_pretrained(model_path).eos_token_id)
+    theirs = _trl_online(verb, model_path, made, tmp_path)
+    np.testing.assert_allclose(_ours_online(verb, model_path, made, tmp_path), theirs, rtol=1e-4, atol=1e-6)
+
+
+def _trained(model_path: Path) -> Any:
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(model_path, dtype="float32", attn_implementation="eager")
+    model.requires_grad_(False)
+    for part in (model.get_decoder(), model.get_output_embeddings()):
+        part.requires_grad_(True)
+    return model
+
+
+def _asked() -> list[dict[str, Any]]:
+    return [{"prompt": row["prompt"], "images": row["images"]} for row in rows(ONLINE_STEPS * GROUPS)]
+
+
+def _trl_online(verb: str, model_path: Path, made: list[list[list[int]]], scratch: Path) -> list[tuple[float, float]]:
+    import trl
+    from datasets import Dataset
+    from transformers import AutoProcessor
+
+    trainer_class: Any = {"grpo": trl.GRPOTrainer, "rloo": trl.RLOOTrainer}[verb]
+    config_class: Any = {"grpo": trl.GRPOConfig, "rloo": trl.RLOOConfig}[verb]
+    given = iter(made)
+
+    class Recorded(trainer_class):
+        def _generate_single_turn(self, *_args: Any, **_kwargs: Any) -> Any:
+            found = next(given)
+            return (found, None) if verb == "grpo" else found
+
+    config = config_class(
+        output_dir=str(scratch / "trl"),
+        max_steps=ONLINE_STEPS,
+        per_device_train_batch_size=GROUPS * EACH,
+        gradient_accumulation_steps=1,
+        num_generations=EACH,
+        max_completion_length=16,
+        beta=0.3,
+        lr_scheduler_type="constant",
+        optim="adamw_torch",
+        adam_beta2=0.95,
+        bf16=False,
+        use_cpu=True,
+        save_strategy="no",
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+        activation_checkpointing=False,
+        shuffle_dataset=False,
+        **{name: value for name, value in PLAIN.items() if name != "max_steps"},
+        **({"loss_type": "dapo"} if verb == "grpo" else {"normalize_advantages": False}),
+    )
+    trainer = Recorded(
+        model=_trained(model_path),
+        args=config,
+        # Its token types are padded on this side, where its prompts are.
+        processing_class=AutoProcessor.from_pretrained(model_path, padding_side="left"),
+        reward_funcs=[lambda completion_ids, **_: [score(ids) for ids in completion_ids]],
+        train_dataset=Dataset.from_list(_asked()),
+    )
+    trainer.train()
+    return [(line["loss"], line["grad_norm"]) for line in trainer.state.log_history if "grad_norm" in line]
+
+
+def _ours_online(verb: str, model_path: Path, made: list[list[list[int]]], scratch: Path) -> list[tuple[float, float]]:
+    from types import SimpleNamespace
+
+    import torch
+
+    import forge_algos
+    import forge_data
+    from forge_algos import online
+
+    common: dict[str, Any] = {"num_generations": EACH, "max_new_tokens": 16, "kl_weight": 0.3, "reward": ("a:b",)}
+    if verb == "grpo":
+        objective: Any = forge_algos.GRPO(forge_algos.GRPOSettings(**common, loss_type="dapo", kl_estimator="unbiased"))
+    else:
+        objective = forge_algos.RLOO(forge_algos.RLOOSettings(**common))
+    store, inputs = (
+        forge_data.prepare_prompts(_asked(), str(model_path), scratch / "store", images=True),
+        forge_data.ImageInputs(model_path),
+    )
+    images = {row: inputs(prompt) for row, prompt in enumerate(store)}
+    model, still = _trained(model_path), _trained(model_path)
+    cpu = torch.device("cpu")
+    for each in (model, still):
+        forge_algos.keep_documents_apart(each, device=cpu)
+        documents = [
+            forge_algos.ImageDocument(store[row].input_ids, images[row], [(one.start, one.stop) for one in store[row].images])
+            for row in range(2)
+        ]
+        assert forge_algos.pack_images(each, documents, device=cpu)[0] == "lines"
+    settings = forge_algos.OptimizerSettings(learning_rate=RATE, lr_scheduler="constant", max_grad_norm=0.5)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def steps() -> Any:
+        for step, ids in enumerate(made):
+            drawn = [online.Completion(ids=np.array(one, np.int32), finished=True) for one in ids]
+            chosen = range(step * GROUPS, (step + 1) * GROUPS)
+            how: dict[str, Any] = {"images": images, "layout": "lines", "max_tokens": 400}
+            rollout = online.make_rollout(
+                model,
+                SimpleNamespace(sample=lambda *_args, drawn=drawn, **_kwargs: drawn),
+                [store[row] for row in chosen],
+                settings=objective.settings,
+                rewards=[online.Reward(name="recorded", function=lambda ids=ids, **_: [score(one) for one in ids])],
+                decode=lambda _ids: "",
+                seed=0,
+                rows=chosen,
+                reference=still,
+                **how,
+            )
+            yield from online.rollout_batches(rollout, **how)
+
+    outputs = forge_algos.train(
+        model,
+        steps(),
+        objective=objective,
+        optimizer=optimizer,
+        max_grad_norm=0.5,
+        scheduler=forge_algos.schedule(optimizer, settings, num_steps=ONLINE_STEPS),
+    )
+    return [(output.loss, output.grad_norm) for output in outputs]
