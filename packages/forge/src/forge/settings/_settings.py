@@ -155,6 +155,7 @@ class RunSettings:
     adapter: forge_algos.AdapterSettings
     packing: forge_algos.PackingSettings
     moe: forge_algos.MoESettings
+    parts: forge_algos.PartSettings
     device: forge_accel.DeviceSettings
     strategy: forge_dist.StrategySettings
     launch: forge_dist.LaunchSettings
