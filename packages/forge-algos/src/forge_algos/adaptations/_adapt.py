@@ -57,8 +57,8 @@ def adapt(
         new_tokens: ids whose rows the model has not been trained with: LoRA and the like train these rows of the embedding and
             the head beside their matrices.
         language: whether the language part of a model of several modalities is trained.
-        beside: full names of the modules beside it that are: an adapter's targets lie in them too. Without an adapter they train
-            where they need gradients when they come here.
+        beside: full names of the modules beside it that are: an adapter's targets lie in them too. Without an adapter their
+            weights train where they need gradients already.
 
     Raises:
         AdapterError: a target matches nothing or cannot carry the adapter, the model has an adapter already, or the adapter

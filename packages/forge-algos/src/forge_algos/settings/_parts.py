@@ -15,10 +15,10 @@ class PartSettings:
 
     >>> PartSettings(freeze_vision_tower=False).trained
     ('language_model', 'vision_tower')
-    >>> PartSettings(freeze_language_model=True)
+    >>> PartSettings(freeze_language_model=True)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ValueError: freeze_language_model=True: nothing would train; set freeze_multi_modal_projector or freeze_vision_tower to False
+    ValueError: freeze_language_model=True: nothing would train; set freeze_multi_modal_projector=False or ...
     """
 
     freeze_vision_tower: bool = attrs.field(default=True, validator=_flag)
@@ -33,8 +33,8 @@ class PartSettings:
     def __attrs_post_init__(self) -> None:
         if not self.trained:
             raise ValueError(
-                "freeze_language_model=True: nothing would train; set freeze_multi_modal_projector or freeze_vision_tower to "
-                "False"
+                "freeze_language_model=True: nothing would train; set freeze_multi_modal_projector=False or "
+                "freeze_vision_tower=False too"
             )
 
     @property

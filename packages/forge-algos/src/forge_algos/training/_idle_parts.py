@@ -19,8 +19,8 @@ from forge_algos._modules import causal_model, embeddings, language_modules
 def idle_parts_take_part(model: nn.Module) -> Iterator[None]:
     """Let every trained weight beside the language part have a gradient in each backward pass of the block.
 
-    It is zero where nothing else is added to it. The weights join the graph at the embeddings, within the model's forward: where
-    ranks divide them, they are gathered by then. Nothing happens where no such weight is trained.
+    It is zero where nothing else is added to it. The weights join the graph at the embeddings, within the model's forward:
+    where ranks divide them, they are gathered by then. Nothing happens where no such weight is trained.
     """
     language = language_modules(model)
     others = [module for module in causal_model(model).modules() if module not in language]

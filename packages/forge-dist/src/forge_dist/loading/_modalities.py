@@ -68,8 +68,8 @@ def vision_parts(model: "PreTrainedModel", parts: Collection[str]) -> dict[str, 
     """Return part → names of the outermost modules and parameters that it consists of.
 
     The vision tower is transformers' encoder of images (`get_encoder`). The projector is what else stands beside the language
-    part, but for audio; where nothing does, the layers of its name in the tower (Qwen-VL's `merger` and `deepstack_merger_list`,
-    which write vectors of the language part's width).
+    part, but for audio; where nothing does, the layers of its name in the tower (Qwen-VL's `merger` and
+    `deepstack_merger_list`, which write vectors of the language part's width).
 
     Args:
         model: bare, as transformers loads it.

@@ -7,6 +7,7 @@ micro-batch, with tensors that hold no data. What several ranks divide is divide
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -23,8 +24,8 @@ from forge.memory._memory_plan import MemoryPlan
 from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.tasks._base_kl import BaseDivergence
-from forge.tasks._images import with_rehearsed_images
-from forge.tasks._parts import adapted_parts, loaded_parts
+from forge.tasks._images import image_documents, with_rehearsed_images
+from forge.tasks._parts import adapted_parts, freeze_unreached, loaded_parts
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
 from forge.tasks._task import Run
@@ -199,8 +200,16 @@ class Rehearsed(NamedTuple):
             device=machine.device.value,
             adapter=planned.frozen,
         )
+        placed = rehearsal.placed(adaptation.model)
+        with suppress(forge_algos.RehearsalError):  # where values are needed, all of a part is counted
+            freeze_unreached(
+                s,
+                placed,
+                image_documents(s, planned.tokenizer, planned.train, planned.held_out),
+                lambda document: rehearsal.unreached(placed, document),
+            )
         model, optimizer = single.wrap(
-            rehearsal.placed(adaptation.model),
+            placed,
             lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value),
         )
         return cls(planned, rehearsal, model, optimizer, adaptation, [], weights, groups, number)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,19 @@ def adapt_model(
     that have some, where rows do.
     """
     given, s = s, with_kept_adapter(s, start)
-    freeze_unreached(s, model, images, strategy, autocast, report)
 
-    def measure(function: Callable[..., Any], batches: Sequence[Any], **how: Any) -> Any:
+    def measure(function: Callable[..., Any], batches: Any, **how: Any) -> Any:
         found = function(model, batches, autocast=autocast, **how)
         # The forward gathered the weights of a divided model, and what is frozen next must be the shards.
         strategy.settle(model)
         return found
 
+    def unreached(document: forge_algos.ImageDocument) -> Sequence[str]:
+        return measure(partial(forge_algos.unreached_by_images, device=strategy.device), document)
+
+    if names := freeze_unreached(s, model, images, unreached):
+        more = f" and {counted(len(names) - 1, 'others')}" if names[1:] else ""
+        report.note(f"parts: {names[0]}{more} stay as they are: what an image becomes does not depend on them")
     if s.adapter.adapter == "osft":
         adaptation = _adapt_osft(task, s, model, tokenizer, train, root, strategy, measure, report, identity)
     else:

@@ -25,7 +25,7 @@ from forge.run._starting_model import Start, given_adapter_named, with_kept_adap
 from forge.settings._recipe import as_values
 from forge.tasks._answers import read_prompts, tokenized
 from forge.tasks._base_kl import check_base_kl
-from forge.tasks._parts import adapted_parts, check_parts, loaded_parts
+from forge.tasks._parts import adapted_parts, check_parts, check_trained, loaded_parts
 from forge.tasks._task import Task
 from forge.tasks.items._items import VIRTUAL
 from forge.trackers._table import check_trackers
@@ -185,7 +185,8 @@ def _check_adapter(
             outline = forge_dist.outline_model(request)
             adapter = without_measurements(with_kept_adapter(s, start).adapter)
             more = adapted_parts(s, outline)
-            forge_algos.adapt(outline, adapter, tokenizer_path=start.path, new_tokens=start.new_ids, **more)
+            adapted = forge_algos.adapt(outline, adapter, tokenizer_path=start.path, new_tokens=start.new_ids, **more)
+        check_trained(s, adapted.model)
     except (forge_algos.RehearsalError, forge_dist.ModelError):
         return  # the loaded model answers
 

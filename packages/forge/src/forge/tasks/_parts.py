@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import forge_algos
 import forge_dist
-from forge._counted import counted
 from forge._errors import SettingsError
 from forge.tasks.items._items import VIRTUAL
 
@@ -34,8 +32,8 @@ def check_parts(task: Task, s: Any) -> None:
         return
     if not task.images:
         raise SettingsError(
-            f"{chosen} has no effect with forge {task.name}: its rows are text, on which no vision tower computes. Leave it out, "
-            "or take a verb whose rows may have images: sft, dpo, orpo, simpo."
+            f"{chosen} has no effect with forge {task.name}: its rows are text, on which no vision tower computes. Leave it "
+            "out, or take a verb whose rows may have images: sft, dpo, orpo, simpo."
         )
     adapter = s.adapter.adapter
     if adapter == "osft":
@@ -45,7 +43,8 @@ def check_parts(task: Task, s: Any) -> None:
         )
     if adapter in VIRTUAL or adapter == "ia3":
         raise SettingsError(
-            f"{chosen} and adapter={adapter}, which is put into the language part alone: use adapter=lora or none, or leave it out."
+            f"{chosen} and adapter={adapter}, which is put into the language part alone: use adapter=lora or none, or leave it "
+            "out."
         )
 
 
@@ -75,58 +74,62 @@ def freeze_unreached(
     s: Any,
     model: Any,
     images: Sequence[forge_algos.ImageDocument],
-    strategy: forge_dist.Strategy,
-    autocast: Callable[[], AbstractContextManager[Any]],
-    report: Reporter,
-) -> None:
-    """Freeze trained weights of the vision tower that no image's forward reaches; collective.
+    unreached: Callable[[forge_algos.ImageDocument], Sequence[str]],
+) -> Sequence[str]:
+    """Freeze trained weights beside the language that no image's forward reaches, and return their names; collective.
 
     LLaVA reads a layer before the last one, and a pooling head is of no use here. Such weights would only decay.
     """
-    if s.adapter.adapter != "none" or not s.parts.beside:
-        return
-    names = forge_algos.unreached_by_images(model, images[0], device=strategy.device, autocast=autocast)
-    strategy.settle(model)
+    names = unreached(images[0]) if s.adapter.adapter == "none" and s.parts.beside and images else ()
     for name in names:
         model.get_parameter(name).requires_grad = False
-    if names:
-        more = f" and {counted(len(names) - 1, 'others')}" if names[1:] else ""
-        report.note(f"parts: {names[0]}{more} stay as they are: what an image becomes does not depend on them")
+    return names
 
 
 def report_parts(s: Any, model: Any, report: Reporter) -> None:
-    """Log how much trains of each part of an adapted model, and refuse settings that the rest contradicts.
+    """Log how much trains of each part of an adapted model; errors as `check_trained`."""
+    moving = check_trained(s, model)
+    if chosen_parts(s):
+        said = [f"{part} {sum(p.numel() for p in weights):,}" for part, weights in moving.items()]
+        report.note(f"parts: weights that train: {', '.join(said)}")
 
-    Args:
-        s: the settings.
-        model: with its adapter.
-        report: gets the line.
+
+def check_trained(s: Any, model: Any) -> dict[str, list[Any]]:
+    """Return part → its weights that train, of a model with its adapter.
 
     Raises:
-        SettingsError: a part that is to train has no weight that does, or one that is frozen has.
+        SettingsError: a part that is to train has no weight that does, or the adapter of adapter_path has some of a frozen one.
     """
     chosen, bare = chosen_parts(s), model.get_base_model() if hasattr(model, "peft_config") else model
     if not forge_dist.is_multimodal(bare.config) or not (chosen or s.adapter.adapter_path):
-        return
+        return {}
     try:
         parts = _parts_of(bare)
     except forge_dist.ModelError:
         if chosen:
             raise
-        return  # nobody asked for parts that this model does not name
+        return {}  # nobody asked for parts that this model does not name
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     moving = {part: [p for p in weights if id(p) in trained] for part, weights in parts.items()}
-    by = "target_modules" if s.adapter.adapter != "none" else "unfrozen_parameters"
     for part, weights in moving.items():
         setting, frozen = f"freeze_{part}", getattr(s.parts, f"freeze_{part}")
-        if not frozen and not weights:
-            of = "the adapter in adapter_path has" if s.adapter.adapter_path else f"{by} names"
-            raise SettingsError(f"{setting}=False: nothing of it would train, for {of} nothing of it. Leave {setting} out.")
-        if frozen and weights:
-            raise SettingsError(f"the adapter in adapter_path has layers of what {setting}=True freezes: set {setting}=False.")
-    if chosen:
-        said = [f"{part} {sum(p.numel() for p in weights):,}" for part, weights in moving.items()]
-        report.note(f"parts: weights that train: {', '.join(said)}")
+        if not frozen and not weights and part != "language_model":
+            raise SettingsError(f"{setting}=False: nothing of it would train: {_why_none(s, part)}.")
+        if frozen and weights and s.adapter.adapter_path:
+            raise SettingsError(f"the adapter in adapter_path has weights of what {setting}=True freezes: set {setting}=False.")
+    return moving
+
+
+def _why_none(s: Any, part: str) -> str:
+    if s.adapter.adapter_path:
+        return f"the adapter in adapter_path has no layer of it. Leave freeze_{part} out"
+    given = "target_modules" if s.adapter.adapter != "none" else "unfrozen_parameters"
+    if getattr(s.adapter, given) is not None:
+        return f"{given} names nothing of it. Name some of it too, or leave freeze_{part} out"
+    return (
+        f"adapter={s.adapter.adapter} is put into linear layers, and it has none (Gemma 3's projector is a bare matrix). Use "
+        f"adapter=none, or name its module in modules_to_save, which trains it whole"
+    )
 
 
 def _parts_of(bare: Any) -> dict[str, list[Any]]:

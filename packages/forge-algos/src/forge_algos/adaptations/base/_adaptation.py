@@ -10,7 +10,7 @@ from torch import nn
 
 from forge_algos._modules import language_modules
 from forge_algos.adaptations.base._parts import numbers_by_part
-from forge_algos.adaptations.base._targets import Parts
+from forge_algos.adaptations.base._targets import LANGUAGE, Parts
 from forge_algos.adaptations.base._unfrozen import freeze_others
 from forge_algos.settings._adapter import AdapterSettings
 
@@ -79,7 +79,7 @@ class Context:
     """Measures the directions in which the inputs of targets vary (init_lora_weights=eva)."""
     new_tokens: tuple[int, ...] = ()
     """Ids of new tokens, whose rows train beside an adapter of PEFT."""
-    parts: Parts = Parts()
+    parts: Parts = LANGUAGE
     """Parts of a model of several modalities that the adaptation is for."""
 
 

@@ -32,7 +32,10 @@ class Parts(NamedTuple):
         return found.union(*(named[name].modules() for name in self.beside if name in named))
 
 
-def resolve_targets(model: nn.Module, targets: Sequence[str] | None, parts: Parts = Parts()) -> list[str]:  # noqa: B008
+LANGUAGE = Parts()
+
+
+def resolve_targets(model: nn.Module, targets: Sequence[str] | None, parts: Parts = LANGUAGE) -> list[str]:
     """Return the full names of linear layers and expert stacks that `targets` select.
 
     They are in the model's order. A target is a full name; the last part or parts of names (`q_proj`, `mlp.up_proj`,
