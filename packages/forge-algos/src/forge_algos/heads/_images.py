@@ -145,7 +145,7 @@ def unreached_by_images(
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> list[str]:
-    """Return names of weights beside the language part that need gradients and get none from a document with images.
+    """Return names of trained weights beside the language part that no image's loss depends on.
 
     LLaVA reads a layer before the last one of its tower, whose last layers and pooling head are of no use then. A forward and a
     backward pass are made; gradients are dropped.

@@ -1,4 +1,4 @@
-"""Weights that a row without images does not reach → gradients of zero, as the loss has by them.
+"""Weights that a row without images does not reach → gradients of zero.
 
 Rows with images and others stand in one step, and on one rank a micro-batch may have none. A part beside the language that did
 not compute would have no gradient there: ranks would wait for each other's, and an optimizer would pass over its weights in
@@ -17,7 +17,7 @@ from forge_algos._modules import causal_model, embeddings, language_modules
 
 @contextmanager
 def idle_parts_take_part(model: nn.Module) -> Iterator[None]:
-    """Let every trained weight beside the language part have a gradient in each backward pass of the block.
+    """Let every trained weight beside the language part have a gradient in each backward pass.
 
     It is zero where nothing else is added to it. The weights join the graph at the embeddings, within the model's forward:
     where ranks divide them, they are gathered by then. Nothing happens where no such weight is trained.
@@ -44,7 +44,7 @@ def idle_parts_take_part(model: nn.Module) -> Iterator[None]:
 
 
 class _Join(torch.autograd.Function):
-    """(embeddings, weights) → the embeddings; the weights' gradients are zeros that take no memory."""
+    """(embeddings, weights) → the embeddings; the weights' gradients are zeros without memory."""
 
     @staticmethod
     def forward(  # pyrefly: ignore[bad-override]  torch's own signature is *args

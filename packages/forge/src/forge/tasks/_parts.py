@@ -1,4 +1,4 @@
-"""Settings of which parts of a model train → what is loaded for training, what is adapted, and what cannot be."""
+"""Which parts of a model train → what is loaded so, what is adapted, what is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def chosen_parts(s: Any) -> str:
-    """Return the first setting, as NAME=VALUE, by which others than the usual parts train; "" without one."""
+    """Return the first setting, NAME=VALUE, by which other parts train than usual; "" for none."""
     usual = forge_algos.PartSettings()
     names = ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model")
     return next((f"{name}={value}" for name in names if (value := getattr(s.parts, name)) != getattr(usual, name)), "")
@@ -58,12 +58,15 @@ def check_any_images(s: Any, store: Any) -> None:
 
 
 def loaded_parts(s: Any) -> tuple[str, ...]:
-    """Return the parts whose own weights train, as `LoadRequest.trained` has them; an adapter's base is frozen whole."""
+    """Return the parts whose own weights train, for `LoadRequest.trained`.
+
+    An adapter's base is frozen as a whole later.
+    """
     return s.parts.trained if s.adapter.adapter == "none" else ("language_model",)
 
 
 def adapted_parts(s: Any, model: Any) -> dict[str, Any]:
-    """Return the arguments by which `forge_algos.adapt` knows which parts of a bare model it is for."""
+    """Return the arguments of `forge_algos.adapt` that say for which parts of a model it is."""
     if not chosen_parts(s):
         return {}
     found = forge_dist.vision_parts(model, s.parts.beside)
@@ -76,7 +79,7 @@ def freeze_unreached(
     images: Sequence[forge_algos.ImageDocument],
     unreached: Callable[[forge_algos.ImageDocument], Sequence[str]],
 ) -> Sequence[str]:
-    """Freeze trained weights beside the language that no image's forward reaches, and return their names; collective.
+    """Freeze trained weights that no image reaches, and return their names; collective.
 
     LLaVA reads a layer before the last one, and a pooling head is of no use here. Such weights would only decay.
     """
