@@ -83,13 +83,16 @@ def pairs(number: int) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("verb", ["sft", "dpo"])
-def test_three_steps(verb: str, tmp_path: Path) -> None:
-    """The order of forge's plan, one micro-batch a step, clipping, AdamW: loss and gradient norm to 1e-5."""
+@pytest.mark.parametrize(("verb", "every_part"), [("sft", False), ("dpo", False), ("sft", True), ("dpo", True)])
+def test_three_steps(verb: str, every_part: bool, tmp_path: Path) -> None:
+    """The order of forge's plan, one micro-batch a step, clipping, AdamW: loss and gradient norm to 1e-5.
+
+    TRL trains every part of a model, as forge does where none is frozen.
+    """
     import forge
 
     model_path, number = saved(tmp_path / "model"), STEPS * BATCH
-    theirs = _trl(verb, model_path, (rows if verb == "sft" else pairs)(number), tmp_path)
+    theirs = _trl(verb, model_path, (rows if verb == "sft" else pairs)(number), tmp_path, every_part=every_part)
     getattr(forge, verb)(
         model_path=str(model_path),
         # Made anew: TRL's collator takes the text of rows in place.
@@ -103,13 +106,15 @@ def test_three_steps(verb: str, tmp_path: Path) -> None:
         max_grad_norm=0.5,
         max_steps=STEPS,
         dtype="float32",
+        freeze_vision_tower=not every_part,
+        freeze_multi_modal_projector=not every_part,
     )
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     ours = [(line["loss"], line["grad_norm"]) for line in lines if "loss" in line]
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
-def _trl(verb: str, model_path: Path, given: Any, scratch: Path) -> list[tuple[float, float]]:
+def _trl(verb: str, model_path: Path, given: Any, scratch: Path, *, every_part: bool) -> list[tuple[float, float]]:
     import trl
     from datasets import Dataset
     from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -121,7 +126,7 @@ def _trl(verb: str, model_path: Path, given: Any, scratch: Path) -> list[tuple[f
 
     def load() -> Any:
         model = AutoModelForImageTextToText.from_pretrained(model_path, dtype="float32", attn_implementation="eager")
-        model.requires_grad_(False)
+        model.requires_grad_(every_part)
         for part in (model.get_decoder(), model.get_output_embeddings()):
             part.requires_grad_(True)
         return model
