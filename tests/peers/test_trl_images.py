@@ -102,13 +102,16 @@ def answers(number: int) -> list[dict[str, Any]]:
 DATA = {"sft": rows, "dpo": pairs, "kto": answers}
 
 
-@pytest.mark.parametrize("verb", DATA)
-def test_three_steps(verb: str, tmp_path: Path) -> None:
-    """The order of forge's plan, one micro-batch a step, clipping, AdamW: loss and gradient norm to 1e-5."""
+@pytest.mark.parametrize(("verb", "every_part"), [*((verb, False) for verb in DATA), ("sft", True), ("dpo", True)])
+def test_three_steps(verb: str, every_part: bool, tmp_path: Path) -> None:
+    """The order of forge's plan, one micro-batch a step, clipping, AdamW: loss and gradient norm to 1e-5.
+
+    TRL trains every part of a model, as forge does where none is frozen.
+    """
     import forge
 
     model_path, number = saved(tmp_path / "model"), STEPS * BATCH
-    theirs = _trl(verb, model_path, DATA[verb](number), tmp_path)
+    theirs = _trl(verb, model_path, DATA[verb](number), tmp_path, every_part=every_part)
     getattr(forge, verb)(
         model_path=str(model_path),
         # Made anew: TRL's collator takes the text of rows in place.
@@ -123,6 +126,8 @@ def test_three_steps(verb: str, tmp_path: Path) -> None:
         max_grad_norm=0.5,
         max_steps=STEPS,
         dtype="float32",
+        freeze_vision_tower=not every_part,
+        freeze_multi_modal_projector=not every_part,
     )
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
@@ -131,7 +136,7 @@ def test_three_steps(verb: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
-def _trl(verb: str, model_path: Path, given: Any, scratch: Path) -> list[tuple[float, float]]:
+def _trl(verb: str, model_path: Path, given: Any, scratch: Path, *, every_part: bool) -> list[tuple[float, float]]:
     import trl
     from datasets import Dataset
     from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -143,7 +148,7 @@ def _trl(verb: str, model_path: Path, given: Any, scratch: Path) -> list[tuple[f
 
     def load() -> Any:
         model = AutoModelForImageTextToText.from_pretrained(model_path, dtype="float32", attn_implementation="eager")
-        model.requires_grad_(False)
+        model.requires_grad_(every_part)
         for part in (model.get_decoder(), model.get_output_embeddings()):
             part.requires_grad_(True)
         return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,15 +74,15 @@ def _gemma3() -> tuple[Any, Any]:
     return config, processor
 
 
-def _llava() -> tuple[Any, Any]:
-    """4 tokens for an image: packed documents."""
+def _llava(layers: int = 1) -> tuple[Any, Any]:
+    """4 tokens for an image: packed documents. Of two layers of the tower the first is read, as LLaVA's own models do."""
     tokenizer = _tokenizer("<image>", image_token="<image>")
     config = LlavaConfig(
         text_config={**modalities.TEXT, "model_type": "llama"},
-        vision_config={**modalities.VISION, "num_hidden_layers": 1, "model_type": "clip_vision_model"},
+        vision_config={**modalities.VISION, "num_hidden_layers": layers, "model_type": "clip_vision_model"},
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_seq_length=4,
-        vision_feature_layer=-1,
+        vision_feature_layer=-layers,
     )
     side = {"height": 28, "width": 28}
     processor = LlavaProcessor(
@@ -152,7 +152,14 @@ def _mllama() -> tuple[Any, Any]:
     return config, MllamaProcessor(image_processor=images, tokenizer=tokenizer, chat_template=tokenizer.chat_template)
 
 
-FAMILIES = {"gemma3": _gemma3, "llava": _llava, "llava-next": _llava_next, "idefics2": _idefics2, "mllama": _mllama}
+FAMILIES = {
+    "gemma3": _gemma3,
+    "llava": _llava,
+    "llava-before-last": partial(_llava, 2),
+    "llava-next": _llava_next,
+    "idefics2": _idefics2,
+    "mllama": _mllama,
+}
 """Models whose processors need no torchvision."""
 
 

@@ -172,6 +172,9 @@ ELSEWHERE = {
     "activation_offloading": "tests/forge-dist/strategies/test_activation_checkpointing.py",
     "max_failed_saves": "tests/whole/test_full_disk.py",
     "emergency_dir": "tests/whole/test_full_disk.py",
+    **dict.fromkeys(
+        ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"), "tests/whole/test_trained_parts.py"
+    ),
     "resume": "tests/whole/test_resume.py",
     "quiet": "tests/whole/test_quiet.py",
     "nproc_per_node": "tests/whole/test_launched.py",

@@ -1080,10 +1080,42 @@ def test_apollo(text: str, settings: dict[str, Any], lost: set[str]) -> None:
 
 
 def test_settings_of_images() -> None:
-    """What is so anyway is nothing to look at; the sizes of images, and a tower that trains, are listed with what is here."""
+    """What is so anyway is nothing to look at; the sizes of images are listed with what is here."""
     factory = FACTORY.format(stage="sft") + "freeze_vision_tower: {}\nfreeze_language_model: false\nimage_max_pixels: {}\n"
     assert about(converted(factory.format("true", "null"))) == set()
-    lost = converted(factory.format("false", "262144")).lost
-    assert any("vision tower and projector stay frozen" in line for line in lost)
-    assert any("whose files say how large images are" in line for line in lost)
+    found = converted(factory.format("false", "262144"))
+    assert found.settings["freeze_vision_tower"] is False
+    assert any("whose files say how large images are" in line for line in found.lost)
     assert about(converted(AXOLOTL + "processor_type: AutoProcessor\nremove_unused_columns: false\n")) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "lost"),
+    [
+        (
+            FACTORY.format(stage="sft") + "freeze_multi_modal_projector: false\nfreeze_language_model: true\n",
+            {"freeze_multi_modal_projector": False, "freeze_language_model": True},
+            set(),
+        ),
+        (
+            FACTORY.format(stage="sft").replace("full", "lora") + "freeze_multi_modal_projector: false\n",
+            {},
+            {"freeze_multi_modal_projector"},
+        ),
+        (FACTORY.format(stage="kto") + "freeze_vision_tower: false\n", {}, {"freeze_vision_tower"}),
+        (
+            AXOLOTL + "processor_type: AutoProcessor\n",
+            {"freeze_vision_tower": False, "freeze_multi_modal_projector": False},
+            set(),
+        ),
+        (AXOLOTL + "processor_type: AutoProcessor\nfreeze_mm_modules: true\n", {}, set()),
+        (AXOLOTL + "processor_type: AutoProcessor\nadapter: lora\n", {}, set()),
+        (AXOLOTL + "freeze_mm_modules: true\n", {}, set()),
+    ],
+)
+def test_parts_that_train(text: str, settings: dict[str, Any], lost: set[str]) -> None:
+    """LLaMA-Factory's freezing by its own names; Axolotl's full training of a model with a processor is of all parts."""
+    found = converted(text)
+    assert {name: value for name, value in found.settings.items() if name.startswith("freeze_")} == settings
+    assert about(found) - {"pref_beta", "pref_loss"} == lost
+    resolve(task_of(found.verb).settings, ("argument", {**found.settings, "data_path": "d", "ckpt_output_dir": "o"}))

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         pack_images as pack_images,
         require_image_attention as require_image_attention,
         require_images as require_images,
+        unreached_by_images as unreached_by_images,
     )
     from forge_algos.isolation._alone import (
         keep_documents_apart as keep_documents_apart,
@@ -115,6 +116,7 @@ if TYPE_CHECKING:
         OptimizerSettings as OptimizerSettings,
     )
     from forge_algos.settings._packing import PackingSettings as PackingSettings
+    from forge_algos.settings._parts import PartSettings as PartSettings
     from forge_algos.settings._preference import (
         DPOSettings as DPOSettings,
         KTOSettings as KTOSettings,
@@ -154,7 +156,7 @@ _PUBLIC = {
     "heads._chunks": "score_rows_at_once",
     "isolation._alone": "keep_documents_apart places_alone",
     "isolation._guard": "PackedGuard guard_packed",
-    "heads._images": "ImageDocument pack_images require_image_attention require_images",
+    "heads._images": "ImageDocument pack_images require_image_attention require_images unreached_by_images",
     "isolation._layers": "layers_apart",
     "isolation._prompt_sharing": "shares_prompts",
     "losses": "LossTerms nll",
@@ -174,6 +176,7 @@ _PUBLIC = {
     "settings._online": "GRPOSettings PPOSettings RLOOSettings",
     "settings._optimizer": "SCHEDULES_WITHOUT_LENGTH OptimizerSettings",
     "settings._packing": "PackingSettings",
+    "settings._parts": "PartSettings",
     "settings._preference": "DPOSettings KTOSettings ORPOSettings RewardSettings SimPOSettings",
     "settings._self_distill": "SDFTSettings",
     "settings._supervised": "DistillSettings PretrainSettings SupervisedSettings",

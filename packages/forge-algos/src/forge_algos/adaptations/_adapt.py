@@ -8,6 +8,7 @@ from torch import nn
 
 from forge_algos._errors import AdapterError
 from forge_algos.adaptations.base._adaptation import Adaptation, Context, Directions, Importance, Moments, OneRank, Ranks
+from forge_algos.adaptations.base._targets import Parts
 from forge_algos.adaptations.peft._quantization import check_quantized
 from forge_algos.settings._adapter import AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS
@@ -29,6 +30,8 @@ def adapt(
     free: Mapping[str, int] | None = None,
     tokenizer_path: str | None = None,
     new_tokens: Sequence[int] = (),
+    language: bool = True,
+    beside: Sequence[str] = (),
 ) -> Adaptation:
     """Prepare `model` for training, by the row of `ADAPTERS` that `settings.adapter` names.
 
@@ -53,6 +56,9 @@ def adapt(
         tokenizer_path: adapter=prompt with prompt_init_text: path of its tokenizer; by default the model's own path.
         new_tokens: ids whose rows the model has not been trained with: LoRA and the like train these rows of the embedding and
             the head beside their matrices.
+        language: whether the language part of a model of several modalities is trained.
+        beside: full names of the modules beside it that are: an adapter's targets lie in them too. Without an adapter their
+            weights train where they need gradients already.
 
     Raises:
         AdapterError: a target matches nothing or cannot carry the adapter, the model has an adapter already, or the adapter
@@ -77,5 +83,6 @@ def adapt(
         free=free,
         tokenizer_path=tokenizer_path,
         new_tokens=tuple(new_tokens),
+        parts=Parts(language, tuple(beside)),
     )
     return attach(model, settings, context)

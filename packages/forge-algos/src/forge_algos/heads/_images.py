@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from forge_algos._errors import PackedBatchError
-from forge_algos._modules import attention_of, causal_model, mode
+from forge_algos._modules import attention_of, causal_model, language_modules, mode
 from forge_algos.batches._images import ImageInputs, Way, image_row_inputs, set_packed
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import lay_out
@@ -170,6 +170,36 @@ def require_image_attention(
         raise PackedBatchError(f"{what} cannot run a document with images: {refusal}") from refusal
     if problem:
         raise PackedBatchError(f"{what} {problem}. Use attention=sdpa or eager")
+
+
+def unreached_by_images(
+    model: nn.Module,
+    document: ImageDocument,
+    *,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> list[str]:
+    """Return names of trained weights beside the language part that no image's loss depends on.
+
+    LLaVA reads a layer before the last one of its tower, whose last layers and pooling head are of no use then. A forward and a
+    backward pass are made; gradients are dropped.
+
+    Args:
+        model: bare; where it is divided over ranks, every rank calls this with the same document.
+        document: with images.
+        device: where it goes.
+        autocast: makes the context of the forward.
+    """
+    with mode(model, training=False), torch.enable_grad():
+        with autocast():
+            hidden = _alone(model, document, device)
+        hidden.float().sum().backward()
+    language = {id(p) for module in language_modules(model) for p in module.parameters(recurse=False)}
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in language]
+    found = [name for name, p in named if p.grad is None]
+    for parameter in model.parameters():
+        parameter.grad = None
+    return found
 
 
 def _alone(model: nn.Module, document: ImageDocument, device: torch.device) -> torch.Tensor:

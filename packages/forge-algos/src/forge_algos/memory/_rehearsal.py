@@ -15,6 +15,7 @@ from forge_algos._errors import RehearsalError
 from forge_algos._modules import head, keep_blocks, repeated_blocks, trainable
 from forge_algos._parallel import ALONE, Alone
 from forge_algos.adaptations.base._adaptation import Adaptation
+from forge_algos.heads._images import ImageDocument, unreached_by_images
 from forge_algos.memory._fake import fake_mode, without_data, without_launches
 from forge_algos.memory._findings import adopt_findings, pass_for_probed
 from forge_algos.memory._gathered import Gathered
@@ -108,6 +109,15 @@ class Rehearsal:
         without_data(model, self._mode, self.device)
         pass_for_probed(model, device=self.device)
         return model
+
+    def unreached(self, model: nn.Module, document: ImageDocument) -> list[str]:
+        """Return what `unreached_by_images` does, of a placed model.
+
+        Raises:
+            RehearsalError: it needs values.
+        """
+        with _explained(), without_launches(), torch.random.fork_rng(devices=[]), Tracker():
+            return unreached_by_images(model, document, device=self.device, autocast=self.autocast)
 
     def step(
         self,

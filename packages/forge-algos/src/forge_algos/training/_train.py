@@ -26,6 +26,7 @@ from forge_algos.objectives import Bound, FollowsSteps, Objective
 from forge_algos.settings._moe import MoEAuxLoss
 from forge_algos.training._average import WeightAverage
 from forge_algos.training._columns import Columns, columns
+from forge_algos.training._idle_parts import idle_parts_take_part
 from forge_algos.training._router_loss import RouterLoss, make_router_loss
 from forge_algos.training._step import Sums, begin_step, exact_sum, loaded, measure_totals, optimizer_training
 
@@ -140,7 +141,7 @@ def train(
     adaptation.check_optimizer(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     device = next(model.parameters()).device if device is None else torch.device(device)
-    with mode(model, training=True), guard_packed(model), ExitStack() as hooks:
+    with mode(model, training=True), guard_packed(model), idle_parts_take_part(model), ExitStack() as hooks:
         # What a probe tries is what trains: the same kernels, in the same dtype.
         with autocast():
             bound = objective.bind(model, device=device)

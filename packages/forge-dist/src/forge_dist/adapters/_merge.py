@@ -73,7 +73,9 @@ def merge_adapter(
     quiet_imports()
     path = Path(os.path.abspath(directory))
     _check_kind(path)
-    model: Any = load_trained(str(path), dtype=torch.float32, device="cpu", task=task, as_trained=True)
+    # A vision tower too: an adapter on its layers is added in float32, and rounded once.
+    how: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "task": task, "other_dtype": torch.float32}
+    model: Any = load_trained(str(path), **how, as_trained=True)
     _refuse_tied_targets(model, path)
     _refuse_shared_targets(model, path)
     for layer in four_bit_layers(model).values():
@@ -104,7 +106,13 @@ def _on_dequantized(path: Path, task: Task) -> "PeftModel":
     quantization = quantization_from(stored.quantization)
     with quiet_transformers():
         base: Any = load_model(
-            stored.path, dtype=torch.float32, device="cpu", attention=None, task=task, quantization=quantization
+            stored.path,
+            dtype=torch.float32,
+            device="cpu",
+            attention=None,
+            task=task,
+            quantization=quantization,
+            other_dtype=torch.float32,
         ).dequantize(dtype=torch.float32)
         return read_adapter(base, path).eval()
 

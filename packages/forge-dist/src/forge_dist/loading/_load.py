@@ -1,7 +1,7 @@
 """Loading of a model on one device, every weight from its files; no pickles, no remote code."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from forge_dist._third_party_logs import quiet_imports, quiet_transformers
 from forge_dist.loading._attention import AttentionFunction, register_attention
 from forge_dist.loading._config_changes import change_config
 from forge_dist.loading._dtype import base_dtype
-from forge_dist.loading._modalities import attend_plainly, freeze_other_modalities, is_multimodal, processor_files
+from forge_dist.loading._modalities import LANGUAGE, attend_plainly, freeze_parts, is_multimodal, processor_files
 from forge_dist.loading._model_path import check_config, check_model_path, expand_user, is_hub_name
 from forge_dist.loading._moving import moved
 from forge_dist.loading._mxfp4 import dequantizing
@@ -64,6 +64,7 @@ def load_model(
     task: Task = "causal",
     quantization: "QuantizationConfigMixin | None" = None,
     other_dtype: torch.dtype | None = None,
+    trained: Collection[str] = LANGUAGE,
 ) -> "PreTrainedModel":
     """Load the language model of `model_path` on `device`, its floats as `dtype`, in eval mode.
 
@@ -79,7 +80,8 @@ def load_model(
     row at a time. With task="embedding" it is what AutoModel loads, without a head and without a pooling layer: the weights of
     those are left unread. With a `Classifier` it has as many labels as that names, in `config.id2label`, and its problem_type.
 
-    Parts beside the language (a vision tower) stay in the dtype of their files, or in `other_dtype` where that is wider.
+    Of a model of several modalities the `trained` parts alone need gradients: any of language_model (the default),
+    vision_tower, multi_modal_projector. The others stay in the dtype of their files, or in `other_dtype` where that is wider.
 
     With a `quantization` of transformers' (a BitsAndBytesConfig) its linear layers but the head are quantized while they are
     read; such weights are neither trained nor exported: an adapter is put beside them.
@@ -91,7 +93,8 @@ def load_model(
         ModelError: `check_model_path` refuses it; the hub has no such model or does not answer; a weight is missing, unexpected
             or of the wrong shape; transformers knows no model of this type for the task; a classifier has another number of
             labels than one; the attention does not exist or does not fit, or the architecture has no place for an attention
-            function; what the quantization needs is not installed, or this device cannot hold it.
+            function; what the quantization needs is not installed, or this device cannot hold it; a part that is to train is
+            not there, or cannot be told from others.
     """
     request = LoadRequest(
         model_path=model_path,
@@ -101,6 +104,7 @@ def load_model(
         task=task,
         quantization=quantization,
         other_dtype=other_dtype,
+        trained=tuple(trained),
     )
     return moved(read_model(request, torch.device(device)), device)
 
@@ -186,8 +190,9 @@ def read_model(
         _freeze_as_made(model)
     keep_as_loaded(model)
     change_config(model)
-    if is_multimodal(model.config):
-        freeze_other_modalities(model, request.other_dtype or base_dtype(model_path, task=task), model_path)
+    if is_multimodal(model.config) or request.trained != LANGUAGE:
+        stored = request.other_dtype or base_dtype(model_path, task=task)
+        freeze_parts(model, stored, model_path, request.trained)
         if request.attention_function is not None:
             attend_plainly(model)
         processor_files(model_path, fetch=True)

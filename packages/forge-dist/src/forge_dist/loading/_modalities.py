@@ -1,9 +1,11 @@
-"""Models of several modalities: the language part trains on text, the rest stays as read.
+"""Models of several modalities: which of their parts train, and how the others are kept.
 
 Such a directory holds a vision tower, a projector, perhaps audio layers beside a language model. A forward on text alone does
-not run them, so they get no gradient. They are kept in the dtype of their files.
+not run them. What is frozen is kept in the dtype of its files.
 """
 
+import re
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,12 @@ PROCESSOR_FILES = (
     "chat_template.jinja",
 )
 """Files by which transformers makes a processor: a tokenizer beside what turns images and sounds into tensors."""
+
+
+_PROJECTOR = re.compile(r"merger|connector|projector")
+"""In names of projectors that stand in a tower, or that are models of their own."""
+LANGUAGE = ("language_model",)
+"""The parts that train where nothing else is said."""
 
 
 def is_multimodal(config: "PreTrainedConfig") -> bool:
@@ -56,6 +64,56 @@ def modules_beside_language(model: "PreTrainedModel") -> list[str]:
     return found
 
 
+def vision_parts(model: "PreTrainedModel", parts: Collection[str]) -> dict[str, list[str]]:
+    """Return part → names of the outermost modules and parameters that it consists of.
+
+    The vision tower is transformers' encoder of images (`get_encoder`). The projector is what else stands beside the language
+    part, but for audio; where nothing does, the layers of its name in the tower (Qwen-VL's `merger` and
+    `deepstack_merger_list`, which write vectors of the language part's width).
+
+    Args:
+        model: bare, as transformers loads it.
+        parts: any of vision_tower and multi_modal_projector; if both are asked for, they need not be told apart.
+
+    Raises:
+        ModelError: the model has no such part, or it cannot be told which of its layers it is.
+    """
+    from transformers import PreTrainedModel
+
+    kind, multimodal = type(model).__name__, is_multimodal(model.config)
+    names = {module: name for name, module in model.named_modules()}
+    tower, heard = model.get_encoder(modality="image"), names[model.get_encoder(modality="audio")]
+    outermost = modules_beside_language(model) if multimodal else []
+    seen = names[tower]
+    if seen not in outermost:
+        raise ModelError(f"{kind} names no vision tower (get_encoder): it cannot be said which of its layers are one")
+    within = tuple(f"{name}." for name in outermost)
+    loose = sorted(name for name in other_modalities(model) if not name.startswith(within))
+    beside = [name for name in (*outermost, *loose) if name not in (seen, heard) and "audio" not in name.rpartition(".")[2]]
+    models = {name for module, name in names.items() if isinstance(module, PreTrainedModel)}
+    towers = [name for name in beside if name in models and not _PROJECTOR.search(name)]
+    if beside:
+        found = {"vision_tower": [seen], "multi_modal_projector": beside}
+    else:
+        own = [name for name, _ in tower.named_children()] + [name for name, _ in tower.named_parameters(recurse=False)]
+        found = {
+            "vision_tower": [f"{seen}.{name}" for name in own if not _PROJECTOR.search(name)],
+            "multi_modal_projector": [f"{seen}.{name}" for name in own if _PROJECTOR.search(name)],
+        }
+    if (towers or not found["multi_modal_projector"]) and len(set(parts)) == 1:
+        why = f"{towers[0]} may be either" if towers else f"{seen} has no layer of its name"
+        raise ModelError(
+            f"{kind}: vision tower and projector cannot be told apart ({why}): train both, or name the weights that train in "
+            "unfrozen_parameters as well"
+        )
+    return {part: found[part] for part in found if part in parts}
+
+
+def _inside(name: str, modules: Iterable[str]) -> bool:
+    """Return whether a parameter is one of these, or within one of these modules."""
+    return any(name == outer or name.startswith(f"{outer}.") for outer in modules)
+
+
 def language_dtype(model: "PreTrainedModel") -> torch.dtype:
     """Return the dtype of the language part; of a model of text alone, of the model."""
     if not is_multimodal(model.config):
@@ -64,23 +122,35 @@ def language_dtype(model: "PreTrainedModel") -> torch.dtype:
     return next(parameter.dtype for parameter in decoder.parameters() if parameter.is_floating_point())
 
 
-def freeze_other_modalities(model: "PreTrainedModel", stored: torch.dtype, where: str) -> None:
-    """Freeze what is outside of the language part, and keep it as narrow as `stored`.
+def freeze_parts(model: "PreTrainedModel", stored: torch.dtype, where: str, trained: Collection[str] = LANGUAGE) -> None:
+    """Freeze all parts but the `trained` ones, and keep them as narrow as `stored`.
 
     Args:
         model: as it was read, divided or not; before its first forward.
         stored: dtype of the directory's weights, or another in which the rest is to compute.
         where: the model_path, for errors.
+        trained: any of language_model, vision_tower, multi_modal_projector.
 
     Raises:
-        ModelError: the model names no language part: a decoder and a head over the vocabulary.
+        ModelError: the model names no language part: a decoder and a head over the vocabulary; or not the other part that is to
+            train.
     """
+    beside = [part for part in trained if part not in LANGUAGE]
     if not is_multimodal(model.config):
+        if beside:
+            raise ModelError(f"model_path {where}: {type(model).__name__} is a model of text alone, without {beside[0]}")
         return
     if model.get_decoder() is model or (model.get_output_embeddings() is None and not hasattr(model, "score")):
         raise ModelError(f"model_path {where}: {type(model).__name__} names no decoder and head that could be trained on text")
+    others = other_modalities(model)
+    try:
+        moving = [name for names in vision_parts(model, beside).values() for name in names] if beside else []
+    except ModelError as error:
+        raise ModelError(f"model_path {where}: {error}") from None
     replaced: dict[int, nn.Parameter] = {}
-    for name, parameter in other_modalities(model).items():
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if _inside(name, moving) if name in others else LANGUAGE[0] in trained:
+            continue
         parameter.requires_grad = False
         # ZeRO-3 keeps its partitions in one dtype.
         if parameter.is_floating_point() and parameter.dtype.itemsize > stored.itemsize and not is_partitioned(parameter):

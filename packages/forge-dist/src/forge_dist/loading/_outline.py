@@ -15,7 +15,7 @@ from forge_dist.loading._attention import register_attention
 from forge_dist.loading._config_changes import change_config
 from forge_dist.loading._dtype import base_dtype
 from forge_dist.loading._load import LOADING_ERRORS, check_report
-from forge_dist.loading._modalities import attend_plainly, freeze_other_modalities, is_multimodal
+from forge_dist.loading._modalities import LANGUAGE, attend_plainly, freeze_parts, is_multimodal
 from forge_dist.loading._model_path import check_model_path, expand_user, has_no_weights, is_hub_name, is_mxfp4
 from forge_dist.loading._quantization import quantize_outline
 from forge_dist.loading._request import LoadRequest
@@ -105,9 +105,9 @@ def outline_model(request: LoadRequest) -> "PreTrainedModel":
         raise
     except LOADING_ERRORS as error:
         raise ModelError(f"model_path {request.model_path}: no outline of it can be made: {_short(error)}") from error
-    if is_multimodal(model.config):
+    if is_multimodal(model.config) or request.trained != LANGUAGE:
         stored = request.other_dtype or base_dtype(request.model_path, task=request.task)
-        freeze_other_modalities(model, stored, request.model_path)
+        freeze_parts(model, stored, request.model_path, request.trained)
         if request.attention_function is not None:
             attend_plainly(model)
     return model.eval()

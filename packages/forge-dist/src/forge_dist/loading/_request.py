@@ -6,6 +6,7 @@ import attrs
 import torch
 
 from forge_dist.loading._attention import AttentionFunction
+from forge_dist.loading._modalities import LANGUAGE
 from forge_dist.loading._model_path import Task
 
 if TYPE_CHECKING:
@@ -35,5 +36,8 @@ class LoadRequest:
     """transformers' configuration of a base in fewer bits, such as BitsAndBytesConfig."""
 
     other_dtype: torch.dtype | None = None
-    """Dtype in which the parts beside the language (a vision tower) are kept, where that is wider than the directory's; None:
-    the directory's."""
+    """Dtype in which the frozen parts of a model of several modalities are kept, where that is wider than the directory's;
+    None: the directory's."""
+
+    trained: tuple[str, ...] = LANGUAGE
+    """Parts of such a model that train: any of language_model, vision_tower, multi_modal_projector."""

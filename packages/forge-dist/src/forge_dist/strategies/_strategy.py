@@ -20,6 +20,7 @@ from forge_dist._settings import StrategySettings
 from forge_dist.context._decoder import ContextParallel
 from forge_dist.loading._attention import AttentionFunction
 from forge_dist.loading._load import read_model
+from forge_dist.loading._modalities import LANGUAGE
 from forge_dist.loading._model_path import Task
 from forge_dist.loading._moving import moved
 from forge_dist.loading._request import LoadRequest
@@ -127,10 +128,11 @@ class Strategy(abc.ABC):
         task: Task = "causal",
         quantization: "QuantizationConfigMixin | None" = None,
         other_dtype: torch.dtype | None = None,
+        trained: Collection[str] = LANGUAGE,
     ) -> "PreTrainedModel":
         """Load this rank's part of the model, in eval mode. Arguments and errors as `load_model`.
 
-        `other_dtype` is that of `LoadRequest`.
+        `other_dtype` and `trained` are those of `LoadRequest`.
 
         A reward model's new head is what rank 0 draws, on every rank. A quantized base is whole on every rank until `wrap`.
         Where ranks share packed rows (cp_size), the decoder cuts them, and `attention_function` sees a part of the queries with
@@ -148,6 +150,7 @@ class Strategy(abc.ABC):
             task=task,
             quantization=quantization,
             other_dtype=other_dtype,
+            trained=tuple(trained),
         )
         if self.settings.cp_size > 1 and attention is not None and attention_function is None:
             raise StrategyError(

@@ -50,6 +50,7 @@ REFUSED_BY_ALL: dict[str, str] = {
     **dict.fromkeys(("optimizer", "momentum", "apollo_rank", "apollo_update_interval", "apollo_scale"), "it has AdamW alone"),
     "loraplus_lr_ratio": "it trains no LoRA",
     "unfrozen_parameters": "it trains every weight",
+    **dict.fromkeys(("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"), "its rows are text"),
     "max_grad_norm": "it clips at 1",
     "on_nan": "it looks at no loss",
     "packing": "it packs as it does",

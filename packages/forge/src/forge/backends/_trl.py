@@ -57,6 +57,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("eval_data_path", "validation_split", "eval_every_steps", "keep_best", "metric_for_best"), _EVAL),
     **dict.fromkeys(("early_stopping_patience", "eval_prompts", "eval_max_new_tokens", "kl_base", "stop_at_kl"), _EVAL),
     "adapter_path": "an adapter goes on in forge's own loop",
+    **dict.fromkeys(("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"), "its rows are text here"),
     "eval_at_epoch": _EVAL,
     **dict.fromkeys(("full_state_every_steps", "full_state_every_minutes", "accelerate_full_state_at_epoch"), _STATES),
     **dict.fromkeys(("keep_last_n", "keep_full_state", "async_save", "max_failed_saves", "emergency_dir"), _STATES),

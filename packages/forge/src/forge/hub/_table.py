@@ -251,10 +251,12 @@ LORA = (
     ),
     *refused(
         "finetune_vision_layers",
-        "the language part trains, on images too; all else is frozen and exported unchanged",
+        "the language part trains, on images too; freeze_vision_tower=False of forge.sft trains the tower",
         neutral=(False,),
     ),
-    Parameter("finetune_language_layers", "", "", neutral=(True,), refused="the language part is what trains. Leave it out"),
+    Parameter(
+        "finetune_language_layers", "", "", neutral=(True,), refused="forge.sft has freeze_language_model=True. Leave it out"
+    ),
     TRUST,
     *KEYWORDS[:1],
     *same("eval_data_path"),

@@ -7,6 +7,7 @@ micro-batch, with tensors that hold no data. What several ranks divide is divide
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -23,7 +24,8 @@ from forge.memory._memory_plan import MemoryPlan
 from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.tasks._base_kl import BaseDivergence
-from forge.tasks._images import with_rehearsed_images
+from forge.tasks._images import image_documents, with_rehearsed_images
+from forge.tasks._parts import adapted_parts, freeze_unreached, loaded_parts
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
 from forge.tasks._task import Run
@@ -180,7 +182,11 @@ class Rehearsed(NamedTuple):
         groups = Groups(layers, max(sizes, default=0), sum(p.numel() for p in model.parameters()) - sum(sizes))
         with rehearsal.adapting():
             adaptation = forge_algos.adapt(
-                model, without_measurements(s.adapter), tokenizer_path=planned.model_path, new_tokens=planned.new_tokens
+                model,
+                without_measurements(s.adapter),
+                tokenizer_path=planned.model_path,
+                new_tokens=planned.new_tokens,
+                **adapted_parts(s, model),
             )
             planned.task.add_modules(adaptation.model, s)
             forge_algos.cast_trained(adaptation.model, planned.weights)
@@ -194,8 +200,16 @@ class Rehearsed(NamedTuple):
             device=machine.device.value,
             adapter=planned.frozen,
         )
+        placed = rehearsal.placed(adaptation.model)
+        with suppress(forge_algos.RehearsalError):  # where values are needed, all of a part is counted
+            freeze_unreached(
+                s,
+                placed,
+                image_documents(s, planned.tokenizer, planned.train, planned.held_out),
+                lambda document: rehearsal.unreached(placed, document),
+            )
         model, optimizer = single.wrap(
-            rehearsal.placed(adaptation.model),
+            placed,
             lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value),
         )
         return cls(planned, rehearsal, model, optimizer, adaptation, [], weights, groups, number)
@@ -320,7 +334,7 @@ class Rehearsed(NamedTuple):
         found = self.rehearsal.model(outline, None, packed=planned.packed)
         if path is None and planned.settings.adapter.adapter_path is not None:
             with self.rehearsal.adapting():
-                found = forge_algos.adapt(found, planned.settings.adapter).model
+                found = forge_algos.adapt(found, planned.settings.adapter, **adapted_parts(planned.settings, found)).model
         found = self.rehearsal.placed(found)
         self.others.append(found.requires_grad_(requires_grad=False))
         return found
@@ -423,6 +437,7 @@ def _outline(planned: Planned, path: str, *, frozen: bool = False, initial: bool
             task=planned.task.model_task(planned.settings),
             # As it is loaded: float32 beside float32.
             other_dtype=planned.dtype if (planned.images or planned.shown) and planned.dtype.itemsize == 4 else None,
+            trained=("language_model",) if frozen else loaded_parts(planned.settings),
             **({} if frozen and not initial else planned.loading),
         )
     )

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from forge._progress import Reporter
 from forge.run._starting_model import Start, as_given, given_adapter_named, untrained, with_kept_adapter
 from forge.settings._settings import row_tokens
 from forge.tasks._images import single_images
+from forge.tasks._parts import adapted_parts, freeze_unreached, report_parts
 from forge.tasks._task import Task
 from forge.tasks.items._images import ImageRow
 from forge.tasks.items._items import Items
@@ -49,24 +51,33 @@ def adapt_model(
     autocast: Callable[[], AbstractContextManager[Any]],
     report: Reporter,
     identity: Mapping[str, str],
+    images: Sequence[forge_algos.ImageDocument] = (),
 ) -> forge_algos.Adaptation:
     """Attach the adapter, log what trains, and store what OSFT protects; collective.
 
-    `identity` has the digests of the run's models, by which what was measured of them is known again.
+    `identity` has the digests of the run's models, by which what was measured of them is known again; `images` are documents
+    that have some, where rows do.
     """
     given, s = s, with_kept_adapter(s, start)
 
-    def measure(function: Callable[..., Any], batches: Sequence[Any], **how: Any) -> Any:
+    def measure(function: Callable[..., Any], batches: Any, **how: Any) -> Any:
         found = function(model, batches, autocast=autocast, **how)
         # The forward gathered the weights of a divided model, and what is frozen next must be the shards.
         strategy.settle(model)
         return found
 
+    def unreached(document: forge_algos.ImageDocument) -> Sequence[str]:
+        return measure(partial(forge_algos.unreached_by_images, device=strategy.device), document)
+
+    if names := freeze_unreached(s, model, images, unreached):
+        more = f" and {counted(len(names) - 1, 'others')}" if names[1:] else ""
+        report.note(f"parts: {names[0]}{more} stay as they are: what an image becomes does not depend on them")
     if s.adapter.adapter == "osft":
         adaptation = _adapt_osft(task, s, model, tokenizer, train, root, strategy, measure, report, identity)
     else:
         adaptation = _adapt(task, s, given, start, model, tokenizer, train, measure)
     report.note(as_given("\n".join(adaptation.describe()), given, start), event="adapted")
+    report_parts(s, adaptation.model, report)
     if start.new_ids and (layer := untrained(adaptation.model)):
         report.note(f"WARNING: the new tokens' rows of the {layer} stay the mean of the others: it does not train")
     return adaptation
@@ -85,7 +96,10 @@ def _adapt(
             return measure(forge_algos.eva_directions, batches, ranks=names)
 
     with given_adapter_named(given, start):
-        return forge_algos.adapt(model, s.adapter, directions=directions, tokenizer_path=start.path, new_tokens=start.new_ids)
+        more = adapted_parts(s, model)
+        return forge_algos.adapt(
+            model, s.adapter, directions=directions, tokenizer_path=start.path, new_tokens=start.new_ids, **more
+        )
 
 
 def _adapt_osft(
@@ -139,7 +153,7 @@ def frozen_with_adapter(s: Any, model: Any, strategy: forge_dist.Strategy) -> An
     if s.adapter.adapter_path is None:
         return model
     strategy.settle(model)
-    adapted = forge_algos.adapt(model, s.adapter).model
+    adapted = forge_algos.adapt(model, s.adapter, **adapted_parts(s, model)).model
     return adapted.requires_grad_(requires_grad=False).eval()
 
 

@@ -25,6 +25,7 @@ from forge.run._starting_model import Start, given_adapter_named, with_kept_adap
 from forge.settings._recipe import as_values
 from forge.tasks._answers import prompts_of, read_prompts
 from forge.tasks._base_kl import check_base_kl
+from forge.tasks._parts import adapted_parts, check_parts, check_trained, loaded_parts
 from forge.tasks._task import Task
 from forge.tasks.items._items import VIRTUAL
 from forge.trackers._table import check_trackers
@@ -44,6 +45,7 @@ def check_names(task: Task, s: Any, rows: Rows, *, weights: bool = True) -> None
             forge_dist.check_hub_name(path)
         except forge_dist.ModelError as error:
             raise forge_dist.ModelError(str(error).replace("model_path", name, 1)) from None
+    check_parts(task, s)
     task.check_settings(s)
     check_base_kl(s, task.model_task(s))
     _check_calibration(task, s)
@@ -176,13 +178,16 @@ def _check_adapter(
         attention=tried.attention.name,
         attention_function=tried.attention.function,
         task=task.model_task(s),
+        trained=loaded_parts(s),
         **loading,
     )
     try:
         with rehearsal.adapting(), given_adapter_named(s, start):
             outline = forge_dist.outline_model(request)
             adapter = without_measurements(with_kept_adapter(s, start).adapter)
-            forge_algos.adapt(outline, adapter, tokenizer_path=start.path, new_tokens=start.new_ids)
+            more = adapted_parts(s, outline)
+            adapted = forge_algos.adapt(outline, adapter, tokenizer_path=start.path, new_tokens=start.new_ids, **more)
+        check_trained(s, adapted.model)
     except (forge_algos.RehearsalError, forge_dist.ModelError):
         return  # the loaded model answers
 

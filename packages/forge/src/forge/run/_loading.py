@@ -16,6 +16,7 @@ from forge._error_chain import error_chain
 from forge._progress import Reporter
 from forge.run._precision import trained_dtype
 from forge.tasks._images import take_images
+from forge.tasks._parts import loaded_parts
 from forge.tasks._task import Task
 
 
@@ -249,6 +250,7 @@ def _loaded(
         attention_function=way.attention.value.function,
         task=task.model_task(s),
         other_dtype=_dtype_beside(dtype) if images else None,
+        trained=loaded_parts(s),
         **quantized(s, machine, dtype.value),
     )
     forge_algos.score_rows_at_once(model, machine.head_rows)

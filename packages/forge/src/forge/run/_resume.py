@@ -145,6 +145,9 @@ ADDED = {
     "apollo_rank": None,
     "apollo_update_interval": 200,
     "apollo_scale": None,
+    "freeze_vision_tower": True,
+    "freeze_multi_modal_projector": True,
+    "freeze_language_model": False,
 }
 """Setting that earlier versions did not know → what their runs had, with which their full states are resumed."""
 

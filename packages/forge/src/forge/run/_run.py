@@ -165,7 +165,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         report.note(f"packing: {cost_alone(model, plan.alone(), train)}")
     fuse_layers(s, machine, dtype, model, report)
     adaptation = adapt_model(
-        task, s, start, model, tokenizer, train, Path(found["root"]), strategy, autocast, report, found["identity"]
+        task, s, start, model, tokenizer, train, Path(found["root"]), strategy, autocast, report, found["identity"], images
     )
     model = adaptation.model
     task.add_modules(model, s)

@@ -94,6 +94,9 @@ RENAMED = {
         "clip_high": "epsilon_high",
         "dual_clip": "delta clip_ratio_c",
         "router_aux_loss_coef": "moe_aux_loss_coef",
+        "freeze_vision_tower": "freeze_vit",
+        "freeze_multi_modal_projector": "freeze_aligner",
+        "freeze_language_model": "freeze_llm",
         "overlong_buffer": "soft_punish_cache overlong_buffer_len",
         "max_resamples": "max_num_gen_batches",
         "mask_truncated": "mask_truncated_completions",
@@ -156,8 +159,6 @@ NOT_NEEDED = """remove_unused_columns dataloader_num_workers dataloader_pin_memo
     label_names disable_tqdm log_level torch_empty_cache_steps apollo_layerwise apollo_scale_front""".split()
 """Names for which there is nothing to set here, and without which nothing is lost."""
 SO_ANYWAY: dict[str, object] = {
-    **dict.fromkeys(("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_vit", "freeze_aligner"), True),
-    **dict.fromkeys(("freeze_language_model", "freeze_llm"), False),
     "processor_type": "AutoProcessor",
 }
 """Name elsewhere → the value that forge has of it, whatever is set."""
@@ -183,9 +184,8 @@ TOLD = {
         "rename the columns with rename_columns": """field_messages message_property_mappings message_field_role
             message_field_content column_mapping""",
         "tokens are kept in the run's data/ directory": "data_output_dir dataset_prepared_path tokenized_path cache_dir",
-        "the language part trains, on images too; vision tower and projector stay frozen": """freeze_vision_tower freeze_vit
-            freeze_multi_modal_projector freeze_aligner freeze_language_model freeze_llm finetune_vision_layers
-            finetune_language_layers""",
+        "freeze_vision_tower, freeze_multi_modal_projector and freeze_language_model say which parts train": """
+            finetune_vision_layers finetune_language_layers freeze_mm_modules""",
         "the model's own processor is taken, whose files say how large images are": """processor_type
             image_size image_resize_algorithm image_max_pixels image_min_pixels max_pixels min_pixels""",
         "tokenised rows are recognised": "use_processed_dataset process_data",

@@ -155,6 +155,7 @@ class RunSettings:
     adapter: forge_algos.AdapterSettings
     packing: forge_algos.PackingSettings
     moe: forge_algos.MoESettings
+    parts: forge_algos.PartSettings
     device: forge_accel.DeviceSettings
     strategy: forge_dist.StrategySettings
     launch: forge_dist.LaunchSettings
@@ -169,8 +170,7 @@ class RunSettings:
 
     def resolved(self, name: str, value: object, reason: str) -> Self:
         """Return a copy with a value chosen for a setting that was left open, and the reason."""
-        group = next(owner for owner, field in flat_fields(type(self)) if field.name == name)
-        chosen = self.with_value(group, name, value)
+        chosen = self.with_value(next(owner for owner, field in flat_fields(type(self)) if field.name == name), name, value)
         # The log names the value with its reason ("float32: the exact choice"); beside a setting it stands already.
         return attrs.evolve(chosen, origins={**self.origins, name: f"chosen: {reason.removeprefix(f'{value}: ')}"})
 

@@ -12,6 +12,7 @@ import forge_data
 from forge._errors import SettingsError
 from forge.settings._backends import FORGE
 from forge.settings._settings import row_tokens
+from forge.tasks._parts import check_any_images
 from forge.tasks.items._items import VIRTUAL, padding
 from forge.tasks.items._pairs import LoneAnswers, Pairs
 from forge.tasks.items._prompts import Prompts
@@ -39,6 +40,7 @@ def check_images(s: Any, *stores: Any) -> None:
     Raises:
         SettingsError: the one that stands against them, and what to do.
     """
+    check_any_images(s, stores[0])
     if not has_images(*stores):
         return
     if any(store.kind == "preference" for store in stores if store is not None) and not image_inputs(s).joins:

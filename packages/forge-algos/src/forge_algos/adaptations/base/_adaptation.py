@@ -8,7 +8,9 @@ import attrs
 import torch
 from torch import nn
 
+from forge_algos._modules import language_modules
 from forge_algos.adaptations.base._parts import numbers_by_part
+from forge_algos.adaptations.base._targets import LANGUAGE, Parts
 from forge_algos.adaptations.base._unfrozen import freeze_others
 from forge_algos.settings._adapter import AdapterSettings
 
@@ -77,6 +79,8 @@ class Context:
     """Measures the directions in which the inputs of targets vary (init_lora_weights=eva)."""
     new_tokens: tuple[int, ...] = ()
     """Ids of new tokens, whose rows train beside an adapter of PEFT."""
+    parts: Parts = LANGUAGE
+    """Parts of a model of several modalities that the adaptation is for."""
 
 
 class Adaptation:
@@ -162,7 +166,10 @@ def _share(trained: int, total: int, *, of: str = "") -> str:
 
 def train_all(model: nn.Module, settings: AdapterSettings, context: Context) -> Adaptation:
     """Let every parameter train, or those that are named (adapter=none)."""
-    del context
+    if not context.parts.language:
+        for module in language_modules(model):
+            for parameter in module.parameters(recurse=False):
+                parameter.requires_grad = False
     if settings.unfrozen_parameters is not None:
         freeze_others(model, settings.unfrozen_parameters)
     return Adaptation(model)

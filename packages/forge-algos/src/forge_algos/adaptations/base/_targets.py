@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -16,7 +17,25 @@ from forge_algos.adaptations.base._parts import kind_of, score
 KINDS = ("attention", "mlp", "experts", "router", "all-linear")
 
 
-def resolve_targets(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
+class Parts(NamedTuple):
+    """Parts of a model of several modalities in which targets are looked for."""
+
+    language: bool = True
+    """Whether the language part is one; of a model of text alone, the model."""
+    beside: tuple[str, ...] = ()
+    """Full names of modules beside it, such as those of a vision tower."""
+
+    def modules(self, model: nn.Module) -> set[nn.Module]:
+        """Return the modules of these parts."""
+        found = language_modules(model) if self.language else set()
+        named = dict(model.named_modules())
+        return found.union(*(named[name].modules() for name in self.beside if name in named))
+
+
+LANGUAGE = Parts()
+
+
+def resolve_targets(model: nn.Module, targets: Sequence[str] | None, parts: Parts = LANGUAGE) -> list[str]:
     """Return the full names of linear layers and expert stacks that `targets` select.
 
     They are in the model's order. A target is a full name; the last part or parts of names (`q_proj`, `mlp.up_proj`,
@@ -24,10 +43,11 @@ def resolve_targets(model: nn.Module, targets: Sequence[str] | None) -> list[str
     `attention`: layers inside a module whose class is called so, or that projects queries, keys and values. `experts`: expert
     matrices, stacked or not. `router`: the linear layers that choose experts. `mlp`: the other linear layers of a decoder
     layer. `all-linear`, or None: all of these. The head over the vocabulary, and a reward model's `score`, are selected only by
-    their full names. Of a model of several modalities the language part alone is looked at: text runs no other.
+    their full names. Of a model of several modalities `parts` are looked at, by default the language part alone: text runs no
+    other.
     """
     stacks = expert_stacks(model)
-    known = _in_order(model, stacks)
+    known = _in_order(model, stacks, parts)
     ends = output_layers(model)
     inner = [name for name in known if name not in ends]
     found: set[str] = set()
@@ -41,15 +61,15 @@ def resolve_targets(model: nn.Module, targets: Sequence[str] | None) -> list[str
     return [name for name in known if name in found]
 
 
-def _in_order(model: nn.Module, stacks: Mapping[str, Stack]) -> list[str]:
+def _in_order(model: nn.Module, stacks: Mapping[str, Stack], parts: Parts) -> list[str]:
     """Return the names of all linear layers and stacks in the model's order."""
     found: list[str] = []
     homes: dict[int, list[str]] = {}
     for name, stack in stacks.items():
         homes.setdefault(id(stack.module), []).append(name)
-    language = language_modules(model)
+    inside = parts.modules(model)
     for name, module in model.named_modules():
-        if module in language:
+        if module in inside:
             found += [name] if is_linear(module) else homes.get(id(module), [])
     return found
 

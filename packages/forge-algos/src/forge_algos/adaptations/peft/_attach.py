@@ -97,7 +97,7 @@ def attach_peft(model: nn.Module, settings: AdapterSettings, context: Context) -
         AdapterError: the adapter cannot carry expert matrices, or not with these settings; a pattern fits no target; the
             initialisation does not fit one.
     """
-    targets, known = resolve_targets(model, settings.target_modules), expert_stacks(model)
+    targets, known = resolve_targets(model, settings.target_modules, context.parts), expert_stacks(model)
     stacks = {name: known[name] for name in targets if name in known}
     linear = [name for name in targets if name not in stacks]
     bypassed = [name for name in linear if settings.target_modules is None and _is_bypassed(model, name)]

@@ -19,7 +19,7 @@ from forge_algos._counted import counted
 from forge_algos._errors import AdapterError
 from forge_algos._experts import expert_stacks
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
-from forge_algos.adaptations.base._targets import is_linear, resolve_targets
+from forge_algos.adaptations.base._targets import Parts, is_linear, resolve_targets
 from forge_algos.adaptations.peft import _trained_rows as trained_rows
 from forge_algos.adaptations.peft._attach import PeftAdaptation, attached_by, check_tops, described, task_type_of
 from forge_algos.adaptations.peft._directory import CONFIG, WEIGHTS, StoredAdapter, stored_adapter
@@ -58,7 +58,7 @@ def attach_stored(model: nn.Module, settings: AdapterSettings, context: Context)
     targets = [name.removeprefix(_PREFIX).removesuffix(_A) for name in shapes if name.endswith(_A)]
     modules = dict(model.named_modules())
     linear = [name for name in targets if name in modules and is_linear(modules[name])]
-    wanted = _Wanted.of(model, settings)
+    wanted = _Wanted.of(model, settings, context.parts)
     check_tops(model, linear)
     config = _config(stored, settings, task_type_of(model))
     if isinstance(config.trainable_token_indices, list):  # PEFT's short form: rows of the embedding
@@ -237,12 +237,12 @@ class _Wanted:
     """Full names of modules that modules_to_save selects; None where it was left out."""
 
     @classmethod
-    def of(cls, model: nn.Module, settings: AdapterSettings) -> "_Wanted":
+    def of(cls, model: nn.Module, settings: AdapterSettings, parts: Parts) -> "_Wanted":
         """Resolve names on the bare model."""
         targets = whole = None
         if settings.target_modules is not None:
             stacks = expert_stacks(model)
-            names = resolve_targets(model, settings.target_modules)
+            names = resolve_targets(model, settings.target_modules, parts)
             targets = frozenset(stacks[name].parameter if name in stacks else name for name in names)
         if settings.modules_to_save is not None:
             whole = frozenset(trained_rows.resolve(model, settings.modules_to_save, sorted(targets or ())))

@@ -271,9 +271,38 @@ def adapter(draft: Draft) -> None:
         kind = "none"
     if kind != "none":
         draft.found["adapter"] = kind
+    _parts(draft, kind)
     _stored(draft, kind)
     if kind != "none" or draft.verb == "osft":
         _without_apollo(draft)
+
+
+_WITH_IMAGES = ("sft", "osft", "dpo", "orpo", "simpo")
+
+
+def _parts(draft: Draft, kind: object) -> None:
+    """Read which parts of a model train that takes images; Axolotl and TRL train all of them in full."""
+    left = draft.left
+    frozen = left.get("freeze_mm_modules")
+    if draft.library == "Axolotl" and frozen in (True, False, None):
+        left.pop("freeze_mm_modules", None)
+        if left.get("processor_type") and not frozen and kind == "none" and draft.verb in _WITH_IMAGES:
+            for name in ("freeze_vision_tower", "freeze_multi_modal_projector"):
+                draft.found[name] = False
+                draft.comments[name] = "every part trains there; leave it out for rows of text alone"
+    for key in [key for key in _PARTS if key in left]:
+        trains = left[key] is not _PARTS[key]
+        if trains and draft.verb not in _WITH_IMAGES:
+            draft.lose(key, f"forge {draft.verb} trains on text")
+        elif trains and kind != "none" and "projector" in key and draft.library == "LLaMA-Factory":
+            draft.lose(key, "LoRA has no layers in the projector there; set it to give it some")
+
+
+_PARTS = {
+    **dict.fromkeys(("freeze_vision_tower", "freeze_vit", "freeze_multi_modal_projector", "freeze_aligner"), True),
+    **dict.fromkeys(("freeze_language_model", "freeze_llm"), False),
+}
+"""Key → its value where the part is as it is left out."""
 
 
 def _without_apollo(draft: Draft) -> None:

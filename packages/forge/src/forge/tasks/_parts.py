@@ -1,0 +1,147 @@
+"""Which parts of a model train → what is loaded so, what is adapted, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import forge_algos
+import forge_dist
+from forge._errors import SettingsError
+from forge.tasks.items._items import VIRTUAL
+
+if TYPE_CHECKING:
+    from forge._progress import Reporter
+    from forge.tasks._task import Task
+
+
+def chosen_parts(s: Any) -> str:
+    """Return the first setting, NAME=VALUE, by which other parts train than usual; "" for none."""
+    usual = forge_algos.PartSettings()
+    names = ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model")
+    return next((f"{name}={value}" for name in names if (value := getattr(s.parts, name)) != getattr(usual, name)), "")
+
+
+def check_parts(task: Task, s: Any) -> None:
+    """Refuse parts that a verb's rows do not train, or an adapter does not.
+
+    Raises:
+        SettingsError: the setting, and what to do.
+    """
+    if not (chosen := chosen_parts(s)):
+        return
+    if not task.images:
+        raise SettingsError(
+            f"{chosen} has no effect with forge {task.name}: its rows are text, on which no vision tower computes. Leave it "
+            "out, or take a verb whose rows may have images: sft, dpo, orpo, simpo."
+        )
+    adapter = s.adapter.adapter
+    if adapter == "osft":
+        raise SettingsError(
+            f"{chosen} and adapter=osft: it protects directions of the language part's matrices, and what a trained tower or "
+            "projector does to them is not bounded by that. Leave it out, or use adapter=lora."
+        )
+    if adapter in VIRTUAL or adapter == "ia3":
+        raise SettingsError(
+            f"{chosen} and adapter={adapter}, which is put into the language part alone: use adapter=lora or none, or leave it "
+            "out."
+        )
+
+
+def check_any_images(s: Any, store: Any) -> None:
+    """Raise SettingsError where parts are to train on images, and no training row has any."""
+    if (chosen := chosen_parts(s)) and not getattr(store, "has_images", False):
+        raise SettingsError(
+            f"{chosen}: no row of data_path has an image, so that vision tower and projector would have nothing to train on. "
+            "Leave it out, or give rows with images."
+        )
+
+
+def loaded_parts(s: Any) -> tuple[str, ...]:
+    """Return the parts whose own weights train, for `LoadRequest.trained`.
+
+    An adapter's base is frozen as a whole later.
+    """
+    return s.parts.trained if s.adapter.adapter == "none" else ("language_model",)
+
+
+def adapted_parts(s: Any, model: Any) -> dict[str, Any]:
+    """Return the arguments of `forge_algos.adapt` that say for which parts of a model it is."""
+    if not chosen_parts(s):
+        return {}
+    found = forge_dist.vision_parts(model, s.parts.beside)
+    return {"language": not s.parts.freeze_language_model, "beside": [name for names in found.values() for name in names]}
+
+
+def freeze_unreached(
+    s: Any,
+    model: Any,
+    images: Sequence[forge_algos.ImageDocument],
+    unreached: Callable[[forge_algos.ImageDocument], Sequence[str]],
+) -> Sequence[str]:
+    """Freeze trained weights that no image reaches, and return their names; collective.
+
+    LLaVA reads a layer before the last one, and a pooling head is of no use here. Such weights would only decay.
+    """
+    names = unreached(images[0]) if s.adapter.adapter == "none" and s.parts.beside and images else ()
+    for name in names:
+        model.get_parameter(name).requires_grad = False
+    return names
+
+
+def report_parts(s: Any, model: Any, report: Reporter) -> None:
+    """Log how much trains of each part of an adapted model; errors as `check_trained`."""
+    moving = check_trained(s, model)
+    if chosen_parts(s):
+        said = [f"{part} {sum(p.numel() for p in weights):,}" for part, weights in moving.items()]
+        report.note(f"parts: weights that train: {', '.join(said)}")
+
+
+def check_trained(s: Any, model: Any) -> dict[str, list[Any]]:
+    """Return part → its weights that train, of a model with its adapter.
+
+    Raises:
+        SettingsError: a part that is to train has no weight that does, or the adapter of adapter_path has some of a frozen one.
+    """
+    chosen, bare = chosen_parts(s), model.get_base_model() if hasattr(model, "peft_config") else model
+    if not forge_dist.is_multimodal(bare.config) or not (chosen or s.adapter.adapter_path):
+        return {}
+    try:
+        parts = _parts_of(bare)
+    except forge_dist.ModelError:
+        if chosen:
+            raise
+        return {}  # nobody asked for parts that this model does not name
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    moving = {part: [p for p in weights if id(p) in trained] for part, weights in parts.items()}
+    for part, weights in moving.items():
+        setting, frozen = f"freeze_{part}", getattr(s.parts, f"freeze_{part}")
+        if not frozen and not weights and part != "language_model":
+            raise SettingsError(f"{setting}=False: nothing of it would train: {_why_none(s, part)}.")
+        if frozen and weights and s.adapter.adapter_path:
+            raise SettingsError(f"the adapter in adapter_path has weights of what {setting}=True freezes: set {setting}=False.")
+    return moving
+
+
+def _why_none(s: Any, part: str) -> str:
+    if s.adapter.adapter_path:
+        return f"the adapter in adapter_path has no layer of it. Leave freeze_{part} out"
+    given = "target_modules" if s.adapter.adapter != "none" else "unfrozen_parameters"
+    if getattr(s.adapter, given) is not None:
+        return f"{given} names nothing of it. Name some of it too, or leave freeze_{part} out"
+    return (
+        f"adapter={s.adapter.adapter} is put into linear layers, and it has none (Gemma 3's projector is a bare matrix). Use "
+        f"adapter=none, or name its module in modules_to_save, which trains it whole"
+    )
+
+
+def _parts_of(bare: Any) -> dict[str, list[Any]]:
+    """Return vision tower, projector and language part → their weights."""
+    both, named = ("vision_tower", "multi_modal_projector"), dict(bare.named_parameters())
+    outer = {part: tuple(names) for part, names in forge_dist.vision_parts(bare, both).items()}
+    found = {
+        part: [p for name, p in named.items() if name in names or name.startswith(tuple(f"{each}." for each in names))]
+        for part, names in outer.items()
+    }
+    held = {id(p) for weights in found.values() for p in weights}
+    return {"language_model": [p for p in named.values() if id(p) not in held], **found}
