@@ -197,8 +197,9 @@ def test_a_killed_run(given: dict[str, Any], plain: Path, tmp_path: Path) -> Non
 
 
 def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    """Changed or gone, it stops the run with its row and file; put back, the run goes on to the same end."""
-    data = pictures.rows(tmp_path)
+    """Changed or gone, it stops the run with its row and file; put back, elsewhere too, the run goes on to the same end."""
+    (tmp_path / "here").mkdir()
+    data = pictures.rows(tmp_path / "here")
     settings = given | {"data_path": str(data), "full_state_every_steps": 1}
     whole = forge.sft(**settings, ckpt_output_dir=tmp_path / "whole")
     plan = forge_packing.BatchPlan.load(whole.output_dir / "plan" / "plan.npz")
@@ -226,7 +227,9 @@ def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp
         forge.sft(**settings, ckpt_output_dir=run)
     assert (run / "full_state" / "latest").read_text().strip() == "step_2"
     file.write_bytes(before)
-    forge.sft(**settings, ckpt_output_dir=run)
+    data.parent.rename(tmp_path / "elsewhere")
+    forge.sft(**settings | {"data_path": str(tmp_path / "elsewhere" / data.name)}, ckpt_output_dir=run)
+    assert "images of data_path are read from where its rows name them now" in (run / "log.txt").read_text()
     assert figures(run) == figures(whole.output_dir)
     assert weights(run) == weights(whole.output_dir)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 
 import numpy as np
 import pytest
@@ -48,6 +49,7 @@ def broken(tmp_path):
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "cut.png").write_bytes(pictured.png()[:200])
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
     return tmp_path
 
 
@@ -56,6 +58,7 @@ def broken(tmp_path):
     [
         ("missing.png", "missing.png cannot be read: No such file or directory; give the file of an image"),
         ("folder", "folder is a directory; give the file of an image"),
+        ("pipe.png", "pipe.png is no regular file, but a pipe or a device; give the file of an image"),
         ("text.png", "text.png is no image that Pillow knows; give a PNG, JPEG or WebP file"),
         ("cut.png", "cut.png is a broken image: .*; mend it, or take the row out"),
         ("a\0b.png", "cannot be read: embedded null"),

@@ -1,12 +1,13 @@
 """Rows with images, from any kind of file → the same samples; refused where nobody trains them."""
 
 import json
+import shutil
 
 import datasets
 import numpy as np
 import pytest
 
-from forge_data import DataError, TokenStore, check_first_row, lint, prepare, prepare_prompts, tokenize
+from forge_data import DataError, TokenStore, check_first_row, lint, merge, prepare, prepare_prompts, tokenize
 from forge_data.linting._sample_table import SampleTable
 
 from ..pictured import pixels, png
@@ -57,6 +58,34 @@ def test_paths_begin_beside_the_file(store, folder, monkeypatch, tmp_path, model
     (images, texts) = (np.array([sum(image.stop - image.start for image in each.images) for each in store]), store.lengths)
     assert SampleTable.of(store).text_lengths.tolist() == (texts - images).tolist()
     assert not lint(folder / "train.jsonl", model, images=True).counts
+
+
+def test_rows_that_were_copied(folder, model, tmp_path, monkeypatch):
+    """Equal rows elsewhere name other files: a store of theirs has these, also of rows in memory and of parts; a text stays."""
+    for name in ("one", "other"):
+        shutil.copytree(folder, tmp_path / name)
+    (tmp_path / "other/pictures/0.png").write_bytes(png(7))
+
+    def prepared(name, **options):
+        monkeypatch.chdir(tmp_path / name)
+        rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+        given = {"file": tmp_path / name / "train.jsonl", "memory": rows, "texts": rows[3:]}
+        stores = {
+            kind: prepare(given[kind], model, tmp_path / kind, images=True, progress=False, **options) for kind in given
+        }
+        for kind in ("file", "memory"):
+            assert stores[kind][0].images[0].path == str(tmp_path / name / "pictures/0.png")
+        return [stores[kind].path.stat().st_ino for kind in given], stores["file"][0].images[0].sha256
+
+    first, sha256 = prepared("one")
+    assert prepared("one") == (first, sha256)
+    others, changed = prepared("other")
+    assert changed != sha256
+    assert [one == other for one, other in zip(first, others, strict=True)] == [False, False, True]
+    for number in (1, 2):
+        part = prepare(tmp_path / "one/train.jsonl", model, tmp_path / str(number), images=True, progress=False, shard=f"{number}/2")
+        assert part.image_directories == [str(tmp_path / "one")]
+    assert merge(tmp_path / "merged", [tmp_path / "1", tmp_path / "2"]).image_directories == [str(tmp_path / "one")]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "saved", "Dataset", "decoded", "list", "stream"])

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,13 +53,15 @@ def _bytes_of(image: Image, place: str) -> bytes:
     if image.data is not None:
         return image.data
     assert image.path is not None
+    remedy = "give the file of an image, relative to the rows' file or absolute"
     try:
-        return Path(image.path).read_bytes()
+        kind = os.stat(image.path).st_mode
+        # A pipe would wait for a writer, and a device has no end.
+        if stat.S_ISREG(kind):
+            return Path(image.path).read_bytes()
     except (OSError, ValueError) as error:
-        found = (
-            "is a directory" if isinstance(error, IsADirectoryError) else f"cannot be read: {getattr(error, 'strerror', error)}"
-        )
-        raise _error(image, place, found, "give the file of an image, relative to the rows' file or absolute") from error
+        raise _error(image, place, f"cannot be read: {getattr(error, 'strerror', error)}", remedy) from error
+    raise _error(image, place, "is a directory" if stat.S_ISDIR(kind) else "is no regular file, but a pipe or a device", remedy)
 
 
 def _decoded(data: bytes, image: Image, place: str) -> "Pixels":

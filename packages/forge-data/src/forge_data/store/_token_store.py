@@ -220,6 +220,11 @@ class TokenStore(Store):
         """Findings of the lint while the store was prepared; a view has its store's."""
         return LintReport.loads((self.path / LINT).read_text("utf-8"), str(self.path / LINT))
 
+    @property
+    def image_directories(self) -> list[str | None]:
+        """Directory of each source in which relative paths of images begin."""
+        return [source.directory for source in self._manifest.sources]
+
     def images_are_there(self) -> bool:
         """Tell whether the files of all images are there, with the bytes that they had."""
         seen: dict[tuple[str | None, str], bool] = {}
