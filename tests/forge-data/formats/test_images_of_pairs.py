@@ -86,7 +86,7 @@ def test_images_of_the_answers():
     ("row", "kind", "expected"),
     [
         (given() | {"images": ["a", "b"]}, DataError,
-         r"f:1: field images holds 2 images, and parts that are images stand in its messages 1 time; give each image its"),
+         r"f:1: field images holds 2 images, and parts that are images and do not say which stand in its messages 1 time; give each image its"),
         (given(), DataError, r"field prompt\[0\].content\[0\] is a part that is an image and does not say which"),
         ({"conversations": TURNS, **SIDES, "images": ["a", "b"]}, DataError,
          r"field images holds 2 images, and <image> stands in its texts 1 time"),
@@ -107,6 +107,10 @@ def test_images_of_the_answers():
          r"rejected is the same as chosen"),
         ({"prompt": [asked(image="a")], "chosen": calling("b", GOOD)[1:], "rejected": calling("c", BAD)[1:]}, BadPairError,
          r"chosen\[1\] is of the role 'tool', and there chosen and rejected begin to differ"),
+        ({"prompt": [asked(image="a")], "chosen": [GOOD], "rejected": [BAD], "images": ["b"]}, DataError,
+         r"parts that are images and do not say which stand in its messages 0 times"),
+        ({"prompt": [{"role": "user", "content": "a"}], "chosen": [GOOD, asked(), GOOD], "rejected": [BAD], "images": ["b"]},
+         BadPairError, r"f:1: chosen and rejected have the row's images in other places of the prompt"),
         ({"prompt": [asked(image="a")], "completion": [GOOD], "label": True}, DataError, r"and only text is trained here"),
     ],
 )  # fmt: skip

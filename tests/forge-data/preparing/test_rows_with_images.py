@@ -6,6 +6,7 @@ import shutil
 import datasets
 import numpy as np
 import pytest
+from PIL import Image as Pillow
 
 from forge_data import DataError, TokenStore, check_first_row, lint, merge, prepare, prepare_prompts, tokenize
 from forge_data.linting._sample_table import SampleTable
@@ -156,6 +157,26 @@ def test_a_token_of_an_image_in_a_text(model):
     assert "'<image_soft_token>', which stands for a part of an image of this model" in found.what
     (found,) = lint(rows, model).findings
     assert found.severity == "warn"
+
+
+def test_a_mark_without_images(model):
+    """`<image>` as letters is said of a row whose images may have another name, and of no row that has some."""
+    rows = [{"messages": MESSAGES, **more} for more in ({"pictures": ["a.png"]}, {"image": None}, {"image": pixels(0)})]
+    found = lint(rows, model, images=True).findings
+    assert [(each.rule, each.row, each.field) for each in found if each.rule != "duplicate_row"] == [
+        ("image_mark_in_text", row, "messages[0].content") for row in (0, 1)
+    ]
+    assert {each.rule for each in lint(rows[:2], model).findings} == {"duplicate_row"}
+
+
+def test_less_than_a_person_sees(model, tmp_path):
+    """An image of 16 bits is found in its field, once, whichever of the row's samples have it."""
+    deep = Pillow.new("I;16", (9, 9), 900)
+    sides = [{"role": "assistant", "content": text} for text in ("a cat", "a dog")]
+    rows = [{"prompt": MESSAGES[:1], "chosen": sides[:1], "rejected": sides[1:], "image": deep}]
+    (found,) = prepare(rows, model, tmp_path / "store", images=True, progress=False).lint.findings
+    assert (found.rule, found.severity, found.place, found.field) == ("lossy_image", "warn", "data_path[0]", "image")
+    assert "more than 8 bits a pixel" in found.what
 
 
 def test_pairs(folder, model, tmp_path):

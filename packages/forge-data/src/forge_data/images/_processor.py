@@ -75,6 +75,10 @@ class ModelProcessor:
         self.token_ids = frozenset(number for number in processor.image_token_ids if isinstance(number, int))
         """Tokens that a model takes for parts of an image."""
 
+    def text_of(self, token_id: int) -> str:
+        """Return the text of a token, such as `<|image_pad|>`."""
+        return str(self._processor.tokenizer.convert_ids_to_tokens(token_id))
+
     def expand(self, text: str, images: "Sequence[Pixels]", place: str) -> Expanded:
         """Find what stands for each image of a text, whose placeholders a chat template wrote.
 
