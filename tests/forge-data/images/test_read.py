@@ -57,7 +57,7 @@ def saved(image, format, **options):
         (saved(Pillow.new("I;16", (2, 2), 700), "PNG"), ["more than 8 bits a pixel (Pillow's mode I;16)"]),
         (saved(Pillow.new("F", (2, 2), 0.5), "TIFF"), ["more than 8 bits a pixel (Pillow's mode F)"]),
         (saved(Pillow.new("RGBA", (2, 2), (9, 9, 9, 40)), "PNG"), ["transparent (alpha from 40)"]),
-        (saved(pictured.pixels().convert("P"), "PNG", transparency=bytes(9)), ["transparent (alpha from 0)"]),
+        (saved(pictured.pixels().convert("P"), "PNG", transparency=bytes(256)), ["transparent (alpha from 0)"]),
         (saved(pictured.pixels(), "GIF", save_all=True, append_images=[pictured.pixels(1)]), ["2 frames, and the first"]),
         (saved(pictured.pixels(), "MPO", save_all=True, append_images=[pictured.pixels(1)]), []),
         (saved(Pillow.new("RGBA", (2, 2), (9, 9, 9, 255)), "PNG"), []),
