@@ -95,7 +95,10 @@ def test_what_is_said_of_images(plain: Path, tmp_path: Path) -> None:
 
 
 def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps take what was planned, with pixels, the tower's forward and its weights in float32; what is not counted is said."""
+    """Steps take what was planned, with pixels, the tower's forward and its weights in float32; what is not counted is said.
+
+    Of a processor whose arrays do not join one sample a row is planned.
+    """
     monkeypatch.setattr(_memory, "_SMALL", 0)
     settings = {**given, "max_steps": 2}
     forge.sft(**settings, ckpt_output_dir=tmp_path / "run")
@@ -107,6 +110,14 @@ def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, mon
     plain = AutoModelForMultimodalLM.from_pretrained(model)
     assert phases["step"]["parts"]["weights"] >= 4 * plain.num_parameters()
     assert "samples with images are counted as packed, which not every model can be" in about["notes"]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(forge_data.ImageInputs, "joins", False)
+        forge.sft(**settings, ckpt_output_dir=tmp_path / "single")
+    single = json.loads((tmp_path / "single" / "memory.json").read_text())
+    taken = {phase["name"]: phase for phase in single["phases"]}
+    assert taken["step"]["planned"] == pytest.approx(taken["first steps"]["measured"], rel=0.2)
+    assert not any("counted as packed" in note for note in single["notes"])
 
     def needs_values(_: object) -> None:
         raise forge_algos.RehearsalError("a value")

@@ -57,6 +57,11 @@ class ImageInputs:
         )
         self._lock = Lock()
 
+    def using(self, tokenizer: "PreTrainedTokenizerBase") -> "ImageInputs":
+        """Put a tokenizer in use, in place of the one that was, and return this."""
+        self._processor.use(tokenizer)
+        return self
+
     @cached_property
     def joins(self) -> bool:
         """Whether the images of several texts are given to a model as one text's behind another's.

@@ -64,9 +64,9 @@ class ModelProcessor:
                 f"there are images, and the model has no processor of text and images, but {type(processor).__name__} alone; "
                 "use a model that takes images, or leave the images out"
             )
-        if tokenizer is not None:
-            processor.tokenizer = tokenizer
         self._processor = processor
+        if tokenizer is not None:
+            self.use(tokenizer)
         placeholder = getattr(processor, "image_token", None)
         if not isinstance(placeholder, str) or not placeholder or not hasattr(processor, "get_text_with_replacements"):
             raise self._legacy()
@@ -74,6 +74,10 @@ class ModelProcessor:
         """Text with which a chat template stands for an image."""
         self.token_ids = frozenset(number for number in processor.image_token_ids if isinstance(number, int))
         """Tokens that a model takes for parts of an image."""
+
+    def use(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Tokenize with `tokenizer` from now on."""
+        self._processor.tokenizer = tokenizer
 
     def text_of(self, token_id: int) -> str:
         """Return the text of a token, such as `<|image_pad|>`."""
