@@ -102,7 +102,8 @@ class ImageInputs:
             place: of the text, for errors.
 
         Raises:
-            DataError: another number of placeholders than of images, or an image that cannot be read.
+            DataError: another number of placeholders than of images, a token of an image in the text, or an image that cannot
+                be read.
         """
         placeholder = self._processor.placeholder
         if (found := text.count(placeholder)) != len(images):
@@ -116,7 +117,7 @@ class ImageInputs:
                 ids = self._processor.expand(text, pixels, place).ids
                 return (
                     {"input_ids": ids[None].astype(np.int64)}
-                    | self._processor.arrays(pixels, place)
+                    | self._processor.arrays(pixels, place, ids, text)
                     | self._processor.of_tokens(ids)
                 )
         finally:

@@ -99,13 +99,20 @@ class ModelProcessor:
         replacements = [Replacement(each["span"][0], each["span"][1], each["replacement"]) for each in offsets[0]]
         return Expanded(replacements, ids)
 
-    def arrays(self, images: "Sequence[Pixels]", place: str, ids: "NDArray[Any] | None" = None) -> "dict[str, NDArray[Any]]":
+    def count(self, ids: Any) -> int:
+        """Count the tokens that a model takes for parts of images."""
+        return int(np.isin(ids, [*self.token_ids]).sum())
+
+    def arrays(
+        self, images: "Sequence[Pixels]", place: str, ids: "NDArray[Any] | None" = None, text: str | None = None
+    ) -> "dict[str, NDArray[Any]]":
         """Make the arrays of the images of one text, as the processor does: pixels, sizes, ...
 
         Args:
             images: of the text, in order.
             place: of the row.
             ids: int[S], the tokens of the text, to be compared.
+            text: of these, where nothing was prepared.
 
         Raises:
             DataError: the processor refuses the images; its own message is included. Or it makes more or fewer tokens of them
@@ -113,9 +120,13 @@ class ModelProcessor:
         """
         # With a text of placeholders alone, since some processors make nothing of images without text.
         made = self._arrays(place, self.placeholder * len(images), images)
-        now, then = (
-            int(np.isin(tokens, [*self.token_ids]).sum()) for tokens in (made["input_ids"], () if ids is None else ids)
-        )
+        now, then = (self.count(tokens) for tokens in (made["input_ids"], () if ids is None else ids))
+        if ids is not None and now != then and text is not None:
+            named = next((name for each in self.token_ids if (name := self.text_of(each)) in text), "a token of one")
+            raise DataError(
+                f"{place}: its text has {named!r} in it, which stands for a part of an image of this model; take it out of the "
+                "text"
+            )
         if ids is not None and now != then:
             raise DataError(
                 f"{place}: {self.name} makes {now} tokens of the row's images, which were prepared as {then}; prepare the rows "
