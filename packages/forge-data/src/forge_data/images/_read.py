@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Pixels
 
 
+_THUMBNAIL = (192, 192)
+"""Pixels of the largest one."""
 _OPAQUE = 255
 _SHOWN = 300
 """Characters of a path that an error shows."""
@@ -49,6 +51,17 @@ def sha256_of(image: Image) -> str | None:
         return hashlib.sha256(_bytes_of(image, "")).hexdigest()
     except DataError:
         return None
+
+
+def thumbnail(image: Image) -> bytes | None:
+    """Return a small JPEG of an image as the model sees it; None where it is not there as it was."""
+    try:
+        pixels, _ = read_image(image, "")
+    except DataError:
+        return None
+    pixels.thumbnail(_THUMBNAIL)
+    pixels.save(file := io.BytesIO(), "JPEG", quality=80)
+    return file.getvalue()
 
 
 def name_of(image: Image) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._example import IGNORED, ROLES
+from forge_data._image import Image
 from forge_data._values import counted
 from forge_data.images._read import name_of
 from forge_data.viewing._token_text import Piece, TokenTexts, characters
@@ -56,6 +57,8 @@ class View:
     """Further fields of a prompt's row, as JSON."""
     images: list[tuple[int, int]] = attrs.field(factory=list)
     """Tokens [start, stop) of each image: the text of the first names the image, and the others have none."""
+    pictures: tuple[Image, ...] = ()
+    """The images themselves."""
 
     def runs(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
         """List the learned stretches [start, stop) of a part of the sample, in order."""
@@ -94,6 +97,7 @@ def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
             partner=standing.get(index, ("", None))[1],
             held_out=index in held_out,
             images=[(image.start, image.stop) for image in example.images],
+            pictures=example.images,
         )
 
 
