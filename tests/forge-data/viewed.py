@@ -67,6 +67,11 @@ class Store:
         return np.array([each.loss_count for each in self.examples])
 
     @property
+    def image_counts(self):
+        spans = [[image.stop - image.start for image in each.images] for each in self.examples]
+        return np.array([[len(each), sum(each)] for each in spans]).reshape(-1, 2)
+
+    @property
     def pairs(self):
         return np.arange(len(self)).reshape(-1, 2)
 

@@ -105,7 +105,10 @@ def test_what_is_said_of_images(plain: Path, tmp_path: Path) -> None:
 
 
 def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps take what was planned, with pixels, the tower's forward and its weights in float32; what is not counted is said."""
+    """Steps take what was planned, with pixels, the tower's forward and its weights in float32; what is not counted is said.
+
+    Of a processor whose arrays do not join one sample a row is planned.
+    """
     monkeypatch.setattr(_memory, "_SMALL", 0)
     settings = {**given, "max_steps": 2}
     forge.sft(**settings, ckpt_output_dir=tmp_path / "run")
@@ -117,6 +120,14 @@ def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, mon
     plain = AutoModelForMultimodalLM.from_pretrained(model)
     assert phases["step"]["parts"]["weights"] >= 4 * plain.num_parameters()
     assert "samples with images are counted as packed, which not every model can be" in about["notes"]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(forge_data.ImageInputs, "joins", False)
+        forge.sft(**settings, ckpt_output_dir=tmp_path / "single")
+    single = json.loads((tmp_path / "single" / "memory.json").read_text())
+    taken = {phase["name"]: phase for phase in single["phases"]}
+    assert taken["step"]["planned"] == pytest.approx(taken["first steps"]["measured"], rel=0.2)
+    assert not any("counted as packed" in note for note in single["notes"])
 
     def needs_values(_: object) -> None:
         raise forge_algos.RehearsalError("a value")
@@ -207,8 +218,9 @@ def test_a_killed_run(given: dict[str, Any], plain: Path, tmp_path: Path) -> Non
 
 
 def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    """Changed or gone, it stops the run with its row and file; put back, the run goes on to the same end."""
-    data = pictures.rows(tmp_path)
+    """Changed or gone, it stops the run with its row and file; put back, elsewhere too, the run goes on to the same end."""
+    (tmp_path / "here").mkdir()
+    data = pictures.rows(tmp_path / "here")
     settings = given | {"data_path": str(data), "full_state_every_steps": 1}
     whole = forge.sft(**settings, ckpt_output_dir=tmp_path / "whole")
     plan = forge_packing.BatchPlan.load(whole.output_dir / "plan" / "plan.npz")
@@ -236,7 +248,9 @@ def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp
         forge.sft(**settings, ckpt_output_dir=run)
     assert (run / "full_state" / "latest").read_text().strip() == "step_2"
     file.write_bytes(before)
-    forge.sft(**settings, ckpt_output_dir=run)
+    data.parent.rename(tmp_path / "elsewhere")
+    forge.sft(**settings | {"data_path": str(tmp_path / "elsewhere" / data.name)}, ckpt_output_dir=run)
+    assert "images of data_path are read from where its rows name them now" in (run / "log.txt").read_text()
     assert figures(run) == figures(whole.output_dir)
     assert weights(run) == weights(whole.output_dir)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,8 @@ import forge
 import forge_algos
 import forge_data
 import forge_packing
+from forge.tasks import _images
+from forge_data.images import _inputs
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
@@ -279,6 +282,21 @@ def test_what_cannot_have_images(
         getattr(forge, verb)(**given | more, ckpt_output_dir=tmp_path / "run")
     assert caught.value.exit_status == 2
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_done_once(whole: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked with and without the tokenizer, a run loads one processor, and makes the arrays of two short samples once."""
+    done: list[str] = []
+    load, call = _inputs.load_processor, forge_data.ImageInputs.__call__
+    monkeypatch.setattr(_inputs, "load_processor", lambda *given: done.append("processor") or load(*given))
+    monkeypatch.setattr(forge_data.ImageInputs, "__call__", lambda *given: done.append("sample") or call(*given))
+    monkeypatch.setattr(_images, "_known", {})
+    settings, tokenizer = SimpleNamespace(model=SimpleNamespace(model_path=str(model))), forge_data.load_tokenizer(model)
+    items = SimpleNamespace(store=forge_data.TokenStore.open(whole / "data" / "train"))
+    assert _images.images_join(settings)
+    documents = _images.image_documents(settings, tokenizer, items, None)
+    assert _images.image_documents(settings, tokenizer, items, None) is documents
+    assert (len(documents), done) == (2, ["processor", "sample", "sample"])
 
 
 def test_a_processor_whose_arrays_do_not_join(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_images_of_the_answers():
     ("row", "kind", "expected"),
     [
         (given() | {"images": ["a", "b"]}, DataError,
-         r"f:1: field images holds 2 images, and parts that are images stand in its messages 1 time; give each image its"),
+         r"f:1: field images holds 2 images, and parts that are images and do not say which stand in its messages 1 time; give each image its"),
         (given(), DataError, r"field prompt\[0\].content\[0\] is a part that is an image and does not say which"),
         ({"conversations": TURNS, **SIDES, "images": ["a", "b"]}, DataError,
          r"field images holds 2 images, and <image> stands in its texts 1 time"),
@@ -143,6 +143,10 @@ def test_images_of_the_answers():
          r"f:1: field conversations\[1\].value holds <image>, and the row has images"),
         ({"prompt": "a", "completion": "b", "label": True, "images": ["a"]}, DataError,
          r"field images is a list of 1, but prompt and completion are text"),
+        ({"prompt": [asked(image="a")], "chosen": [GOOD], "rejected": [BAD], "images": ["b"]}, DataError,
+         r"parts that are images and do not say which stand in its messages 0 times"),
+        ({"prompt": [{"role": "user", "content": "a"}], "chosen": [GOOD, asked(), GOOD], "rejected": [BAD], "images": ["b"]},
+         BadPairError, r"f:1: chosen and rejected have the row's images in other places of the prompt"),
     ],
 )  # fmt: skip
 def test_refused(row, kind, expected):

@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import os
+import warnings
 
 import numpy as np
 import pytest
@@ -44,10 +46,40 @@ def test_pixels_are_those_of_transformers(tmp_path, name, mode, orientation):
     assert other == sha256
 
 
+def saved(image, format, **options):
+    image.save(file := io.BytesIO(), format, **options)
+    return Image("images[0]", data=file.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("image", "lost"),
+    [
+        (saved(Pillow.new("I;16", (2, 2), 700), "PNG"), ["more than 8 bits a pixel (Pillow's mode I;16)"]),
+        (saved(Pillow.new("F", (2, 2), 0.5), "TIFF"), ["more than 8 bits a pixel (Pillow's mode F)"]),
+        (saved(Pillow.new("RGBA", (2, 2), (9, 9, 9, 40)), "PNG"), ["transparent (alpha from 40)"]),
+        (saved(pictured.pixels().convert("P"), "PNG", transparency=bytes(256)), ["transparent (alpha from 0)"]),
+        (saved(pictured.pixels(), "GIF", save_all=True, append_images=[pictured.pixels(1)]), ["2 frames, and the first"]),
+        (saved(pictured.pixels(), "MPO", save_all=True, append_images=[pictured.pixels(1)]), []),
+        (saved(Pillow.new("RGBA", (2, 2), (9, 9, 9, 255)), "PNG"), []),
+        (saved(pictured.pixels().convert("CMYK"), "JPEG"), []),
+    ],
+)
+def test_what_is_lost(image, lost):
+    """What a person would see of an image and the model does not is said."""
+    found = []
+    pixels, _ = read_image(image, "rows.jsonl:1", found)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert np.array_equal(np.asarray(pixels), np.asarray(load_image(Pillow.open(io.BytesIO(image.data)))))
+    assert len(found) == len(lost)
+    assert all(what in said for what, said in zip(lost, found, strict=True))
+
+
 def broken(tmp_path):
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "cut.png").write_bytes(pictured.png()[:200])
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
     return tmp_path
 
 
@@ -56,8 +88,10 @@ def broken(tmp_path):
     [
         ("missing.png", "missing.png cannot be read: No such file or directory; give the file of an image"),
         ("folder", "folder is a directory; give the file of an image"),
+        ("pipe.png", "pipe.png is no regular file, but a pipe or a device; give the file of an image"),
         ("text.png", "text.png is no image that Pillow knows; give a PNG, JPEG or WebP file"),
         ("cut.png", "cut.png is a broken image: .*; mend it, or take the row out"),
+        ("a" * 900, "aaa… cannot be read: File name too long; give the file"),
         ("a\0b.png", "cannot be read: embedded null"),
     ],
 )

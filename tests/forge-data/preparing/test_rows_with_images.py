@@ -1,10 +1,12 @@
 """Rows with images, from any kind of file → the same samples; refused where nobody trains them."""
 
 import json
+import shutil
 
 import datasets
 import numpy as np
 import pytest
+from PIL import Image as Pillow
 
 from forge_data import DataError, TokenStore, check_first_row, lint, merge, prepare, prepare_prompts, tokenize
 from forge_data.linting._sample_table import SampleTable
@@ -57,6 +59,34 @@ def test_paths_begin_beside_the_file(store, folder, monkeypatch, tmp_path, model
     (images, texts) = (np.array([sum(image.stop - image.start for image in each.images) for each in store]), store.lengths)
     assert SampleTable.of(store).text_lengths.tolist() == (texts - images).tolist()
     assert not lint(folder / "train.jsonl", model, images=True).counts
+
+
+def test_rows_that_were_copied(folder, model, tmp_path, monkeypatch):
+    """Equal rows elsewhere name other files: a store of theirs has these, also of rows in memory and of parts; a text stays."""
+    for name in ("one", "other"):
+        shutil.copytree(folder, tmp_path / name)
+    (tmp_path / "other/pictures/0.png").write_bytes(png(7))
+
+    def prepared(name, **options):
+        monkeypatch.chdir(tmp_path / name)
+        rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+        given = {"file": tmp_path / name / "train.jsonl", "memory": rows, "texts": rows[3:]}
+        stores = {kind: prepare(given[kind], model, tmp_path / kind, images=True, progress=False, **options) for kind in given}
+        for kind in ("file", "memory"):
+            assert stores[kind][0].images[0].path == str(tmp_path / name / "pictures/0.png")
+        return [stores[kind].path.stat().st_ino for kind in given], stores["file"][0].images[0].sha256
+
+    first, sha256 = prepared("one")
+    assert prepared("one") == (first, sha256)
+    others, changed = prepared("other")
+    assert changed != sha256
+    assert [one == other for one, other in zip(first, others, strict=True)] == [False, False, True]
+    for number in (1, 2):
+        part = prepare(
+            tmp_path / "one/train.jsonl", model, tmp_path / str(number), images=True, progress=False, shard=f"{number}/2"
+        )
+        assert part.image_directories == [str(tmp_path / "one")]
+    assert merge(tmp_path / "merged", [tmp_path / "1", tmp_path / "2"]).image_directories == [str(tmp_path / "one")]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "saved", "Dataset", "decoded", "list", "stream"])
@@ -127,6 +157,26 @@ def test_a_token_of_an_image_in_a_text(model):
     assert "'<image_soft_token>', which stands for a part of an image of this model" in found.what
     (found,) = lint(rows, model).findings
     assert found.severity == "warn"
+
+
+def test_a_mark_without_images(model):
+    """`<image>` as letters is said of a row whose images may have another name, and of no row that has some."""
+    rows = [{"messages": MESSAGES, **more} for more in ({"pictures": ["a.png"]}, {"image": None}, {"image": pixels(0)})]
+    found = lint(rows, model, images=True).findings
+    assert [(each.rule, each.row, each.field) for each in found if each.rule != "duplicate_row"] == [
+        ("image_mark_in_text", row, "messages[0].content") for row in (0, 1)
+    ]
+    assert {each.rule for each in lint(rows[:2], model).findings} == {"duplicate_row"}
+
+
+def test_less_than_a_person_sees(model, tmp_path):
+    """An image of 16 bits is found in its field, once, whichever of the row's samples have it."""
+    deep = Pillow.new("I;16", (9, 9), 900)
+    sides = [{"role": "assistant", "content": text} for text in ("a cat", "a dog")]
+    rows = [{"prompt": MESSAGES[:1], "chosen": sides[:1], "rejected": sides[1:], "image": deep}]
+    (found,) = prepare(rows, model, tmp_path / "store", images=True, progress=False).lint.findings
+    assert (found.rule, found.severity, found.place, found.field) == ("lossy_image", "warn", "data_path[0]", "image")
+    assert "more than 8 bits a pixel" in found.what
 
 
 def test_pairs(folder, model, tmp_path):

@@ -193,7 +193,7 @@ def test_contents_in_parts_alone(templated):
 FORGED = [
     ([0, f"see {START} here"], r"field messages\[0\].content has '<start_of_image>' in its text, which stands for an image"),
     ([f"see {START} here", "and", 0], r"field messages\[0\].content\[0\].text has '<start_of_image>'"),
-    ([0, "<image_soft_token>"], r"a text of the row has the token \d+ in it, which stands for a part of an image"),
+    ([0, "<image_soft_token>"], r"field messages\[0\] has '<image_soft_token>' in it, which stands for a part of an image"),
 ]
 
 

@@ -1,8 +1,12 @@
 """Images in the viewer: each is one piece, with its name and its number of tokens."""
 
+import base64
+import hashlib
+import io
 import json
 
 import attrs
+import pytest
 from hypothesis import given, strategies as st
 
 from forge_data import Image
@@ -11,6 +15,7 @@ from forge_data.viewing._show import text_of
 from forge_data.viewing._terminal import lines
 from forge_data.viewing._view import views
 
+from ..pictured import pixels, png
 from ..viewed import Store, example
 
 
@@ -60,3 +65,22 @@ def test_the_page(chatml_tokenizer):
     assert sample["images"] == [4, 9]
     assert sample["shared"]["4"] == "<image images[0], 5 tokens>"
     assert [sample["shared"][str(place)] for place in range(5, 9)] == [""] * 4
+    assert (sample["pictures"], json.loads(script)["pictures"]) == ([-1], [])
+
+
+def test_pictures_of_the_page(chatml_tokenizer, tmp_path):
+    """The page has a small picture of each image, as the model sees it, once; of a file that changed since it has none."""
+    pytest.importorskip("PIL")
+    from PIL import Image as Pillow
+
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    pixels(0, 20, 600).save(file := io.BytesIO(), "JPEG", exif=exif)
+    (tmp_path / "a.png").write_bytes(png(1))
+    held = [{"data": data, "sha256": hashlib.sha256(data).hexdigest()} for data in (file.getvalue(), png(1))]
+    gone = {"path": str(tmp_path / "a.png"), "sha256": "0" * 64}
+    samples = [pictured(chatml_tokenizer, **image) for image in (held[0], gone, held[1], held[0])]
+    data = page_data(views(Store(samples, chatml_tokenizer), range(4)), [])
+    assert [sample["pictures"] for sample in data["samples"]] == [[0], [-1], [1], [0]]
+    shown = [Pillow.open(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/jpeg;base64,")))) for uri in data["pictures"]]
+    assert [each.size for each in shown] == [(6, 192), (30, 20)]

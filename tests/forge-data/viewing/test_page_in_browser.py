@@ -1,11 +1,16 @@
 """The page in a real Chromium: what a person sees and can do."""
 
+import hashlib
+
+import attrs
 import pytest
 
+from forge_data import Image
 from forge_data.findings._finding import Finding
 from forge_data.viewing._page import write_page
 
 from ..browser import CHROMIUM, Browser
+from ..pictured import png
 from ..viewed import Store, chat, example
 
 pytestmark = [
@@ -213,3 +218,14 @@ def test_a_cut_character(opened):
     assert marks == [[False, "日"], [True, "⋯"], [True, "⋯"]]
     seen = page.run("[...document.querySelectorAll('#sample-4 .x')].map(x => getComputedStyle(x).display)")
     assert seen == ["inline", "none"]
+
+
+def test_an_image(browser, chatml_tokenizer, tmp_path):
+    """A sample shows its image where it stands, as one piece, and nothing is loaded for it."""
+    data = png()
+    image = Image("images[0]", data=data, sha256=hashlib.sha256(data).hexdigest(), start=4, stop=9)
+    made = attrs.evolve(chat(chatml_tokenizer, ("user", "what is it?"), ("assistant", "fine")), images=(image,))
+    browser.open(write_page(Store([made], chatml_tokenizer, name="demo"), [0], tmp_path / "page.html"))
+    shown = "[...document.querySelectorAll('.card img')].map(i => [i.naturalWidth, i.parentElement.dataset.t, i.parentElement.innerText])"
+    assert browser.run(shown) == [[30, "4", "<image images[0], 5 tokens>"]]
+    assert (browser.errors, browser.requests) == ([], [])

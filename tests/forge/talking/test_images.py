@@ -106,8 +106,13 @@ def test_a_conversation_about_an_image(
 
 def test_what_is_no_image_is_refused(pictured: Path, model_dir: Path) -> None:
     """Before a model is loaded where that can be; a model of text, and a placeholder in the text, by name."""
-    for image, found in (("https://a.b/c.png", "nothing is fetched"), ("c.png", "no such file"), (str(pictured), "is no file")):
-        with pytest.raises(forge.SettingsError, match=f"^image {image}: .*{found}"):
+    for image, found in (
+        ("https://a.b/c.png", "nothing is fetched"),
+        ("c.png", "no such file"),
+        ("data:image/png,a", "a data: URI"),
+        (str(pictured), "is no file"),
+    ):
+        with pytest.raises(forge.SettingsError, match=f"^image {image}.*: .*{found}"):
             forge.generate(pictured, "what?", image=[image])
     file = pictured / "0.png"
     with pytest.raises(
@@ -116,3 +121,5 @@ def test_what_is_no_image_is_refused(pictured: Path, model_dir: Path) -> None:
         forge.generate(model_dir, "what?", image=[file])
     with pytest.raises(forge.data.DataError, match="writes 2 of '<boi>', the placeholder of an image, for 1 image"):
         forge.generate(pictured, "is <boi> it?", image=[file])
+    with pytest.raises(forge.data.DataError, match="its text has '<img>' in it, which stands for a part of an image"):
+        forge.generate(pictured, "is <img> it?", image=[file])

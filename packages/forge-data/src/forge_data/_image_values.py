@@ -18,6 +18,10 @@ from forge_data._values import checked_text, describe
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://|(?<=data:))", re.IGNORECASE)
 _IN_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 """Modes of PIL images that a PNG file keeps as they are."""
+_ENCODED = re.compile("iVBORw0KGgo|/9j/|R0lGOD|UklGR")
+"""How PNG, JPEG, GIF and WebP begin in base64."""
+_LONGEST_NAME = 255
+"""Characters of a file's name; what is longer and begins so is no path."""
 _STRUCT = {"bytes", "path"}
 """Fields of an image of `datasets`, in tables too."""
 
@@ -107,6 +111,11 @@ def _named(place: str, field: str, value: str) -> Image:
         raise DataError(
             f"{place}: field {field} is {describe(value)}, and nothing is fetched while training; download it, and give the "
             "path of the file"
+        )
+    if len(value) > _LONGEST_NAME and _ENCODED.match(value):
+        raise DataError(
+            f"{place}: field {field} is {describe(value)}, bytes in base64 that do not say so; write data:image/png;base64, (or "
+            "jpeg, ...) before them"
         )
     if not value.strip() or "\0" in value:
         raise DataError(f"{place}: field {field} is {describe(value)}, which is no path; give the path of the image's file")

@@ -19,7 +19,7 @@ TEMPLATE_FIELDS = ("tools", "documents", "chat_template_kwargs", "unmask")
 
 IMAGE_FIELDS = ("images", "image")
 """Columns of a row with the images of its messages: several, or one."""
-_MARK = "<image>"
+IMAGE_MARK = "<image>"
 """What stands for an image in a text, in rows for LLaVA and LLaMA-Factory."""
 
 
@@ -90,9 +90,10 @@ def _with_images(place: str, fields: Fields, turns: Turns, field_of: FieldOf) ->
         messages, places = _at_marks(place, fields, turns.messages, field_of)
         if not places:
             messages, places = _before_user(place, turns.messages, given), len(given)
-        what = f"{_MARK} stands in its texts"
+        what = f"{IMAGE_MARK} stands in its texts"
     else:
-        messages, places, what = turns.messages, len(open_places), "parts that are images stand in its messages"
+        messages, places = turns.messages, len(open_places)
+        what = "parts that are images and do not say which stand in its messages"
     if places != len(given):
         raise DataError(
             f"{place}: field {given[0].field.partition('[')[0]} holds {counted(len(given), 'images')}, and {what} "
@@ -121,16 +122,16 @@ def _at_marks(place: str, fields: Fields, messages: list[Message], field_of: Fie
     made, places = [*messages], 0
     for index, message in enumerate(messages):
         content = message.get("content") or ""
-        if _MARK in content:
+        if IMAGE_MARK in content:
             if message["role"] == "assistant":
                 raise DataError(
-                    f"{place}: field {field_of(fields, index, 'content', 'completion')} holds {_MARK}, and the row has images; "
+                    f"{place}: field {field_of(fields, index, 'content', 'completion')} holds {IMAGE_MARK}, and the row has images; "
                     "what a model writes is text: take it out, or give images as parts of the messages"
                 )
-            parts: list[str | None] = [content.partition(_MARK)[0]]
-            for text in content.split(_MARK)[1:]:
+            parts: list[str | None] = [content.partition(IMAGE_MARK)[0]]
+            for text in content.split(IMAGE_MARK)[1:]:
                 parts += [None, text]
-            places += content.count(_MARK)
+            places += content.count(IMAGE_MARK)
             made[index] = message | {"content": joined_parts(parts)}
     return made, places
 

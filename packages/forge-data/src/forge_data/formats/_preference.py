@@ -177,6 +177,12 @@ def _check_pair(place: str, chosen: Chat | Text, rejected: Chat | Text, before: 
     if isinstance(chosen, Text) or isinstance(rejected, Text):
         return
     shared = _shared_messages(_messages(chosen), _messages(rejected))
+    if shared < before:
+        raise BadPairError(
+            f"{place}: chosen and rejected have the row's images in other places of the prompt, so they answer two prompts; "
+            "give images as parts of its messages",
+            reason=PROMPTS_DIFFER,
+        )
     for name, side in zip(_SIDES, (chosen, rejected), strict=True):
         own = side.messages[shared:]
         if own and own[0]["role"] != "assistant":

@@ -66,6 +66,11 @@ class ImageInputs:
         )
         self._lock = Lock()
 
+    def using(self, tokenizer: "PreTrainedTokenizerBase") -> "ImageInputs":
+        """Put a tokenizer in use, in place of the one that was, and return this."""
+        self._processor.use(tokenizer)
+        return self
+
     @property
     def joins(self) -> bool:
         """Whether the images of several texts are given to a model in one array, padded or not."""
@@ -146,7 +151,8 @@ class ImageInputs:
             place: of the text, for errors.
 
         Raises:
-            DataError: another number of placeholders than of images, or an image that cannot be read.
+            DataError: another number of placeholders than of images, a token of an image in the text, or an image that cannot
+                be read.
         """
         placeholder = self._processor.placeholder
         if (found := text.count(placeholder)) != len(images):
@@ -160,7 +166,7 @@ class ImageInputs:
                 ids = self._processor.expand(text, pixels, place).ids
                 return (
                     {"input_ids": ids[None].astype(np.int64)}
-                    | self._processor.arrays(pixels, place, ids)
+                    | self._processor.arrays(pixels, place, ids, text)
                     | self._processor.of_tokens(ids)
                 )
         finally:

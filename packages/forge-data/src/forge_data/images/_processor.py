@@ -111,10 +111,10 @@ class ModelProcessor:
                 f"there are images, and the model has no processor of text and images, but {type(processor).__name__} alone; "
                 "use a model that takes images, or leave the images out"
             )
-        if tokenizer is not None:
-            processor.tokenizer = tokenizer
         self._processor = processor
         self._recording = Lock()
+        if tokenizer is not None:
+            self.use(tokenizer)
         placeholder = getattr(processor, "image_token", None)
         if not isinstance(placeholder, str) or not placeholder or not hasattr(processor, "get_text_with_replacements"):
             raise self._legacy()
@@ -125,6 +125,14 @@ class ModelProcessor:
         others = [token for name in _OF_OTHERS for token in getattr(processor, name, None) or ()]
         self.other_token_ids = frozenset(token for token in others if isinstance(token, int)) - self.token_ids
         """Tokens that it takes for parts of a video or a sound."""
+
+    def use(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Tokenize with `tokenizer` from now on."""
+        self._processor.tokenizer = tokenizer
+
+    def text_of(self, token_id: int) -> str:
+        """Return the text of a token, such as `<|image_pad|>`."""
+        return str(self._processor.tokenizer.convert_ids_to_tokens(token_id))
 
     def expand(self, text: str, images: "Sequence[Pixels]", place: str) -> Expanded:
         """Find what stands for each image of a text, whose placeholders a chat template wrote.
@@ -186,24 +194,35 @@ class ModelProcessor:
                 self._processor.tokenizer = tokenizer
         return recorder.written
 
-    def arrays(self, images: "Sequence[Pixels]", place: str, ids: "NDArray[Any] | None" = None) -> "dict[str, NDArray[Any]]":
+    def count(self, ids: Any) -> int:
+        """Count the tokens that a model takes for parts of images."""
+        return int(np.isin(ids, [*self.token_ids]).sum())
+
+    def arrays(
+        self, images: "Sequence[Pixels]", place: str, ids: "NDArray[Any] | None" = None, text: str | None = None
+    ) -> "dict[str, NDArray[Any]]":
         """Make the arrays of the images of one text, as the processor does: pixels, sizes, ...
 
         Args:
             images: of the text, in order.
             place: of the row.
             ids: int[S], the tokens of the text, to be compared.
+            text: of these, where nothing was prepared.
 
         Raises:
             DataError: the processor refuses the images; its own message is included. Or it makes more or fewer tokens of them
                 than the text has.
         """
         # With a text of placeholders alone, since some processors make nothing of images without text.
-        text = self.placeholder * len(images) if ids is None or not self._arrays_of_places else self._stand_in(ids)
-        made = self._arrays(place, [text], [images])
-        now, then = (
-            int(np.isin(tokens, [*self.token_ids]).sum()) for tokens in (made["input_ids"], () if ids is None else ids)
-        )
+        stand_in = self.placeholder * len(images) if ids is None or not self._arrays_of_places else self._stand_in(ids)
+        made = self._arrays(place, [stand_in], [images])
+        now, then = (self.count(tokens) for tokens in (made["input_ids"], () if ids is None else ids))
+        if ids is not None and now != then and text is not None:
+            named = next((name for each in self.token_ids if (name := self.text_of(each)) in text), "a token of one")
+            raise DataError(
+                f"{place}: its text has {named!r} in it, which stands for a part of an image of this model; take it out of the "
+                "text"
+            )
         if ids is not None and now != then:
             raise DataError(
                 f"{place}: {self.name} makes {now} tokens of the row's images, which were prepared as {then}; prepare the rows "

@@ -3,6 +3,8 @@
 import hashlib
 import io
 import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +15,20 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Pixels
 
 
-def read_image(image: Image, place: str) -> "tuple[Pixels, str]":
+_THUMBNAIL = (192, 192)
+"""Pixels of the largest one."""
+_OPAQUE = 255
+_SHOWN = 300
+"""Characters of a path that an error shows."""
+
+
+def read_image(image: Image, place: str, lost: list[str] | None = None) -> "tuple[Pixels, str]":
     """Decode an image as transformers' `load_image` does, with the SHA-256 of its bytes.
 
     Args:
         image: the image; where it has a `sha256`, its bytes must still have it.
         place: of its row, such as `train.jsonl:417`.
+        lost: gets what of the image is not in its pixels.
 
     Raises:
         DataError: it is missing, unreadable, no image, too large, or another one than before.
@@ -32,7 +42,7 @@ def read_image(image: Image, place: str) -> "tuple[Pixels, str]":
             f"changed since the rows were prepared: its SHA-256 is {sha256}, and was {image.sha256}",
             "put it back, or prepare again",
         )
-    return _decoded(data, image, place), sha256
+    return _decoded(data, image, place, lost), sha256
 
 
 def sha256_of(image: Image) -> str | None:
@@ -41,6 +51,17 @@ def sha256_of(image: Image) -> str | None:
         return hashlib.sha256(_bytes_of(image, "")).hexdigest()
     except DataError:
         return None
+
+
+def thumbnail(image: Image) -> bytes | None:
+    """Return a small JPEG of an image as the model sees it; None where it is not there as it was."""
+    try:
+        pixels, _ = read_image(image, "")
+    except DataError:
+        return None
+    pixels.thumbnail(_THUMBNAIL)
+    pixels.save(file := io.BytesIO(), "JPEG", quality=80)
+    return file.getvalue()
 
 
 def name_of(image: Image) -> str:
@@ -52,16 +73,18 @@ def _bytes_of(image: Image, place: str) -> bytes:
     if image.data is not None:
         return image.data
     assert image.path is not None
+    remedy = "give the file of an image, relative to the rows' file or absolute"
     try:
-        return Path(image.path).read_bytes()
+        kind = os.stat(image.path).st_mode
+        # A pipe would wait for a writer, and a device has no end.
+        if stat.S_ISREG(kind):
+            return Path(image.path).read_bytes()
     except (OSError, ValueError) as error:
-        found = (
-            "is a directory" if isinstance(error, IsADirectoryError) else f"cannot be read: {getattr(error, 'strerror', error)}"
-        )
-        raise _error(image, place, found, "give the file of an image, relative to the rows' file or absolute") from error
+        raise _error(image, place, f"cannot be read: {getattr(error, 'strerror', error)}", remedy) from error
+    raise _error(image, place, "is a directory" if stat.S_ISDIR(kind) else "is no regular file, but a pipe or a device", remedy)
 
 
-def _decoded(data: bytes, image: Image, place: str) -> "Pixels":
+def _decoded(data: bytes, image: Image, place: str, lost: list[str] | None) -> "Pixels":
     try:
         from PIL import Image as Pillow, ImageOps, UnidentifiedImageError
     except ImportError as error:
@@ -73,7 +96,13 @@ def _decoded(data: bytes, image: Image, place: str) -> "Pixels":
     try:
         with Pillow.open(io.BytesIO(data)) as opened:
             if limit is None or opened.width * opened.height <= limit:
-                return ImageOps.exif_transpose(opened).convert("RGB")
+                turned = ImageOps.exif_transpose(opened)
+                if turned.mode == "P" and isinstance(turned.info.get("transparency"), bytes):
+                    turned = turned.convert("RGBA")  # the same colours, without Pillow's warning
+                pixels = turned.convert("RGB")
+                if lost is not None:
+                    lost += _lost(opened)
+                return pixels
         found = f"{opened.width} x {opened.height} pixels"
     except (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning) as error:
         found = str(error)
@@ -85,6 +114,21 @@ def _decoded(data: bytes, image: Image, place: str) -> "Pixels":
     raise _error(image, place, f"has too many pixels ({found}; Pillow's limit is {limit})", "make it smaller")
 
 
+def _lost(opened: "Pixels") -> Iterator[str]:
+    """Say what of an opened file its RGB pixels do not have."""
+    if opened.mode.startswith(("I", "F")):
+        yield f"it has more than 8 bits a pixel (Pillow's mode {opened.mode}), and all above 255 is white"
+    alpha = opened.getchannel("A") if "A" in opened.mode else None
+    if alpha is None and "transparency" in opened.info:
+        alpha = opened.convert("RGBA").getchannel("A")
+    if alpha is not None and (least := alpha.getextrema()[0]) < _OPAQUE:
+        yield f"parts of it are transparent (alpha from {least}), and the colours below are shown"
+    # A camera's JPEG may hold a preview or a map of depths as another frame.
+    if opened.format != "MPO" and (frames := getattr(opened, "n_frames", 1)) > 1:
+        yield f"it has {frames:,} frames, and the first is shown"
+
+
 def _error(image: Image, place: str, found: str, remedy: str) -> DataError:
-    what = f"{image.path} " if image.path is not None else "the image "
-    return DataError(f"{place}: field {image.field}: {what}{found}; {remedy}")
+    path = image.path
+    what = "the image" if path is None else path if len(path) <= _SHOWN else f"{path[:_SHOWN]}…"
+    return DataError(f"{place}: field {image.field}: {what} {found}; {remedy}")

@@ -13,6 +13,7 @@ from forge_data._errors import TokenizerError
 from forge_data._options import Options
 from forge_data.findings._finding import STOP, WARN, Finding
 from forge_data.findings._rules import Where, found
+from forge_data.formats._chat import IMAGE_MARK
 from forge_data.formats._format import FieldOf, Fields
 from forge_data.formats._samples import Chat, Document, Encoded, Sample, Text
 from forge_data.images._processor import load_processor
@@ -101,6 +102,9 @@ class RowLint:
         for index in range(view.first, len(view.chat.messages)):
             learned = view.wanted and view.learned[index]
             for part, text in texts_of(view.chat.messages[index]):
+                if self._images and not view.chat.images and IMAGE_MARK in text and not self._is_of_image(IMAGE_MARK):
+                    what = f"the text holds {IMAGE_MARK}, and the row has no images"
+                    yield found("image_mark_in_text", view.where, view.field(index, part), what)
                 # Searched here too, since the name of the field costs more than the search.
                 if self._suspect.search(text):
                     yield from self._text(view.where, view.field(index, part), text, learned=learned)

@@ -183,4 +183,11 @@ def _files(parts: list[list[SourceFile]]) -> list[SourceFile]:
 def _file(parts: Sequence[SourceFile]) -> SourceFile:
     """Add up what became of the parts of a file."""
     counts = {name: sum(getattr(part, name) or 0 for part in parts) for name in ("samples", "read", "kept")}
-    return attrs.evolve(parts[0], **counts, format=next((part.format for part in parts if part.format), None))
+    # Parts of several machines may have their images in unlike places.
+    places = {part.directory for part in parts if part.directory is not None}
+    return attrs.evolve(
+        parts[0],
+        **counts,
+        format=next((part.format for part in parts if part.format), None),
+        directory=places.pop() if len(places) == 1 else None,
+    )

@@ -89,6 +89,7 @@ class Outcome:
                 self.formats[number][0] if number in self.formats else None,
                 self.read[number],
                 self.kept[number],
+                each.directory,
             )
             for number, each in enumerate(sources)
         ]

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -161,7 +161,7 @@ def build(
         whole = sources
         sources, shard = known_part(sources, shard, inputs)
     remove_leftovers(directory)
-    existing = reusable(TokenStore, directory, inputs, shard)
+    existing = reusable(TokenStore, directory, inputs, shard, sources)
     if existing is not None:
         return existing
     counts = [source.count() for source in sources] if is_shown(progress) and shard is None else []
@@ -193,7 +193,7 @@ def build(
             writer.commit(manifest, outcome.findings.report(accounting.read).dumps())
         except StoreError:
             # Several processes may prepare the same store at once, as ranks do; all of them use the one that is there.
-            existing = reusable(TokenStore, directory, inputs, shard)
+            existing = reusable(TokenStore, directory, inputs, shard, sources)
             if existing is None:
                 raise
             return existing
@@ -239,8 +239,13 @@ def checked_directory(store_dir: str | os.PathLike[str]) -> Path:
     return directory
 
 
-def reusable(kind: type[S], directory: Path, inputs: str | None, shard: Shard | None = None) -> S | None:
-    """Open the store that is there, if it is complete and was made from the same."""
+def reusable(
+    kind: type[S], directory: Path, inputs: str | None, shard: Shard | None = None, sources: Sequence[Source] = ()
+) -> S | None:
+    """Open the store that is there, if it is complete and was made from the same.
+
+    Of rows with images in the same place too, and from the same images: equal rows name others elsewhere.
+    """
     if inputs is None or own_files(directory) is None:
         return None
     try:
@@ -249,11 +254,16 @@ def reusable(kind: type[S], directory: Path, inputs: str | None, shard: Shard | 
             return None
         # A damaged store is made anew, as its errors ask for; reading it costs no more than reading its sources did.
         store.verify()
-        if not store.images_are_there():
+        if store.has_images and not _shows_images(store, sources):
             return None
     except (StoreError, OSError):
         return None
     return store
+
+
+def _shows_images(store: Store, sources: Sequence[Source]) -> bool:
+    """Tell whether a store has the images that rows of sources name now."""
+    return store.image_directories == [each.directory for each in sources] and store.images_are_there()
 
 
 def as_trained(tokenizer: "PreTrainedTokenizerBase", accounting: Accounting) -> "PreTrainedTokenizerBase":

@@ -144,7 +144,7 @@ def prepare_questions(
     if part is not None:
         sources, part = known_part(sources, part, inputs)
     remove_leftovers(directory)
-    if (existing := reusable(PromptStore, directory, inputs, part)) is not None:
+    if (existing := reusable(PromptStore, directory, inputs, part, sources)) is not None:
         return existing
     with StoreWriter(directory) as writer:
         made = _PairWriter if isinstance(options, PairOptions) else _PromptWriter
@@ -178,7 +178,7 @@ def prepare_questions(
             writer.commit(manifest, None)
         except StoreError:
             # Several processes may prepare the same store at once, as ranks do; all of them use the one that is there.
-            if (existing := reusable(PromptStore, directory, inputs, part)) is None:
+            if (existing := reusable(PromptStore, directory, inputs, part, sources)) is None:
                 raise
             return existing
     if accounting.dropped:
@@ -290,6 +290,7 @@ class _PromptWriter:
                 each.indexed,
                 read=self._read[number],
                 kept=self._prompts[number],
+                directory=each.directory,
             )
             for number, each in enumerate(self._sources)
         ]

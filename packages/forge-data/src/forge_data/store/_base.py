@@ -269,6 +269,11 @@ class Store:
         """
         verify(self.path, self._manifest, self._files.stamps if changed else None)
 
+    @property
+    def image_directories(self) -> list[str | None]:
+        """Directory of each source in which relative paths of images begin."""
+        return [source.directory for source in self._manifest.sources]
+
     def images_are_there(self) -> bool:
         """Tell whether the files of all images are there, with the bytes that they had."""
         seen: dict[tuple[str | None, str], bool] = {}

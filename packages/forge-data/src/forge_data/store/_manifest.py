@@ -142,6 +142,8 @@ class SourceFile:
     """Rows read, as the accounting counts them; None in stores that do not say, as for `kept`."""
     kept: int | None = None
     """Rows that became samples."""
+    directory: str | None = None
+    """Where relative paths of images in its rows begin; known of stores with images alone."""
 
 
 @attrs.frozen(kw_only=True)
@@ -175,7 +177,7 @@ class Manifest:
         }
         # Only where there is one, so that earlier versions read all other stores.
         fields |= {"shard": attrs.asdict(shard)} if (shard := fields.pop("shard")) is not None else {}
-        fields["sources"] = [attrs.asdict(source) for source in self.sources]
+        fields["sources"] = [_written(source) for source in self.sources]
         fields["accounting"] = self.accounting.as_dict()
         return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
 
@@ -192,6 +194,12 @@ class Manifest:
         # No count gives the size of the records.
         names = [name for name in self.arrays if name not in ("records.bin", IMAGES, IMAGE_FILES)]
         return {name: counts.get(name, self.samples) * DTYPES[name].itemsize for name in names}
+
+
+def _written(source: SourceFile) -> dict[str, Any]:
+    """Return the fields of a source, without one that earlier versions do not know where it says nothing."""
+    fields = attrs.asdict(source)
+    return fields if source.directory is not None else {name: fields[name] for name in fields if name != "directory"}
 
 
 def own_files(directory: Path) -> tuple[int, set[str]] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
+import attrs
 import numpy as np
 
 from forge_data._disk import unwritten
@@ -170,6 +171,7 @@ class StoreWriter:
             given = [name for name in OPTIONAL if (self.partial / name).stat().st_size]
             if IMAGES not in given:
                 given = [name for name in given if name not in OF_IMAGES]
+                sources = [attrs.evolve(source, directory=None) for source in sources]
             arrays = arrays_of(kind, given)
             for name in set(DTYPES) - set(arrays):
                 (self.partial / name).unlink()

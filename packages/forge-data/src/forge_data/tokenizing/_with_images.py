@@ -7,7 +7,8 @@ import numpy as np
 
 from forge_data._errors import DataError
 from forge_data._image import Image
-from forge_data.formats._samples import Chat
+from forge_data.chat_template._trace import Run
+from forge_data.formats._samples import Chat, Note
 from forge_data.images._processor import ModelProcessor
 from forge_data.images._read import read_image
 from forge_data.masking._conversation import Conversation
@@ -27,8 +28,9 @@ class ImageSpans:
     """Characters that stand for each image."""
     ids: "NDArray[np.int32]"
     """int32[S], the processor's tokens of the whole text."""
-    token_ids: frozenset[int]
-    """Tokens that the model takes for parts of an image."""
+    processor: ModelProcessor
+    runs: list[Run]
+    """Characters of the text by message."""
 
     def tokens(self, ids: "NDArray[np.int32]", offsets: "NDArray[np.int64]") -> tuple[Image, ...]:
         """Return the images with the tokens that stand for each.
@@ -49,7 +51,7 @@ class ImageSpans:
                 "model cannot be trained here"
             )
         found = []
-        outside = np.isin(ids, [*self.token_ids])
+        outside = np.isin(ids, [*self.processor.token_ids])
         for image, (start, stop) in zip(self.images, self.spans, strict=True):
             (inside,) = np.nonzero((offsets[:, 0] >= start) & (offsets[:, 1] <= stop))
             if not len(inside):
@@ -61,10 +63,13 @@ class ImageSpans:
             outside[first:last] = False
             found.append(attrs.evolve(image, start=first, stop=last))
         if outside.any():
-            token = int(ids[int(np.argmax(outside))])
+            at = int(np.argmax(outside))
+            place, token = int(offsets[at, 0]), self.processor.text_of(int(ids[at]))
+            of = next((owner for start, stop, owner in self.runs if start <= place < stop and owner >= 0), None)
+            where = "a text of the row" if of is None else f"field messages[{of}]"
             raise DataError(
-                f"{self.place}: a text of the row has the token {token} in it, which stands for a part of an image of this "
-                "model; take it out of the text"
+                f"{self.place}: {where} has {token!r} in it, which stands for a part of an image of this model; take it out of "
+                "the text"
             )
         return tuple(found)
 
@@ -80,10 +85,12 @@ def expanded(chat: Chat, made: Conversation, processor: ModelProcessor) -> tuple
         return made, None
     pixels: list[Any] = []
     images: list[Image] = []
+    notes: list[Note] = []
     try:
         for image in chat.images[: made.images]:
-            decoded, sha256 = read_image(image, chat.place)
+            decoded, sha256 = read_image(image, chat.place, lost := [])
             pixels.append(decoded)
+            notes += [Note("lossy_image", image.field, what) for what in lost]
             images.append(attrs.evolve(image, sha256=sha256))
         written = processor.expand(made.text, pixels, chat.place)
     finally:
@@ -99,8 +106,9 @@ def expanded(chat: Chat, made: Conversation, processor: ModelProcessor) -> tuple
     conversation = attrs.evolve(
         made,
         text="".join([*parts, made.text[at:]]),
+        notes=(*made.notes, *notes),
         spans=[moved_span(span, starts, stops, sizes) for span in made.spans],
         runs=[(*moved((start, stop), starts, stops, sizes), owner) for start, stop, owner in made.runs],
     )
     spans = [(place - size, place) for place, size in zip(places, sizes, strict=True)]
-    return conversation, ImageSpans(chat.place, tuple(images), spans, written.ids, processor.token_ids)
+    return conversation, ImageSpans(chat.place, tuple(images), spans, written.ids, processor, conversation.runs)

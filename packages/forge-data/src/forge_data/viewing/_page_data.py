@@ -1,12 +1,15 @@
 """Views → data of the page: the text of each token once, samples as numbers into that table."""
 
+import base64
 import json
 import re
 from collections.abc import Iterable
 from typing import Any
 
 from forge_data._example import ROLES
+from forge_data._image import Image
 from forge_data.findings._finding import Finding
+from forge_data.images._read import thumbnail
 from forge_data.viewing._view import View
 
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
@@ -20,6 +23,7 @@ def page_data(views: Iterable[View], findings: Iterable[Finding], noun: str = "s
     samples: list[dict[str, Any]] = []
     kept = list(findings)
     on_row: dict[str, list[int]] = {}
+    pictures = _Pictures()
     for number, finding in enumerate(kept):
         on_row.setdefault(finding.place, []).append(number)
     for view in views:
@@ -27,17 +31,40 @@ def page_data(views: Iterable[View], findings: Iterable[Finding], noun: str = "s
             if token not in numbers:
                 numbers[token] = len(vocabulary)
                 vocabulary.append((token, piece.text, int(piece.special)))
-        samples.append(_sample(view, numbers, vocabulary) | {"findings": on_row.get(view.place, [])})
+        sample = _sample(view, numbers, vocabulary) | {"findings": on_row.get(view.place, [])}
+        samples.append(sample | {"pictures": [pictures.number(image) for image in view.pictures]})
     return {
         "noun": noun,
         "roles": ROLES,
         "vocabulary": vocabulary,
         "samples": samples,
+        "pictures": pictures.uris,
         "findings": [
             {"rule": f.rule, "severity": f.severity, "field": f.field, "what": f.what, "fix": f.fix, "texts": f.texts}
             for f in kept
         ],
     }
+
+
+_MOST_PICTURES = 2000
+"""Pictures of a page, of a few KB each; images beyond them are named alone."""
+
+
+class _Pictures:
+    """Small pictures of a page's images, each once."""
+
+    def __init__(self) -> None:
+        self.uris: list[str] = []
+        self._known: dict[str, int] = {}
+
+    def number(self, image: Image) -> int:
+        """Return the number of an image's picture; -1 where it is not there as it was."""
+        if image.sha256 not in self._known:
+            made = thumbnail(image) if len(self.uris) < _MOST_PICTURES else None
+            self._known[image.sha256] = -1 if made is None else len(self.uris)
+            if made is not None:
+                self.uris.append("data:image/jpeg;base64," + base64.b64encode(made).decode())
+        return self._known[image.sha256]
 
 
 def as_script(data: dict[str, Any]) -> str:

@@ -57,6 +57,8 @@ class View:
     """Further fields of a prompt's row, as JSON."""
     images: list[tuple[int, int]] = attrs.field(factory=list)
     """Tokens [start, stop) of each image: the text of the first names the image, and the others have none."""
+    pictures: tuple[Image, ...] = ()
+    """The images themselves."""
 
     def runs(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
         """List the learned stretches [start, stop) of a part of the sample, in order."""
@@ -92,6 +94,7 @@ def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
             partner=standing.get(index, ("", None))[1],
             held_out=index in held_out,
             images=[(image.start, image.stop) for image in example.images],
+            pictures=example.images,
         )
 
 

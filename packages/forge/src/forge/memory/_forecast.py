@@ -24,7 +24,7 @@ from forge.memory._memory_plan import MemoryPlan
 from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.tasks._base_kl import BaseDivergence
-from forge.tasks._images import image_documents, with_rehearsed_images
+from forge.tasks._images import image_documents, images_join, with_rehearsed_images
 from forge.tasks._parts import adapted_parts, freeze_unreached, loaded_parts
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
@@ -49,7 +49,7 @@ def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
         return _plan_of(bare, target)
     try:
         plan, note = _plan_of(bare, target), ""
-        if bare.planned.settings.packing.packing != "off":
+        if bare.planned.settings.packing.packing != "off" and images_join(bare.planned.settings):
             note = "samples with images are counted as packed, which not every model can be"
     except forge_algos.RehearsalError as error:
         plan = _plan_of(bare.with_plan(attrs.evolve(bare.planned, images=False)), target)

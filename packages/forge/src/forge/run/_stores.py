@@ -26,6 +26,10 @@ STORES = "stores"
 """Entry of run.json: name of each store → its fingerprint, by which one that was lost is known again."""
 
 
+_IMAGE_FILES = "image_files.bin"
+"""File of a store with the places of its images, which is no part of the fingerprint."""
+
+
 def fingerprints(task: Task, root: Path, names: Iterable[str]) -> dict[str, str]:
     """Verify the stores of a run that begins, and return the fingerprint of each.
 
@@ -84,12 +88,16 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
             differs = f"tokens {was[:12]} then, {new.fingerprint[:12]} now" if fault else _difference(found, new, report)
             raise SettingsError(
                 f"ckpt_output_dir {path}: the rows of {which} are not those that its run was made with ({differs}): the rows, "
-                f"the tokenizer or its template changed.{damaged} Put them back, or give another ckpt_output_dir."
+                f"their images, the tokenizer or its template changed.{damaged} Put them back, or give another ckpt_output_dir."
             )
+        moved = fault is None and found.sha256.get(_IMAGE_FILES) != new.sha256.get(_IMAGE_FILES)
+        if moved:
+            report.note(f"images of {which} are read from where its rows name them now: they are those of the run")
         if fault is not None:
             report.note(
                 f"WARNING: {fault}. It was made again from the rows of {which}: their tokens have the run's fingerprint"
             )
+        if fault is not None or moved:
             new.verify()
             if kept.exists():
                 remove_at_once(kept)

@@ -89,6 +89,8 @@ def check_image(path: str) -> None:
         SettingsError: saying what it is.
 
     """
+    if path[:5].lower() == "data:":
+        raise SettingsError(f"image {path[:40]}…: is a data: URI. Give the path of a PNG, JPEG or WebP file.")
     file = Path(path).expanduser()
     if _URL.match(path) and not file.exists():
         raise SettingsError(f"image {path}: nothing is fetched. Download it, and give the path of the file.")

@@ -34,6 +34,11 @@ def has_images(*stores: Any) -> bool:
     return any(getattr(store, "has_images", False) for store in stores if store is not None)
 
 
+def images_join(s: Any) -> bool:
+    """Return whether several samples with images may be given to the model at once, as far as its processor says."""
+    return image_inputs(s).joins
+
+
 def check_images(s: Any, *stores: Any) -> None:
     """Refuse settings with which rows with images cannot be trained.
 
@@ -43,7 +48,7 @@ def check_images(s: Any, *stores: Any) -> None:
     check_any_images(s, stores[0])
     if not has_images(*stores):
         return
-    if any(store.kind == "preference" for store in stores if store is not None) and not image_inputs(s).joins:
+    if any(store.kind == "preference" for store in stores if store is not None) and not images_join(s):
         raise SettingsError(
             "pairs of answers with images: the processor of this model makes unlike arrays of unlike images, which it does not "
             "pad, so that it is given one sample at a time, and the two answers of a pair are computed together. Learn the "
@@ -106,6 +111,9 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
     if not has_images(*stores):
         return []
     inputs, found = image_inputs(s, tokenizer), []
+    key = inputs, row_tokens(s), *((str(store.path), store.fingerprint) for store in stores)
+    if key in _tried:
+        return _tried[key]
     for store in stores:
         if has_images(store):
             with_some = store.image_counts[:, 0].nonzero()[0][:_TRIED].tolist()
@@ -118,23 +126,31 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
         found[1:] = (
             sorted(fitting, key=lambda each: sum(image.stop - image.start for image in each[0].images))[-1:] or found[1:]
         )
-    return [
+    _tried.clear()
+    _tried[key] = [
         forge_algos.ImageDocument(sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.images])
         for sample, place in found[:2]
     ]
+    return _tried[key]
 
 
+_tried: dict[Any, list[forge_algos.ImageDocument]] = {}
+"""Processor and stores of this process's run → two short documents, which are asked for twice."""
 _known: dict[str, tuple[Any, forge_data.ImageInputs]] = {}
 """Model path of this process's run → its tokenizer, and what makes the arguments of its images; loading it takes seconds."""
 
 
 def image_inputs(s: Any, tokenizer: Any = None) -> forge_data.ImageInputs:
-    """Return what makes the arguments of images, with the tokenizer of before if none is given."""
+    """Return what makes the arguments of images, with `tokenizer`, or with whichever there is."""
     path = s.model.model_path
-    if path not in _known or (tokenizer is not None and _known[path][0] is not tokenizer):
+    known, inputs = _known.get(path, (None, None))
+    if inputs is None or (known is not None and tokenizer is not None and known is not tokenizer):
         _known.clear()
-        _known[path] = tokenizer, forge_data.ImageInputs(path, tokenizer=tokenizer)
-    return _known[path][1]
+        inputs = forge_data.ImageInputs(path, tokenizer=tokenizer)
+    elif known is None and tokenizer is not None:
+        inputs = inputs.using(tokenizer)
+    _known[path] = known if tokenizer is None else tokenizer, inputs
+    return inputs
 
 
 def pads_images(s: Any) -> bool:

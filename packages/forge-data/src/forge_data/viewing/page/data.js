@@ -28,9 +28,18 @@ function isSpecial(sample, t) { return data.vocabulary[sample.tokens[t]][2] === 
 // The first and the last token + 1 of the image that a token stands for; null for a token of text.
 function imageAt(sample, t) {
   for (let i = 0; i < sample.images.length; i += 2) {
-    if (t >= sample.images[i] && t < sample.images[i + 1]) return [sample.images[i], sample.images[i + 1]];
+    if (t >= sample.images[i] && t < sample.images[i + 1]) return [sample.images[i], sample.images[i + 1], sample.pictures[i / 2]];
   }
   return null;
+}
+// A small picture of the image that a token is the first of; null for others, and where its file is not there as it was.
+function pictureAt(sample, t) {
+  const image = imageAt(sample, t);
+  if (image === null || image[0] !== t || image[2] < 0) return null;
+  const picture = make("img", "picture");
+  picture.src = data.pictures[image[2]];
+  picture.alt = "";
+  return picture;
 }
 function textOf(sample, t) { return sample.shared[t] ?? data.vocabulary[sample.tokens[t]][1]; }
 

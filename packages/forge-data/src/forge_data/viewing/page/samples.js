@@ -14,6 +14,8 @@ function token(sample, t) {
   if (isSpecial(sample, t)) element.classList.add("sp");
   // Seen with the edges of tokens, and wherever a mask cuts a character in two.
   if (sample.inside.has(t)) element.append(make("span", `x part${sample.marks[t] !== sample.marks[t - 1] ? " odd" : ""}`, "⋯"));
+  const picture = pictureAt(sample, t);
+  if (picture !== null) element.append(picture);
   spell(element, textOf(sample, t));
   // An image is one piece: its first token.
   element.hidden = (imageAt(sample, t)?.[0] ?? t) !== t;
