@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,7 +145,7 @@ class Answers:
             # Images are read once: the same ones are asked about at each measurement.
             self._asked = prompts_of(run.settings, run.tokenizer, self._prompts)
             self._sampler = sampler_of(run, _sampled_images(run.settings, run.tokenizer, self._asked))
-        asked = self._asked if first else []
+        asked, pictured = self._asked if first else [], any(each.inputs for each in self._asked)
         made = self._sampler.sample(
             [each.ids for each in asked],
             num_generations=1,
@@ -153,7 +154,7 @@ class Answers:
             top_p=1.0,
             top_k=1,
             seed=0,
-            images=[(lambda each=each: each.inputs) if each.inputs else None for each in asked],
+            images=[partial(dict, each.inputs) if each.inputs else None for each in asked] if pictured else None,
         )
         if not run.ranks.is_first:
             return

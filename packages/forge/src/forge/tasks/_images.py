@@ -111,7 +111,7 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
     if not has_images(*stores):
         return []
     inputs, found = image_inputs(s, tokenizer), []
-    key = inputs, row_tokens(s), *((str(store.path), store.fingerprint) for store in stores)
+    key = inputs, *((str(store.path), store.fingerprint) for store in stores)
     if key in _tried:
         return _tried[key]
     for store in stores:
