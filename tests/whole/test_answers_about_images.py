@@ -128,6 +128,7 @@ def test_divided_over_ranks(model: Path, folder: Path, tmp_path: Path) -> None:
         ),
         ("sft", {}, {"image": "https://a.b/c.png"}, "field image is .*, and nothing is fetched while training"),
         ("sft", {}, {"images": ["0.png", "1.png"], "prompt": "<image>?"}, "field images holds 2 images, and <image> stands"),
+        ("sft", {}, {"videos": ["a.mp4"]}, "asked.jsonl:1: has the field videos, and is asked with text and images alone"),
         ("sft", {"model_path": "TEXT"}, {"image": "0.png"}, "asked.jsonl:1: the chat template does not write it"),
         (
             "sft",

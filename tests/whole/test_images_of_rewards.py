@@ -69,6 +69,8 @@ class Pairs:
         lines = [json.loads(line) for line in data.read_text().splitlines()]
         rows = [lines[int(store.source(at).rpartition(":")[2]) - 1] for at in store.pairs[:, 0].tolist()]
         self.margins = [row["margin"] for row in rows]
+        self.found: list[float] = []
+        """The chosen answer's reward less the rejected one's, a mean for each loss."""
         self.sides = [[pictures.read(model, data.parent, row["prompt"] + row[side]) for side in SIDES] for row in rows]
         assert [[ids for ids, _ in both] for both in self.sides] == [
             [store[at].input_ids.tolist() for at in both] for both in store.pairs.tolist()
@@ -76,13 +78,15 @@ class Pairs:
 
     def loss(self, plain: Any, taken: list[int]) -> torch.Tensor:
         """Equation 1 of arXiv 2203.02155, with a margin and a penalty of the rewards' sum, one answer a forward."""
-        terms = []
+        terms, margins = [], []
         for at in taken:
             chosen, rejected = (
                 plain(torch.tensor([ids]), use_cache=False, **made).logits[0, 0] for ids, made in self.sides[at]
             )
             centered = GIVEN["centering"] * (chosen + rejected) ** 2
             terms.append(-logsigmoid(chosen - rejected - self.margins[at]) + centered)
+            margins.append(float(chosen.detach() - rejected.detach()))
+        self.found.append(sum(margins) / len(margins))
         return torch.stack(terms).mean()
 
 
@@ -122,6 +126,7 @@ def test_losses_are_those_of_plain_transformers(
     assert measured[:2] == pytest.approx([before, held()], rel=1e-5)
     assert figures(run.output_dir) == pytest.approx([loss for loss, _ in expected], rel=1e-5)
     assert figures(run.output_dir, "grad_norm") == pytest.approx([norm for _, norm in expected], rel=1e-4)
+    assert figures(run.output_dir, "margin") == pytest.approx(pairs.found, rel=1e-5, abs=1e-5)
     log = (run.output_dir / "log.txt").read_text()
     assert "could not be measured" not in log
     assert "images, for which" in log

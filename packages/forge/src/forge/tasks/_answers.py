@@ -24,6 +24,8 @@ from forge.tasks._task import Run, Task
 from forge.tasks.items._items import VIRTUAL
 
 _FILE = "answers.jsonl"
+_NOT_ASKED = ("video", "videos", "audio", "audios")
+"""Columns of rows with which a model would not be asked."""
 Messages = list[dict[str, Any]]
 
 
@@ -278,6 +280,10 @@ def _of_row(row: Any, where: str, folder: Path) -> Asked:
     asked = row.get(name)
     if isinstance(asked, str) and not asked.strip():
         asked = None
+    if (other := next((each for each in _NOT_ASKED if row.get(each)), None)) is not None:
+        raise SettingsError(
+            f"eval_prompts {where}: has the field {other}, and is asked with text and images alone. Take it out."
+        )
     if asked and _has_image(row):
         asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         while isinstance(asked, list) and _is_answer(asked):
