@@ -308,7 +308,7 @@ def test_rewards_are_given_images(given: dict[str, Any], data: Path, tmp_path: P
             {"reference": "moving", "reference_sync_steps": 1, "reference_mixup": 0.5, "max_steps": 4},
             marks=pytest.mark.slow,
         ),
-        ("grpo", {"loss_type": "gspo", "updates_per_pass": 2, "num_iterations": 1}),
+        pytest.param("grpo", {"loss_type": "gspo", "updates_per_pass": 2, "num_iterations": 1}, marks=pytest.mark.slow),
     ],
 )
 def test_any_micro_batches(verb: str, more: dict[str, Any], given: dict[str, Any], tmp_path: Path) -> None:
@@ -363,6 +363,7 @@ def test_a_killed_run(step: int, given: dict[str, Any], data: Path, tmp_path: Pa
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_an_image_that_changes_meanwhile(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stops the run with its row and file; put back, the run goes on."""
     data = pictures.prompts(tmp_path, 4)
