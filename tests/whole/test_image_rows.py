@@ -202,6 +202,20 @@ def test_images_at_the_same_places() -> None:
     assert "comes out otherwise than alone" in why
 
 
+def test_an_image_that_leaks_in_few_digits() -> None:
+    """In bfloat16 too, where the tokens of an image are few among many that come out as alone."""
+
+    def among_words(seed: int, words: int) -> forge_algos.ImageDocument:
+        given, more = document("gemma3", 1, seed), np.random.default_rng(seed).integers(5, 400, words)
+        types = np.pad(given.inputs["token_type_ids"], ((0, 0), (0, words)))
+        ids = np.concatenate([given.input_ids, more])
+        return forge_algos.ImageDocument(ids, {**given.inputs, "token_type_ids": types}, given.spans)
+
+    made = model("gemma3", "sdpa").to(torch.bfloat16)
+    way, why = forge_algos.pack_images(made, [among_words(2, 100), among_words(3, 104)], device=CPU)
+    assert way == "lines", why
+
+
 def test_a_model_without_a_way() -> None:
     """Documents whose images' arrays do not join have a row each, and several in a row are refused."""
     made, given = model("gemma3", "sdpa"), documents("gemma3")

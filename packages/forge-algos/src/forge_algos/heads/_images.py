@@ -265,6 +265,14 @@ def plain_tokens(document: ImageDocument) -> NDArray[np.bool_]:
     return plain
 
 
+def _image_places(document: ImageDocument) -> list[int]:
+    """Return the tokens of a document that are parts of images, without the marks around them if that is known."""
+    ids = np.asarray(document.input_ids)
+    kinds = [array[0] for array in document.inputs.values() if array.shape == (1, len(ids)) and array.any()]
+    inside = ~plain_tokens(document) & (kinds[0] != 0 if kinds else True)
+    return np.flatnonzero(inside).tolist()
+
+
 def _problem(
     model: nn.Module,
     documents: Sequence[ImageDocument],
@@ -285,7 +293,15 @@ def _problem(
     packed = cache(partial(_run, model, ids, images))
     with Compare(model, decides(model)) as compare:
         for at, name in ((1, "the first of two"), (3, "the second of two"), (2, "text between two")):
-            if not compare.equal(lambda at=at: packed()[places[at]], partial(_plain_forward, model, row[at], device)):
+            alone, inside = cache(partial(_plain_forward, model, row[at], device)), _image_places(row[at])
+            # In few digits half of the tokens may differ by more: those of images, where a leak shows, by themselves too.
+            if not compare.equal(lambda at=at: packed()[places[at]], alone) or (
+                inside
+                and not compare.equal(
+                    lambda at=at, inside=inside: packed()[places[at]][inside],
+                    lambda alone=alone, inside=inside: alone()[inside],
+                )
+            ):
                 return f"{name} comes out otherwise than alone"
         other = partial(_run, model, [ids[0], changed, *ids[2:]], images)
         if not compare.equal(lambda: packed()[places[3]], lambda: other()[places[3]]):
