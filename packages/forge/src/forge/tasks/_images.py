@@ -228,7 +228,7 @@ def take_images(
         model,
         [*documents] * 2,
         packing=s.packing.packing != "off",
-        pad=partial(_inputs(s).pad, more=True),
+        join=partial(_inputs(s).join, more=True),
         device=device,
         autocast=autocast,
     )

@@ -58,7 +58,7 @@ def image_row(
         return row
 
     def read() -> ImageInputs:
-        return inputs.pad(list(_each.map(inputs, samples, [store.source(int(i)) for i in indices])))
+        return inputs.join(list(_each.map(inputs, samples, [store.source(int(i)) for i in indices])))
 
     return ImageRow(packed=row, image_inputs=read)
 
