@@ -151,6 +151,29 @@ def test_a_missing_package(gemma3_directory, monkeypatch, error, expected):
         ImageInputs(gemma3_directory)
 
 
+def test_kinds_of_tokens_for_experts(gemma3_directory, monkeypatch):
+    """What a processor makes of each token for a model's experts (Ernie 4.5) is made again from ids."""
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(gemma3_directory)
+    call, kind = type(processor).__call__, type(processor)
+
+    def of_experts(self, ids):
+        return [[number % 2 for number in each] for each in ids]
+
+    def other(self, **given):
+        made = call(self, **given)
+        made["moe_mm_token_type_ids"] = np.array(of_experts(self, np.asarray(made["input_ids"]).tolist()))
+        return made
+
+    monkeypatch.setattr(kind, "create_moe_mm_token_type_ids", of_experts, raising=False)
+    monkeypatch.setattr(kind, "__call__", other)
+    _, example = encoded(gemma3_directory, *TURNS[1])
+    found = ImageInputs(processor)(example)
+    assert found["moe_mm_token_type_ids"].tolist() == [(example.input_ids % 2).tolist()]
+    assert found["token_type_ids"].sum() == 16
+
+
 def test_a_legacy_processor(gemma3_directory):
     """A processor that does not say what it writes for an image is refused by its class."""
     from transformers import AutoProcessor

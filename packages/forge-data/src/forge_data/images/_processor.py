@@ -28,7 +28,7 @@ _FILES = ("processor_config.json", "preprocessor_config.json")
 _BFLOAT16 = "bfloat16"
 _SIZES = ((64, 96), (160, 48), (220, 230), (24, 24), (300, 30), (20, 240))
 """Pixels of made-up images that a processor cuts or pads in unlike ways, if it does so at all."""
-_OF_TOKENS = ("mm_token_type_ids", "token_type_ids")
+_OF_TOKENS = ("mm_token_type_ids", "token_type_ids", "moe_mm_token_type_ids")
 """Arrays with a number for each token that processors make of the ids."""
 
 
@@ -240,7 +240,11 @@ class ModelProcessor:
         kinds = np.asarray(self._processor.create_mm_token_type_ids([ids.tolist()]), dtype=np.int64)
         # Beside the processor's numbers a tokenizer's own say which text a token is of, and there is one.
         first = self._arrays_of_tokens[0]
-        return {name: kinds if name == first else np.zeros_like(kinds) for name in self._arrays_of_tokens}
+        found = {name: kinds if name == first else np.zeros_like(kinds) for name in self._arrays_of_tokens}
+        for name in found.keys() & {_OF_TOKENS[-1]}:
+            # For the experts of Ernie 4.5, marks of images are of an image too.
+            found[name] = np.asarray(self._processor.create_moe_mm_token_type_ids([ids.tolist()]), dtype=np.int64)
+        return found
 
     @cached_property
     def _arrays_of_tokens(self) -> tuple[str, ...]:

@@ -42,8 +42,8 @@ def check_images(s: Any, *stores: Any) -> None:
         return
     if any(store.kind == "preference" for store in stores if store is not None) and not _inputs(s).joins:
         raise SettingsError(
-            "pairs of answers with images: the processor of this model makes unlike arrays of unlike images, which it does not "
-            "pad, so that it is given one sample at a time, and the two answers of a pair are computed together. Learn the "
+            "pairs of answers with images: the processor of this model makes arrays that are not joined, or joined in a way of "
+            "its own, so that it is given one sample at a time, and the two answers of a pair are computed together. Learn the "
             "chosen answers with sft, or take another model."
         )
     if s.backend.backend != FORGE:
