@@ -172,18 +172,24 @@ def images_of(run: Run) -> Images | None:
 
 
 def _check_layers_of_images(run: Run) -> None:
-    """Refuse several ranks for a model of which layers compute rows with images alone (Mllama).
+    """Refuse to divide a model of which layers compute rows with images alone (Mllama).
 
     A rank whose row has none, or that has no row in the end, would leave the others waiting for its part of these layers.
+    Ranks with whole copies (ddp) wait for no layer.
 
     Raises:
         SettingsError: naming the model.
     """
     configs = [getattr(module, "config", None) for module in run.model.modules()]
-    if run.ranks.world_size > 1 and any(getattr(each, "cross_attention_layers", None) for each in configs):
+    if (
+        run.ranks.world_size > 1
+        and run.strategy.name != "ddp"
+        and any(getattr(each, "cross_attention_layers", None) for each in configs)
+    ):
         raise SettingsError(
-            f"{run.settings.model.model_path} has layers that compute only where a row has an image, so that ranks would wait "
-            "for each other where some have none: train it on rows with images with nproc_per_node=1."
+            f"{run.settings.model.model_path} has layers that compute only where a row has an image, and "
+            f"strategy={run.strategy.name} divides them, so that ranks would wait for each other where some have none. Use "
+            "strategy=ddp, or one rank."
         )
 
 
