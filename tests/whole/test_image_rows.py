@@ -231,10 +231,10 @@ def test_padding_that_a_model_computes() -> None:
     """Rows are tried as they will be padded, documents alone as they are: a model that the padding moves has one a row."""
     made, given = model("gemma3", "sdpa"), documents("gemma3")
 
-    def pad(several: Sequence[Any]) -> list[Any]:
+    def scaled(several: Sequence[Any]) -> list[Any]:
         return [{name: array * 1.5 if name == "pixel_values" else array for name, array in each.items()} for each in several]
 
-    way, why = forge_algos.pack_images(made, given[:2], device=CPU, pad=pad)
+    way, why = forge_algos.pack_images(made, given[:2], device=CPU, join=scaled)
     assert way is None
     assert "comes out otherwise than alone" in why
 

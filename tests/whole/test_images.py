@@ -206,6 +206,20 @@ def test_two_ranks(strategy: str, given: dict[str, Any], tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_layers_of_images_alone(given: dict[str, Any], tmp_path: Path) -> None:
+    """Mllama's layers that attend to images have no part in rows without; ranks with copies train as one."""
+    model = pictures.save("mllama", tmp_path / "model")
+    numbers = range(12)
+    data = write_rows(tmp_path / "few.jsonl", [pictures.conversation(tmp_path, each, int(each % 3 == 0)) for each in numbers])
+    run = given | {"model_path": str(model), "data_path": str(data), "effective_batch_size": 3}
+    forge.sft(**run, ckpt_output_dir=tmp_path / "one")
+    run |= {"strategy": "ddp", "ckpt_output_dir": str(tmp_path / "two")}
+    run_on_ranks(run_verb, 2, "sft", run, joined=False)
+    assert figures(tmp_path / "two") == pytest.approx(figures(tmp_path / "one"), rel=1e-5)
+    assert figures(tmp_path / "two", "grad_norm") == pytest.approx(figures(tmp_path / "one", "grad_norm"), rel=1e-4)
+
+
+@pytest.mark.slow
 def test_a_killed_run(given: dict[str, Any], plain: Path, tmp_path: Path) -> None:
     """Killed in its second step and started again it ends with the same bits."""
     settings = given | {"full_state_every_steps": 1, "ckpt_output_dir": str(tmp_path / "run")}

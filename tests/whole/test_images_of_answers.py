@@ -123,7 +123,7 @@ def check(run: forge.RunResult, model: Path, data: Path, kl: bool) -> None:
         assert max(figures(run.output_dir, "kl")) > 0
 
 
-SINGLE = "the model's processor makes unlike arrays of unlike images"
+SINGLE = "the model's processor makes arrays that are not joined"
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_images_that_are_padded(data: Path, tmp_path: Path, monkeypatch: pytest.
     tried, pack_images = [], forge_algos.pack_images
 
     def spy(model: Any, documents: Any, **options: Any) -> Any:
-        tried.append((documents, options["pad"]([each.inputs for each in documents])))
+        tried.append((documents, options["join"]([each.inputs for each in documents])))
         return pack_images(model, documents, **options)
 
     monkeypatch.setattr(forge_algos, "pack_images", spy)

@@ -162,6 +162,29 @@ def test_a_missing_package(gemma3_directory, monkeypatch, error, expected):
         ImageInputs(gemma3_directory)
 
 
+def test_kinds_of_tokens_for_experts(gemma3_directory, monkeypatch):
+    """What a processor makes of each token for a model's experts (Ernie 4.5) is made again from ids."""
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(gemma3_directory)
+    call, kind = type(processor).__call__, type(processor)
+
+    def of_experts(self, ids):
+        return [[number % 2 for number in each] for each in ids]
+
+    def other(self, **given):
+        made = call(self, **given)
+        made["moe_mm_token_type_ids"] = np.array(of_experts(self, np.asarray(made["input_ids"]).tolist()))
+        return made
+
+    monkeypatch.setattr(kind, "create_moe_mm_token_type_ids", of_experts, raising=False)
+    monkeypatch.setattr(kind, "__call__", other)
+    _, example = encoded(gemma3_directory, *TURNS[1])
+    found = ImageInputs(processor)(example)
+    assert found["moe_mm_token_type_ids"].tolist() == [(example.input_ids % 2).tolist()]
+    assert found["token_type_ids"].sum() == 16
+
+
 def test_a_legacy_processor(gemma3_directory):
     """A processor that does not say what it writes for an image is refused by its class."""
     from transformers import AutoProcessor
@@ -206,8 +229,8 @@ def idefics3():
     return Idefics3Processor(image_processor=images, tokenizer=tokenizer, image_seq_len=1)
 
 
-@pytest.mark.parametrize(("make", "padded"), [(llava_next, {1}), (idefics3, {1})])
-def test_arrays_of_texts_that_share_a_forward(make, padded):
+@pytest.mark.parametrize("make", [llava_next, idefics3])
+def test_arrays_of_texts_that_share_a_forward(make):
     """They are padded as the processor pads those of a batch, along the dimensions in which they differ."""
     pytest.importorskip("torch")
     processor = make()
@@ -225,13 +248,13 @@ def test_arrays_of_texts_that_share_a_forward(make, padded):
             del each[name]
     shapes = {each["pixel_values"].shape[1:] for each in alone}
     assert len(shapes) > 1
-    found = inputs.pad([*alone, {}])
+    found = inputs.join([*alone, {}])
     assert found.pop() == {}
     for name, values in expected.items():
         assert np.array_equal(np.concatenate([each[name] for each in found]), values)
-    beyond = inputs.pad(alone, more=True)
+    beyond = inputs.join(alone, more=True)
     sizes = expected["pixel_values"].shape
-    assert {at for at in range(1, len(sizes)) if beyond[0]["pixel_values"].shape[at] > sizes[at]} == padded
+    assert {at for at in range(1, len(sizes)) if beyond[0]["pixel_values"].shape[at] > sizes[at]} == {1}
     assert len({each["pixel_values"].shape[1:] for each in beyond}) == 1
 
 
@@ -240,7 +263,32 @@ def test_arrays_that_need_no_padding(gemma3_directory):
     inputs, arrays = ImageInputs(gemma3_directory), {"pixel_values": np.zeros((1, 3, 14, 14))}
     assert inputs.joins
     assert not inputs.pads
-    assert inputs.pad([arrays], more=True)[0]["pixel_values"] is arrays["pixel_values"]
+    assert inputs.join([arrays], more=True)[0]["pixel_values"] is arrays["pixel_values"]
+
+
+def test_arrays_that_are_joined_along_another_dimension(monkeypatch):
+    """Where a processor puts the pixels of all images into one strip (MiniCPM-V), the first example has them."""
+    pytest.importorskip("torch")
+    processor = llava_next()
+    call = type(processor).__call__
+
+    def strips(self, **given):
+        made = call(self, **given)
+        pieces = [piece for image in made["pixel_values"] for piece in image if piece.any()]
+        made["pixel_values"] = np.concatenate(pieces, axis=-1)[None]
+        return made
+
+    monkeypatch.setattr(type(processor), "__call__", strips)
+    inputs, image = ImageInputs(processor), pictured.pixels
+    given = {"text": ["<image>", "<image>"], "images": [[image(0, 15, 60)], [image(1)]]}
+    how = {"add_special_tokens": False, "padding": True, "return_tensors": "np"}
+    alone = [dict(processor(text=[text], images=[own], **how)) for text, own in zip(*given.values(), strict=True)]
+    expected = processor(**given, **how)
+    assert inputs.joins
+    first, second = inputs.join(alone)
+    assert np.array_equal(first["pixel_values"], expected["pixel_values"])
+    assert "pixel_values" not in second
+    assert np.array_equal(np.concatenate([first["image_sizes"], second["image_sizes"]]), expected["image_sizes"])
 
 
 @pytest.mark.parametrize("how", ["padded in front", "refused"])

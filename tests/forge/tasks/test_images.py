@@ -1,4 +1,4 @@
-"""Models whose layers compute rows with images alone are trained by one rank."""
+"""Models whose layers compute rows with images alone are not divided."""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ import forge
 from forge.tasks._images import _check_layers_of_images
 
 
-@pytest.mark.parametrize(("ranks", "layers"), [(2, [1]), (1, [1]), (2, None)])
-def test_layers_of_images_alone(ranks: int, layers: list[int] | None) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "strategy", "layers"), [(2, "fsdp2", [1]), (2, "ddp", [1]), (1, "single", [1]), (2, "fsdp2", None)]
+)
+def test_layers_of_images_alone(ranks: int, strategy: str, layers: list[int] | None) -> None:
     """Ranks would wait for each other where a row has no image: one error before a step, also of a wrapped model."""
     inner = torch.nn.Linear(1, 1)
     inner.config = SimpleNamespace(cross_attention_layers=layers)  # type: ignore[assignment]
-    settings = SimpleNamespace(model=SimpleNamespace(model_path="a/llama"))
-    run: Any = SimpleNamespace(model=torch.nn.Sequential(inner), ranks=SimpleNamespace(world_size=ranks), settings=settings)
-    if ranks == 1 or not layers:
+    run: Any = SimpleNamespace(
+        model=torch.nn.Sequential(inner),
+        ranks=SimpleNamespace(world_size=ranks),
+        strategy=SimpleNamespace(name=strategy),
+        settings=SimpleNamespace(model=SimpleNamespace(model_path="a/llama")),
+    )
+    if strategy != "fsdp2" or not layers:
         _check_layers_of_images(run)
         return
-    with pytest.raises(forge.SettingsError, match="a/llama has layers .* image.*nproc_per_node=1") as caught:
+    with pytest.raises(
+        forge.SettingsError, match=r"a/llama has layers .* image.* strategy=fsdp2 divides .*strategy=ddp"
+    ) as caught:
         _check_layers_of_images(run)
     assert caught.value.exit_status == 2

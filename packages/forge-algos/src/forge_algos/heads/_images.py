@@ -40,7 +40,7 @@ def pack_images(
     *,
     device: torch.device,
     packing: bool = True,
-    pad: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]] = list,
+    join: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]] = list,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> tuple[Way | None, str]:
     """Have `model` take rows of several documents with images, if it keeps such documents apart.
@@ -56,7 +56,7 @@ def pack_images(
         documents: two or more with images, the first two of which are run.
         device: where test rows go.
         packing: whether rows may be packed; lines alone are tried otherwise.
-        pad: makes the arrays of a row's documents alike in size, as rows will have them; alone a document has its own.
+        join: makes the arrays of a row's documents alike in size, as rows will have them; alone a document has its own.
         autocast: makes the context that forwards run in; it is tried without, too.
 
     Returns:
@@ -70,7 +70,7 @@ def pack_images(
     ways: tuple[Way, ...] = (*(("bounds", "positions") if packing else ()), *(() if _has_experts(model) else ("lines",)))
     for way in ways:
         set_packed(model, way)
-        test = with_and_without_autocast(lambda model, device: _problem(model, pair, device, pad), autocast)
+        test = with_and_without_autocast(lambda model, device: _problem(model, pair, device, join), autocast)
         try:
             with mode(model, training=False), torch.no_grad():
                 found = test(model, device) or ""
@@ -277,7 +277,7 @@ def _problem(
     model: nn.Module,
     documents: Sequence[ImageDocument],
     device: torch.device,
-    pad: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]],
+    join: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]],
 ) -> str | None:
     first = _on(device, documents[0])
     plain = torch.tensor(plain_tokens(documents[0]), device=device)
@@ -286,7 +286,7 @@ def _problem(
     changed[plain] = first[plain].roll(1)
     text = ImageDocument(first[plain].cpu().numpy(), {}, ())
     row = [text, documents[0], text, documents[1]]
-    ids, images = [_on(device, each) for each in row], pad([each.inputs for each in row])
+    ids, images = [_on(device, each) for each in row], join([each.inputs for each in row])
     ends = np.cumsum([0, *map(len, ids)]).tolist()
     places = [list(range(start, stop)) for start, stop in pairwise(ends)]
 

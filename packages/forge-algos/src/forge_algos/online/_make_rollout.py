@@ -26,7 +26,7 @@ from forge_algos.online.sampling._image_rows import ImagesOf
 from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options
 from forge_algos.online.updates._collate import Collate
 from forge_algos.online.updates._divide import Layout
-from forge_algos.online.updates._images import Images, PadImages, of_prompts
+from forge_algos.online.updates._images import Images, JoinImages, of_prompts
 from forge_algos.online.updates._updates import beginnings_of, packed, token_places, update_indices
 from forge_algos.settings._online import GroupSettings, GRPOSettings, OnlineSettings
 
@@ -54,7 +54,7 @@ def make_rollout(
     source: Callable[[int], str] = "row {}".format,
     episodes: Episodes | None = None,
     images: Images | None = None,
-    pad_images: PadImages = list,
+    join_images: JoinImages = list,
     layout: Layout = "packed",
 ) -> Rollout:
     """Sample completions of each prompt, reward them, and compute what the updates read.
@@ -66,7 +66,7 @@ def make_rollout(
     which are read and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a
     figure of the rollout, and above the settings' limits it weighs the advantages, or is an error. `images` are those of
     prompts, by their numbers in `rows`, and are not together with `episodes`. `max_keys`, `least_prefix`, `collate`, `images`,
-    `pad_images` and `layout` are as `rollout_batches` takes them, and must be the same there.
+    `join_images` and `layout` are as `rollout_batches` takes them, and must be the same there.
     """
     check_arguments(
         prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None, pictured=images is not None
@@ -178,7 +178,7 @@ def make_rollout(
                 collate=collate,
                 max_tokens=max_tokens,
                 images=pictures,
-                pad_images=pad_images,
+                join_images=join_images,
             )
             for indices in parts
         ],

@@ -10,7 +10,7 @@ import numpy as np
 
 from forge_data._errors import DataError
 from forge_data._image import Image
-from forge_data.images._processor import ModelProcessor, Padding, load_processor, pad_to
+from forge_data.images._processor import Joining, ModelProcessor, load_processor
 from forge_data.images._read import read_image
 
 if TYPE_CHECKING:
@@ -73,40 +73,40 @@ class ImageInputs:
 
     @property
     def joins(self) -> bool:
-        """Whether the images of several texts are given to a model in one array, padded or not."""
-        return self._padding is not None
+        """Whether the images of several texts are given to a model in one array, as `join` makes it."""
+        return self._joining is not None
 
     @property
     def pads(self) -> bool:
-        """Whether the processor pads the arrays of images to the largest of a batch, as `pad` does."""
-        return bool(self._padding)
+        """Whether the processor pads the arrays of images to the largest of a batch, as `join` does."""
+        return any(any(each.slack) for each in (self._joining or {}).values())
 
     @cached_property
-    def _padding(self) -> "dict[str, Padding] | None":
+    def _joining(self) -> "dict[str, Joining] | None":
         with self._lock:
-            return self._processor.padding()
+            return self._processor.joining()
 
-    def pad(self, examples: "Sequence[Mapping[str, NDArray[Any]]]", *, more: bool = False) -> "list[dict[str, NDArray[Any]]]":
-        """Pad the arrays of examples that share a forward, as the processor pads those of a batch.
+    def join(self, examples: "Sequence[Mapping[str, NDArray[Any]]]", *, more: bool = False) -> "list[dict[str, NDArray[Any]]]":
+        """Make the arrays of examples that share a forward alike in all dimensions but the first.
 
-        Some processors pad images to the largest (Pixtral), their pieces (LLaVA-NeXT) or the images of a text (Idefics 3) to
-        the most. What is made of one text is as large as its own images need.
+        The processor does so with a batch: it pads images to the largest (Pixtral), their pieces to the most (LLaVA-NeXT) or
+        the images of a text to the most (Idefics 3). What is made of one text is as large as its own images need. Where it
+        joins them along another dimension (MiniCPM-V), the first example has all.
 
         Args:
             examples: what a call made of each.
             more: pad beyond the largest, by as much as unlike images may differ: for tests of a model.
-
-        Returns:
-            list: the same arrays, those of images alike in all dimensions but the first.
         """
         found = [dict(each) for each in examples]
-        for name, padding in (self._padding or {}).items():
-            shapes = [each[name].shape[1:] for each in found if name in each]
-            beyond = padding.slack if more else (0,) * len(padding.slack)
+        for name, how in (self._joining or {}).items():
+            owners = [each for each in found if name in each]
+            shapes = [each[name].shape for each in owners]
+            beyond = how.slack if more else (0,) * len(how.slack)
             sizes = [max(each) + extra for *each, extra in zip(*shapes, beyond, strict=True)] if shapes else []
-            for each in found:
-                if name in each:
-                    each[name] = pad_to(each[name], sizes, padding.fill)
+            for each in owners:
+                each[name] = how.padded(each[name], sizes)
+            if how.axis and owners:
+                owners[0][name] = np.concatenate([owners[0][name], *(each.pop(name) for each in owners[1:])], how.axis)
         return found
 
     @property

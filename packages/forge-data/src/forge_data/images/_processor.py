@@ -28,7 +28,7 @@ _FILES = ("processor_config.json", "preprocessor_config.json")
 _BFLOAT16 = "bfloat16"
 _SIZES = ((64, 96), (160, 48), (220, 230), (24, 24), (300, 30), (20, 240))
 """Pixels of made-up images that a processor cuts or pads in unlike ways, if it does so at all."""
-_OF_TOKENS = ("mm_token_type_ids", "token_type_ids")
+_OF_TOKENS = ("mm_token_type_ids", "token_type_ids", "moe_mm_token_type_ids")
 """Arrays with a number for each token that processors make of the ids."""
 
 
@@ -69,31 +69,36 @@ class _Recorder:
         return self._tokenizer(text, *args, **options)
 
 
-class Padding(NamedTuple):
-    """How a processor pads an array of images to the largest of a batch."""
+class Joining(NamedTuple):
+    """How a processor joins an array of images of several texts."""
 
+    axis: int
+    """Dimension along which one's stand behind another's."""
     fill: Any
-    """What is put behind a smaller one, along each dimension but the first."""
+    """What is put behind a smaller one, along the other dimensions."""
     slack: tuple[int, ...]
-    """By how much sizes along these dimensions differed where they were tried."""
+    """By how much sizes along each dimension differed where they were tried; 0 for `axis`."""
+
+    def padded(self, array: "NDArray[Any]", sizes: Sequence[int]) -> "NDArray[Any]":
+        """Put `fill` behind an array, up to `sizes` of its dimensions but `axis`."""
+        more = [0 if at == self.axis else size - own for at, (size, own) in enumerate(zip(sizes, array.shape, strict=True))]
+        return np.pad(array, [(0, each) for each in more], constant_values=self.fill) if any(more) else array
 
 
-def pad_to(array: "NDArray[Any]", sizes: Sequence[int], fill: Any) -> "NDArray[Any]":
-    """Put `fill` behind an array, up to `sizes` of its dimensions but the first."""
-    behind = [(0, 0), *((0, size - own) for size, own in zip(sizes, array.shape[1:], strict=True))]
-    return np.pad(array, behind, constant_values=fill) if any(more for _, more in behind) else array
-
-
-def _padding(apart: "list[NDArray[Any]]", together: "NDArray[Any]") -> Padding | None:
+def _joining(apart: "list[NDArray[Any]]", together: "NDArray[Any]") -> Joining | None:
     """Tell how the arrays of some texts became those of all; None for no way that is known here."""
-    shapes = [*zip(*(array.shape[1:] for array in apart), strict=True)]
+    shapes = [*zip(*(array.shape for array in apart), strict=True)]
     sizes = [max(each) for each in shapes]
-    filled = np.concatenate([pad_to(np.zeros(array.shape, dtype=np.bool_), sizes, fill=True) for array in apart])
-    if filled.shape != together.shape:
-        return None
-    fill = together[filled][0] if filled.any() else together.dtype.type(0)
-    same = np.array_equal(np.concatenate([pad_to(array, sizes, fill) for array in apart]), together)
-    return Padding(fill, tuple(max(each) - min(each) for each in shapes)) if same else None
+    for axis in range(together.ndim):
+        slack = tuple(0 if at == axis else max(each) - min(each) for at, each in enumerate(shapes))
+        ones = Joining(axis, fill=True, slack=slack)
+        filled = np.concatenate([ones.padded(np.zeros(array.shape, dtype=np.bool_), sizes) for array in apart], axis)
+        if filled.shape != together.shape:
+            continue
+        found = ones._replace(fill=together[filled][0] if filled.any() else together.dtype.type(0))
+        if np.array_equal(np.concatenate([found.padded(array, sizes) for array in apart], axis), together):
+            return found
+    return None
 
 
 class ModelProcessor:
@@ -230,13 +235,13 @@ class ModelProcessor:
             )
         return {name: np.asarray(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
 
-    def padding(self) -> "dict[str, Padding] | None":
+    def joining(self) -> "dict[str, Joining] | None":
         """Find how the processor joins the arrays of several texts, on some with unlike images.
 
         They are one's behind another's. Some processors pad images to the largest of a batch, or texts to the most images.
 
         Returns:
-            dict: of the arrays of images that are padded, by name; None where arrays do not join, padded or not.
+            dict: for each array of images; None where some do not join in a way that is known here.
         """
         from PIL import Image as Pillow
 
@@ -247,12 +252,11 @@ class ModelProcessor:
         try:
             apart = [self.arrays(row, "") for row in rows]
             together = self._arrays("", [self.placeholder * len(row) for row in rows], rows, padding=True)
-            found = {name: _padding([of[name] for of in apart], np.asarray(together[name])) for name in apart[0]}
+            found = {name: _joining([of[name] for of in apart], np.asarray(together[name])) for name in apart[0]}
         except Exception:  # noqa: BLE001 - a processor may raise anything, and arrays of unlike shapes do not join
             return None
-        if any(each is None for each in found.values()):
-            return None
-        return {name: each for name, each in found.items() if each is not None and any(each.slack)}
+        known = {name: each for name, each in found.items() if each is not None}
+        return known if len(known) == len(found) else None
 
     def of_tokens(self, ids: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
         """Make the arrays with a number for each token: int64[1, S] by name."""
@@ -261,7 +265,11 @@ class ModelProcessor:
         kinds = np.asarray(self._processor.create_mm_token_type_ids([ids.tolist()]), dtype=np.int64)
         # Beside the processor's numbers a tokenizer's own say which text a token is of, and there is one.
         first = self._arrays_of_tokens[0]
-        return {name: kinds if name == first else np.zeros_like(kinds) for name in self._arrays_of_tokens}
+        found = {name: kinds if name == first else np.zeros_like(kinds) for name in self._arrays_of_tokens}
+        for name in found.keys() & {_OF_TOKENS[-1]}:
+            # For the experts of Ernie 4.5, marks of images are of an image too.
+            found[name] = np.asarray(self._processor.create_moe_mm_token_type_ids([ids.tolist()]), dtype=np.int64)
+        return found
 
     @cached_property
     def _arrays_of_tokens(self) -> tuple[str, ...]:

@@ -28,13 +28,18 @@ class DDP(TorchStrategy):
             process_group=self.ranks.group,
             **_NO_BUFFERS,
             gradient_as_bucket_view=True,
-            find_unused_parameters=False,
+            find_unused_parameters=_leaves_out_layers(model),
         )
         self._model.register_comm_hook(self.ranks.group, _sum_bucket)
         return self._model
 
     def micro_batch(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last or self._model is None else self._model.no_sync()
+
+
+def _leaves_out_layers(model: nn.Module) -> bool:
+    """Tell whether a model leaves out the layers that attend to images in a row without any (Mllama)."""
+    return any(getattr(getattr(module, "config", None), "cross_attention_layers", None) for module in model.modules())
 
 
 def _sum_bucket(group: ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -218,7 +218,7 @@ def _sampled_images(s: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> forge_
     if not documents:
         return None
     of = image_inputs(s, tokenizer)
-    return forge_algos.online.SampledImages(documents=documents, token_ids=of.token_ids, joins=of.joins, pad=of.pad)
+    return forge_algos.online.SampledImages(documents=documents, token_ids=of.token_ids, joins=of.joins, join=of.join)
 
 
 def _written(tokenizer: Any, asked: Asked) -> str:

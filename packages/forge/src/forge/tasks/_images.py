@@ -50,8 +50,8 @@ def check_images(s: Any, *stores: Any) -> None:
         return
     if any(store.kind == "preference" for store in stores if store is not None) and not images_join(s):
         raise SettingsError(
-            "pairs of answers with images: the processor of this model makes unlike arrays of unlike images, which it does not "
-            "pad, so that it is given one sample at a time, and the two answers of a pair are computed together. Learn the "
+            "pairs of answers with images: the processor of this model makes arrays that are not joined, or joined in a way of "
+            "its own, so that it is given one sample at a time, and the two answers of a pair are computed together. Learn the "
             "chosen answers with sft, or take another model."
         )
     if s.backend.backend != FORGE:
@@ -172,7 +172,7 @@ def sampled_images(run: Run) -> forge_algos.online.SampledImages | None:
         documents=image_documents(run.settings, run.tokenizer, run.train, run.held_out),
         token_ids=inputs.token_ids,
         joins=inputs.joins,
-        pad=inputs.pad,
+        join=inputs.join,
     )
 
 
@@ -231,18 +231,24 @@ def images_of(run: Run) -> Images | None:
 
 
 def _check_layers_of_images(run: Run) -> None:
-    """Refuse several ranks for a model of which layers compute rows with images alone (Mllama).
+    """Refuse to divide a model of which layers compute rows with images alone (Mllama).
 
     A rank whose row has none, or that has no row in the end, would leave the others waiting for its part of these layers.
+    Ranks with whole copies (ddp) wait for no layer.
 
     Raises:
         SettingsError: naming the model.
     """
     configs = [getattr(module, "config", None) for module in run.model.modules()]
-    if run.ranks.world_size > 1 and any(getattr(each, "cross_attention_layers", None) for each in configs):
+    if (
+        run.ranks.world_size > 1
+        and run.strategy.name != "ddp"
+        and any(getattr(each, "cross_attention_layers", None) for each in configs)
+    ):
         raise SettingsError(
-            f"{run.settings.model.model_path} has layers that compute only where a row has an image, so that ranks would wait "
-            "for each other where some have none: train it on rows with images with nproc_per_node=1."
+            f"{run.settings.model.model_path} has layers that compute only where a row has an image, and "
+            f"strategy={run.strategy.name} divides them, so that ranks would wait for each other where some have none. Use "
+            "strategy=ddp, or one rank."
         )
 
 
@@ -289,7 +295,7 @@ def take_images(
         model,
         [*documents] * 2,
         packing=s.packing.packing != "off",
-        pad=partial(image_inputs(s).pad, more=True),
+        join=partial(image_inputs(s).join, more=True),
         device=device,
         autocast=autocast,
     )

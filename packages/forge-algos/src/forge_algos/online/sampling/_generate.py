@@ -396,7 +396,7 @@ class GenerateSampler:
         if not any(prompt.images for prompt in prompts):
             return {}
         images, lengths = [prompt.images for prompt in prompts], [len(prompt.ids) for prompt in prompts]
-        images = images if self._images is None else self._images.pad(images)
+        images = images if self._images is None else self._images.join(images)
         of_tokens, of_images = line_inputs(self._model, images, lengths, self._device)
         return of_images | {name: array[:, :-1] if before_last else array for name, array in of_tokens.items()}
 

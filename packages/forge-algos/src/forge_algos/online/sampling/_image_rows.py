@@ -31,7 +31,7 @@ class SampledImages:
     """Tokens that stand for parts of images, videos or sounds: none is ever drawn, since a completion has none of those."""
     joins: bool = True
     """Whether the arrays of unlike images are given to a model one behind another."""
-    pad: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]] = list
+    join: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]] = list
     """Makes the arrays of a batch's images alike in size."""
 
 

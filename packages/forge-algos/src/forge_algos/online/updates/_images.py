@@ -14,7 +14,7 @@ from forge_algos.online.sampling._image_rows import ImagesOf
 
 Images = Mapping[int, ImageInputs]
 """Row of a prompt with images → what a processor makes of them. It may be made when it is asked for."""
-PadImages = Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]]
+JoinImages = Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]]
 """Makes the arrays of images that share a forward alike in size, as the processor does those of a batch."""
 
 
@@ -42,7 +42,7 @@ def with_prompt_images(
     prompts: Sequence[Any],
     completions: Sequence[Any],
     images: Sequence[ImagesOf],
-    pad: PadImages = list,
+    join: JoinImages = list,
 ) -> PackedGroups:
     """Return a row with the images of its prompts, where one has some.
 
@@ -52,7 +52,7 @@ def with_prompt_images(
         prompts: int[S] each, of all groups.
         completions: int[S] each, of the row.
         images: of each prompt.
-        pad: makes the arrays of the row's images alike in size.
+        join: makes the arrays of the row's images alike in size.
     """
     if all(images[group] is None for group in groups):
         return row
@@ -65,7 +65,7 @@ def with_prompt_images(
                 make = images[group]
                 made[group] = {} if make is None else make()
             found.append(continued(made[group], len(prompts[group]), len(prompts[group]) + len(completion)))
-        return pad(found)
+        return join(found)
 
     wrapped: Any = RowWithImages(packed=row, image_inputs=read)
     return wrapped

@@ -16,7 +16,7 @@ from forge_algos.online.sampling._image_rows import ImagesOf
 from forge_algos.online.updates._beginnings import Beginnings
 from forge_algos.online.updates._collate import Collate, collate as with_known_prompts, examples
 from forge_algos.online.updates._divide import Indices, Layout, divide_shards, divide_steps
-from forge_algos.online.updates._images import Images, PadImages, of_prompts, with_prompt_images
+from forge_algos.online.updates._images import Images, JoinImages, of_prompts, with_prompt_images
 
 
 class Update(NamedTuple):
@@ -42,7 +42,7 @@ def rollout_batches(
     rank: int | None = None,
     seed: int | None = None,
     images: Images | None = None,
-    pad_images: PadImages = list,
+    join_images: JoinImages = list,
     layout: Layout = "packed",
 ) -> list[list[OnlineBatch]]:
     """Divide a rollout into `passes` · `updates` optimizer steps, each as this rank's batches.
@@ -66,7 +66,7 @@ def rollout_batches(
         rank: number of this rank's data shard; `parallel`'s own by default.
         seed: of the order of groups; the rollout's own by default.
         images: those of prompts, by their numbers in `rollout.prompt_rows`; prompts are not shared then.
-        pad_images: makes the arrays of a micro-batch's images alike in size.
+        join_images: makes the arrays of a micro-batch's images alike in size.
         layout: how the completions of a micro-batch lie, as `pack_images` and the processor allow: "packed", in "lines", each
             padded to the longest, of which `max_tokens` counts the padding, or "single", one a micro-batch.
 
@@ -105,7 +105,7 @@ def rollout_batches(
                     max_tokens=max_tokens,
                     masked=step.masked if (mine, k) == first else 0,
                     images=pictures,
-                    pad_images=pad_images,
+                    join_images=join_images,
                 )
                 for k, indices in enumerate(step.parts[mine])
             ]
@@ -188,7 +188,7 @@ def packed(
     collate: Collate | None = None,
     max_tokens: int | None = None,
     images: Sequence[ImagesOf] | None = None,
-    pad_images: PadImages = list,
+    join_images: JoinImages = list,
 ) -> PackedGroups:
     """Make the packed row of these completions; neighbours with the same prompt are a group.
 
@@ -205,7 +205,7 @@ def packed(
         row = with_known_prompts(found, share_prompts=share_prompts, learned=masks)
         if images is None:
             return row
-        return with_prompt_images(row, groups[indices], prompt_ids, [completion_ids[i] for i in indices], images, pad_images)
+        return with_prompt_images(row, groups[indices], prompt_ids, [completion_ids[i] for i in indices], images, join_images)
     given = examples(found, masks)
     row = collate(given)
     targets = [labels[labels != IGNORE] for group in given for _, labels in group]
@@ -228,7 +228,7 @@ def _batch(
     max_tokens: int,
     masked: int,
     images: Sequence[ImagesOf] | None,
-    pad_images: PadImages,
+    join_images: JoinImages,
 ) -> OnlineBatch:
     places = token_places(rollout.starts, indices)
     row = packed(
@@ -241,7 +241,7 @@ def _batch(
         collate=collate,
         max_tokens=max_tokens,
         images=images,
-        pad_images=pad_images,
+        join_images=join_images,
     )
     return OnlineBatch(
         groups=row,

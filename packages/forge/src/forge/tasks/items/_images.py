@@ -43,7 +43,7 @@ class PromptImages(Mapping[int, "Mapping[str, Any]"]):
     """Rows of prompts with images → what a processor makes of them, when it is asked for."""
 
     def __init__(self, store: forge_data.PromptStore, inputs: forge_data.ImageInputs) -> None:
-        self.pad = inputs.pad
+        self.join = inputs.join
         self._rows = store.image_counts[:, 0].nonzero()[0].tolist()
         self._known = frozenset(self._rows)
         self._made = lru_cache(_KEPT)(lambda row: inputs(store[row], store.source(row)))
@@ -83,7 +83,7 @@ def image_row(
     """Return a row of samples, with their images where one has some; `places` are for errors."""
     if not any(sample.images for sample in samples):
         return row
-    return ImageRow(packed=row, image_inputs=lambda: inputs.pad(list(_each.map(inputs, samples, places))))
+    return ImageRow(packed=row, image_inputs=lambda: inputs.join(list(_each.map(inputs, samples, places))))
 
 
 def image_row_of(

@@ -53,7 +53,7 @@ class Prompts:
     @property
     def pictures(self) -> dict[str, Any]:
         """The images of completions, as arguments of `rollout_batches`; {} where no prompt of the run has any."""
-        return {} if self.images is None else {"images": self.images, "pad_images": self.images.pad}
+        return {} if self.images is None else {"images": self.images, "join_images": self.images.join}
 
     def images_of(self, rows: Sequence[int]) -> dict[str, Any]:
         """Return the images of prompts as an argument of a sampler; {} in a run without any."""
