@@ -353,6 +353,11 @@ def test_unfrozen_parameters(given: dict[str, Any], models: dict[str, Path], tmp
         ("sft", {**TOWER, "adapter": "osft"}, "freeze_vision_tower=False and adapter=osft"),
         ("osft", PROJECTOR, "freeze_multi_modal_projector=False and adapter=osft"),
         ("sft", {**TOWER, "adapter": "ia3"}, "freeze_vision_tower=False and adapter=ia3"),
+        (
+            "sft",
+            {**TOWER, "adapter": "lora", "init_lora_weights": "eva"},
+            "freeze_vision_tower=False and init_lora_weights=eva",
+        ),
         ("sft", {**TOWER, "backend": "trl"}, "freeze_vision_tower=False has no effect with backend=trl: its rows are text"),
         ("kto", TOWER, "freeze_vision_tower=False has no effect with forge kto.*sft, dpo, orpo, simpo"),
         (

@@ -38,10 +38,15 @@ def check_parts(task: Task, s: Any) -> None:
     adapter = s.adapter.adapter
     if adapter == "osft":
         raise SettingsError(
-            f"{chosen} and adapter=osft: it protects directions of the language part's matrices, and what a trained tower or "
-            "projector does to them is not bounded by that. Leave it out, or use adapter=lora."
+            f"{chosen} and adapter=osft, which bounds how far the language part's matrices move: what it computes of images would "
+            "follow tower and projector without a bound. Leave it out, or use adapter=lora."
         )
-    if adapter in VIRTUAL or adapter == "ia3":
+    if s.parts.beside and s.adapter.init_lora_weights == "eva":
+        raise SettingsError(
+            f"{chosen} and init_lora_weights=eva, which measures what layers are given of tokens, and a tower is given none: "
+            "set another init_lora_weights, or leave it out."
+        )
+    if adapter in (*VIRTUAL, "ia3", "adapter_prompt"):
         raise SettingsError(
             f"{chosen} and adapter={adapter}, which is put into the language part alone: use adapter=lora or none, or leave it "
             "out."
