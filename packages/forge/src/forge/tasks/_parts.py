@@ -38,7 +38,7 @@ def check_parts(task: Task, s: Any) -> None:
     adapter = s.adapter.adapter
     if adapter == "osft":
         raise SettingsError(
-            f"{chosen} and adapter=osft, which bounds how far the language part's matrices move: what it computes of images would "
+            f"{chosen} and adapter=osft, which bounds how far the language part's matrices move: what it makes of images would "
             "follow tower and projector without a bound. Leave it out, or use adapter=lora."
         )
     if s.parts.beside and s.adapter.init_lora_weights == "eva":
@@ -88,7 +88,10 @@ def freeze_unreached(
 
     LLaVA reads a layer before the last one, and a pooling head is of no use here. Such weights would only decay.
     """
-    names = unreached(images[0]) if s.adapter.adapter == "none" and s.parts.beside and images else ()
+    if s.adapter.adapter != "none" or not s.parts.beside or not images:
+        return ()
+    first, *others = map(unreached, images)
+    names = [name for name in first if all(name in other for other in others)]
     for name in names:
         model.get_parameter(name).requires_grad = False
     return names
