@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from forge_dist import LoadRequest, ModelError, check_model_path, export_model, load_model
+from forge_dist import LoadRequest, ModelError, check_model_path, export_model, load_model, vision_parts
 from forge_dist.loading._modalities import PROCESSOR_FILES, language_dtype, other_modalities, processor_files
 from forge_dist.loading._outline import outline_model
 from forge_dist.loading._quantization import four_bit_layers
@@ -85,6 +85,72 @@ def test_a_quantized_base_sees_images_as_they_are(saved):
     assert four_bit_layers(model).keys() == four_bit_layers(outline).keys()
     assert len(four_bit_layers(model)) == 2 * 7
     assert all("language_model" in name for name in four_bit_layers(model))
+
+
+BOTH = ("vision_tower", "multi_modal_projector")
+
+
+def outline(kind, **parts):
+    """A model of default configurations without data, with one layer in each part."""
+    small = {"num_hidden_layers": 1, "depth": 1, "fullatt_block_indexes": [0], "deepstack_visual_indexes": [0]}
+    with torch.device("meta"):
+        config = getattr(transformers, f"{kind}Config")(text_config={**TEXT, **parts}, vision_config=small)
+        return getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+
+
+def in_visual(*tower, projector):
+    return {BOTH[0]: [f"model.visual.{name}" for name in tower], BOTH[1]: [f"model.visual.{name}" for name in projector]}
+
+
+PARTS = {
+    "Gemma3": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector"]},
+    "Llava": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector"]},
+    "LlavaNext": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector", "model.image_newline"]},
+    "Idefics3": {BOTH[0]: ["model.vision_model"], BOTH[1]: ["model.connector"]},
+    "SmolVLM": {BOTH[0]: ["model.vision_model"], BOTH[1]: ["model.connector"]},
+    "InternVL": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector"]},
+    "Mistral3": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector"]},
+    "Qwen2_5_VL": in_visual("patch_embed", "rotary_pos_emb", "blocks", projector=["merger"]),
+    "Qwen3VL": in_visual("patch_embed", "pos_embed", "rotary_pos_emb", "blocks", projector=["merger", "deepstack_merger_list"]),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_which_modules_are_tower_and_projector(kind):
+    """transformers' encoder of images, and what else stands beside the language part, or the tower's mergers."""
+    text = {} if kind in ("Qwen2_5_VL", "Qwen3VL") else {"model_type": "llama"}
+    model = outline(kind, **({} if kind == "Gemma3" else text))
+    assert vision_parts(model, BOTH) == PARTS[kind]
+    assert vision_parts(model, BOTH[:1]) == {BOTH[0]: PARTS[kind][BOTH[0]]}
+    names = tuple(f"{name}." for names in PARTS[kind].values() for name in names)
+    assert all(f"{name}.".startswith(names) for name in other_modalities(model))
+
+
+def test_parts_that_cannot_be_told_apart():
+    """A second tower may be of either part: one alone is refused by name, and both are taken."""
+    model = outline("VideoLlava", model_type="llama")
+    with pytest.raises(ModelError, match=r"VideoLlava.*cannot be told apart \(model.video_tower may be either\): train both"):
+        vision_parts(model, BOTH[:1])
+    assert vision_parts(model, BOTH)[BOTH[1]] == ["model.video_tower", "model.multi_modal_projector"]
+
+
+@pytest.mark.parametrize("part", ["language_model", *BOTH])
+def test_one_part_alone_trains(part, saved):
+    """It is in the dtype of the weights that train, the others in that of their files, loaded and in outline."""
+    request = LoadRequest(model_path=saved, dtype=torch.float32, trained=(part,))
+    for model in (load(saved, trained=(part,)), outline_model(request)):
+        for name, parameter in model.named_parameters():
+            own = is_language(name) if part == "language_model" else f"{part}." in name
+            assert parameter.requires_grad == own, name
+            assert parameter.dtype == (torch.float32 if own else torch.bfloat16), name
+        tied = model.get_output_embeddings().weight
+        assert tied is model.get_input_embeddings().weight
+
+
+def test_a_part_that_is_not_there(base):
+    """A model of text alone has no tower."""
+    with pytest.raises(ModelError, match="is a model of text alone, without vision_tower"):
+        load(base, trained=("vision_tower",))
 
 
 def test_a_model_of_text_has_no_other_modalities(base):

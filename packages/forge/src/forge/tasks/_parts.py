@@ -38,10 +38,15 @@ def check_parts(task: Task, s: Any) -> None:
     adapter = s.adapter.adapter
     if adapter == "osft":
         raise SettingsError(
-            f"{chosen} and adapter=osft: it protects directions of the language part's matrices, and what a trained tower or "
-            "projector does to them is not bounded by that. Leave it out, or use adapter=lora."
+            f"{chosen} and adapter=osft, which bounds how far the language part's matrices move: what it makes of images would "
+            "follow tower and projector without a bound. Leave it out, or use adapter=lora."
         )
-    if adapter in VIRTUAL or adapter == "ia3":
+    if s.parts.beside and s.adapter.init_lora_weights == "eva":
+        raise SettingsError(
+            f"{chosen} and init_lora_weights=eva, which measures what layers are given of tokens, and a tower is given none: "
+            "set another init_lora_weights, or leave it out."
+        )
+    if adapter in (*VIRTUAL, "ia3", "adapter_prompt"):
         raise SettingsError(
             f"{chosen} and adapter={adapter}, which is put into the language part alone: use adapter=lora or none, or leave it "
             "out."
@@ -83,7 +88,10 @@ def freeze_unreached(
 
     LLaVA reads a layer before the last one, and a pooling head is of no use here. Such weights would only decay.
     """
-    names = unreached(images[0]) if s.adapter.adapter == "none" and s.parts.beside and images else ()
+    if s.adapter.adapter != "none" or not s.parts.beside or not images:
+        return ()
+    first, *others = map(unreached, images)
+    names = [name for name in first if all(name in other for other in others)]
     for name in names:
         model.get_parameter(name).requires_grad = False
     return names

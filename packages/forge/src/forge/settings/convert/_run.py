@@ -281,7 +281,7 @@ _WITH_IMAGES = ("sft", "osft", "dpo", "orpo", "simpo")
 
 
 def _parts(draft: Draft, kind: object) -> None:
-    """Read which parts of a model train that takes images; Axolotl and TRL train all of them in full."""
+    """Read which parts of a model with images train; all do in Axolotl without an adapter."""
     left = draft.left
     frozen = left.get("freeze_mm_modules")
     if draft.library == "Axolotl" and frozen in (True, False, None):
