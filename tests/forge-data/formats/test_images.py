@@ -2,6 +2,7 @@
 
 import base64
 import io
+from pathlib import PurePosixPath
 
 import pytest
 from hypothesis import given, strategies as st
@@ -41,6 +42,7 @@ FORMS = {
     "image": of_parts({"image": "cat.png"}),
     "path": of_parts({"path": "/rows/cat.png"}),
     "url": of_parts({"url": "file:///rows/cat.png"}),
+    "Path": of_parts({"image": PurePosixPath("cat.png")}),
     "image_url": of_parts({"type": "image_url", "image_url": {"url": "./cat.png", "detail": "auto"}}),
     "image_url string": of_parts({"type": "image_url", "image_url": "file://localhost/rows/cat%2Epng"}),
     "struct": of_parts({"image": {"bytes": None, "path": "cat.png"}}),

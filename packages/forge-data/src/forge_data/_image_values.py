@@ -35,6 +35,8 @@ def image_of(place: str, field: str, value: Any) -> Image:
     Raises:
         DataError: the address of a server, a URI that cannot be decoded, or no image at all.
     """
+    if isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
+        return Image(field, path=checked_text(place, field, path))
     if isinstance(value, str):
         return _named(place, field, checked_text(place, field, value))
     if isinstance(value, bytes | bytearray | memoryview) and len(value):
