@@ -71,9 +71,7 @@ def test_rows_that_were_copied(folder, model, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path / name)
         rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
         given = {"file": tmp_path / name / "train.jsonl", "memory": rows, "texts": rows[3:]}
-        stores = {
-            kind: prepare(given[kind], model, tmp_path / kind, images=True, progress=False, **options) for kind in given
-        }
+        stores = {kind: prepare(given[kind], model, tmp_path / kind, images=True, progress=False, **options) for kind in given}
         for kind in ("file", "memory"):
             assert stores[kind][0].images[0].path == str(tmp_path / name / "pictures/0.png")
         return [stores[kind].path.stat().st_ino for kind in given], stores["file"][0].images[0].sha256
@@ -84,7 +82,9 @@ def test_rows_that_were_copied(folder, model, tmp_path, monkeypatch):
     assert changed != sha256
     assert [one == other for one, other in zip(first, others, strict=True)] == [False, False, True]
     for number in (1, 2):
-        part = prepare(tmp_path / "one/train.jsonl", model, tmp_path / str(number), images=True, progress=False, shard=f"{number}/2")
+        part = prepare(
+            tmp_path / "one/train.jsonl", model, tmp_path / str(number), images=True, progress=False, shard=f"{number}/2"
+        )
         assert part.image_directories == [str(tmp_path / "one")]
     assert merge(tmp_path / "merged", [tmp_path / "1", tmp_path / "2"]).image_directories == [str(tmp_path / "one")]
 

@@ -231,7 +231,10 @@ def test_a_template_that_drops_images(templated, template):
 def test_a_template_of_texts(templated):
     """A template that takes no lists of parts is refused with what does."""
     with pytest.raises(DataError, match=r"refuses the conversation: .*lists of parts: use the template of the model's proc"):
-        examples(templated("{% for m in messages %}{{ m.role + m.content }}<end>{% endfor %}"), chat(("user", [0]), ("assistant", "a")))
+        examples(
+            templated("{% for m in messages %}{{ m.role + m.content }}<end>{% endfor %}"),
+            chat(("user", [0]), ("assistant", "a")),
+        )
 
 
 def test_a_template_of_another_order(templated):

@@ -106,7 +106,12 @@ def test_a_conversation_about_an_image(
 
 def test_what_is_no_image_is_refused(pictured: Path, model_dir: Path) -> None:
     """Before a model is loaded where that can be; a model of text, and a placeholder in the text, by name."""
-    for image, found in (("https://a.b/c.png", "nothing is fetched"), ("c.png", "no such file"), ("data:image/png,a", "a data: URI"), (str(pictured), "is no file")):
+    for image, found in (
+        ("https://a.b/c.png", "nothing is fetched"),
+        ("c.png", "no such file"),
+        ("data:image/png,a", "a data: URI"),
+        (str(pictured), "is no file"),
+    ):
         with pytest.raises(forge.SettingsError, match=f"^image {image}.*: .*{found}"):
             forge.generate(pictured, "what?", image=[image])
     file = pictured / "0.png"

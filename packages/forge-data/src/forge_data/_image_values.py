@@ -116,8 +116,8 @@ def _named(place: str, field: str, value: str) -> Image:
         )
     if len(value) > _LONGEST_NAME and _ENCODED.match(value):
         raise DataError(
-            f"{place}: field {field} is {describe(value)}, bytes in base64 that do not say so; write data:image/png;base64, (or "
-            "jpeg, ...) before them"
+            f"{place}: field {field} is {describe(value)}, bytes in base64 that do not say so; write data:image/png;base64, "
+            "(or jpeg, ...) before them"
         )
     if not value.strip() or "\0" in value:
         raise DataError(f"{place}: field {field} is {describe(value)}, which is no path; give the path of the image's file")
