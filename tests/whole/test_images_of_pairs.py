@@ -284,6 +284,14 @@ def test_what_cannot_have_images(
     assert not (tmp_path / "run").exists()
 
 
+def test_the_log_counts_images(whole: Path) -> None:
+    """An image of a prompt is counted for both answers, and the log says so."""
+    log = (whole / "log.txt").read_text()
+    store = forge_data.TokenStore.open(whole / "data" / "train").split(0.2, seed=42)[0]
+    images, tokens = store.image_counts.sum(axis=0).tolist()
+    assert f"; {images} images, counted in each of a row's samples, for which {tokens} tokens stand, in " in log
+
+
 def test_what_is_done_once(whole: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked with and without the tokenizer, a run loads one processor, and makes the arrays of two short samples once."""
     done: list[str] = []

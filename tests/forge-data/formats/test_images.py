@@ -2,6 +2,7 @@
 
 import base64
 import io
+from pathlib import PurePosixPath
 
 import pytest
 from hypothesis import given, strategies as st
@@ -41,6 +42,7 @@ FORMS = {
     "image": of_parts({"image": "cat.png"}),
     "path": of_parts({"path": "/rows/cat.png"}),
     "url": of_parts({"url": "file:///rows/cat.png"}),
+    "Path": of_parts({"image": PurePosixPath("cat.png")}),
     "image_url": of_parts({"type": "image_url", "image_url": {"url": "./cat.png", "detail": "auto"}}),
     "image_url string": of_parts({"type": "image_url", "image_url": "file://localhost/rows/cat%2Epng"}),
     "struct": of_parts({"image": {"bytes": None, "path": "cat.png"}}),
@@ -106,7 +108,7 @@ def shared(text):
         (of_parts({"url": "file://other/cat.png"}), r"content\[0\].url is .*, a file of the host 'other'; of a file here"),
         (of_parts({"url": "data:text/plain;base64,aaaa"}), r"content\[0\].url is .*, a data: URI of another kind; give data:i"),
         (of_parts({"url": "data:image/png,abc"}), r"content\[0\].url is .*, a data: URI of another kind; give data:image/png;"),
-        (of_parts({"image": "iVBORw0KGgo" + "A" * 300}), r"is the string 'iVBORw.*…', bytes in base64 that do not say so; write da"),
+        (of_parts({"image": "iVBORw0KGgo" + "A" * 300}), r"is the string 'iVBORw.*…', bytes in base64 that do not say"),
         (of_parts({"base64": "a!"}), r"content\[0\].base64 is no base64 of an image: .*; encode its bytes again"),
         (of_parts({"base64": 3}), r"content\[0\].base64 is int 3; it must be the bytes of an image in base64"),
         (of_parts({"url": "data:image/png;base64, "}), r"content\[0\].url is an image of no bytes"),
@@ -120,7 +122,7 @@ def shared(text):
         ({"messages": [TEXT, {"role": "assistant", "content": [{"type": "image", "image": "a.png"}]}]},
          r"messages\[1\].content\[0\] is a part of the type 'image' in a message of the assistant, and what a model writes is"),
         ({"messages": [gap(), ANSWER], "images": ["a", "b"]},
-         r"f:1: field images holds 2 images, and parts that are images and do not say which stand in its messages 1 time; give each"),
+         r"f:1: field images holds 2 images, and parts that are images and do not say which stand in its messages 1 time; g"),
         ({"messages": [asked(GAP, GAP), ANSWER], "image": "a"}, r"field image holds 1 image, and parts .* 2 times"),
         ({**of_parts({"image": "a.png"}), "images": ["b.png"]}, r"field images holds 1 image, and parts .* 0 times"),
         ({"messages": [TEXT, ANSWER], "image": "a", "images": ["a"]}, r"f:1 has both images and image; keep the one"),

@@ -113,7 +113,7 @@ def test_images_of_the_answers():
     ("row", "kind", "expected"),
     [
         (given() | {"images": ["a", "b"]}, DataError,
-         r"f:1: field images holds 2 images, and parts that are images and do not say which stand in its messages 1 time; give each image its"),
+         r"f:1: field images holds 2 images, and parts that are images and do not say which stand in its messages 1 t"),
         (given(), DataError, r"field prompt\[0\].content\[0\] is a part that is an image and does not say which"),
         ({"conversations": TURNS, **SIDES, "images": ["a", "b"]}, DataError,
          r"field images holds 2 images, and <image> stands in its texts 1 time"),

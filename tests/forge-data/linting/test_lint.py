@@ -59,7 +59,7 @@ def test_every_defect_is_found(defect, tokenizers, lines):
 
 
 def test_the_corpus_is_large_enough():
-    """There are at least fifteen defects, twenty rows each; with the tests of whole sets and of rows with images they cover every rule."""
+    """There are at least fifteen defects, twenty rows each; with the tests of whole sets and of images they cover all rules."""
     assert len(DEFECTS) >= 15
     assert all(len(defect.file(0)[1]) == 20 for defect in DEFECTS)
     assert {defect.rule for defect in DEFECTS} | {*SET_RULES, *IMAGE_RULES} == set(RULES)

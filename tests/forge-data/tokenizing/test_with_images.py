@@ -223,9 +223,18 @@ def test_a_placeholder_put_together(templated):
 def test_a_template_that_drops_images(templated, template):
     """A template that writes no placeholder for an image, or several, is named."""
     with pytest.raises(
-        TemplateError, match=r"rows.jsonl:1: the chat template of .* writes \d of '<start_of_image>'.*have 1 images; use"
+        TemplateError, match=r"rows.jsonl:1: the chat template of .* writes \d of '<start_of_image>'.*have 1 image; use"
     ):
         examples(templated(template), chat(("user", [0, "what?"]), ("assistant", "a cat")))
+
+
+def test_a_template_of_texts(templated):
+    """A template that takes no lists of parts is refused with what does."""
+    with pytest.raises(DataError, match=r"refuses the conversation: .*lists of parts: use the template of the model's proc"):
+        examples(
+            templated("{% for m in messages %}{{ m.role + m.content }}<end>{% endfor %}"),
+            chat(("user", [0]), ("assistant", "a")),
+        )
 
 
 def test_a_template_of_another_order(templated):

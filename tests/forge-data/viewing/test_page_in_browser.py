@@ -226,6 +226,7 @@ def test_an_image(browser, chatml_tokenizer, tmp_path):
     image = Image("images[0]", data=data, sha256=hashlib.sha256(data).hexdigest(), start=4, stop=9)
     made = attrs.evolve(chat(chatml_tokenizer, ("user", "what is it?"), ("assistant", "fine")), images=(image,))
     browser.open(write_page(Store([made], chatml_tokenizer, name="demo"), [0], tmp_path / "page.html"))
-    shown = "[...document.querySelectorAll('.card img')].map(i => [i.naturalWidth, i.parentElement.dataset.t, i.parentElement.innerText])"
-    assert browser.run(shown) == [[30, "4", "<image images[0], 5 tokens>"]]
+    shown = "i => [i.naturalWidth, i.parentElement.dataset.t, i.parentElement.innerText]"
+    found = browser.run(f"[...document.querySelectorAll('.card img')].map({shown})")
+    assert found == [[30, "4", "<image images[0], 5 tokens>"]]
     assert (browser.errors, browser.requests) == ([], [])

@@ -35,6 +35,8 @@ def image_of(place: str, field: str, value: Any) -> Image:
     Raises:
         DataError: the address of a server, a URI that cannot be decoded, or no image at all.
     """
+    if isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
+        return Image(field, path=checked_text(place, field, path))
     if isinstance(value, str):
         return _named(place, field, checked_text(place, field, value))
     if isinstance(value, bytes | bytearray | memoryview) and len(value):
@@ -114,8 +116,8 @@ def _named(place: str, field: str, value: str) -> Image:
         )
     if len(value) > _LONGEST_NAME and _ENCODED.match(value):
         raise DataError(
-            f"{place}: field {field} is {describe(value)}, bytes in base64 that do not say so; write data:image/png;base64, (or "
-            "jpeg, ...) before them"
+            f"{place}: field {field} is {describe(value)}, bytes in base64 that do not say so; write data:image/png;base64, "
+            "(or jpeg, ...) before them"
         )
     if not value.strip() or "\0" in value:
         raise DataError(f"{place}: field {field} is {describe(value)}, which is no path; give the path of the image's file")

@@ -124,7 +124,7 @@ class ChatTemplate:
                 # A template that writes the date may have been rendered before and after midnight.
                 written = self._written(chat.place, messages, given)
         except RefusedError as error:
-            raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}") from error
+            raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}{_of_lists(chat, error)}") from error
         trace, text = written
         if trace.text != text:
             raise TemplateError(f"{chat.place}: {self.name} writes the same conversation in two ways; it must be repeatable")
@@ -206,7 +206,7 @@ class ChatTemplate:
                 self._check_used(chat, given, self._native(chat.place, messages, given), program.reads)
             return messages, written
         except RefusedError as error:
-            raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}") from error
+            raise DataError(f"{chat.place}: {self.name} refuses the conversation: {error}{_of_lists(chat, error)}") from error
 
     def source(self, tools: list[Any] | None) -> str:
         try:
@@ -367,3 +367,9 @@ def _as_passed(message: dict[str, Any]) -> dict[str, Any]:
     passed = {name: value for name, value in message.items() if value is not None}
     reasoning = next((passed[name] for name in REASONING if name in passed), None)
     return {"thinking": reasoning, **passed, "reasoning_content": reasoning} if reasoning is not None else passed
+
+
+def _of_lists(chat: Chat, error: Exception) -> str:
+    """Say what to do where a template takes no contents with images, which are lists."""
+    of_lists = bool(chat.images) and "list" in str(error)
+    return "; contents with images are lists of parts: use the template of the model's processor" if of_lists else ""

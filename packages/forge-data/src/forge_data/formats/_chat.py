@@ -124,9 +124,10 @@ def _at_marks(place: str, fields: Fields, messages: list[Message], field_of: Fie
         content = message.get("content") or ""
         if IMAGE_MARK in content:
             if message["role"] == "assistant":
+                field = field_of(fields, index, "content", "completion")
                 raise DataError(
-                    f"{place}: field {field_of(fields, index, 'content', 'completion')} holds {IMAGE_MARK}, and the row has images; "
-                    "what a model writes is text: take it out, or give images as parts of the messages"
+                    f"{place}: field {field} holds {IMAGE_MARK}, and the row has images; what a model writes is text: take it "
+                    "out, or give images as parts of the messages"
                 )
             parts: list[str | None] = [content.partition(IMAGE_MARK)[0]]
             for text in content.split(IMAGE_MARK)[1:]:

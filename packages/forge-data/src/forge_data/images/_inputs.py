@@ -10,6 +10,7 @@ import numpy as np
 
 from forge_data._errors import DataError
 from forge_data._image import Image
+from forge_data._values import counted
 from forge_data.images._processor import Joining, ModelProcessor, load_processor
 from forge_data.images._read import read_image
 
@@ -157,8 +158,8 @@ class ImageInputs:
         placeholder = self._processor.placeholder
         if (found := text.count(placeholder)) != len(images):
             raise DataError(
-                f"{place}: the chat template writes {found} of {placeholder!r}, the placeholder of an image, for {len(images)} "
-                "images; take it out of the text, or use the template of the model's processor"
+                f"{place}: the chat template writes {found} of {placeholder!r}, the placeholder of an image, for "
+                f"{counted(len(images), 'images')}; take it out of the text, or use the template of the model's processor"
             )
         pixels = [read_image(image, place)[0] for image in images]
         try:

@@ -121,7 +121,7 @@ def _lost(opened: "Pixels") -> Iterator[str]:
     alpha = opened.getchannel("A") if "A" in opened.mode else None
     if alpha is None and "transparency" in opened.info:
         alpha = opened.convert("RGBA").getchannel("A")
-    if alpha is not None and (least := alpha.getextrema()[0]) < _OPAQUE:
+    if alpha is not None and (least := min(alpha.tobytes())) < _OPAQUE:
         yield f"parts of it are transparent (alpha from {least}), and the colours below are shown"
     # A camera's JPEG may hold a preview or a map of depths as another frame.
     if opened.format != "MPO" and (frames := getattr(opened, "n_frames", 1)) > 1:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forge_data._errors import DataError, TemplateError
+from forge_data._values import counted
 from forge_data.chat_template._template import RenderedChat
 from forge_data.chat_template._trace import NOBODY
 from forge_data.masking._loss_mask import Span
@@ -36,7 +37,7 @@ def placeholders(rendered: RenderedChat, placeholder: str, place: str, template:
     if len(found) != len(wanted):
         raise TemplateError(
             f"{place}: {template} writes {len(found)} of {placeholder!r}, the placeholder of an image, where the messages have "
-            f"{len(wanted)} images; use the template of the model's processor, or one that writes each image"
+            f"{counted(len(wanted), 'images')}; use the template of the model's processor, or one that writes each image"
         )
     owners = [owner for at, _ in found for start, stop, owner in trace.runs if start <= at < stop]
     if any(owner not in (NOBODY, message) for owner, message in zip(owners, wanted, strict=True)):

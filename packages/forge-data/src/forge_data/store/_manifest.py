@@ -197,7 +197,7 @@ class Manifest:
 
 
 def _written(source: SourceFile) -> dict[str, Any]:
-    """Return the fields of a source, without one that earlier versions do not know where it says nothing."""
+    """Return a source as JSON, without a field that earlier versions lack and that is None."""
     fields = attrs.asdict(source)
     return fields if source.directory is not None else {name: fields[name] for name in fields if name != "directory"}
 

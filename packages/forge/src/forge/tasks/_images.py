@@ -35,7 +35,7 @@ def has_images(*stores: Any) -> bool:
 
 
 def images_join(s: Any) -> bool:
-    """Return whether several samples with images may be given to the model at once, as far as its processor says."""
+    """Return whether the processor allows for several samples with images in a forward."""
     return image_inputs(s).joins
 
 

@@ -32,7 +32,8 @@ def images_in_words(store: forge_data.TokenStore | forge_data.PromptStore, count
         return ""
     images, tokens = (int(number) for number in counts.sum(axis=0))
     rows = int((counts[:, 0] > 0).sum())
-    return f"; {counted(images, 'images')}, for which {counted(tokens, 'tokens')} stand, in {rows:,} of the rows"
+    each = ", counted in each of a row's samples" if len(store) > len(counts) else ""
+    return f"; {counted(images, 'images')}{each}, for which {counted(tokens, 'tokens')} stand, in {rows:,} of the rows"
 
 
 _KEPT = 8
