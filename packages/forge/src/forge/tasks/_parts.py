@@ -33,7 +33,7 @@ def check_parts(task: Task, s: Any) -> None:
     if not task.images:
         raise SettingsError(
             f"{chosen} has no effect with forge {task.name}: its rows are text, on which no vision tower computes. Leave it "
-            "out, or take a verb whose rows may have images: sft, dpo, orpo, simpo."
+            "out, or take a verb whose rows may have images."
         )
     adapter = s.adapter.adapter
     if adapter == "osft":
