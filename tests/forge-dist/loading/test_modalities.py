@@ -104,6 +104,7 @@ def in_visual(*tower, projector):
 
 PARTS = {
     "Gemma3": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector"]},
+    "Gemma4": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.embed_vision"]},
     "Llava": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector"]},
     "LlavaNext": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector", "model.image_newline"]},
     "Idefics3": {BOTH[0]: ["model.vision_model"], BOTH[1]: ["model.connector"]},
@@ -119,7 +120,7 @@ PARTS = {
 def test_which_modules_are_tower_and_projector(kind):
     """transformers' encoder of images, and what else stands beside the language part, or the tower's mergers."""
     text = {} if kind in ("Qwen2_5_VL", "Qwen3VL") else {"model_type": "llama"}
-    model = outline(kind, **({} if kind == "Gemma3" else text))
+    model = outline(kind, **({} if kind.startswith("Gemma") else text))
     assert vision_parts(model, BOTH) == PARTS[kind]
     assert vision_parts(model, BOTH[:1]) == {BOTH[0]: PARTS[kind][BOTH[0]]}
     names = tuple(f"{name}." for names in PARTS[kind].values() for name in names)

@@ -82,10 +82,11 @@ def vision_parts(model: "PreTrainedModel", parts: Collection[str]) -> dict[str, 
 
     kind, multimodal = type(model).__name__, is_multimodal(model.config)
     names = {module: name for name, module in model.named_modules()}
-    tower, heard = model.get_encoder(modality="image"), names[model.get_encoder(modality="audio")]
+    # Some are None in a directory without such a part (Gemma 4's tower of sounds).
+    tower: Any = model.get_encoder(modality="image")
+    seen, heard = names.get(tower), names.get(model.get_encoder(modality="audio"))
     outermost = modules_beside_language(model) if multimodal else []
-    seen = names[tower]
-    if seen not in outermost:
+    if seen is None or seen not in outermost:
         raise ModelError(f"{kind} names no vision tower (get_encoder): it cannot be said which of its layers are one")
     within = tuple(f"{name}." for name in outermost)
     loose = sorted(name for name in other_modalities(model) if not name.startswith(within))
