@@ -266,7 +266,7 @@ def plain_tokens(document: ImageDocument) -> NDArray[np.bool_]:
 
 
 def _image_places(document: ImageDocument) -> list[int]:
-    """Return the tokens of a document that are parts of images, without the marks around them if that is known."""
+    """Return the tokens that are parts of images, without marks around them where that is known."""
     ids = np.asarray(document.input_ids)
     kinds = [array[0] for array in document.inputs.values() if array.shape == (1, len(ids)) and array.any()]
     inside = ~plain_tokens(document) & (kinds[0] != 0 if kinds else True)
