@@ -162,6 +162,28 @@ def test_a_missing_package(gemma3_directory, monkeypatch, error, expected):
         ImageInputs(gemma3_directory)
 
 
+def test_marks_around_an_image(gemma3_directory, monkeypatch):
+    """A processor that refuses placeholders without the marks of an image (HunYuan-VL) is given them."""
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(gemma3_directory)
+    processor.image_start_token, processor.image_end_token = "<start_of_turn>", "<end_of_turn>"
+    call = type(processor).__call__
+
+    def other(self, **given):
+        if "<start_of_image><start_of_image>" in given["text"][0]:
+            raise ValueError("images without marks")
+        return call(self, **given)
+
+    _, example = encoded(gemma3_directory, *TURNS[1])
+    expected = ImageInputs(gemma3_directory)(example)
+    monkeypatch.setattr(type(processor), "__call__", other)
+    inputs = ImageInputs(processor)
+    assert inputs.joins
+    found = inputs(example)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
 def test_kinds_of_tokens_for_experts(gemma3_directory, monkeypatch):
     """What a processor makes of each token for a model's experts (Ernie 4.5) is made again from ids."""
     from transformers import AutoProcessor

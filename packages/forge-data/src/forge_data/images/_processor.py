@@ -218,9 +218,10 @@ class ModelProcessor:
             DataError: the processor refuses the images; its own message is included. Or it makes more or fewer tokens of them
                 than the text has.
         """
-        # With a text of placeholders alone, since some processors make nothing of images without text.
-        stand_in = self.placeholder * len(images) if ids is None or not self._arrays_of_places else self._stand_in(ids)
-        made = self._arrays(place, [stand_in], [images])
+        if ids is not None and self._arrays_of_places:
+            made = self._arrays(place, [self._stand_in(ids)], [images])
+        else:
+            made = self._arrays_of_images(place, [images])
         now, then = (self.count(tokens) for tokens in (made["input_ids"], () if ids is None else ids))
         if ids is not None and now != then and text is not None:
             named = next((name for each in self.token_ids if (name := self.text_of(each)) in text), "a token of one")
@@ -251,7 +252,7 @@ class ModelProcessor:
         rows = [pixels[:1], pixels[1:3], *([image] for image in pixels[3:])]
         try:
             apart = [self.arrays(row, "") for row in rows]
-            together = self._arrays("", [self.placeholder * len(row) for row in rows], rows, padding=True)
+            together = self._arrays_of_images("", rows, padding=True)
             found = {name: _joining([of[name] for of in apart], np.asarray(together[name])) for name in apart[0]}
         except Exception:  # noqa: BLE001 - a processor may raise anything, and arrays of unlike shapes do not join
             return None
@@ -324,6 +325,17 @@ class ModelProcessor:
                 f"{place}: {self.name} makes {name} of the text in a way of its own, so rows with images of this model cannot "
                 "be trained here"
             )
+
+    def _arrays_of_images(self, place: str, rows: "Sequence[Sequence[Pixels]]", **options: Any) -> dict[str, Any]:
+        """Call the processor with placeholders alone: some make nothing of images without text."""
+        try:
+            return self._arrays(place, [self.placeholder * len(row) for row in rows], rows, **options)
+        except DataError:
+            marks = [str(getattr(self._processor, f"image_{side}_token", None) or "") for side in ("start", "end")]
+            if not all(marks):
+                raise
+        # Some want an image's marks around its placeholder (HunYuan-VL).
+        return self._arrays(place, [self.placeholder.join(marks) * len(row) for row in rows], rows, **options)
 
     def _arrays(self, place: str, texts: list[str], images: "Sequence[Sequence[Pixels]]", **options: Any) -> dict[str, Any]:
         try:

@@ -38,7 +38,7 @@ class DDP(TorchStrategy):
 
 
 def _leaves_out_layers(model: nn.Module) -> bool:
-    """Tell whether a model leaves out the layers that attend to images in a row without any (Mllama)."""
+    """Tell whether a model leaves out some layers in rows without images (Mllama)."""
     return any(getattr(getattr(module, "config", None), "cross_attention_layers", None) for module in model.modules())
 
 
