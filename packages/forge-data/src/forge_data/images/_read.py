@@ -54,7 +54,7 @@ def sha256_of(image: Image) -> str | None:
 
 
 def thumbnail(image: Image) -> bytes | None:
-    """Return a small JPEG of an image as the model sees it; None where it is not there as it was."""
+    """Return a small JPEG of an image as the model sees it; None where its file changed."""
     try:
         pixels, _ = read_image(image, "")
     except DataError:
