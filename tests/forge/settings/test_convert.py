@@ -1006,6 +1006,9 @@ def test_a_file_for_ppo_has_prompts() -> None:
         "on_overflow": None,
         "top_p": 0.7,
     }
+    found = converted(TRL + "max_prompt_length: 64\n", verb="grpo")
+    assert found.settings["max_prompt_len"] == 64
+    assert "max_prompt_length: 64: longer prompts are cut there" in "\n".join(found.lost)
     found = converted(AXOLOTL + "rl: grpo\nsequence_len: 64\n")
     assert "max_prompt_len" not in found.settings
     assert "sequence_len" not in about(found)
@@ -1102,7 +1105,8 @@ def test_settings_of_images() -> None:
             {},
             {"freeze_multi_modal_projector"},
         ),
-        (FACTORY.format(stage="kto") + "freeze_vision_tower: false\n", {}, {"freeze_vision_tower"}),
+        (FACTORY.format(stage="kto") + "freeze_vision_tower: false\n", {"freeze_vision_tower": False}, set()),
+        (FACTORY.format(stage="pt") + "freeze_vision_tower: false\n", {}, {"freeze_vision_tower"}),
         (
             AXOLOTL + "processor_type: AutoProcessor\n",
             {"freeze_vision_tower": False, "freeze_multi_modal_projector": False},

@@ -37,6 +37,30 @@ def test_functions_get_columns_and_return_numbers():
     assert found.dtype == np.float32
 
 
+def test_what_a_function_changes_no_other_sees():
+    """Completions of a prompt and further functions are given the row as it is, whatever a function puts into it."""
+    part = {"type": "image", "image": "plum.png"}
+    messages = [{"role": "user", "content": [part]}]
+    inputs = attrs.evolve(ANSWERS, prompts=[messages] * 3, columns={"wanted": [part] * 3})
+    seen = []
+
+    def opens(prompts, completions, wanted):
+        for prompt, column in zip(prompts, wanted, strict=True):
+            seen.append((prompt[0]["content"][0]["image"], column["image"]))
+            prompt[0]["content"][0]["image"] = column["image"] = object()
+        return [1] * len(completions)
+
+    for name in ("first", "second"):
+        score(Reward(name=name, function=opens), inputs)
+    assert seen == [("plum.png", "plum.png")] * 6
+
+
+def test_a_field_that_no_row_of_a_rollout_has_is_none():
+    """A function is called alike whichever rows were drawn: its columns are there, None where no row has them."""
+    given = lambda prompts, completions, wanted, images: [w if i is None else 0 for w, i in zip(wanted, images)]  # noqa: B905, E731
+    assert score(Reward(name="i", function=given, columns={"images", "wanted"}), ANSWERS).tolist() == [1, 2, 4]
+
+
 def test_none_and_nan_are_unscored():
     """None and NaN become NaN, without an error."""
     found = score(Reward(name="n", function=lambda **_: [None, math.nan, 1]), ANSWERS)

@@ -439,7 +439,12 @@ def _rewards(run: Run) -> list[forge_algos.online.Reward]:
         functions.append(("reward_model", _reward_model(run, own.reward_model_path)))
     weights = own.reward_weights or (1.0,) * len(functions)
     return [
-        forge_algos.online.Reward(name=name, function=function, weight=weight)
+        forge_algos.online.Reward(
+            name=name,
+            function=function,
+            weight=weight,
+            columns=forge_algos.online.reward_columns(name) if name in own.reward else (),
+        )
         for (name, function), weight in zip(functions, weights, strict=True)
     ]
 

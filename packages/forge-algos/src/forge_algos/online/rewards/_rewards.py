@@ -3,7 +3,8 @@
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any, Literal
 
@@ -35,6 +36,8 @@ class Reward:
     name: str
     function: Scorer
     weight: float = 1.0
+    columns: Collection[str] = ()
+    """Fields of rows that it is always given: None for each completion where no prompt of a rollout has one."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -171,11 +174,12 @@ def _call(reward: Reward, inputs: RewardInputs, timeout: float | None = None) ->
     B = len(inputs.completions)
     first, last = (inputs.source(each(inputs.rows)) for each in (min, max))
     where = first + _excerpt(inputs, 0) if B == 1 else f"{B} completions of {first} to {last}"
+    columns = dict.fromkeys(reward.columns, [None] * B) | dict(inputs.columns)
     asked = partial(
         reward.function,
-        prompts=list(inputs.prompts),
-        completions=list(inputs.completions),
-        **{name: list(column) for name, column in inputs.columns.items()},
+        prompts=_copied(inputs.prompts),
+        completions=_copied(inputs.completions),
+        **{name: _copied(column) for name, column in columns.items()},
     )
     try:
         given = _values(reward, asked, timeout, where)
@@ -190,6 +194,11 @@ def _call(reward: Reward, inputs: RewardInputs, timeout: float | None = None) ->
         found = "None" if values is None else f"{len(values)} values"
         raise RewardError(f"reward {reward.name!r} ({_place(reward)}) gave {found} for {B} completions; one for each is wanted")
     return np.array([_number(reward, inputs, i, value) for i, value in enumerate(values)], np.float32)
+
+
+def _copied(values: Sequence[Any]) -> list[Any]:
+    """Copy each value: a function may put a decoded image into a message that others are given too."""
+    return [deepcopy(value) for value in values]
 
 
 def _values(reward: Reward, asked: Callable[[], Any], timeout: float | None, where: str) -> Any:

@@ -209,7 +209,10 @@ def _named(draft: Draft) -> None:
 def _long_rows(draft: Draft) -> None:
     """Read the length of rows (blocks in pretraining), and what becomes of longer ones."""
     left = draft.left
-    for key in ("max_length", "cutoff_len", "sequence_len"):
+    lengths = ["max_length", "cutoff_len", "sequence_len"]
+    # TRL's trainers that sample had it until 0.26.
+    lengths += ["max_prompt_length"] if draft.library == "TRL" and draft.verb in ONLINE else []
+    for key in lengths:
         if left.get(key) is None:
             continue
         if draft.verb in ONLINE and draft.library == "Axolotl":
