@@ -5,9 +5,11 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, ZambaConfig
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, ZambaConfig
 
 from forge_dist import ExportError, ModelError, check_export, export_model, load_model, load_trained, merge_adapter
+
+from ...whole import modalities
 
 peft = pytest.importorskip("peft", reason="peft is an extra of forge-dist: pip install 'forge-dist[peft]'")
 pytestmark = pytest.mark.filterwarnings(
@@ -219,3 +221,24 @@ def test_gpt2_beside_codes_is_merged_into_its_own_layers(adapter, how, tmp_path)
     assert found.transformer.h[0].attn.c_attn.weight.shape == (16, 48)
     found.save_pretrained(tmp_path / "merged")
     assert apart(logits(found), logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval())) < 1e-6
+
+
+def test_layers_that_no_text_reaches_are_compared_by_themselves(adapter, tmp_path, monkeypatch):
+    """A vision tower's: what is merged wrongly there changes no logit of text, and is found and named."""
+    base = tmp_path / "base"
+    config = modalities.CONFIGS["gemma3"]()
+    torch.manual_seed(0)
+    AutoModelForMultimodalLM.from_config(config, dtype=torch.float32).save_pretrained(base)
+    directory = adapter(peft.LoraConfig(r=2, target_modules=["fc1", "q_proj"]), base=str(base))
+    assert merge_adapter(directory, ROWS).apart == 3
+    tuner = peft.tuners.lora.LoraModel
+    rightly = tuner.merge_and_unload
+
+    def wrongly(self, **how):
+        found = rightly(self, **how)
+        next(weight for name, weight in found.named_parameters() if name.endswith("fc1.weight")).data *= 1.01
+        return found
+
+    monkeypatch.setattr(tuner, "merge_and_unload", wrongly)
+    with pytest.raises(ExportError, match=r"vision_tower\.\S+\.fc1 computes something else than beside it: on random inputs"):
+        merge_adapter(directory, ROWS)

@@ -5,7 +5,8 @@ A base that was quantized during training is dequantized first: the adapter was 
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,9 @@ class Merged:
     tokens: int
     """Number of tokens in the samples."""
 
+    apart: int = 0
+    """Number of adapted layers that no token reaches, a vision tower's for instance: each is compared by itself."""
+
 
 def merge_adapter(
     directory: str | os.PathLike[str],
@@ -82,7 +86,11 @@ def merge_adapter(
         layer.compute_dtype = torch.float32  # the comparison is of weights, not of a run's 16 bits
     if doing is not None:
         doing("merging the adapter into its base, and comparing the logits")
-    before = logits_of(model, samples)
+    reached: set[str] = set()
+    with _noting_calls(base_of(model), reached):
+        before = logits_of(model, samples)
+    apart = {name: layer for name, layer in _adapted(base_of(model)).items() if name not in reached}
+    outputs = [_output(layer, layer.base_layer) for layer in apart.values()]
     from_codes = quantization_of(base_of(model)) is not None
     if from_codes:
         del model  # PEFT would round what it merged to codes again
@@ -97,7 +105,39 @@ def merge_adapter(
             f"{path}: merged into its base it computes other logits than beside it: they differ by {difference:.3g} of the "
             f"largest (allowed {MERGED:g}); {_HOW}"
         )
-    return Merged(model=merged, difference=difference, tokens=sum(map(len, samples)))
+    for name, output in zip(apart, outputs, strict=True):
+        layer = merged.get_submodule(name)
+        if not (found := relative_difference([output], [_output(layer, layer)])) <= MERGED:
+            raise ExportError(
+                f"{path}: merged into its base, {name} computes something else than beside it: on random inputs it differs by "
+                f"{found:.3g} of the largest (allowed {MERGED:g}); {_HOW}"
+            )
+    return Merged(model=merged, difference=difference, tokens=sum(map(len, samples)), apart=len(apart))
+
+
+def _adapted(base: torch.nn.Module) -> dict[str, Any]:
+    """Return the linear layers and convolutions that an adapter lies beside, by name."""
+    kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+    return {name: module for name, module in base.named_modules() if isinstance(getattr(module, "base_layer", None), kinds)}
+
+
+@contextmanager
+def _noting_calls(base: torch.nn.Module, reached: set[str]) -> Iterator[None]:
+    """Add the names of adapted layers that are called to `reached`."""
+    hooks = [layer.register_forward_hook(lambda *_, name=name: reached.add(name)) for name, layer in _adapted(base).items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _output(layer: torch.nn.Module, like: Any) -> torch.Tensor:
+    """Compute a layer's output of a fixed random input: float32[3, ...]."""
+    linear = isinstance(like, torch.nn.Linear)
+    shape = (like.in_features,) if linear else (like.in_channels, *like.kernel_size)
+    with torch.no_grad():
+        return layer(torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))).float()
 
 
 def _on_dequantized(path: Path, task: Task) -> "PeftModel":

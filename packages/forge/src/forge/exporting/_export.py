@@ -12,6 +12,7 @@ import numpy as np
 import forge_accel
 import forge_data
 import forge_dist
+from forge._counted import counted
 from forge._disk import is_everywhere, known_remedy, write_remedy
 from forge._errors import SettingsError
 from forge._progress import Reporter
@@ -77,6 +78,7 @@ def export(
                 proofs.append(
                     f"Merged: on {merged.tokens} tokens its logits are those of the adapter beside its base within "
                     f"{merged.difference:.1e} of the largest."
+                    + (f" {counted(merged.apart, 'layers')} that no text reaches: compared one by one." if merged.apart else "")
                 )
             else:
                 model = forge_dist.load_trained(str(request.folder), dtype=forge_accel.float32, device="cpu", task=request.task)
