@@ -421,6 +421,7 @@ def test_the_memory_plan(given: dict[str, Any], tmp_path: Path, monkeypatch: pyt
         ),
         ("ppo", {"reward_model_path": "MODEL"}, "reward_model_path and prompts with images.*Reward completions by functions"),
         ("sdft", {}, r"prompts\.jsonl:1: field prompt\[0\].* only text is trained here: forge sft"),
+        ("grpo", {"data_path": "TEXT"}, r"text\.jsonl:2: its prompt has '<img>' in a text, .* take it out of the text"),
     ],
 )
 def test_what_cannot_have_images(
@@ -429,9 +430,11 @@ def test_what_cannot_have_images(
     """One error before a model is loaded, and no run directory."""
     monkeypatch.setattr(_run, "load_with_attention", lambda *_, **__: pytest.fail("a model is loaded"))
     monkeypatch.setattr("forge.verbs._online.OnlineTask.check_settings", lambda *_: None)
-    settings = (
-        given | OWN.get(verb, {}) | {name: given["model_path"] if each == "MODEL" else each for name, each in more.items()}
-    )
+    with_image, *_ = Path(given["data_path"]).read_text().splitlines()
+    rows = [json.loads(with_image), {"prompt": [{"role": "user", "content": "an <img> in words"}]}]
+    files = {"MODEL": given["model_path"], "TEXT": str(Path(given["data_path"]).with_name("text.jsonl"))}
+    write_rows(Path(files["TEXT"]), rows)
+    settings = given | OWN.get(verb, {}) | {name: files.get(each, each) for name, each in more.items()}
     if verb == "sdft":
         settings = {name: each for name, each in settings.items() if name not in ("reward", "num_iterations")}
     with pytest.raises((forge.ForgeError, forge_data.ForgeDataError), match=refusal) as caught:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
+import numpy as np
 
 import forge_algos
 import forge_data
@@ -79,10 +80,12 @@ def check_prompt_images(s: Any, *stores: Any) -> None:
 
     Raises:
         SettingsError: the one that stands against them, and what to do.
+        forge_data.DataError: a prompt has a token of an image in its text, which the lint finds in rows that are learned.
     """
     if not has_images(*stores):
         return
     check_images(s, *stores)
+    _check_texts(s, *stores)
     own = s.objective
     if own.sampler != "transformers":
         raise SettingsError(
@@ -99,6 +102,19 @@ def check_prompt_images(s: Any, *stores: Any) -> None:
             "reward_model_path and prompts with images: reward models read text here. Reward completions by functions "
             "(reward), which are given the images."
         )
+
+
+def _check_texts(s: Any, *stores: Any) -> None:
+    """Refuse prompts without images whose text has a token of one: it would be given one of another row."""
+    of_images = image_inputs(s).token_ids
+    for store in (store for store in stores if store is not None):
+        for row in np.flatnonzero(store.image_counts[:, 0] == 0).tolist():
+            if found := of_images.intersection(store[row].input_ids.tolist()):
+                token = store.tokenizer().convert_ids_to_tokens(min(found))
+                raise forge_data.DataError(
+                    f"{store.source(row)}: its prompt has {token!r} in a text, which stands for a part of an image of this "
+                    "model, and no image; images are parts of a content, or in the column images, so take it out of the text"
+                )
 
 
 def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.ImageDocument]:
