@@ -290,6 +290,8 @@ def test_rewards_are_given_images(given: dict[str, Any], data: Path, tmp_path: P
     write_rows(tmp_path / "rows.jsonl", rows)
     settings = given | OWN["rloo"] | {"data_path": str(tmp_path / "rows.jsonl"), "max_steps": 1}
     forge.rloo(**settings, ckpt_output_dir=tmp_path / "run")
+    shown = json.loads((tmp_path / "run" / "rollouts" / "step_1.jsonl").read_text().splitlines()[1])["prompt"]
+    assert shown.startswith("[0_0.png] user")
     ((prompts, completions, answers, columns),) = sys.modules["picture_rewards"].SEEN
     assert prompts[0] == [{"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "what?"}]}]
     assert completions[0][-1]["role"] == "assistant"

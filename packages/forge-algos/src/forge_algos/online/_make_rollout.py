@@ -1,5 +1,6 @@
 """Making a rollout: prompts are sampled, rewarded, measured, and credited."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -215,7 +216,7 @@ def make_rollout(
         seed=seed,
         prompt_rows=np.array(numbers, np.int64),
         prompt_ids=prompt_ids,
-        prompt_texts=tuple(decode(prompt.tolist()) for prompt in prompt_ids),
+        prompt_texts=tuple(_images_named(one.prompt) + decode(one.input_ids.tolist()) for one in prompts),
         groups=groups,
         completion_ids=completion_ids,
         completion_texts=tuple(decode(completion.tolist()) for completion in completion_ids),
@@ -235,6 +236,18 @@ def make_rollout(
         entropy=entropy,
         least_entropy=_least_entropy(settings, entropy),
     )
+
+
+def _images_named(messages: Any) -> str:
+    """Return the names of the images of messages, whose tokens are no text.
+
+    >>> _images_named([{"role": "user", "content": [{"type": "image", "image": "/data/plum.png"}]}])
+    '[plum.png] '
+    """
+    contents = [message.get("content") for message in messages] if isinstance(messages, list) else []
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    images = [part["image"] for part in parts if isinstance(part, dict) and "image" in part]
+    return "".join(f"[{os.path.basename(each) if isinstance(each, str) else 'image'}] " for each in images)
 
 
 def _with_images(images: Sequence[ImagesOf]) -> dict[str, Any]:

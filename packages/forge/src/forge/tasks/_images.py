@@ -105,7 +105,10 @@ def check_prompt_images(s: Any, *stores: Any) -> None:
 
 
 def _check_texts(s: Any, *stores: Any) -> None:
-    """Refuse prompts without images whose text has a token of one: it would be given one of another row."""
+    """Refuse prompts without images whose text has a token of one.
+
+    It would be given an image of another row.
+    """
     of_images = image_inputs(s).token_ids
     for store in (store for store in stores if store is not None):
         for row in np.flatnonzero(store.image_counts[:, 0] == 0).tolist():

@@ -37,7 +37,7 @@ class Reward:
     function: Scorer
     weight: float = 1.0
     columns: Collection[str] = ()
-    """Fields of rows that it is always given: None for each completion where no prompt of a rollout has one."""
+    """Fields that it is always given, None where no prompt of a rollout has one."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
