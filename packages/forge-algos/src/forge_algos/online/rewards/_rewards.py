@@ -197,7 +197,7 @@ def _call(reward: Reward, inputs: RewardInputs, timeout: float | None = None) ->
 
 
 def _copied(values: Sequence[Any]) -> list[Any]:
-    """Copy each value: a function may put a decoded image into a message that others are given too."""
+    """Copy each value: a function may put a decoded image into a message."""
     return [deepcopy(value) for value in values]
 
 
