@@ -107,9 +107,9 @@ def _inputs(s: Any, tokenizer: Any = None) -> forge_data.ImageInputs:
     return _known[path][1]
 
 
-def pads_images(s: Any) -> bool:
+def pads_images(s: Any, tokenizer: Any) -> bool:
     """Return whether the arrays of images that share a micro-batch are padded to the largest."""
-    return _inputs(s).pads
+    return _inputs(s, tokenizer).pads
 
 
 def single_images(s: Any, tokenizer: Any, items: Samples) -> Samples:
