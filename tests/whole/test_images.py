@@ -138,6 +138,15 @@ def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, mon
     assert "pixels, and the forward of what computes on them, are not counted: a value" in text
 
 
+def test_the_memory_plan_of_another_attention(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mllama's layers for images are computed by another attention than texts: the run says what is not counted."""
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    model = pictures.save("mllama", tmp_path / "model")
+    settings = GIVEN | {"model_path": str(model), "data_path": str(data), "max_steps": 1}
+    run = forge.sft(**settings, ckpt_output_dir=tmp_path / "run").output_dir
+    assert "pixels, and the forward of what computes on them, are not counted: " in (run / "log.txt").read_text()
+
+
 @pytest.fixture(scope="module")
 def plain(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run without held-out rows."""
