@@ -232,7 +232,9 @@ def test_a_placeholder_in_a_tool(templated):
     """It is found in what describes a tool, too, and the tool is named."""
     tools = [{"type": "function", "function": {"name": "f", "description": f"draws {START}", "parameters": {}}}]
     tokenizer = templated("{{ tools | tojson if tools else '' }}" + TEMPLATE)
-    with pytest.raises(DataError, match=rf"^rows.jsonl:1: field tools\[0\] has '{START}' in its text, which stands for an image"):
+    with pytest.raises(
+        DataError, match=rf"^rows.jsonl:1: field tools\[0\] has '{START}' in its text, which stands for an image"
+    ):
         examples(tokenizer, chat(("user", [0]), ("assistant", "a"), tools=tools))
 
 
