@@ -1102,7 +1102,8 @@ def test_settings_of_images() -> None:
             {},
             {"freeze_multi_modal_projector"},
         ),
-        (FACTORY.format(stage="kto") + "freeze_vision_tower: false\n", {}, {"freeze_vision_tower"}),
+        (FACTORY.format(stage="kto") + "freeze_vision_tower: false\n", {"freeze_vision_tower": False}, set()),
+        (FACTORY.format(stage="pt") + "freeze_vision_tower: false\n", {}, {"freeze_vision_tower"}),
         (
             AXOLOTL + "processor_type: AutoProcessor\n",
             {"freeze_vision_tower": False, "freeze_multi_modal_projector": False},

@@ -277,7 +277,7 @@ def adapter(draft: Draft) -> None:
         _without_apollo(draft)
 
 
-_WITH_IMAGES = ("sft", "osft", "dpo", "orpo", "simpo")
+_WITH_IMAGES = ("sft", "osft", "distill", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "rloo", "ppo")
 
 
 def _parts(draft: Draft, kind: object) -> None:
