@@ -10,10 +10,11 @@ import numpy as np
 
 from forge_data._errors import DataError, StoreError
 from forge_data._example import TokenizedExample
+from forge_data._image import Image
 from forge_data.findings._report import LintReport
 from forge_data.images._read import sha256_of
 from forge_data.store._base import Store
-from forge_data.store._images import counts_at
+from forge_data.store._images import counts_at, files_at
 from forge_data.store._jsonl import write_jsonl
 from forge_data.store._manifest import ALONE, IMAGE_OFFSETS, LINT, MARGINS, PREFERENCE, SHARED, UNPAIRED
 from forge_data.store._split import pairs_of
@@ -227,13 +228,15 @@ class TokenStore(Store):
 
     def images_are_there(self) -> bool:
         """Tell whether the files of all images are there, with the bytes that they had."""
-        seen: dict[tuple[str | None, str], bool] = {}
-        for index in range(len(self) if self.has_images else 0):
-            for image in self[index].images:
-                key = image.path, image.sha256
-                if image.path is not None and not seen.setdefault(key, sha256_of(image) == image.sha256):
-                    return False
-        return True
+        return all(sha256_of(Image("", path)) == sha256 for path, sha256 in self.image_files)
+
+    @cached_property
+    def image_files(self) -> frozenset[tuple[str, str]]:
+        """Path and SHA-256 of each image that is a file, as it was prepared."""
+        if not self.has_images:
+            return frozenset()
+        at = self._pick(np.arange(len(self._arrays[IMAGE_OFFSETS]) - 1))
+        return frozenset(found for each in at.tolist() for found in files_at(self._arrays, each))
 
     def _refuse_images(self) -> None:
         if self.has_images:
