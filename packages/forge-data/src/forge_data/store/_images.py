@@ -50,7 +50,7 @@ _HEAD = 1 << 16
 
 
 def files_at(arrays: "dict[str, NDArray[Any]]", at: int) -> list[tuple[str, str]]:
-    """Read path and SHA-256 of the images of sample `at` that are files; nothing of those that a row holds itself."""
+    """Read path and SHA-256 of the images of sample `at` that are files."""
     known = known_at(arrays, at)
     if not known:
         return []
