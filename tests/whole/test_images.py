@@ -240,7 +240,9 @@ def test_a_killed_run(given: dict[str, Any], plain: Path, tmp_path: Path) -> Non
     assert weights(tmp_path / "run") == weights(plain)
 
 
-def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_image_that_changes_meanwhile(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Changed or gone, it stops the run with its row and file; put back, elsewhere too, the run goes on to the same end."""
     (tmp_path / "here").mkdir()
     data = pictures.rows(tmp_path / "here")
@@ -264,6 +266,8 @@ def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp
     ) as caught:
         forge.sft(**settings, ckpt_output_dir=run)
     assert caught.value.exit_status == 2
+    forge.sft(**settings, ckpt_output_dir=whole.output_dir)
+    assert f"WARNING: {file} changed after this run had read it" in "".join(capsys.readouterr())
     with pytest.raises(forge.SettingsError, match=rf"1 of 24 differ, first {store.source(row)}"):
         forge.sft(**settings, ckpt_output_dir=run)
     file.unlink()
