@@ -138,6 +138,15 @@ def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, mon
     assert "pixels, and the forward of what computes on them, are not counted: a value" in text
 
 
+def test_the_memory_plan_of_another_attention(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mllama's layers for images are computed by another attention than texts: the run says what is not counted."""
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    model = pictures.save("mllama", tmp_path / "model")
+    settings = GIVEN | {"model_path": str(model), "data_path": str(data), "max_steps": 1}
+    run = forge.sft(**settings, ckpt_output_dir=tmp_path / "run").output_dir
+    assert "pixels, and the forward of what computes on them, are not counted: " in (run / "log.txt").read_text()
+
+
 @pytest.fixture(scope="module")
 def plain(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run without held-out rows."""
@@ -231,7 +240,9 @@ def test_a_killed_run(given: dict[str, Any], plain: Path, tmp_path: Path) -> Non
     assert weights(tmp_path / "run") == weights(plain)
 
 
-def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_image_that_changes_meanwhile(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Changed or gone, it stops the run with its row and file; put back, elsewhere too, the run goes on to the same end."""
     (tmp_path / "here").mkdir()
     data = pictures.rows(tmp_path / "here")
@@ -255,6 +266,8 @@ def test_an_image_that_changes_meanwhile(given: dict[str, Any], model: Path, tmp
     ) as caught:
         forge.sft(**settings, ckpt_output_dir=run)
     assert caught.value.exit_status == 2
+    forge.sft(**settings, ckpt_output_dir=whole.output_dir)
+    assert f"WARNING: {file} changed after this run had read it" in "".join(capsys.readouterr())
     with pytest.raises(forge.SettingsError, match=rf"1 of 24 differ, first {store.source(row)}"):
         forge.sft(**settings, ckpt_output_dir=run)
     file.unlink()

@@ -209,7 +209,12 @@ def test_of_the_prompt_and_its_completion():
 
 @pytest.mark.parametrize(
     ("path", "directory", "expected"),
-    [("~/a.png", "/rows", "/home/me/a.png"), ("../a.png", "/rows/of", "/rows/a.png"), ("/a.png", None, "/a.png")],
+    [
+        ("~/a.png", "/rows", "/home/me/a.png"),
+        ("../a.png", "/rows/of", "/rows/of/../a.png"),
+        ("./a//b.png", "/rows", "/rows/a/b.png"),
+        ("/a.png", None, "/a.png"),
+    ],
 )
 def test_paths(path, directory, expected, monkeypatch):
     """Paths begin at home, or at the directory of the rows."""

@@ -1,5 +1,6 @@
 """Rows with images, from any kind of file → the same samples; refused where nobody trains them."""
 
+import hashlib
 import json
 import shutil
 
@@ -87,6 +88,18 @@ def test_rows_that_were_copied(folder, model, tmp_path, monkeypatch):
         )
         assert part.image_directories == [str(tmp_path / "one")]
     assert merge(tmp_path / "merged", [tmp_path / "1", tmp_path / "2"]).image_directories == [str(tmp_path / "one")]
+
+
+def test_above_a_linked_directory(model, tmp_path):
+    """`..` begins where a link leads to, as it does for every program."""
+    (tmp_path / "far/pictures").mkdir(parents=True)
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near/link").symlink_to(tmp_path / "far/pictures")
+    for name, seed in (("far", 1), ("near", 2)):
+        (tmp_path / name / "a.png").write_bytes(png(seed))
+    (tmp_path / "near/rows.jsonl").write_text(json.dumps({"messages": MESSAGES, "image": "link/../a.png"}) + "\n")
+    (example,) = prepare(tmp_path / "near/rows.jsonl", model, tmp_path / "store", images=True, progress=False)
+    assert example.images[0].sha256 == hashlib.sha256(png(1)).hexdigest()
 
 
 @pytest.mark.parametrize("kind", ["parquet", "saved", "Dataset", "decoded", "list", "stream"])

@@ -228,6 +228,16 @@ def test_a_template_that_drops_images(templated, template):
         examples(templated(template), chat(("user", [0, "what?"]), ("assistant", "a cat")))
 
 
+def test_a_placeholder_in_a_tool(templated):
+    """It is found in what describes a tool, too, and the tool is named."""
+    tools = [{"type": "function", "function": {"name": "f", "description": f"draws {START}", "parameters": {}}}]
+    tokenizer = templated("{{ tools | tojson if tools else '' }}" + TEMPLATE)
+    with pytest.raises(
+        DataError, match=rf"^rows.jsonl:1: field tools\[0\] has '{START}' in its text, which stands for an image"
+    ):
+        examples(tokenizer, chat(("user", [0]), ("assistant", "a"), tools=tools))
+
+
 def test_a_template_of_texts(templated):
     """A template that takes no lists of parts is refused with what does."""
     with pytest.raises(DataError, match=r"refuses the conversation: .*lists of parts: use the template of the model's proc"):

@@ -27,7 +27,7 @@ def test_images_that_are_padded_to_the_largest(pads: bool, monkeypatch: pytest.M
         micro_batches=lambda *_: [np.array(each) for each in rows],
         places=lambda row: int(plan.lengths[row].sum()),
     )
-    monkeypatch.setattr(_largest, "pads_images", lambda _: pads)
-    planned: Any = SimpleNamespace(images=True, settings=None, plan=plan, train=train)
+    monkeypatch.setattr(_largest, "pads_images", lambda *_: pads)
+    planned: Any = SimpleNamespace(images=True, settings=None, tokenizer=None, plan=plan, train=train)
     found = [row.tolist() for row, _ in _largest.largest_micro_batches(planned)]
     assert found == (rows if pads else rows[:1])

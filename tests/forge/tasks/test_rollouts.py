@@ -29,7 +29,10 @@ def rehearsed(
         strategy=SimpleNamespace(cp_size=1),
     )
     train = SimpleNamespace(
-        lengths=lengths, batch=lambda rows: [SimpleNamespace(input_ids=prompts[row], prompt="", columns={}) for row in rows]
+        store=SimpleNamespace(has_images=False),
+        pictures={},
+        lengths=lengths,
+        batch=lambda rows: [SimpleNamespace(input_ids=prompts[row], prompt="", columns={}) for row in rows],
     )
     plan = forge_packing.plan(lengths, batch_size=len(prompts), max_tokens=most)
     monkeypatch.setattr(_rollouts, "sharing", lambda _: sharing)

@@ -81,7 +81,8 @@ def placed(place: str, image: Image, directory: str | None) -> Image:
                 "this machine; give an absolute path, or the bytes"
             )
         path = os.path.join(directory, path)
-    return attrs.evolve(image, path=os.path.normpath(path))
+    # Behind a link to a directory `..` leads elsewhere than the path's text does.
+    return attrs.evolve(image, path=path if os.pardir in path.split(os.sep) else os.path.normpath(path))
 
 
 def is_pil_image(value: object) -> bool:

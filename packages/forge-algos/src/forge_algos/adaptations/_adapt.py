@@ -8,7 +8,7 @@ from torch import nn
 
 from forge_algos._errors import AdapterError
 from forge_algos.adaptations.base._adaptation import Adaptation, Context, Directions, Importance, Moments, OneRank, Ranks
-from forge_algos.adaptations.base._targets import Parts
+from forge_algos.adaptations.base._modalities import Parts
 from forge_algos.adaptations.peft._quantization import check_quantized
 from forge_algos.settings._adapter import AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS

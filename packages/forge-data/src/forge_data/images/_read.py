@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from forge_data._errors import DataError
 from forge_data._image import Image
 
@@ -121,7 +123,7 @@ def _lost(opened: "Pixels") -> Iterator[str]:
     alpha = opened.getchannel("A") if "A" in opened.mode else None
     if alpha is None and "transparency" in opened.info:
         alpha = opened.convert("RGBA").getchannel("A")
-    if alpha is not None and (least := min(alpha.tobytes())) < _OPAQUE:
+    if alpha is not None and (least := int(np.asarray(alpha).min())) < _OPAQUE:
         yield f"parts of it are transparent (alpha from {least}), and the colours below are shown"
     # A camera's JPEG may hold a preview or a map of depths as another frame.
     if opened.format != "MPO" and (frames := getattr(opened, "n_frames", 1)) > 1:

@@ -29,7 +29,9 @@ def placeholders(rendered: RenderedChat, placeholder: str, place: str, template:
     for start, stop in found:
         for first, last, leaf, _ in trace.stretches:
             if first < stop and start < last:
-                named = f"messages[{leaf.message}].{leaf.field}" if leaf.message >= 0 else leaf.field
+                # JSON that a template writes at once is the first leaf's.
+                field = leaf.field if placeholder in leaf.text else leaf.field.partition(".")[0]
+                named = f"messages[{leaf.message}].{field}" if leaf.message >= 0 else field
                 raise DataError(
                     f"{place}: field {named} has {placeholder!r} in its text, which stands for an image of this model; "
                     "images are parts of a content, or in the column images, so take it out of the text"

@@ -12,6 +12,7 @@ import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._errors import DataError, StoreError
+from forge_data._image import Image
 from forge_data._shard import Shard
 from forge_data._values import counted
 from forge_data.images._read import sha256_of
@@ -21,7 +22,7 @@ from forge_data.store._duplicates import as_digests, digest, grouped
 from forge_data.store._fetch import local_directory
 from forge_data.store._files import Files, stable, verify
 from forge_data.store._held_out import held_out_of, write_held_out
-from forge_data.store._images import counts_at, images_at, known_at
+from forge_data.store._images import counts_at, files_at, known_at
 from forge_data.store._manifest import IMAGE_OFFSETS, IMAGES, PROMPTS, TOKENIZER, Manifest, read_manifest
 from forge_data.store._split import split_indices
 
@@ -276,13 +277,15 @@ class Store:
 
     def images_are_there(self) -> bool:
         """Tell whether the files of all images are there, with the bytes that they had."""
-        seen: dict[tuple[str | None, str], bool] = {}
-        for index in range(len(self) if self.has_images else 0):
-            for image in images_at(self._arrays, self._stored_index(index)):
-                key = image.path, image.sha256
-                if image.path is not None and not seen.setdefault(key, sha256_of(image) == image.sha256):
-                    return False
-        return True
+        return all(sha256_of(Image("", path)) == sha256 for path, sha256 in self.image_files)
+
+    @cached_property
+    def image_files(self) -> frozenset[tuple[str, str]]:
+        """Path and SHA-256 of each image that is a file, as it was prepared."""
+        if not self.has_images:
+            return frozenset()
+        at = self._pick(np.arange(len(self._arrays[IMAGE_OFFSETS]) - 1))
+        return frozenset(found for each in at.tolist() for found in files_at(self._arrays, each))
 
     def _tokenizer_directory(self) -> Path:
         if not (self.path / TOKENIZER).is_dir():

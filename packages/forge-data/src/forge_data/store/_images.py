@@ -45,6 +45,23 @@ def images_at(arrays: "dict[str, NDArray[Any]]", at: int) -> tuple[Image, ...]:
     return tuple(images)
 
 
+_HEAD = 1 << 16
+"""Bytes that hold the paths of most samples' images."""
+
+
+def files_at(arrays: "dict[str, NDArray[Any]]", at: int) -> list[tuple[str, str]]:
+    """Read path and SHA-256 of the images of sample `at` that are files."""
+    known = known_at(arrays, at)
+    if not known:
+        return []
+    start, stop = arrays[IMAGE_FILE_OFFSETS][at : at + 2].tolist()
+    head, end, _ = arrays[IMAGE_FILES][start : min(stop, start + _HEAD)].tobytes().partition(b"\n")
+    if not end:
+        head = arrays[IMAGE_FILES][start:stop].tobytes().partition(b"\n")[0]
+    named = zip(json.loads(known), json.loads(head), strict=True)
+    return [(path, sha256) for (sha256, _, _), (_, path) in named if isinstance(path, str)]
+
+
 def known_at(arrays: "dict[str, NDArray[Any]]", at: int) -> bytes:
     """Return what `known_of` wrote of the images of sample `at`."""
     if IMAGES not in arrays:

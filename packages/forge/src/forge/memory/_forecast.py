@@ -51,7 +51,8 @@ def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
         plan, note = _plan_of(bare, target), ""
         if bare.planned.settings.packing.packing != "off" and images_join(bare.planned.settings):
             note = "samples with images are counted as packed, which not every model can be"
-    except forge_algos.RehearsalError as error:
+    except (forge_algos.RehearsalError, forge_accel.AttentionError) as error:
+        # A run takes another attention than the one of a text where that cannot compute images (Mllama's queries of a text).
         plan = _plan_of(bare.with_plan(attrs.evolve(bare.planned, images=False)), target)
         note = f"pixels, and the forward of what computes on them, are not counted: {error}"
     return attrs.evolve(plan, notes=(*plan.notes, *([note] if note else [])))

@@ -27,7 +27,7 @@ def largest_micro_batches(planned: Planned) -> list[tuple[Any, bool]]:
     s = planned.settings
     if planned.images and not isinstance(planned.train, Prompts):
         found = [largest_micro_batch(planned.plan), _most_images(planned, padded=False)]
-        if pads_images(s):
+        if pads_images(s, planned.tokenizer):
             found.append(_most_images(planned, padded=True))
         return list({rows.tobytes(): (rows, several) for rows, several in found}.values())
     if s.adapter.adapter != "prefix" or isinstance(planned.train, Prompts):

@@ -10,11 +10,13 @@ import filecmp
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import forge_data
 import forge_dist
 from forge._counted import counted
 from forge._progress import Reporter
@@ -59,6 +61,7 @@ def _compared(task: Task, s: Any, run: Path, adapter: Path, was: Any) -> tuple[l
     kept = _with_same_entries(known.get("entries", {}))
     changed = [name for name, state in states.items() if state == "changed" and name not in kept]
     written = [name for name, state in states.items() if state == "written"]
+    changed += _changed_images(run)
     if was is None:
         written += _written_since(run)
     for entry, names in known["places"].items():
@@ -82,6 +85,26 @@ def _written_since(run: Path) -> list[str]:
                 if Path(source["path"]).stat().st_mtime > store.stat().st_mtime:
                     found.append(source["path"])
     return found
+
+
+def _changed_images(run: Path) -> list[str]:
+    """List the images of the rows that were replaced after the run had read them."""
+    found: dict[str, None] = {}
+    for store in sorted((run / "data").glob("*/store.json")):
+        began = store.stat().st_mtime_ns
+        files: set[tuple[str, str]] = set()
+        for kind in (forge_data.TokenStore, forge_data.PromptStore):  # one of which it is
+            with suppress(forge_data.ForgeDataError):
+                files |= kind.open(store.parent).image_files
+        for path, sha256 in sorted(files):
+            with suppress(OSError):
+                now = os.stat(path)
+                # A file that was moved here keeps its time of writing.
+                touched = stat.S_ISREG(now.st_mode) and max(now.st_mtime_ns, now.st_ctime_ns) > began
+                if touched and forge_dist.file_hash(Path(path))[1] != sha256:
+                    found[path] = None
+            forge_dist.beat()
+    return [*found]
 
 
 def _warning(names: list[str], verb: str) -> str:

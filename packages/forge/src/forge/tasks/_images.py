@@ -172,9 +172,9 @@ def image_inputs(s: Any, tokenizer: Any = None) -> forge_data.ImageInputs:
     return inputs
 
 
-def pads_images(s: Any) -> bool:
+def pads_images(s: Any, tokenizer: Any) -> bool:
     """Return whether the arrays of images that share a micro-batch are padded to the largest."""
-    return image_inputs(s).pads
+    return image_inputs(s, tokenizer).pads
 
 
 def single_images(s: Any, tokenizer: Any, items: Samples) -> Samples:

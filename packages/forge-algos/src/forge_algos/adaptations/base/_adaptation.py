@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from forge_algos._modules import language_modules
+from forge_algos.adaptations.base._modalities import LANGUAGE, Parts
 from forge_algos.adaptations.base._parts import numbers_by_part
-from forge_algos.adaptations.base._targets import LANGUAGE, Parts
 from forge_algos.adaptations.base._unfrozen import freeze_others
 from forge_algos.settings._adapter import AdapterSettings
 

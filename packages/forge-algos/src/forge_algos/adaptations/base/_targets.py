@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -11,28 +10,11 @@ from transformers.pytorch_utils import Conv1D
 
 from forge_algos._errors import AdapterError
 from forge_algos._experts import Stack, expert_stacks
-from forge_algos._modules import head, language_modules
+from forge_algos._modules import head
+from forge_algos.adaptations.base._modalities import LANGUAGE, Parts
 from forge_algos.adaptations.base._parts import kind_of, score
 
 KINDS = ("attention", "mlp", "experts", "router", "all-linear")
-
-
-class Parts(NamedTuple):
-    """Parts of a model of several modalities in which targets are looked for."""
-
-    language: bool = True
-    """Whether the language part is one; of a model of text alone, the model."""
-    beside: tuple[str, ...] = ()
-    """Full names of modules beside it, such as those of a vision tower."""
-
-    def modules(self, model: nn.Module) -> set[nn.Module]:
-        """Return the modules of these parts."""
-        found = language_modules(model) if self.language else set()
-        named = dict(model.named_modules())
-        return found.union(*(named[name].modules() for name in self.beside if name in named))
-
-
-LANGUAGE = Parts()
 
 
 def resolve_targets(model: nn.Module, targets: Sequence[str] | None, parts: Parts = LANGUAGE) -> list[str]:

@@ -19,7 +19,8 @@ from forge_algos._counted import counted
 from forge_algos._errors import AdapterError
 from forge_algos._experts import expert_stacks
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
-from forge_algos.adaptations.base._targets import Parts, is_linear, resolve_targets
+from forge_algos.adaptations.base._modalities import Parts
+from forge_algos.adaptations.base._targets import is_linear, resolve_targets
 from forge_algos.adaptations.peft import _trained_rows as trained_rows
 from forge_algos.adaptations.peft._attach import PeftAdaptation, attached_by, check_tops, described, task_type_of
 from forge_algos.adaptations.peft._directory import CONFIG, WEIGHTS, StoredAdapter, stored_adapter

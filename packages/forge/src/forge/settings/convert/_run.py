@@ -277,9 +277,7 @@ def adapter(draft: Draft) -> None:
         _without_apollo(draft)
 
 
-_WITH_IMAGES = ("sft", "osft", "dpo", "orpo", "simpo")
-"""Verbs whose trainers elsewhere read rows with images."""
-_OF_TEXT = ("pretrain", "sdft", "embed", "classify")
+_WITH_IMAGES = ("sft", "osft", "distill", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "rloo", "ppo")
 
 
 def _parts(draft: Draft, kind: object) -> None:
@@ -294,7 +292,7 @@ def _parts(draft: Draft, kind: object) -> None:
                 draft.comments[name] = "every part trains there; leave it out for rows of text alone"
     for key in [key for key in _PARTS if key in left]:
         trains = left[key] is not _PARTS[key]
-        if trains and draft.verb in _OF_TEXT:
+        if trains and draft.verb not in _WITH_IMAGES:
             draft.lose(key, f"forge {draft.verb} trains on text")
         elif trains and kind != "none" and "projector" in key and draft.library == "LLaMA-Factory":
             draft.lose(key, "LoRA has no layers in the projector there; set it to give it some")
