@@ -122,6 +122,12 @@ def test_divided_over_ranks(model: Path, folder: Path, tmp_path: Path) -> None:
         ("sft", {"adapter": "prompt"}, {"image": "0.png"}, "the virtual tokens of adapter=prompt move the places of images"),
         (
             "sft",
+            {"strategy": "zero3"},
+            {"image": "0.png"},
+            "asked.jsonl:1: has an image, and strategy=zero3 divides the vision",
+        ),
+        (
+            "sft",
             {},
             {"image": "none.png"},
             r"eval_prompts .*asked.jsonl:1: field image: .*none.png cannot be read: No such file",

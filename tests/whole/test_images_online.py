@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -123,7 +124,13 @@ def sampled(request: pytest.FixtureRequest, model: Path, data: Path, tmp_path_fa
         for each in store
         if each.images
     ]
-    known = online.SampledImages(documents=documents[:2], token_ids=inputs.token_ids, joins=inputs.joins, join=inputs.join)
+    known = online.SampledImages(
+        documents=documents[:2],
+        token_ids=inputs.token_ids,
+        joins=inputs.joins,
+        join=inputs.join,
+        join_more=partial(inputs.join, more=True),
+    )
     images = [partial(inputs, each) if each.images else None for each in store]
     return plain, asked(data, path), known, [each.input_ids for each in store], images
 
@@ -203,6 +210,19 @@ def test_prompts_that_may_not_stand_beside_others(sampled: Any, beside: str, mon
     assert [len(numbers) for numbers in with_images] == ([2] * 8 if beside == "same" else [1] * 16)
     assert all(images[number] is None for numbers in seen for number in numbers if numbers not in with_images)
     assert [one.ids.tolist() for one in apart] == [one.ids.tolist() for one in together]
+
+
+def test_what_padding_changes_stands_alone(sampled: Any) -> None:
+    """Batches are tried with images padded, also where those that are tried are alike in size."""
+    plain, _, known, ids, images = sampled
+
+    def spoiled(found: Any) -> Any:
+        return [{name: array + (array.dtype.kind == "f") for name, array in each.items()} for each in found]
+
+    known = attrs.evolve(known, join_more=spoiled)
+    sampler = online.GenerateSampler(plain, eos_ids=[2], pad_id=0, batch_tokens=10_000, images=known)
+    sampler.sample(ids, num_generations=1, temperature=1.0, images=images, **OPTIONS)
+    assert sampler._beside == "same"
 
 
 def test_images_of_another_number(sampled: Any) -> None:
