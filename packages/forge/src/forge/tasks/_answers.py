@@ -293,7 +293,7 @@ def _of_row(row: Any, where: str, folder: Path) -> Asked:
         raise SettingsError(
             f"eval_prompts {where}: has the field {other}, and is asked with text and images alone. Take it out."
         )
-    if asked and _has_image(row):
+    if asked and (_has_image(row) or _has_parts(asked)):
         asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         while isinstance(asked, list) and _is_answer(asked):
             asked = asked[:-1]
@@ -315,6 +315,12 @@ def _of_row(row: Any, where: str, folder: Path) -> Asked:
 def _is_answer(messages: list[Any]) -> bool:
     """Return whether messages end with one of the assistant."""
     return bool(messages) and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
+
+
+def _has_parts(asked: str | list[Any]) -> bool:
+    """Return whether a message has its text in parts, as OpenAI writes it beside images."""
+    contents = [each.get("content") for each in asked if isinstance(each, dict)]
+    return any(isinstance(each, list) and each and isinstance(each[0], dict) for each in contents)
 
 
 def _has_image(row: dict[str, Any]) -> bool:
