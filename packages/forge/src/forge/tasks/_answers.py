@@ -103,7 +103,7 @@ def _check_images(task: Task, s: Any, asked: Asked) -> None:
         )
     if s.strategy.strategy == "zero3":
         raise SettingsError(
-            f"{what} strategy=zero3 divides the vision tower, for whose parts the ranks that ask nothing would not compute. Use "
+            f"{what} strategy=zero3 divides the vision tower, whose parts the ranks that ask nothing would not compute. Use "
             "strategy=fsdp2 or zero2, or take the image out."
         )
 
