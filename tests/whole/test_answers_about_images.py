@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import forge
+import forge_data
 from forge.reports._report import report
 
+from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
-from . import pictures
+from . import modalities, pictures
 from .conftest import write_rows
 from .verbs import run_verb
 
@@ -103,9 +106,91 @@ def test_answers_are_those_of_generate(images: bool, model: Path, folder: Path, 
     assert "attention: sdpa" in (run / "log.txt").read_text()
 
 
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """Prompts about images of unlike sizes, about two of them and about none; which ones."""
+    made = tmp_path_factory.mktemp("unlike")
+    for number in range(4):
+        pictures.picture(number).save(made / f"{number}.png")
+    asked = [[0], [1], [0, 1], [], [2, 3], [3]]
+    rows = [{"prompt": [{"role": "user", "content": pictures_of(made, each)}]} for each in asked]
+    write_rows(made / "asked.jsonl", rows)
+    return made, asked
+
+
+def pictures_of(folder: Path, numbers: list[int]) -> list[dict[str, str]]:
+    """The parts of a question about some pictures."""
+    return [*({"type": "image", "image": f"{folder}/{each}.png"} for each in numbers), {"type": "text", "text": QUESTION}]
+
+
+def spread(name: str, directory: Path) -> Path:
+    """A tiny model whose answers are not those of the last token alone."""
+    from transformers import AutoModelForMultimodalLM
+
+    loaded = AutoModelForMultimodalLM.from_pretrained(pictures.save(name, directory))
+    for parameter_name, parameter in loaded.named_parameters():
+        if any(part in parameter_name for part in ("post_attention", "multi_modal_projector", "connector")):
+            parameter.data *= 4
+    loaded.save_pretrained(directory)
+    return directory
+
+
+def plain_answers(model: Path, folder: Path, asked: list[list[int]]) -> list[str]:
+    """What plain transformers answers, without tokens that stand for images."""
+    plain, tokenizer = modalities.plain(model).eval(), forge_data.load_tokenizer(model)
+    never, found = [*forge_data.ImageInputs(model).token_ids], []
+    ends = {tokenizer.eos_token_id, *([plain.generation_config.eos_token_id] if plain.generation_config.eos_token_id else [])}
+    for each in asked:
+        given = pictures.prompt_inputs(model, [{"role": "user", "content": pictures_of(folder, each)}])
+        made = plain.generate(**given, max_new_tokens=TOKENS, do_sample=False, suppress_tokens=never, eos_token_id=[*ends])
+        found.append(tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True).strip())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    ci_keeps(
+        [("grpo", "llava-next")],
+        [(verb, name) for verb in ("sft", "kto", "grpo") for name in ("gemma3", "llava", "llava-next", "idefics2", "mllama")],
+    ),
+)
+def test_unlike_images(
+    verb: str, name: str, unlike: tuple[Path, list[list[int]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked together they are answered as alone, by the tower of now; a run's own prompts have images of their own."""
+    (tmp_path / "letter_rewards.py").write_text("def letters(completions, **_): return [len(each) for each in completions]")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "letter_rewards", raising=False)
+    folder, asked = unlike
+    model = spread(name, tmp_path / "model")
+    data = {"sft": pictures.rows, "kto": pictures.rated, "grpo": pictures.prompts}[verb](tmp_path)
+    own: dict[str, Any] = {"reward": ("letter_rewards:letters",), "max_new_tokens": 5, "num_generations": 3}
+    given = SHORT | {"adapter": "none", "save_dtype": "float32", "learning_rate": 1e-3} | (own if verb == "grpo" else {})
+    parts = {"freeze_vision_tower": False, "freeze_multi_modal_projector": False}
+    given |= {"model_path": str(model), "data_path": str(data), "eval_prompts": [str(folder / "asked.jsonl")]}
+    run = getattr(forge, verb)(**given, **parts, ckpt_output_dir=tmp_path / "run")
+    found = [line["answer"] for line in answers(run.output_dir)]
+    assert found[:6] == plain_answers(model, folder, asked)
+    assert len(set(found[:6])) >= 4
+    assert found[6:] == plain_answers(run.model_dir, folder, asked)
+
+
 @pytest.mark.slow
-def test_divided_over_ranks(model: Path, folder: Path, tmp_path: Path) -> None:
+def test_layers_of_images_are_not_divided(unlike: tuple[Path, list[list[int]]], tmp_path: Path) -> None:
+    """Ranks that are asked nothing would not compute them, and the one that is would wait."""
+    data = write_rows(tmp_path / "texts.jsonl", [pictures.conversation(tmp_path, number, 0) for number in range(8)])
+    model = pictures.save("mllama", tmp_path / "model")
+    given = {**SHORT, "model_path": str(model), "data_path": str(data), "eval_prompts": [str(unlike[0] / "asked.jsonl")]}
+    more = {"adapter": "none", "strategy": "fsdp2", "ckpt_output_dir": str(tmp_path / "run")}
+    with pytest.raises(forge.SettingsError, match="layers that compute only where a row has an image, and strategy=fsdp2"):
+        run_on_ranks(run_verb, 2, "sft", given | more, joined=False, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("padded", [False, True])
+def test_divided_over_ranks(padded: bool, model: Path, folder: Path, tmp_path: Path) -> None:
     """Ranks that share the weights answer together, also where prompts and rows have images."""
+    model = spread("llava-next", tmp_path / "model") if padded else model
     data = pictures.rows(tmp_path, 8)
     given = {**SHORT, "model_path": str(model), "data_path": str(data), "eval_prompts": [str(folder / "asked.jsonl")]}
     for ranks in (1, 2):
@@ -120,6 +205,12 @@ def test_divided_over_ranks(model: Path, folder: Path, tmp_path: Path) -> None:
     [
         ("pretrain", {}, {"image": "0.png"}, "asked.jsonl:1: has an image, and forge pretrain trains on text alone"),
         ("sft", {"adapter": "prompt"}, {"image": "0.png"}, "the virtual tokens of adapter=prompt move the places of images"),
+        (
+            "sft",
+            {"strategy": "zero3"},
+            {"image": "0.png"},
+            "asked.jsonl:1: has an image, and strategy=zero3 divides the vision",
+        ),
         (
             "sft",
             {},

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -96,6 +97,9 @@ def logits(plain: nn.Module, prompt: dict[str, torch.Tensor], completion: Any) -
         name: torch.cat([array, array.new_zeros(1, more.shape[1])], 1) if array.shape == (1, before) else array
         for name, array in prompt.items()
     }
+    if (seen := prompt.get("cross_attention_mask")) is not None:
+        # As `generate` goes on with Mllama's.
+        given["cross_attention_mask"] = torch.cat([seen, seen[:, -1:].expand(-1, more.shape[1], -1, -1)], 1)
     given["input_ids"] = torch.cat([prompt["input_ids"], more], 1)
     return plain(**given, use_cache=False).logits[0, before - 1 : -1]
 
@@ -106,7 +110,10 @@ def token_logps(plain: nn.Module, prompt: dict[str, torch.Tensor], completion: A
     return found.gather(1, torch.tensor(np.asarray(completion), dtype=torch.int64)[:, None])[:, 0]
 
 
-@pytest.fixture(scope="module", params=["gemma3", "llava"])
+@pytest.fixture(
+    scope="module",
+    params=["gemma3", "llava", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llava-next", "idefics2")), "mllama"],
+)
 def sampled(request: pytest.FixtureRequest, model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """(plain model, its prompts, the arguments of a sampler, prompts and images for `sample`)."""
     path = model if request.param == "gemma3" else pictures.save(request.param, tmp_path_factory.mktemp("model"))
@@ -117,7 +124,13 @@ def sampled(request: pytest.FixtureRequest, model: Path, data: Path, tmp_path_fa
         for each in store
         if each.images
     ]
-    known = online.SampledImages(documents=documents[:2], token_ids=inputs.token_ids, joins=inputs.joins)
+    known = online.SampledImages(
+        documents=documents[:2],
+        token_ids=inputs.token_ids,
+        joins=inputs.joins,
+        join=inputs.join,
+        join_more=partial(inputs.join, more=True),
+    )
     images = [partial(inputs, each) if each.images else None for each in store]
     return plain, asked(data, path), known, [each.input_ids for each in store], images
 
@@ -137,8 +150,9 @@ def test_the_likeliest_tokens_are_those_of_generate(sampled: Any, tokens: int, e
             **prompt, max_new_tokens=8, do_sample=False, eos_token_id=2, suppress_tokens=[*known.token_ids], pad_token_id=0
         )[0, len(ids[at]) :].tolist()
         assert [one.ids.tolist() for one in found[at * each : (at + 1) * each]] == [theirs] * each
-    assert sampler._beside == "any"
-    assert sampler._shares_images is (True if each > 1 else None)
+    assert sampler._beside == ("any" if known.joins else "same")
+    # Mllama's tokens are told which images they see, and behind a cache `generate` would not tell them.
+    assert sampler._shares_images is (known.joins if each > 1 else None)
 
 
 def test_tokens_are_drawn_from_what_the_model_predicts(sampled: Any) -> None:
@@ -188,7 +202,7 @@ def test_prompts_that_may_not_stand_beside_others(sampled: Any, beside: str, mon
     draw = partial(Counted, plain, eos_ids=[2], pad_id=0, batch_tokens=10_000, images=known)
     options = {"num_generations": 2, "temperature": 0.9, "images": images, **OPTIONS}
     together = draw().sample(ids, **options)
-    assert len(seen) == 1
+    assert len(seen) == (1 if known.joins else 9)  # else each of 8 prompts with images alone
     seen.clear()
     monkeypatch.setattr("forge_algos.online.sampling._generate.may_stand_beside", lambda *_: beside)
     apart = draw().sample(ids, **options)
@@ -196,6 +210,19 @@ def test_prompts_that_may_not_stand_beside_others(sampled: Any, beside: str, mon
     assert [len(numbers) for numbers in with_images] == ([2] * 8 if beside == "same" else [1] * 16)
     assert all(images[number] is None for numbers in seen for number in numbers if numbers not in with_images)
     assert [one.ids.tolist() for one in apart] == [one.ids.tolist() for one in together]
+
+
+def test_what_padding_changes_stands_alone(sampled: Any) -> None:
+    """Batches are tried with images padded, also where those that are tried are alike in size."""
+    plain, _, known, ids, images = sampled
+
+    def spoiled(found: Any) -> Any:
+        return [{name: array + (array.dtype.kind == "f") for name, array in each.items()} for each in found]
+
+    known = attrs.evolve(known, join_more=spoiled)
+    sampler = online.GenerateSampler(plain, eos_ids=[2], pad_id=0, batch_tokens=10_000, images=known)
+    sampler.sample(ids, num_generations=1, temperature=1.0, images=images, **OPTIONS)
+    assert sampler._beside == "same"
 
 
 def test_images_of_another_number(sampled: Any) -> None:
@@ -264,7 +291,16 @@ def oracle(
     return found
 
 
-@pytest.mark.parametrize(("name", "rows"), [("gemma3", "several in a forward, padded"), ("llava", "several in a row")])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("gemma3", "several in a forward, padded"),
+        ("llava", "several in a row"),
+        ("llava-next", "several in a row"),
+        pytest.param("idefics2", "several in a row", marks=pytest.mark.slow),
+        ("mllama", "one sample a row"),
+    ],
+)
 def test_losses_are_those_of_plain_transformers(
     name: str, rows: str, given: dict[str, Any], model: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -156,12 +156,25 @@ def line_inputs(
 def continued(images: ImageInputs, prompt: int, length: int) -> dict[str, NDArray[Any]]:
     """Return a prompt's arguments for the prompt with a completion, of `length` tokens.
 
-    Of the tokens behind those of the prompt none stands for an image.
+    Of the tokens behind those of the prompt none stands for an image. They see the images that its last one sees.
     """
+    more = (0, 0), (0, length - prompt)
     return {
-        name: np.pad(array, ((0, 0), (0, length - prompt))) if array.shape == (1, prompt) else array
+        name: np.pad(array, more)
+        if array.shape == (1, prompt)
+        else np.pad(array, (*more, *((0, 0),) * (array.ndim - 2)), mode="edge")
+        if is_seen(array, prompt)
+        else array
         for name, array in images.items()
     }
+
+
+def is_seen(array: NDArray[Any], length: int) -> bool:
+    """Return whether an array says which images each of `length` tokens sees, as Mllama's mask [1, S, I, tiles].
+
+    What is of images has fewer of them than tokens: each stands for a token at least.
+    """
+    return array.ndim > 2 and array.dtype.kind in "iub" and array.shape[:2] == (1, length)
 
 
 def _joined(documents: Sequence[ImageInputs], lengths: Sequence[int]) -> dict[str, NDArray[Any]]:

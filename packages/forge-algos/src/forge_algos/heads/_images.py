@@ -16,7 +16,7 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, language_modules, mode
-from forge_algos.batches._images import ImageInputs, Way, image_row_inputs, set_packed
+from forge_algos.batches._images import ImageInputs, Way, image_row_inputs, is_seen, set_packed
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import lay_out
 from forge_algos.isolation._compare import REFUSALS, Compare, decides
@@ -250,7 +250,9 @@ def longer(document: ImageDocument, more: int) -> ImageDocument:
     ids, plain = np.asarray(document.input_ids), plain_tokens(document)
     words = np.resize(ids[plain], more)
     inputs = {
-        name: np.pad(array, ((0, 0), (more, 0))) if array.shape == (1, len(ids)) else array
+        name: np.pad(array, ((0, 0), (more, 0), *((0, 0),) * (array.ndim - 2)))
+        if array.shape == (1, len(ids)) or is_seen(array, len(ids))
+        else array
         for name, array in document.inputs.items()
     }
     spans = [(start + more, stop + more) for start, stop in document.spans]

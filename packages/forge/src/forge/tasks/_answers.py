@@ -18,7 +18,7 @@ import forge_dist
 from forge._content import content_text
 from forge._disk import writing
 from forge._errors import SettingsError
-from forge.tasks._images import image_inputs
+from forge.tasks._images import check_layers_of_images, image_inputs
 from forge.tasks._rollouts import sampler_of
 from forge.tasks._task import Run, Task
 from forge.tasks.items._items import VIRTUAL
@@ -92,7 +92,7 @@ def read_prompts(task: Task, s: Any) -> list[Asked]:
 
 
 def _check_images(task: Task, s: Any, asked: Asked) -> None:
-    """Refuse an image where the verb trains on text alone, or virtual tokens stand before it."""
+    """Refuse an image where the verb trains on text alone, virtual tokens stand before it, or ranks would wait."""
     what = f"eval_prompts {asked.where}: has an image, and"
     if not task.images:
         raise SettingsError(f"{what} forge {task.name} trains on text alone. Ask an export: forge generate RUN --image FILE.")
@@ -100,6 +100,11 @@ def _check_images(task: Task, s: Any, asked: Asked) -> None:
         raise SettingsError(
             f"{what} the virtual tokens of adapter={s.adapter.adapter} move the places of images. Use adapter=lora, or take "
             "the image out."
+        )
+    if s.strategy.strategy == "zero3":
+        raise SettingsError(
+            f"{what} strategy=zero3 divides the vision tower, whose parts the ranks that ask nothing would not compute. Use "
+            "strategy=fsdp2 or zero2, or take the image out."
         )
 
 
@@ -127,6 +132,8 @@ class Answers:
         self._step = -1
         if not prompts:
             return
+        if any(asked.images for asked in prompts):
+            check_layers_of_images(run)
         self._asked: list[Prompt] | None = None
         if run.ranks.is_first and self._file.exists():
             # Bytes: a line may be torn within a sign, and a text splits at more than newlines.
@@ -218,7 +225,9 @@ def _sampled_images(s: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> forge_
     if not documents:
         return None
     of = image_inputs(s, tokenizer)
-    return forge_algos.online.SampledImages(documents=documents, token_ids=of.token_ids, joins=of.joins, join=of.join)
+    return forge_algos.online.SampledImages(
+        documents=documents, token_ids=of.token_ids, joins=of.joins, join=of.join, join_more=partial(of.join, more=True)
+    )
 
 
 def _written(tokenizer: Any, asked: Asked) -> str:
@@ -284,7 +293,7 @@ def _of_row(row: Any, where: str, folder: Path) -> Asked:
         raise SettingsError(
             f"eval_prompts {where}: has the field {other}, and is asked with text and images alone. Take it out."
         )
-    if asked and _has_image(row):
+    if asked and (_has_image(row) or _has_parts(asked)):
         asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         while isinstance(asked, list) and _is_answer(asked):
             asked = asked[:-1]
@@ -306,6 +315,12 @@ def _of_row(row: Any, where: str, folder: Path) -> Asked:
 def _is_answer(messages: list[Any]) -> bool:
     """Return whether messages end with one of the assistant."""
     return bool(messages) and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
+
+
+def _has_parts(asked: str | list[Any]) -> bool:
+    """Return whether a message has its text in parts, as OpenAI writes it beside images."""
+    contents = [each.get("content") for each in asked if isinstance(each, dict)]
+    return any(isinstance(each, list) and each and isinstance(each[0], dict) for each in contents)
 
 
 def _has_image(row: dict[str, Any]) -> bool:

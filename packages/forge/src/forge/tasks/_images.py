@@ -192,6 +192,7 @@ def sampled_images(run: Run) -> forge_algos.online.SampledImages | None:
         token_ids=inputs.token_ids,
         joins=inputs.joins,
         join=inputs.join,
+        join_more=partial(inputs.join, more=True),
     )
 
 
@@ -231,7 +232,7 @@ def images_of(run: Run) -> Images | None:
     documents = image_documents(run.settings, run.tokenizer, run.train, run.held_out)
     if not documents:
         return None
-    _check_layers_of_images(run)
+    check_layers_of_images(run)
     inputs = image_inputs(run.settings, run.tokenizer)
     rows, why = _rows(run, documents, inputs)
     if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
@@ -249,7 +250,7 @@ def images_of(run: Run) -> Images | None:
     return Images(inputs, rows, why)
 
 
-def _check_layers_of_images(run: Run) -> None:
+def check_layers_of_images(run: Run) -> None:
     """Refuse to divide a model of which layers compute rows with images alone (Mllama).
 
     A rank whose row has none, or that has no row in the end, would leave the others waiting for its part of these layers.

@@ -20,7 +20,7 @@ from forge_algos._cache_argument import cache_argument
 from forge_algos._errors import RolloutError
 from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.batches._images import ImageInputs, line_inputs
+from forge_algos.batches._images import ImageInputs, is_seen, line_inputs
 from forge_algos.isolation._alone import runs_alone
 from forge_algos.isolation._compare import REFUSALS, Compare, decides
 from forge_algos.isolation._isolation import made_up_ids, made_up_lengths
@@ -302,6 +302,12 @@ class GenerateSampler:
         if pictured:
             if self._shares_images is None:
                 assert self._images is not None
+                # Behind a cache `generate` would not be told which images a token sees.
+                if any(
+                    is_seen(array, len(each.input_ids)) for each in self._images.documents for array in each.inputs.values()
+                ):
+                    self._shares_images = False
+                    return False
                 one, other = tried_lines(self._model, self._images)
                 self._shares_images = self._is_exact([one, other if self._beside == "any" else one], numbered=numbered)
             return self._shares_images

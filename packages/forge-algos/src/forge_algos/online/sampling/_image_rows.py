@@ -33,6 +33,8 @@ class SampledImages:
     """Whether the arrays of unlike images are given to a model one behind another."""
     join: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]] = list
     """Makes the arrays of a batch's images alike in size."""
+    join_more: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]] = list
+    """The same, larger than the largest: the documents that are tried may be as large as each other."""
 
 
 class Line(NamedTuple):
@@ -76,17 +78,18 @@ def may_stand_beside(
     """
     one, other = tried_lines(model, images)
 
-    def holds(*lines: Line) -> bool:
+    def holds(*lines: Line, join: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]] = list) -> bool:
+        beside = [Line(line.ids, made) for line, made in zip(lines, join([line.images for line in lines]), strict=True)]
         try:
             with Compare(model, decide) as compare:
-                ours, alone = following(lines), [following([line])[:, 0] for line in lines]
+                ours, alone = following(beside), [following([line])[:, 0] for line in lines]
                 return all(equal_each(compare, ours[:, at], each) for at, each in enumerate(alone))
         except torch.OutOfMemoryError:
             raise
         except (*REFUSALS, PackedBatchError):
             return False
 
-    if images.joins and holds(one, text_line(images.documents[0]), other):
+    if images.joins and holds(one, text_line(images.documents[0]), other, join=images.join_more):
         return "any"
     return "same" if holds(one, one) else "none"
 
