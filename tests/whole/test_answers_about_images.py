@@ -175,7 +175,7 @@ def test_unlike_images(
     assert found[6:] == plain_answers(run.model_dir, folder, asked)
 
 
-@pytest.mark.slow
+@pytest.mark.lane
 def test_layers_of_images_are_not_divided(unlike: tuple[Path, list[list[int]]], tmp_path: Path) -> None:
     """Ranks that are asked nothing would not compute them, and the one that is would wait."""
     data = write_rows(tmp_path / "texts.jsonl", [pictures.conversation(tmp_path, number, 0) for number in range(8)])
@@ -187,7 +187,7 @@ def test_layers_of_images_are_not_divided(unlike: tuple[Path, list[list[int]]], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", ci_keeps([False], [False, True]))
 def test_divided_over_ranks(padded: bool, model: Path, folder: Path, tmp_path: Path) -> None:
     """Ranks that share the weights answer together, also where prompts and rows have images."""
     model = spread("llava-next", tmp_path / "model") if padded else model

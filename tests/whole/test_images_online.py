@@ -112,7 +112,7 @@ def token_logps(plain: nn.Module, prompt: dict[str, torch.Tensor], completion: A
 
 @pytest.fixture(
     scope="module",
-    params=["gemma3", "llava", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llava-next", "idefics2")), "mllama"],
+    params=["gemma3", "llava", *(pytest.param(name, marks=pytest.mark.lane) for name in ("llava-next", "idefics2")), "mllama"],
 )
 def sampled(request: pytest.FixtureRequest, model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """(plain model, its prompts, the arguments of a sampler, prompts and images for `sample`)."""
@@ -297,7 +297,7 @@ def oracle(
         ("gemma3", "several in a forward, padded"),
         ("llava", "several in a row"),
         ("llava-next", "several in a row"),
-        pytest.param("idefics2", "several in a row", marks=pytest.mark.slow),
+        pytest.param("idefics2", "several in a row", marks=pytest.mark.lane),
         ("mllama", "one sample a row"),
     ],
 )

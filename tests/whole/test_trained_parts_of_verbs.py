@@ -131,7 +131,7 @@ def _rewards(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("gemma3", False, {}),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
+            pytest.param(*case, marks=pytest.mark.lane)
             for case in (
                 ("gemma3", False, {"packing": "off"}),
                 ("llava-before-last", False, {"reference": "live"}),
@@ -159,7 +159,7 @@ def test_kto(name: str, lora: bool, more: dict[str, Any], saved: Callable[[str],
     assert max(figures(run.output_dir, "kl")) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.lane
 @pytest.mark.parametrize("lora", [False, True])
 def test_reward(lora: bool, tmp_path: Path) -> None:
     """A reward model's tower, beside its head."""
@@ -178,7 +178,7 @@ def test_reward(lora: bool, tmp_path: Path) -> None:
     same(run, plain, model, pictures.steps(plain, plan, lambda taken: pairs.loss(plain, taken)), tmp_path)
 
 
-@pytest.mark.parametrize(("name", "lora"), [("llava-before-last", True), pytest.param("gemma3", False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "lora"), [("llava-before-last", True), pytest.param("gemma3", False, marks=pytest.mark.lane)])
 def test_distill(name: str, lora: bool, saved: Callable[[str], Path], tmp_path: Path) -> None:
     """The teacher sees by a tower of its own."""
     model, teacher, data = saved(name), pictures.save(name, tmp_path / "teacher", seed=21), pictures.rows(tmp_path)
@@ -196,7 +196,7 @@ def test_distill(name: str, lora: bool, saved: Callable[[str], Path], tmp_path: 
     [
         ("llava-next", False),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
+            pytest.param(*case, marks=pytest.mark.lane)
             for case in (("gemma3", False), ("llava-before-last", True), ("idefics2", False), ("mllama", False))
         ),
     ],
@@ -215,7 +215,7 @@ def test_grpo(name: str, lora: bool, saved: Callable[[str], Path], prompts: Path
     same(run, plain, model, expected, tmp_path, atol=3e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.lane
 def test_references_of_adapted_towers(saved: Callable[[str], Path], rated: Path, prompts: Path, tmp_path: Path) -> None:
     """Stored, without its adapter and as a second model they are the same; the KL of GRPO is from the model without it."""
     model = saved("llava-before-last")
@@ -306,7 +306,7 @@ def test_a_killed_run(verb: str, step: int, saved: Callable[[str], Path], rated:
     assert weights(tmp_path / "killed") == weights(tmp_path / "unbroken")
 
 
-@pytest.mark.slow
+@pytest.mark.lane
 @pytest.mark.parametrize("verb", ["kto", "distill", "ppo"])
 def test_the_memory_plan(
     verb: str, saved: Callable[[str], Path], rated: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

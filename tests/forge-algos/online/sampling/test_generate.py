@@ -417,3 +417,14 @@ def test_several_tokens_may_end_a_completion():
     ends = [int(c.ids[-1]) for c in found if c.finished]
     assert set(ends) == {END, 5}
     assert all(5 not in c.ids[:-1] for c in found)
+
+
+def test_a_model_that_draws_nothing(monkeypatch):
+    """A `generate` that passes over logits processors, as Janus's, is one error; the likeliest tokens are what they are."""
+    model = digit_model()
+    generate = model.generate
+    monkeypatch.setattr(model, "generate", lambda *args, logits_processor=None, **more: generate(*args, **more))
+    given = [prompt.input_ids for prompt in prompts(2)]
+    with pytest.raises(RolloutError, match="passes over logits_processor"):
+        sampler(model).sample(given, **SETTINGS)
+    assert len(sampler(model).sample(given, **SETTINGS | {"top_k": 1})) == 6

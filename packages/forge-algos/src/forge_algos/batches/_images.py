@@ -170,9 +170,10 @@ def continued(images: ImageInputs, prompt: int, length: int) -> dict[str, NDArra
 
 
 def is_seen(array: NDArray[Any], length: int) -> bool:
-    """Return whether an array says which images each of `length` tokens sees, as Mllama's mask [1, S, I, tiles].
+    """Return whether an array says which images each of `length` tokens sees.
 
-    What is of images has fewer of them than tokens: each stands for a token at least.
+    So does Mllama's `cross_attention_mask` [1, S, I, tiles]. An array of images has fewer of them than tokens: for each stands
+    one at least.
     """
     return array.ndim > 2 and array.dtype.kind in "iub" and array.shape[:2] == (1, length)
 

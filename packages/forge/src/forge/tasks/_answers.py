@@ -92,7 +92,7 @@ def read_prompts(task: Task, s: Any) -> list[Asked]:
 
 
 def _check_images(task: Task, s: Any, asked: Asked) -> None:
-    """Refuse an image where the verb trains on text alone, virtual tokens stand before it, or ranks would wait."""
+    """Refuse an image where the verb, the adapter or the strategy allows for none."""
     what = f"eval_prompts {asked.where}: has an image, and"
     if not task.images:
         raise SettingsError(f"{what} forge {task.name} trains on text alone. Ask an export: forge generate RUN --image FILE.")

@@ -396,7 +396,7 @@ def _tokens(tokens: int, keys: int) -> tuple[int, int]:
 
 
 def sampler_of(run: Run, images: forge_algos.online.SampledImages | None) -> forge_algos.online.GenerateSampler:
-    """Return what samples from the model of a run; `images` are of the prompts to come."""
+    """Return what samples from the model of a run, given prompts with these images."""
     ends, padding = end_ids(run), run.tokenizer.pad_token_id
     # A model would take the padding for images where it looks at ids alone.
     usable = padding is not None and (images is None or padding not in images.token_ids)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
 from forge_algos._errors import RolloutError
 
@@ -69,6 +70,7 @@ class DrawToken:
         self._warps, self._checks = warps, checks
         self._uniforms_BS = uniforms_BS
         self._width = width
+        self._called = False
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Set scores float[B, V] to 0 at the drawn token and -inf elsewhere.
@@ -77,6 +79,7 @@ class DrawToken:
         Raises:
             RolloutError: a score is NaN, of which a draw would make id 0.
         """
+        self._called = True
         for warp in self._warps:
             scores = warp(input_ids, scores)
         # The largest is no number where one is none, or all are impossible, and infinite where one is.
@@ -89,6 +92,14 @@ class DrawToken:
         step = min(input_ids.shape[1] - self._width, self._uniforms_BS.shape[1] - 1)
         token = inverse_cdf(scores, self._uniforms_BS[:, step])
         return torch.full_like(scores, -torch.inf).scatter_(1, token[:, None], 0.0)
+
+    def check_called(self, model: nn.Module, *, greedy: bool) -> None:
+        """Raise RolloutError where `generate` never asked for a token (Janus), unless `greedy`."""
+        if not self._called and not greedy:
+            raise RolloutError(
+                f"{type(model).__name__}: its `generate` passes over logits_processor in this version of transformers, and "
+                "would give the likeliest token where one is to be drawn: take another model"
+            )
 
 
 def inverse_cdf(scores: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:

@@ -112,6 +112,7 @@ class GenerateSampler:
         self._shares_images: bool | None = None if self._shares else False
         self._pads: bool | None = None
         self._mates: bool | None = None
+        self._greedy = False
 
     @property
     def synced(self) -> bool:
@@ -136,6 +137,7 @@ class GenerateSampler:
         """Sample as `Sampler.sample`; with `synced` every rank calls it, one without prompts too."""
         images = _checked(images, len(prompts), self._images)
         known = range(len(prompts)) if numbers is None else numbers
+        self._greedy = top_k == 1
         wanted = [(prompt, which) for prompt in range(len(prompts)) for which in range(num_generations)]
         found: dict[tuple[int, int], Completion] = {}
         # Prompts of similar length side by side: less padding.
@@ -255,6 +257,7 @@ class GenerateSampler:
         width = ids.shape[1]
         draw = DrawToken(with_penalty(warps, repetition_penalty, ids, mask), uniforms_BS.to(ids.device), width)
         output = self._output(ids, mask, draw, max_new_tokens, **self._begun(prompts, numbers, ids, mask))
+        draw.check_called(causal_model(self._model), greedy=self._greedy)
         made = output[:, width:].cpu().numpy().astype(np.int32)
         ends = np.isin(made, self._eos_ids)
         finished: list[bool] = [bool(row.any()) for row in ends]
@@ -302,14 +305,11 @@ class GenerateSampler:
         if pictured:
             if self._shares_images is None:
                 assert self._images is not None
-                # Behind a cache `generate` would not be told which images a token sees.
-                if any(
-                    is_seen(array, len(each.input_ids)) for each in self._images.documents for array in each.inputs.values()
-                ):
-                    self._shares_images = False
-                    return False
                 one, other = tried_lines(self._model, self._images)
-                self._shares_images = self._is_exact([one, other if self._beside == "any" else one], numbered=numbered)
+                # Behind a cache `generate` would not be told which images a token sees.
+                told = any(is_seen(array, len(one.ids)) for array in one.images.values())
+                pair = [one, other if self._beside == "any" else one]
+                self._shares_images = not told and self._is_exact(pair, numbered=numbered)
             return self._shares_images
         if self._shares and not self._tried:
             self._tried = True

@@ -52,7 +52,7 @@ class Prompts:
 
     @property
     def pictures(self) -> dict[str, Any]:
-        """Images of completions, as arguments of `rollout_batches`; {} in a run without any."""
+        """The images of completions, as arguments of `rollout_batches`; {} without any."""
         return {} if self.images is None else {"images": self.images, "join_images": self.images.join}
 
     def images_of(self, rows: Sequence[int]) -> dict[str, Any]:
