@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -319,3 +319,62 @@ def test_a_plan_with_one_sample_a_row() -> None:
         gaps = [abs(int(lengths[a[0]]) - int(lengths[b[0]])) for a, b in zip(*ranks, strict=True)]
         assert max(gaps) <= np.diff(np.sort(lengths[plan.samples(step)])).max()
     assert forge_packing.one_a_row([1, 1], max_tokens=1).tolist() == [1, 1]
+
+
+def test_images_counted_through_a_batch() -> None:
+    """HunYuan-VL's positions count images over the lines of a batch, by less than a test in few digits sees: one a row.
+
+    The sampler gives each prompt with images a batch of its own.
+    """
+    transformers = pytest.importorskip("transformers", minversion="5.24")
+    rope = {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0, "rope_theta": 1e4, "mrope_section": [1, 1, 1, 1]}
+    vision = {**modalities.VISION, "num_hidden_layers": 1, "text_hidden_size": 32, "max_image_size": 112, "min_image_size": 28}
+    config = transformers.HunYuanVLConfig(
+        text_config={**modalities.TEXT, "rope_parameters": {**rope, "xdrope_section": [1, 1, 1, 1]}},
+        vision_config={**vision, "out_hidden_size": 32, "patch_size": 14},
+        image_token_id=500,
+        im_start_id=501,
+        im_end_id=502,
+        im_newline_id=503,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForMultimodalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    draw, found = np.random.default_rng(0), []
+    for words in (4, 6):
+        ids = np.array([*draw.integers(5, 400, words), 501, *[500] * 8, 502, *draw.integers(5, 400, words)])
+        inputs = {
+            "pixel_values": draw.standard_normal((16, 3 * 14 * 14)).astype(np.float32),
+            "image_grid_thw": np.array([[1, 4, 4]]),
+            "mm_token_type_ids": (ids == 500).astype(np.int64)[None],
+        }
+        found.append(forge_algos.ImageDocument(ids, inputs, [(words, words + 10)]))
+    way, why = forge_algos.pack_images(model, found, device=CPU)
+    assert way is None
+    assert "in lines, positions go by the images of the lines before" in why
+    known = forge_algos.online.SampledImages(documents=found, token_ids=frozenset({500}))
+    sampler = forge_algos.online.GenerateSampler(model, eos_ids=[2], pad_id=0, batch_tokens=1_000, images=known)
+    with torch.no_grad():
+        made = sampler.sample(
+            [each.input_ids for each in found] * 2,
+            num_generations=2,
+            max_new_tokens=4,
+            temperature=1e-4,
+            top_p=1.0,
+            top_k=0,
+            seed=0,
+            images=[partial(dict, each.inputs) for each in found] * 2,
+        )
+    plain = [
+        model.generate(
+            input_ids=torch.as_tensor(each.input_ids)[None],
+            **{name: torch.as_tensor(array) for name, array in each.inputs.items()},
+            max_new_tokens=4,
+            do_sample=False,
+            eos_token_id=2,
+            pad_token_id=0,
+            suppress_tokens=[500],
+        )[0, len(each.input_ids) :].tolist()
+        for each in found
+    ]
+    assert [one.ids.tolist() for one in made] == [plain[0]] * 2 + [plain[1]] * 2 + [plain[0]] * 2 + [plain[1]] * 2
+    assert sampler._beside == "none"

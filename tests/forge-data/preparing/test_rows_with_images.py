@@ -7,7 +7,6 @@ import shutil
 import datasets
 import numpy as np
 import pytest
-from PIL import Image as Pillow
 
 from forge_data import DataError, TokenStore, check_first_row, lint, merge, prepare, prepare_prompts, tokenize
 from forge_data.linting._sample_table import SampleTable
@@ -184,7 +183,7 @@ def test_a_mark_without_images(model):
 
 def test_less_than_a_person_sees(model, tmp_path):
     """An image of 16 bits is found in its field, once, whichever of the row's samples have it."""
-    deep = Pillow.new("I;16", (9, 9), 900)
+    deep = pytest.importorskip("PIL.Image").new("I;16", (9, 9), 900)
     sides = [{"role": "assistant", "content": text} for text in ("a cat", "a dog")]
     rows = [{"prompt": MESSAGES[:1], "chosen": sides[:1], "rejected": sides[1:], "image": deep}]
     (found,) = prepare(rows, model, tmp_path / "store", images=True, progress=False).lint.findings

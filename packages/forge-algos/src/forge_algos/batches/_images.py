@@ -226,6 +226,27 @@ def _positions(
     return torch.cat(found, dim=-1)
 
 
+def go_by_lines(model: nn.Module, ids: torch.Tensor, images: ImageInputs) -> bool:
+    """Return whether a model's positions of a document's images depend on the lines before it.
+
+    HunYuan-VL of transformers 5.24 counts images through a batch. What this changes may be less than rounding in few digits.
+
+    Args:
+        model: bare or wrapped.
+        ids: int64[S], on the host.
+        images: of the document.
+    """
+    body: Any = causal_model(model).base_model
+    if not images or not callable(of_lines := getattr(body, "get_rope_index", None)):
+        return False
+    names = inspect.signature(of_lines).parameters
+    arguments = {name: torch.as_tensor(np.concatenate([array] * 2)) for name, array in images.items() if name in names}
+    two = ids[None].expand(2, -1)
+    arguments |= {"attention_mask": torch.ones_like(two)} if "attention_mask" in names else {}
+    positions: Any = of_lines(input_ids=two, **arguments)
+    return not torch.equal(positions[0][:, 0], positions[0][:, 1])
+
+
 _pixel_dtypes: WeakKeyDictionary[nn.Module, torch.dtype] = WeakKeyDictionary()
 """Causal model → dtype of what computes on pixels."""
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, language_modules, mode
-from forge_algos.batches._images import ImageInputs, Way, image_row_inputs, is_seen, set_packed
+from forge_algos.batches._images import ImageInputs, Way, go_by_lines, image_row_inputs, is_seen, set_packed
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import lay_out
 from forge_algos.isolation._compare import REFUSALS, Compare, decides
@@ -69,6 +69,9 @@ def pack_images(
     pair = longer(first, max(least - len(first.input_ids), 0) + 3), longer(second, max(more - len(second.input_ids), 0))
     ways: tuple[Way, ...] = (*(("bounds", "positions") if packing else ()), *(() if _has_experts(model) else ("lines",)))
     for way in ways:
+        if way == "lines" and go_by_lines(model, torch.as_tensor(np.asarray(first.input_ids, np.int64)), first.inputs):
+            problem += ("; " if problem else "") + "in lines, positions go by the images of the lines before"
+            continue
         set_packed(model, way)
         test = with_and_without_autocast(lambda model, device: _problem(model, pair, device, join), autocast)
         try:

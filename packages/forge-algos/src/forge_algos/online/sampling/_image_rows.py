@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import PackedBatchError
-from forge_algos.batches._images import ImageInputs
+from forge_algos.batches._images import ImageInputs, go_by_lines
 from forge_algos.heads._images import ImageDocument, longer, plain_tokens
 from forge_algos.isolation._compare import REFUSALS, Compare, Decide
 from forge_algos.isolation._isolation import made_up_lengths
@@ -77,6 +77,8 @@ def may_stand_beside(
         decide: by which ranks answer alike.
     """
     one, other = tried_lines(model, images)
+    if go_by_lines(model, torch.as_tensor(np.asarray(one.ids, np.int64)), one.images):
+        return "none"
 
     def holds(*lines: Line, join: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]] = list) -> bool:
         beside = [Line(line.ids, made) for line, made in zip(lines, join([line.images for line in lines]), strict=True)]
