@@ -129,7 +129,7 @@ def test_losses_are_those_of_plain_transformers(
     assert figures(run.output_dir, "margin") == pytest.approx(pairs.found, rel=1e-5, abs=1e-5)
     log = (run.output_dir / "log.txt").read_text()
     assert "could not be measured" not in log
-    assert "images, for which" in log
+    assert "images, counted in each of a row's samples, for which" in log
     if not adapted:
         _, report = AutoModelForSequenceClassification.from_pretrained(run.model_dir, output_loading_info=True)
         assert not any(report.values())
