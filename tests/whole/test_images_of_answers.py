@@ -21,7 +21,7 @@ from . import modalities, pictures, reference
 from .conftest import write_rows
 from .starts import metrics, untimed, weights
 from .three_steps import SETTINGS, figures
-from .verbs import run_verb, run_verb_killed
+from .verbs import assert_two_ranks_as_one, run_verb, run_verb_killed
 
 GIVEN: dict[str, Any] = {name: value for name, value in SETTINGS.items() if name != "moe_aux_loss"} | {
     "effective_batch_size": 6,
@@ -189,13 +189,7 @@ def test_two_ranks(strategy: str, given: dict[str, Any], tmp_path: Path) -> None
     """Divided it trains as on one rank, also where a rank's rows have no images, or it has none in the end."""
     data = pictures.rated(tmp_path, 12, images=2)
     settings = given | {"data_path": str(data), "effective_batch_size": 3, "strategy": strategy}
-    for ranks in (1, 2):
-        run = settings | {"ckpt_output_dir": str(tmp_path / str(ranks))}
-        run_on_ranks(run_verb, ranks, "kto", run if ranks == 2 else run | {"strategy": "auto"}, joined=False)
-    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
-    for name in ("loss", "kl", "grad_norm", "eval_loss", "eval_kl"):
-        found = [[line[name] for line in lines if name in line] for lines in (two, one)]
-        assert found[0] == pytest.approx(found[1], rel=1e-4 if name == "grad_norm" else 1e-5, abs=1e-6), name
+    assert_two_ranks_as_one("kto", settings, tmp_path, ("loss", "kl", "grad_norm", "eval_loss", "eval_kl"), absolute=1e-6)
 
 
 @pytest.mark.slow

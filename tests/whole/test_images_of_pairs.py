@@ -22,9 +22,9 @@ from forge_data.images import _inputs
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from . import modalities, pictures, reference
-from .starts import metrics, untimed, weights
+from .starts import untimed, weights
 from .three_steps import SETTINGS, figures
-from .verbs import run_verb, run_verb_killed
+from .verbs import assert_two_ranks_as_one, run_verb, run_verb_killed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -243,13 +243,7 @@ def test_two_ranks(verb: str, strategy: str, given: dict[str, Any], tmp_path: Pa
     """Divided it trains as on one rank, also where a rank's rows have no images, or it has none in the end."""
     data = pictures.pairs(tmp_path, 12, images=2)
     settings = given | {"data_path": str(data), "effective_batch_size": 3, "strategy": strategy}
-    for ranks in (1, 2):
-        run = settings | {"ckpt_output_dir": str(tmp_path / str(ranks))}
-        run_on_ranks(run_verb, ranks, verb, run if ranks == 2 else run | {"strategy": "auto"}, joined=False)
-    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
-    for name in ("loss", "grad_norm", "eval_loss"):
-        found = [[line[name] for line in lines if name in line] for lines in (two, one)]
-        assert found[0] == pytest.approx(found[1], rel=1e-4 if name == "grad_norm" else 1e-5), name
+    assert_two_ranks_as_one(verb, settings, tmp_path, ("loss", "grad_norm", "eval_loss"))
 
 
 @pytest.mark.slow

@@ -17,12 +17,11 @@ import forge_data
 import forge_packing
 
 from ..lanes import ci_keeps
-from ..ranks import run_on_ranks
 from . import pictures
 from .conftest import write_rows
 from .starts import metrics
 from .three_steps import SETTINGS, figures
-from .verbs import run_verb
+from .verbs import assert_two_ranks_as_one
 
 GIVEN: dict[str, Any] = {name: value for name, value in SETTINGS.items() if name != "moe_aux_loss"} | {
     "effective_batch_size": 6,
@@ -145,10 +144,4 @@ def test_two_ranks(strategy: str, given: dict[str, Any], tmp_path: Path) -> None
     """Divided it trains as on one rank, also where a rank's rows have no images."""
     data = pictures.pairs(tmp_path, 12, images=2)
     settings = given | {"data_path": str(data), "effective_batch_size": 3, "strategy": strategy}
-    for ranks in (1, 2):
-        run = settings | {"ckpt_output_dir": str(tmp_path / str(ranks))}
-        run_on_ranks(run_verb, ranks, "reward", run if ranks == 2 else run | {"strategy": "auto"}, joined=False)
-    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
-    for name in ("loss", "margin", "grad_norm", "eval_loss"):
-        found = [[line[name] for line in lines if name in line] for lines in (two, one)]
-        assert found[0] == pytest.approx(found[1], rel=1e-4 if name == "grad_norm" else 1e-5), name
+    assert_two_ranks_as_one("reward", settings, tmp_path, ("loss", "margin", "grad_norm", "eval_loss"))

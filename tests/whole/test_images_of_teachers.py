@@ -15,11 +15,10 @@ import forge_data
 import forge_packing
 
 from ..lanes import ci_keeps
-from ..ranks import run_on_ranks
 from . import modalities, pictures, reference
 from .starts import metrics
 from .three_steps import SETTINGS, figures, samples
-from .verbs import run_verb
+from .verbs import assert_two_ranks_as_one
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,10 +114,4 @@ def test_two_ranks(strategy: str, models: tuple[Path, Path], tmp_path: Path) -> 
     data = pictures.rows(tmp_path, 12)
     settings = {"model_path": str(models[0]), "teacher_path": str(models[1]), "data_path": str(data), **GIVEN}
     settings |= {"effective_batch_size": 3, "strategy": strategy}
-    for ranks in (1, 2):
-        run = settings | {"ckpt_output_dir": str(tmp_path / str(ranks))}
-        run_on_ranks(run_verb, ranks, "distill", run if ranks == 2 else run | {"strategy": "auto"}, joined=False)
-    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
-    for name in ("loss", "grad_norm", "eval_loss"):
-        found = [[line[name] for line in lines if name in line] for lines in (two, one)]
-        assert found[0] == pytest.approx(found[1], rel=1e-4 if name == "grad_norm" else 1e-5), name
+    assert_two_ranks_as_one("distill", settings, tmp_path, ("loss", "grad_norm", "eval_loss"))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ..ranks import run_on_ranks
 from .conftest import FRUITS, conversations, write_rows
+from .starts import metrics
 
 SHORT: dict[str, Any] = {
     "max_steps": 4,
@@ -156,3 +159,17 @@ def run_verb_killed(verb: str, settings: dict[str, Any], path: str, step: int) -
 
     FullStates.save = save  # ty: ignore
     run_verb(verb, settings, path)
+
+
+def assert_two_ranks_as_one(
+    verb: str, settings: dict[str, Any], folder: Path, names: Sequence[str], absolute: float | None = None
+) -> None:
+    """Train on one rank and, by the settings' strategy, on two; figures of all steps are equal, within 1e-5 or `absolute`."""
+    for ranks in (1, 2):
+        run = settings | {"ckpt_output_dir": str(folder / str(ranks))}
+        run_on_ranks(run_verb, ranks, verb, run if ranks == 2 else run | {"strategy": "auto"}, joined=False)
+    one, two = metrics(folder / "1"), metrics(folder / "2")
+    for name in names:
+        found = [[line[name] for line in lines if name in line] for lines in (two, one)]
+        assert found[0], name
+        assert found[0] == pytest.approx(found[1], rel=1e-4 if name == "grad_norm" else 1e-5, abs=absolute), name

@@ -119,11 +119,7 @@ def require_images(
                 return "sees no images: other pixels change nothing of what it computes"
         return None
 
-    problem, refusal = run_test(with_and_without_autocast(problem_of, autocast), model, device)
-    if refusal is not None:
-        raise PackedBatchError(f"{what} cannot run a document with images: {refusal}") from refusal
-    if problem:
-        raise PackedBatchError(f"{what} {problem}. Take a model of text and images")
+    _require(model, what, with_and_without_autocast(problem_of, autocast), device, "Take a model of text and images")
 
 
 def _has_experts(model: nn.Module) -> bool:
@@ -173,11 +169,18 @@ def require_image_attention(
                 return "computes a document with images otherwise than eager attention does"
         return None
 
-    problem, refusal = run_test(with_and_without_autocast(problem_of, autocast), model, device)
+    _require(model, what, with_and_without_autocast(problem_of, autocast), device, "Use attention=sdpa or eager")
+
+
+def _require(
+    model: nn.Module, what: str, test: Callable[[nn.Module, torch.device], str | None], device: torch.device, remedy: str
+) -> None:
+    """Raise PackedBatchError where a test with images finds a problem, or cannot run."""
+    problem, refusal = run_test(test, model, device)
     if refusal is not None:
         raise PackedBatchError(f"{what} cannot run a document with images: {refusal}") from refusal
     if problem:
-        raise PackedBatchError(f"{what} {problem}. Use attention=sdpa or eager")
+        raise PackedBatchError(f"{what} {problem}. {remedy}")
 
 
 def unreached_by_images(
