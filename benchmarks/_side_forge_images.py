@@ -24,12 +24,12 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
     device = machine.device.value
     # As forge.sft finds: the tokens of an image see each other, which its own attention does not compute.
     model = load_model(job["model"], dtype=torch.float32, device=device, attention="sdpa").train()
-    store, inputs = forge_data.TokenStore.open(job["store"]), forge_data.ImageInputs(job["model"])
+    store, inputs = forge_data.TokenStore.open(job["store"]), forge_data.MediaInputs(job["model"])
     each = len(rows.samples[0])
     shown = sorted((store[row] for row in range(each)), key=lambda sample: len(sample.input_ids))[:2]
-    spans = [[(image.start, image.stop) for image in sample.images] for sample in shown]
-    tried = [forge_algos.ImageDocument(sample.input_ids, inputs(sample), of) for sample, of in zip(shown, spans, strict=True)]
-    way, why = forge_algos.pack_images(model, tried, device=device)
+    spans = [[(image.start, image.stop) for image in sample.media] for sample in shown]
+    tried = [forge_algos.MediaDocument(sample.input_ids, inputs(sample), of) for sample, of in zip(shown, spans, strict=True)]
+    way, why = forge_algos.pack_media(model, tried, device=device)
     if way != "lines":
         raise SystemExit(f"Gemma 3 was to be trained in lines: {why}")
     settings = forge_algos.OptimizerSettings(learning_rate=job["learning_rate"], lr_scheduler="constant", max_grad_norm=1.0)
@@ -38,7 +38,7 @@ def run(job: dict[str, Any], rows: Rows, session: Any) -> None:
 
     def micro_batch(samples: list[Any]) -> Any:
         row, read = forge_packing.collate(samples), threads.map(inputs, samples)
-        return SimpleNamespace(**{name: getattr(row, name) for name in _ARRAYS}, image_inputs=lambda: list(read))
+        return SimpleNamespace(**{name: getattr(row, name) for name in _ARRAYS}, media_inputs=lambda: list(read))
 
     def steps() -> Iterator[list[Any]]:
         while True:

@@ -123,7 +123,7 @@ def main() -> None:
         directory = write_model(folder / "model", width=options.width, layers=options.layers)
         data = write_data(folder / "rows.jsonl", rows=options.rows * steps, words=options.words)
         tokenizer = forge_data.load_tokenizer(str(directory))
-        store = forge_data.prepare(data, tokenizer, folder / "store", images=True, progress=False)
+        store = forge_data.prepare(data, tokenizer, folder / "store", media=True, progress=False)
         samples = [store[row] for row in range(len(store))]
         ids, labels = [sample.input_ids for sample in samples], [sample.labels for sample in samples]
         write_samples(folder / "rows.npz", ids, labels, each=options.rows)
@@ -138,12 +138,12 @@ def main() -> None:
             measured=options.steps,
             threads=options.threads,
             tolerance=1e-4,
-            objective="_images",
+            objective="_media",
         )
         lengths = store.lengths
         longest = [int(lengths[first : first + options.rows].max()) for first in range(0, len(lengths), options.rows)]
     emit(
-        "images_vs_trl",
+        "media_vs_trl",
         "tokens per second of forge's pieces over TRL's SFTTrainer on the same rows with images, on a CPU",
         race.ratio,
         1.0,

@@ -13,11 +13,11 @@ _IMAGE, _START, _END = 500, 501, 502
 @check("right")
 def images(here: Here) -> tuple[bool, dict[str, Any]]:
     """Compare a packed row with images in bf16 with documents alone in float32; bf16 on documents alone is the yardstick."""
-    from forge_algos import ImageDocument, OptimizerSettings, pack_images, require_image_attention
+    from forge_algos import MediaDocument, OptimizerSettings, pack_media, require_image_attention
 
     torch = here.torch
     documents = [_document(tokens, grid, seed) for seed, (tokens, grid) in enumerate(_sizes(here))]
-    shown = [ImageDocument(each.input_ids, each.inputs, [each.span]) for each in documents if each.inputs]
+    shown = [MediaDocument(each.input_ids, each.inputs, [each.span]) for each in documents if each.inputs]
     count = sum(int((each.labels[1:] != -100).sum()) for each in documents)
 
     def alone(context: Any) -> tuple[float, Any]:
@@ -38,7 +38,7 @@ def images(here: Here) -> tuple[bool, dict[str, Any]]:
         model = _model(here, "documents")
         autocast = how.get("autocast", here.autocast)
         require_image_attention(model, shown[0], device=here.device, autocast=autocast)
-        packs, why = pack_images(model, shown, device=here.device, autocast=autocast)
+        packs, why = pack_media(model, shown, device=here.device, autocast=autocast)
         rows = [documents] if packs else [[each] for each in documents]
         still = OptimizerSettings(learning_rate=1e-12, lr_scheduler="constant")
         out = next(here.train(model, [[_row(each) for each in rows]], settings=still, max_grad_norm=0.0, **how))
@@ -80,8 +80,8 @@ def _document(tokens: int, grid: tuple[int, int], seed: int) -> Any:
 
 def _row(documents: list[Any]) -> Any:
     row = packed(documents)
-    of_images = (lambda: [each.inputs for each in documents]) if any(each.inputs for each in documents) else None
-    return SimpleNamespace(**{name: getattr(row, name) for name in _ARRAYS}, image_inputs=of_images)
+    of_media = (lambda: [each.inputs for each in documents]) if any(each.inputs for each in documents) else None
+    return SimpleNamespace(**{name: getattr(row, name) for name in _ARRAYS}, media_inputs=of_media)
 
 
 _ARRAYS = ("input_ids", "labels", "position_ids", "cu_seqlens", "max_seqlen", "weights")

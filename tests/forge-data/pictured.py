@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from forge_data._image import Image
+from forge_data._media import Media
 from forge_data.formats._samples import Chat
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ def chat(*turns: tuple[str, str | list[str | int]], **fields: Any) -> Chat:
         parts: list[dict[str, str]] = []
         for place, part in enumerate(content):
             if isinstance(part, int):
-                images.append(Image(f"messages[{at}].content[{place}]", data=png(part)))
+                images.append(Media(f"messages[{at}].content[{place}]", data=png(part)))
                 parts.append({"type": "image"})
             else:
                 parts.append({"type": "text", "text": part})
         messages.append({"role": role, "content": parts})
-    return Chat("rows.jsonl:1", messages, images=tuple(images), **fields)
+    return Chat("rows.jsonl:1", messages, media=tuple(images), **fields)

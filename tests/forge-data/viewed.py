@@ -67,8 +67,8 @@ class Store:
         return np.array([each.loss_count for each in self.examples])
 
     @property
-    def image_counts(self):
-        spans = [[image.stop - image.start for image in each.images] for each in self.examples]
+    def media_counts(self):
+        spans = [[image.stop - image.start for image in each.media] for each in self.examples]
         return np.array([[len(each), sum(each)] for each in spans]).reshape(-1, 2)
 
     @property

@@ -289,8 +289,8 @@ def _ours_online(verb: str, model_path: Path, made: list[list[list[int]]], scrat
     else:
         objective = forge_algos.RLOO(forge_algos.RLOOSettings(**common))
     store, inputs = (
-        forge_data.prepare_prompts(_asked(), str(model_path), scratch / "store", images=True),
-        forge_data.ImageInputs(model_path),
+        forge_data.prepare_prompts(_asked(), str(model_path), scratch / "store", media=True),
+        forge_data.MediaInputs(model_path),
     )
     images = {row: inputs(prompt) for row, prompt in enumerate(store)}
     model, still = _trained(model_path), _trained(model_path)
@@ -298,10 +298,10 @@ def _ours_online(verb: str, model_path: Path, made: list[list[list[int]]], scrat
     for each in (model, still):
         forge_algos.keep_documents_apart(each, device=cpu)
         documents = [
-            forge_algos.ImageDocument(store[row].input_ids, images[row], [(one.start, one.stop) for one in store[row].images])
+            forge_algos.MediaDocument(store[row].input_ids, images[row], [(one.start, one.stop) for one in store[row].media])
             for row in range(2)
         ]
-        assert forge_algos.pack_images(each, documents, device=cpu)[0] == "lines"
+        assert forge_algos.pack_media(each, documents, device=cpu)[0] == "lines"
     settings = forge_algos.OptimizerSettings(learning_rate=RATE, lr_scheduler="constant", max_grad_norm=0.5)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)

@@ -138,7 +138,7 @@ def spread(name: str, directory: Path) -> Path:
 def plain_answers(model: Path, folder: Path, asked: list[list[int]]) -> list[str]:
     """What plain transformers answers, without tokens that stand for images."""
     plain, tokenizer = modalities.plain(model).eval(), forge_data.load_tokenizer(model)
-    never, found = [*forge_data.ImageInputs(model).token_ids], []
+    never, found = [*forge_data.MediaInputs(model).token_ids], []
     ends = {tokenizer.eos_token_id, *([plain.generation_config.eos_token_id] if plain.generation_config.eos_token_id else [])}
     for each in asked:
         given = pictures.prompt_inputs(model, [{"role": "user", "content": pictures_of(folder, each)}])

@@ -49,7 +49,7 @@ def _qwen_omni() -> Any:
 CONFIGS = {**modalities.CONFIGS, "qwen2.5-omni": _qwen_omni}
 
 
-class Document(forge_algos.ImageDocument):
+class Document(forge_algos.MediaDocument):
     """A document of a made-up data set; `labels` are those of its last tokens."""
 
     @property
@@ -131,14 +131,14 @@ def row(several: Sequence[Document]) -> Any:
     """A packed row, as the facade makes it."""
     packed = forge_packing.collate([(each.input_ids, each.labels) for each in several])
     names = ("input_ids", "labels", "position_ids", "cu_seqlens", "max_seqlen", "weights")
-    of_images = (lambda: [each.inputs for each in several]) if any(each.inputs for each in several) else None
-    return SimpleNamespace(**{name: getattr(packed, name) for name in names}, image_inputs=of_images)
+    of_media = (lambda: [each.inputs for each in several]) if any(each.inputs for each in several) else None
+    return SimpleNamespace(**{name: getattr(packed, name) for name in names}, media_inputs=of_media)
 
 
 def completions(groups: Any, inputs: Sequence[Any]) -> Any:
     """A row of completions with their images."""
     fields = {name: getattr(groups, name) for name in attrs.fields_dict(type(groups))}
-    return SimpleNamespace(**fields, image_inputs=lambda: inputs)
+    return SimpleNamespace(**fields, media_inputs=lambda: inputs)
 
 
 def trained(made: Any, rows: Sequence[Any], **objective: Any) -> tuple[float, dict[str, torch.Tensor]]:
@@ -181,22 +181,22 @@ def test_several_documents_a_row(name: str, attention: str, way: str) -> None:
     """Packed where a model keeps documents with images apart, with its own positions of images; else padded under a mask."""
     made, given = model(name, attention), documents(name)
     forge_algos.keep_documents_apart(made, device=CPU)
-    found, why = forge_algos.pack_images(made, given[:2], device=CPU)
-    assert found == forge_algos.packs_images(made) == way, why
+    found, why = forge_algos.pack_media(made, given[:2], device=CPU)
+    assert found == forge_algos.packs_media(made) == way, why
     same(trained(made, [row(given[:3]), row(given[3:])]), name)
 
 
 def test_lines_alone() -> None:
     """A model that packs takes lines where packing is not wanted."""
     made, given = model("qwen3-vl", "sdpa"), documents("qwen3-vl")
-    assert forge_algos.pack_images(made, given[:2], device=CPU, packing=False)[0] == "lines"
+    assert forge_algos.pack_media(made, given[:2], device=CPU, packing=False)[0] == "lines"
     same(trained(made, [row(given)]), "qwen3-vl")
 
 
 def test_images_at_the_same_places() -> None:
     """Gemma 3's masks of windows look up images at another document's places; two alike are put at different ones."""
     given = [document("gemma3", 1, 5), document("gemma3", 1, 5)]
-    way, why = forge_algos.pack_images(model("gemma3", "sdpa"), given, device=CPU)
+    way, why = forge_algos.pack_media(model("gemma3", "sdpa"), given, device=CPU)
     assert way == "lines"
     assert "packed, " in why
     assert "comes out otherwise than alone" in why
@@ -205,14 +205,14 @@ def test_images_at_the_same_places() -> None:
 def test_an_image_that_leaks_in_few_digits() -> None:
     """In bfloat16 too, where the tokens of an image are few among many that come out as alone."""
 
-    def among_words(seed: int, words: int) -> forge_algos.ImageDocument:
+    def among_words(seed: int, words: int) -> forge_algos.MediaDocument:
         given, more = document("gemma3", 1, seed), np.random.default_rng(seed).integers(5, 400, words)
         types = np.pad(given.inputs["token_type_ids"], ((0, 0), (0, words)))
         ids = np.concatenate([given.input_ids, more])
-        return forge_algos.ImageDocument(ids, {**given.inputs, "token_type_ids": types}, given.spans)
+        return forge_algos.MediaDocument(ids, {**given.inputs, "token_type_ids": types}, given.spans)
 
     made = model("gemma3", "sdpa").to(torch.bfloat16)
-    way, why = forge_algos.pack_images(made, [among_words(2, 100), among_words(3, 104)], device=CPU)
+    way, why = forge_algos.pack_media(made, [among_words(2, 100), among_words(3, 104)], device=CPU)
     assert way == "lines", why
 
 
@@ -220,7 +220,7 @@ def test_a_model_without_a_way() -> None:
     """Documents whose images' arrays do not join have a row each, and several in a row are refused."""
     made, given = model("gemma3", "sdpa"), documents("gemma3")
     wide = given[1]._replace(inputs={**given[1].inputs, "pixel_values": np.zeros((2, 3, 42, 42), np.float32)})
-    way, why = forge_algos.pack_images(made, [given[0], wide], device=CPU)
+    way, why = forge_algos.pack_media(made, [given[0], wide], device=CPU)
     assert way is None
     assert "unlike sizes" in why
     with pytest.raises(forge_algos.PackedBatchError, match="row of 3 documents has images, and Gemma3.* give each a row"):
@@ -234,7 +234,7 @@ def test_padding_that_a_model_computes() -> None:
     def scaled(several: Sequence[Any]) -> list[Any]:
         return [{name: array * 1.5 if name == "pixel_values" else array for name, array in each.items()} for each in several]
 
-    way, why = forge_algos.pack_images(made, given[:2], device=CPU, join=scaled)
+    way, why = forge_algos.pack_media(made, given[:2], device=CPU, join=scaled)
     assert way is None
     assert "comes out otherwise than alone" in why
 
@@ -253,7 +253,7 @@ def test_attention_that_reads_no_mask() -> None:
 def test_noise_on_rows_with_images(several: int) -> None:
     """NEFTune's noise takes the length of a document with images, alone and in lines."""
     made, given = model("gemma3", "sdpa"), documents("gemma3")
-    forge_algos.pack_images(made, given[:2], device=CPU)
+    forge_algos.pack_media(made, given[:2], device=CPU)
     plain = trained(made, [row(given[:several])])[0]
     assert trained(made, [row(given[:several])], neftune_alpha=5.0)[0] != plain
 
@@ -270,13 +270,13 @@ def test_a_mask_with_data_picks_places_of_a_tensor_without() -> None:
 def test_images_that_fit_no_row() -> None:
     """What does not belong to the row's documents is one error."""
     made, given = model("qwen3-vl", "sdpa"), documents("qwen3-vl")
-    forge_algos.pack_images(made, given[:2], device=CPU)
+    forge_algos.pack_media(made, given[:2], device=CPU)
     two = row(given[:2])
-    two.image_inputs = lambda: [given[0].inputs]
+    two.media_inputs = lambda: [given[0].inputs]
     with pytest.raises(forge_algos.PackedBatchError, match="one mapping for each of 2 documents, got 1"):
         trained(made, [two])
     wide = {**given[1].inputs, "pixel_values": np.zeros((4, 7), np.float32)}
-    two.image_inputs = lambda: [given[0].inputs, wide]
+    two.media_inputs = lambda: [given[0].inputs, wide]
     with pytest.raises(forge_algos.PackedBatchError, match=r"pixel_values .* unlike sizes, \[\d+, 1176\], \[4, 7\]"):
         trained(made, [two])
 
@@ -286,7 +286,7 @@ def test_completions(name: str, attention: str, way: str) -> None:
     """Completions have the log-probabilities that plain transformers gives each alone, and its loss and gradients."""
     made, given = model(name, attention), documents(name)
     forge_algos.keep_documents_apart(made, device=CPU)
-    assert forge_algos.pack_images(made, given[:2], device=CPU)[0] == way
+    assert forge_algos.pack_media(made, given[:2], device=CPU)[0] == way
     pairs = [[(each.input_ids, each.labels) for each in pair] for pair in (given[:2], given[2:])]
     groups = completions(forge_packing.collate_groups(pairs), [each.inputs for each in given])
     (found,) = forge_algos.reference_logps(made, [groups], device=CPU)
@@ -328,7 +328,7 @@ def test_images_counted_through_a_batch() -> None:
     """
     transformers = pytest.importorskip("transformers", minversion="5.24")
     rope = {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0, "rope_theta": 1e4, "mrope_section": [1, 1, 1, 1]}
-    vision = {**modalities.VISION, "num_hidden_layers": 1, "text_hidden_size": 32, "max_image_size": 112, "min_image_size": 28}
+    vision = {**modalities.VISION, "num_hidden_layers": 1, "text_hidden_size": 32, "max_image_size": 112, "min_media_size": 28}
     config = transformers.HunYuanVLConfig(
         text_config={**modalities.TEXT, "rope_parameters": {**rope, "xdrope_section": [1, 1, 1, 1]}},
         vision_config={**vision, "out_hidden_size": 32, "patch_size": 14},
@@ -347,12 +347,12 @@ def test_images_counted_through_a_batch() -> None:
             "image_grid_thw": np.array([[1, 4, 4]]),
             "mm_token_type_ids": (ids == 500).astype(np.int64)[None],
         }
-        found.append(forge_algos.ImageDocument(ids, inputs, [(words, words + 10)]))
-    way, why = forge_algos.pack_images(model, found, device=CPU)
+        found.append(forge_algos.MediaDocument(ids, inputs, [(words, words + 10)]))
+    way, why = forge_algos.pack_media(model, found, device=CPU)
     assert way is None
     assert "in lines, positions go by the images of the lines before" in why
-    known = forge_algos.online.SampledImages(documents=found, token_ids=frozenset({500}))
-    sampler = forge_algos.online.GenerateSampler(model, eos_ids=[2], pad_id=0, batch_tokens=1_000, images=known)
+    known = forge_algos.online.SampledMedia(documents=found, token_ids=frozenset({500}))
+    sampler = forge_algos.online.GenerateSampler(model, eos_ids=[2], pad_id=0, batch_tokens=1_000, media=known)
     with torch.no_grad():
         made = sampler.sample(
             [each.input_ids for each in found] * 2,
@@ -362,7 +362,7 @@ def test_images_counted_through_a_batch() -> None:
             top_p=1.0,
             top_k=0,
             seed=0,
-            images=[partial(dict, each.inputs) for each in found] * 2,
+            media=[partial(dict, each.inputs) for each in found] * 2,
         )
     plain = [
         model.generate(

@@ -93,11 +93,11 @@ def test_losses_and_the_export(name: str, rows: str, model: Path, data: Path, tm
 def test_what_is_said_of_images(plain: Path, tmp_path: Path) -> None:
     """The log counts them and their tokens, as the store's numbers do; the card names the processor."""
     store = forge_data.TokenStore.open(plain / "data" / "train")
-    images = [image for sample in store for image in sample.images]
+    images = [image for sample in store for image in sample.media]
     tokens = sum(image.stop - image.start for image in images)
     said = f"; {len(images)} images, for which {tokens} tokens stand, in 16 of the rows"
     assert said in (plain / "log.txt").read_text()
-    assert store.image_counts.sum(axis=0).tolist() == [len(images), tokens]
+    assert store.media_counts.sum(axis=0).tolist() == [len(images), tokens]
     assert f"{len(images)} images in 16 samples, for which {tokens} tokens stand" in str(forge_data.stats(store))
     card = (forge.export(plain, tmp_path / "export") / "README.md").read_text()
     assert "pipeline_tag: image-text-to-text" in card
@@ -122,7 +122,7 @@ def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, mon
     assert "samples with images are counted as packed, which not every model can be" in about["notes"]
 
     with monkeypatch.context() as patched:
-        patched.setattr(forge_data.ImageInputs, "joins", False)
+        patched.setattr(forge_data.MediaInputs, "joins", False)
         forge.sft(**settings, ckpt_output_dir=tmp_path / "single")
     single = json.loads((tmp_path / "single" / "memory.json").read_text())
     taken = {phase["name"]: phase for phase in single["phases"]}
@@ -132,7 +132,7 @@ def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, mon
     def needs_values(_: object) -> None:
         raise forge_algos.RehearsalError("a value")
 
-    monkeypatch.setattr(_forecast, "with_rehearsed_images", needs_values)
+    monkeypatch.setattr(_forecast, "with_rehearsed_media", needs_values)
     forge.sft(**settings, ckpt_output_dir=tmp_path / "other")
     text = (tmp_path / "other" / "log.txt").read_text()
     assert "pixels, and the forward of what computes on them, are not counted: a value" in text
@@ -250,7 +250,7 @@ def test_an_image_that_changes_meanwhile(
     whole = forge.sft(**settings, ckpt_output_dir=tmp_path / "whole")
     plan = forge_packing.BatchPlan.load(whole.output_dir / "plan" / "plan.npz")
     store = forge_data.TokenStore.open(whole.output_dir / "data" / "train")
-    row, image = next((row, store[row].images[-1]) for row in plan.samples(2).tolist() if store[row].images)
+    row, image = next((row, store[row].media[-1]) for row in plan.samples(2).tolist() if store[row].media)
     before = (file := Path(image.path)).read_bytes()
     step, steps = torch.optim.AdamW.step, iter(range(9))
 

@@ -146,8 +146,8 @@ def test_losses_are_those_of_plain_transformers(
 ) -> None:
     """Each answer, and each mismatch, which has the images of its prompt; also where a row holds one sample."""
     if single:
-        monkeypatch.setattr("forge.tasks._images._known", {})
-        monkeypatch.setattr(forge_data.ImageInputs, "joins", False)
+        monkeypatch.setattr("forge.tasks._media._known", {})
+        monkeypatch.setattr(forge_data.MediaInputs, "joins", False)
     run = forge.kto(**given | more, ckpt_output_dir=tmp_path / "run")
     check(run, model, data, kl=more.get("loss_type") is None)
     log = (run.output_dir / "log.txt").read_text()
@@ -220,21 +220,21 @@ def test_images_within_answers(model: Path, tmp_path: Path) -> None:
         {"prompt": [asked("1.png", "and?")], "completion": [said("see"), asked("2.png", "so?"), said("no")], "label": False},
     ]
     data = write_rows(tmp_path / "rows.jsonl", rows)
-    store = forge_data.prepare(data, model, tmp_path / "store", images=True, progress=False)
-    items = Items(store).with_images(forge_data.ImageInputs(model), "lines")
+    store = forge_data.prepare(data, model, tmp_path / "store", media=True, progress=False)
+    items = Items(store).with_media(forge_data.MediaInputs(model), "lines")
     batch = items.batch([0, 1])
     for found, answers in ((batch.completions, rows), (batch.mismatched, rows[::-1])):
         ends = found.cu_seqlens.tolist()
-        for at, (row, other, arrays) in enumerate(zip(rows, answers, found.image_inputs(), strict=True)):
+        for at, (row, other, arrays) in enumerate(zip(rows, answers, found.media_inputs(), strict=True)):
             ids, made = pictures.read(model, tmp_path, row["prompt"] + other["completion"])
             assert found.input_ids[ends[at] : ends[at + 1]].tolist() == ids
             assert {name: array.tolist() for name, array in arrays.items()} == {
                 name: array.tolist() for name, array in made.items()
             }
-    assert items.image_counts[:, 0].tolist() == [1, 2]
+    assert items.media_counts[:, 0].tolist() == [1, 2]
     pictures.picture(3).save(tmp_path / "2.png")
     with pytest.raises(forge_data.DataError, match=r"rows\.jsonl:1, with the answer of rows\.jsonl:2: .*2\.png"):
-        items.batch([0]).mismatched.image_inputs()
+        items.batch([0]).mismatched.media_inputs()
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import forge
 import forge_algos
 import forge_data
 import forge_packing
-from forge.tasks import _images
-from forge_data.images import _inputs
+from forge.tasks import _media
+from forge_data.media import _inputs
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
@@ -84,7 +84,7 @@ def pairs_of(store: forge_data.TokenStore, data: Path, model: Path) -> list[list
             assert ids == store[at].input_ids.tolist()
             learned = store[at].input_ids[store[at].labels != -100]
             assert tokenizer.decode(learned) == f"{row[side][0]['content']}<end>"
-            assert len(store[at].images) == sum("image" in part for m in row["prompt"] for part in m["content"])
+            assert len(store[at].media) == sum("image" in part for m in row["prompt"] for part in m["content"])
             sides.append(reference.Sample(ids, store[at].labels.tolist(), made))
         found.append(sides)
     return found
@@ -181,13 +181,13 @@ def test_losses_are_those_of_plain_transformers(
 
 def test_images_that_are_padded(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that pads images to the largest of a batch has pairs too; a model is tried on samples of unlike shapes."""
-    tried, pack_images = [], forge_algos.pack_images
+    tried, pack_media = [], forge_algos.pack_media
 
     def spy(model: Any, documents: Any, **options: Any) -> Any:
         tried.append((documents, options["join"]([each.inputs for each in documents])))
-        return pack_images(model, documents, **options)
+        return pack_media(model, documents, **options)
 
-    monkeypatch.setattr(forge_algos, "pack_images", spy)
+    monkeypatch.setattr(forge_algos, "pack_media", spy)
     model = pictures.save("llava-next", tmp_path / "model")
     settings = GIVEN | {"model_path": str(model), "data_path": str(data), "max_tokens_per_gpu": 640}
     run = forge.dpo(**settings, beta=BETA, ckpt_output_dir=tmp_path / "run")
@@ -282,29 +282,29 @@ def test_the_log_counts_images(whole: Path) -> None:
     """An image of a prompt is counted for both answers, and the log says so."""
     log = (whole / "log.txt").read_text()
     store = forge_data.TokenStore.open(whole / "data" / "train").split(0.2, seed=42)[0]
-    images, tokens = store.image_counts.sum(axis=0).tolist()
+    images, tokens = store.media_counts.sum(axis=0).tolist()
     assert f"; {images} images, counted in each of a row's samples, for which {tokens} tokens stand, in " in log
 
 
 def test_what_is_done_once(whole: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked with and without the tokenizer, a run loads one processor, and makes the arrays of two short samples once."""
     done: list[str] = []
-    load, call = _inputs.load_processor, forge_data.ImageInputs.__call__
+    load, call = _inputs.load_processor, forge_data.MediaInputs.__call__
     monkeypatch.setattr(_inputs, "load_processor", lambda *given: done.append("processor") or load(*given))
-    monkeypatch.setattr(forge_data.ImageInputs, "__call__", lambda *given: done.append("sample") or call(*given))
-    monkeypatch.setattr(_images, "_known", {})
+    monkeypatch.setattr(forge_data.MediaInputs, "__call__", lambda *given: done.append("sample") or call(*given))
+    monkeypatch.setattr(_media, "_known", {})
     settings, tokenizer = SimpleNamespace(model=SimpleNamespace(model_path=str(model))), forge_data.load_tokenizer(model)
     items = SimpleNamespace(store=forge_data.TokenStore.open(whole / "data" / "train"))
-    assert _images.images_join(settings)
-    documents = _images.image_documents(settings, tokenizer, items, None)
-    assert _images.image_documents(settings, tokenizer, items, None) is documents
+    assert _media.media_join(settings)
+    documents = _media.media_documents(settings, tokenizer, items, None)
+    assert _media.media_documents(settings, tokenizer, items, None) is documents
     assert (len(documents), done) == (2, ["processor", "sample", "sample"])
 
 
 def test_a_processor_whose_arrays_do_not_join(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row would hold one sample, and no pair: one error before a model is loaded."""
-    monkeypatch.setattr("forge.tasks._images._known", {})
-    monkeypatch.setattr(forge_data.ImageInputs, "joins", False)
+    monkeypatch.setattr("forge.tasks._media._known", {})
+    monkeypatch.setattr(forge_data.MediaInputs, "joins", False)
     monkeypatch.setattr("forge.run._run.load_with_attention", lambda *_, **__: pytest.fail("a model is loaded"))
     with pytest.raises(forge.SettingsError, match="pairs of answers with images: the processor .*with sft, or") as caught:
         forge.dpo(**given, ckpt_output_dir=tmp_path / "run")

@@ -87,9 +87,9 @@ def test_what_can_be_a_teacher(
 ) -> None:
     """One that takes one sample a forward can, where the student does too; one that sees no images cannot."""
     if single:
-        monkeypatch.setattr("forge.tasks._images._known", {})
-        monkeypatch.setattr(forge_data.ImageInputs, "joins", False)
-        monkeypatch.setattr(forge_algos, "pack_images", lambda *_, **__: (None, "no two fit"))
+        monkeypatch.setattr("forge.tasks._media._known", {})
+        monkeypatch.setattr(forge_data.MediaInputs, "joins", False)
+        monkeypatch.setattr(forge_algos, "pack_media", lambda *_, **__: (None, "no two fit"))
     given = {"model_path": str(models[0]), "data_path": str(data), **GIVEN, "validation_split": 0, "max_steps": 1}
     if single:
         run = forge.distill(**given, teacher_path=str(models[1]), ckpt_output_dir=tmp_path / "run").output_dir

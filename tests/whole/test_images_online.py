@@ -117,21 +117,21 @@ def token_logps(plain: nn.Module, prompt: dict[str, torch.Tensor], completion: A
 def sampled(request: pytest.FixtureRequest, model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """(plain model, its prompts, the arguments of a sampler, prompts and images for `sample`)."""
     path = model if request.param == "gemma3" else pictures.save(request.param, tmp_path_factory.mktemp("model"))
-    store = forge_data.prepare_prompts(data, str(path), tmp_path_factory.mktemp("store"), images=True)
-    inputs, plain = forge_data.ImageInputs(path), modalities.plain(path).eval()
+    store = forge_data.prepare_prompts(data, str(path), tmp_path_factory.mktemp("store"), media=True)
+    inputs, plain = forge_data.MediaInputs(path), modalities.plain(path).eval()
     documents = [
-        forge_algos.ImageDocument(each.input_ids, inputs(each), [(image.start, image.stop) for image in each.images])
+        forge_algos.MediaDocument(each.input_ids, inputs(each), [(image.start, image.stop) for image in each.media])
         for each in store
-        if each.images
+        if each.media
     ]
-    known = online.SampledImages(
+    known = online.SampledMedia(
         documents=documents[:2],
         token_ids=inputs.token_ids,
         joins=inputs.joins,
         join=inputs.join,
         join_more=partial(inputs.join, more=True),
     )
-    images = [partial(inputs, each) if each.images else None for each in store]
+    images = [partial(inputs, each) if each.media else None for each in store]
     return plain, asked(data, path), known, [each.input_ids for each in store], images
 
 
@@ -142,8 +142,8 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "top_p": 1.0, "top_k": 0, "seed"
 def test_the_likeliest_tokens_are_those_of_generate(sampled: Any, tokens: int, each: int) -> None:
     """Alone, in batches of prompts with images and without, and with prompts computed once for their completions."""
     plain, prompts, known, ids, images = sampled
-    sampler = online.GenerateSampler(plain, eos_ids=[2], pad_id=0, batch_tokens=tokens, images=known)
-    found = sampler.sample(ids, num_generations=each, temperature=1e-4, images=images, **OPTIONS)
+    sampler = online.GenerateSampler(plain, eos_ids=[2], pad_id=0, batch_tokens=tokens, media=known)
+    found = sampler.sample(ids, num_generations=each, temperature=1e-4, media=images, **OPTIONS)
     for at, prompt in enumerate(prompts):
         assert prompt["input_ids"][0].tolist() == ids[at].tolist()
         theirs = plain.generate(
@@ -152,14 +152,14 @@ def test_the_likeliest_tokens_are_those_of_generate(sampled: Any, tokens: int, e
         assert [one.ids.tolist() for one in found[at * each : (at + 1) * each]] == [theirs] * each
     assert sampler._beside == ("any" if known.joins else "same")
     # Mllama's tokens are told which images they see, and behind a cache `generate` would not tell them.
-    assert sampler._shares_images is (known.joins if each > 1 else None)
+    assert sampler._shares_media is (known.joins if each > 1 else None)
 
 
 def test_tokens_are_drawn_from_what_the_model_predicts(sampled: Any) -> None:
     """The token at which the summed probability of a plain forward exceeds the completion's number, whatever stands beside."""
     plain, prompts, known, ids, images = sampled
-    draw = partial(online.GenerateSampler, plain, eos_ids=[2], pad_id=0, images=known)
-    options = {"num_generations": 2, "temperature": 0.9, "images": images, **OPTIONS}
+    draw = partial(online.GenerateSampler, plain, eos_ids=[2], pad_id=0, media=known)
+    options = {"num_generations": 2, "temperature": 0.9, "media": images, **OPTIONS}
     found = draw(batch_tokens=10_000).sample(ids, **options)
     for number, one in enumerate(found):
         at, which = divmod(number, 2)
@@ -180,8 +180,8 @@ def test_no_token_of_an_image_is_drawn(sampled: Any) -> None:
         with torch.no_grad():
             head.weight[token] = head.weight.abs().sum(0) * 9
             head.weight[(token + 1) % len(head.weight)] = -head.weight[token]
-        sampler = online.GenerateSampler(plain, eos_ids=[2], pad_id=0, batch_tokens=10_000, images=known)
-        found = sampler.sample(ids, num_generations=2, temperature=1.0, images=images, **OPTIONS)
+        sampler = online.GenerateSampler(plain, eos_ids=[2], pad_id=0, batch_tokens=10_000, media=known)
+        found = sampler.sample(ids, num_generations=2, temperature=1.0, media=images, **OPTIONS)
     finally:
         with torch.no_grad():
             head.weight.copy_(before)
@@ -199,16 +199,16 @@ def test_prompts_that_may_not_stand_beside_others(sampled: Any, beside: str, mon
             seen.append(list(numbers))
             return super()._generate(prompts, numbers, *more)
 
-    draw = partial(Counted, plain, eos_ids=[2], pad_id=0, batch_tokens=10_000, images=known)
-    options = {"num_generations": 2, "temperature": 0.9, "images": images, **OPTIONS}
+    draw = partial(Counted, plain, eos_ids=[2], pad_id=0, batch_tokens=10_000, media=known)
+    options = {"num_generations": 2, "temperature": 0.9, "media": images, **OPTIONS}
     together = draw().sample(ids, **options)
     assert len(seen) == (1 if known.joins else 9)  # else each of 8 prompts with images alone
     seen.clear()
     monkeypatch.setattr("forge_algos.online.sampling._generate.may_stand_beside", lambda *_: beside)
     apart = draw().sample(ids, **options)
-    with_images = [numbers for numbers in seen if images[numbers[0]] is not None]
-    assert [len(numbers) for numbers in with_images] == ([2] * 8 if beside == "same" else [1] * 16)
-    assert all(images[number] is None for numbers in seen for number in numbers if numbers not in with_images)
+    with_media = [numbers for numbers in seen if images[numbers[0]] is not None]
+    assert [len(numbers) for numbers in with_media] == ([2] * 8 if beside == "same" else [1] * 16)
+    assert all(images[number] is None for numbers in seen for number in numbers if numbers not in with_media)
     assert [one.ids.tolist() for one in apart] == [one.ids.tolist() for one in together]
 
 
@@ -220,8 +220,8 @@ def test_what_padding_changes_stands_alone(sampled: Any) -> None:
         return [{name: array + (array.dtype.kind == "f") for name, array in each.items()} for each in found]
 
     known = attrs.evolve(known, join_more=spoiled)
-    sampler = online.GenerateSampler(plain, eos_ids=[2], pad_id=0, batch_tokens=10_000, images=known)
-    sampler.sample(ids, num_generations=1, temperature=1.0, images=images, **OPTIONS)
+    sampler = online.GenerateSampler(plain, eos_ids=[2], pad_id=0, batch_tokens=10_000, media=known)
+    sampler.sample(ids, num_generations=1, temperature=1.0, media=images, **OPTIONS)
     assert sampler._beside == "same"
 
 
@@ -229,9 +229,9 @@ def test_images_of_another_number(sampled: Any) -> None:
     """Images of some of the prompts, and those that the sampler was not made for, are one error."""
     plain, _, known, ids, images = sampled
     for mine, several in ((known, images[:2]), (None, images)):
-        sampler = online.GenerateSampler(plain, eos_ids=[2], pad_id=0, batch_tokens=100, images=mine)
+        sampler = online.GenerateSampler(plain, eos_ids=[2], pad_id=0, batch_tokens=100, media=mine)
         with pytest.raises(forge_algos.RolloutError, match="images: of"):
-            sampler.sample(ids, num_generations=1, temperature=1.0, images=several, **OPTIONS)
+            sampler.sample(ids, num_generations=1, temperature=1.0, media=several, **OPTIONS)
 
 
 def k3(logp: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -311,7 +311,7 @@ def test_losses_are_those_of_plain_transformers(
     assert f"images: {rows}" in said
     assert "12 prompts; 12 images, for which" in said
     assert "prompts: computed once a completion: its tokens may stand for other images" in said
-    never = forge_data.ImageInputs(path).token_ids
+    never = forge_data.MediaInputs(path).token_ids
     expected = oracle(run, modalities.plain(path).eval(), modalities.plain(path).eval(), asked(data, path), never)
     lines = [line for line in metrics(run) if "loss" in line]
     np.testing.assert_allclose([line["loss"] for line in lines], [loss for loss, _ in expected], rtol=1e-5, atol=1e-6)
@@ -415,7 +415,7 @@ def test_an_image_that_changes_meanwhile(given: dict[str, Any], tmp_path: Path, 
         seen.append(1)
         if len(seen) == 2:
             file.write_bytes(before + b".")
-            kwargs["images"]._made.cache_clear()
+            kwargs["media"]._made.cache_clear()
         return make(*args, **kwargs)
 
     monkeypatch.setattr(online, "make_rollout", spoiled)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 STAGES = {
     "forge-data": """
         .
-        reading  formats  findings  images
+        reading  formats  findings  media
         chat_template
         masking
         tokenizing

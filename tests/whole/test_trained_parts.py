@@ -72,7 +72,7 @@ def plain_steps(run: Path, model: Path, data: Path, trained: set[str]) -> tuple[
     inputs = pictures.inputs_of(model, data)
     store = forge_data.TokenStore.open(run / "data" / "train")
     plan = forge_packing.BatchPlan.load(run / "plan" / "plan.npz")
-    with_image = next(row for row in range(len(store)) if store[row].images)
+    with_image = next(row for row in range(len(store)) if store[row].media)
     _, _, reached = reference.loss_and_gradients(plain, samples(store, [with_image], inputs))
     # Of what an image does not reach every gradient is zero to the bit.
     idle = {name for name, gradient in reached.items() if part_of(name) == "vision_tower" and not gradient.any()}
@@ -267,7 +267,7 @@ def test_an_adapter_in_all_parts(models: dict[str, Path], data: Path, adapter: P
     same_weights(found, load_file(tmp_path / "plain" / "adapter_model.safetensors"))
     assert {part_of(name) for name in found} == {"vision_tower", "multi_modal_projector", "language_model"}
     store = forge_data.TokenStore.open(result.output_dir / "data" / "train")
-    (sample,) = samples(store, [next(row for row in range(len(store)) if store[row].images)], inputs)
+    (sample,) = samples(store, [next(row for row in range(len(store)) if store[row].media)], inputs)
     base = AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         logits = reference.sample_logits(base, sample)

@@ -210,7 +210,7 @@ def test_grpo(name: str, lora: bool, saved: Callable[[str], Path], prompts: Path
         first = PeftModel.from_pretrained(first, tmp_path / "adapter")
     given = GIVEN["grpo"] | more | {"model_path": str(model), "data_path": str(prompts)}
     run = forge.grpo(**given, ckpt_output_dir=tmp_path / "run")
-    never = forge_data.ImageInputs(model).token_ids
+    never = forge_data.MediaInputs(model).token_ids
     expected = online.oracle(run.output_dir, plain.eval(), first.eval(), online.asked(prompts, model), never)
     same(run, plain, model, expected, tmp_path, atol=3e-4)
 

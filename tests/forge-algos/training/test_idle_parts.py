@@ -8,7 +8,7 @@ import transformers
 from forge_algos import (
     SFT,
     AdapterSettings,
-    ImageDocument,
+    MediaDocument,
     OptimizerSettings,
     Rehearsal,
     adapt,
@@ -48,7 +48,7 @@ class Row:
         self.cu_seqlens = np.array([0, len(ids)], dtype=np.int32)
         self.max_seqlen, self.weights = len(ids), None
         if images is not None:
-            self.image_inputs = lambda: [images]
+            self.media_inputs = lambda: [images]
 
 
 def steps(net, rows):
@@ -96,7 +96,7 @@ def test_the_language_part_alone_is_frozen():
 def test_what_no_image_reaches():
     """The last layer of the tower and the norm behind it; the same in a rehearsal, without numbers."""
     net = model()
-    document = ImageDocument(IDS, PIXELS, [(1, 5)])
+    document = MediaDocument(IDS, PIXELS, [(1, 5)])
     found = unreached_by_images(net, document, device=torch.device("cpu"))
     assert found
     assert all(".layers.1." in name or ".post_layernorm." in name for name in found)

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 import pytest
 from hypothesis import given, strategies as st
 
-from forge_data import DataError, Format, messages_with_images
+from forge_data import DataError, Format, messages_with_media
 from forge_data.formats import _registry
 from forge_data.formats._messages import text_of
 from forge_data.formats._prompts import question
@@ -23,8 +23,8 @@ DATA = b"\x89PNG"
 CODED = base64.b64encode(DATA).decode()
 
 
-def read(row, images=True, directory="/rows"):
-    return convert(detect("f:1", row), "f:1", row, None, images=images, directory=directory)
+def read(row, media=True, directory="/rows"):
+    return convert(detect("f:1", row), "f:1", row, None, media=media, directory=directory)
 
 
 def asked(*parts, text="What is it?"):
@@ -70,7 +70,7 @@ def test_forms(form):
     """Parts, columns and marks in texts say the same; the file is named from the directory of the rows."""
     made = read(FORMS[form])
     assert made.messages == READ
-    (image,) = made.images
+    (image,) = made.media
     assert (image.path, image.data) == (FILE, None)
     assert image.field in ("messages[0].content[0]", "images[0]", "image")
 
@@ -88,7 +88,7 @@ def test_forms(form):
 )
 def test_bytes(value):
     """Bytes, in base64 or as they are, win over the name of a file beside them."""
-    assert [(image.path, image.data) for image in read(of_parts(value)).images] == [(None, DATA)]
+    assert [(image.path, image.data) for image in read(of_parts(value)).media] == [(None, DATA)]
 
 
 def gap(**more):
@@ -150,11 +150,11 @@ def test_refused(row, expected):
 def test_messages_alone(form):
     """A prompt's messages are read in the same forms, with the same images."""
     made = read(FORMS[form])
-    messages, images = messages_with_images(FORMS[form], "messages", place="f:1", directory="/rows")
+    messages, media = messages_with_media(FORMS[form], "messages", place="f:1", directory="/rows")
     assert messages == made.messages
-    assert images == made.images
+    assert media == made.media
     with pytest.raises(DataError, match=r"row: field images holds 2 images, and <image> stands in its texts 1 time"):
-        messages_with_images({"prompt": [MARKED], "images": ["a", "b"]}, "prompt")
+        messages_with_media({"prompt": [MARKED], "images": ["a", "b"]}, "prompt")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -163,7 +163,7 @@ def test_not_asked_for(form):
     with pytest.raises(
         DataError, match=r"f:1: field (messages\[0\].content\[0\]|images?) is .*, and only text is trained here: f"
     ):
-        read(FORMS[form], images=False)
+        read(FORMS[form], media=False)
 
 
 @pytest.mark.parametrize("read_as", [question, labelled, text_pair])
@@ -179,7 +179,7 @@ def test_marks_without_images():
     """Without a column of images `<image>` is text, as in a row of text."""
     row = {"conversations": shared("<image>?"), "images": []}
     assert read(row).messages[0]["content"] == "<image>?"
-    assert read({"messages": [gap(content="<image>"), ANSWER], "image": None}, images=False).images == ()
+    assert read({"messages": [gap(content="<image>"), ANSWER], "image": None}, media=False).media == ()
 
 
 def test_parts_win_over_marks():
@@ -195,15 +195,15 @@ def test_the_user_whose_text_follows():
     assert [message["content"] for message in made.messages[:2]] == ["s", [GAP, GAP, {"type": "text", "text": "What is it?"}]]
     assert made.messages[3] == TEXT
     assert made.weights == (1, 1, 0.5, 1, 1)
-    assert [image.path for image in made.images] == ["/rows/a", "/rows/b"]
+    assert [image.path for image in made.media] == ["/rows/a", "/rows/b"]
 
 
 def test_of_the_prompt_and_its_completion():
     """Images of both sides are in the order of the messages, those of columns where parts do not say which."""
     tool = {"role": "tool", "content": [{"type": "image", "path": "/b.png"}, {"type": "text", "text": ""}, GAP]}
     made = read({"prompt": [gap(), ANSWER], "completion": [tool, ANSWER], "images": ["a.png", "c.png"]})
-    assert [image.path for image in made.images] == ["/rows/a.png", "/b.png", "/rows/c.png"]
-    assert [image.field for image in made.images] == ["images[0]", "completion[0].content[0]", "images[1]"]
+    assert [image.path for image in made.media] == ["/rows/a.png", "/b.png", "/rows/c.png"]
+    assert [image.field for image in made.media] == ["images[0]", "completion[0].content[0]", "images[1]"]
     assert made.messages[2]["content"] == [GAP, GAP]
 
 
@@ -219,7 +219,7 @@ def test_of_the_prompt_and_its_completion():
 def test_paths(path, directory, expected, monkeypatch):
     """Paths begin at home, or at the directory of the rows."""
     monkeypatch.setenv("HOME", "/home/me")
-    assert read(of_parts({"image": path}), directory=directory).images[0].path == expected
+    assert read(of_parts({"image": path}), directory=directory).media[0].path == expected
 
 
 def test_a_relative_path_of_no_directory():
@@ -236,7 +236,7 @@ def test_images_in_memory(mode):
     pillow = pytest.importorskip("PIL.Image")
     image = pillow.effect_noise((5, 3), 90).convert(mode)
     made = read(of_parts({"image": image}))
-    with pillow.open(io.BytesIO(made.images[0].data)) as opened:
+    with pillow.open(io.BytesIO(made.media[0].data)) as opened:
         assert opened.convert("RGB").tobytes() == image.convert("RGB").tobytes()
     assert made == read(of_parts({"image": image.copy()}))
 
@@ -256,7 +256,7 @@ def test_the_orientation_of_an_image_in_memory():
     pillow = pytest.importorskip("PIL.Image")
     image = pillow.new("RGB", (5, 3))
     image.getexif()[0x0112] = 6
-    with pillow.open(io.BytesIO(read(of_parts({"image": image})).images[0].data)) as opened:
+    with pillow.open(io.BytesIO(read(of_parts({"image": image})).media[0].data)) as opened:
         assert opened.getexif()[0x0112] == 6
 
 
@@ -265,8 +265,8 @@ def test_a_format_of_another_package(monkeypatch):
     known = {"photos": Format(needs="photo", matches=lambda row: "photo" in row, reads=("images",),
                               convert=lambda _, row: {"messages": [TEXT, ANSWER], "images": row["photo"]})}  # fmt: skip
     monkeypatch.setattr(_registry, "format_named", lambda name: known.get(name) or _registry.built_in(name))
-    made = convert("photos", "f:1", {"photo": ["cat.png"]}, None, images=True, directory="/rows")
-    assert (made.messages, made.images[0].path) == (READ, FILE)
+    made = convert("photos", "f:1", {"photo": ["cat.png"]}, None, media=True, directory="/rows")
+    assert (made.messages, made.media[0].path) == (READ, FILE)
     with pytest.raises(DataError, match=r"field images is a list of 1, and only text is trained here"):
         convert("photos", "f:1", {"photo": ["cat.png"]}, None)
 
@@ -290,7 +290,7 @@ def test_parts_columns_and_marks_are_read_alike(turns):
     column = [f"/{at}.png" for at in range(next(number))]
     made = [read({"messages": parts}), read({"messages": gaps, "images": column}), read({"messages": marks, "images": column})]
     assert [each.messages for each in made[1:]] == [made[0].messages] * 2
-    assert [[image.path for image in each.images] for each in made] == [column] * 3
+    assert [[image.path for image in each.media] for each in made] == [column] * 3
     assert sum(part == GAP for message in made[0].messages for part in message["content"]) == len(column)
     texts = ["".join(text for text in turn if text is not None) for turn in turns]
     assert [text_of(message) for message in made[0].messages[::2]] == texts

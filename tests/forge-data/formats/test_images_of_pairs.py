@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge_data import BadPairError, DataError, Format, Image
+from forge_data import BadPairError, DataError, Format, Media
 from forge_data.formats import _registry
 from forge_data.formats._registry import convert, detect
 from forge_data.formats._samples import Chat, Preference, Unpaired
@@ -13,8 +13,8 @@ GAP = {"type": "image"}
 FILE = "/rows/cat.png"
 
 
-def read(row, images=True, directory="/rows"):
-    return convert(detect("f:1", row), "f:1", row, None, images=images, directory=directory)
+def read(row, media=True, directory="/rows"):
+    return convert(detect("f:1", row), "f:1", row, None, media=media, directory=directory)
 
 
 def asked(**image):
@@ -63,14 +63,14 @@ def test_forms(form):
     for side, answer in ((made.chosen, GOOD), (made.rejected, BAD)):
         assert side.messages == [asked(), answer]
         assert side.first_completion == 1
-        assert [image.path for image in side.images] == [FILE]
+        assert [image.path for image in side.media] == [FILE]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_not_asked_for(form):
     """A caller that does not train images is told of the first, and who does."""
     with pytest.raises(DataError, match=r"f:1: field .* and only text is trained here: forge sft, osft, "):
-        read(FORMS[form], images=False)
+        read(FORMS[form], media=False)
 
 
 RATED = {
@@ -93,19 +93,19 @@ def test_rated_answers(form):
     assert isinstance(made.answer, Chat)
     assert made.answer.messages == [asked(), GOOD]
     assert made.answer.first_completion == 1
-    assert [image.path for image in made.answer.images] == [FILE]
+    assert [image.path for image in made.answer.media] == [FILE]
     with pytest.raises(
         DataError, match=r"f:1: field .* and only text is trained here: forge sft, osft, distill, dpo, orpo, sim"
     ):
-        read(RATED[form], images=False)
+        read(RATED[form], media=False)
 
 
 def test_images_of_the_answers():
     """What a tool shows within an answer belongs to that answer."""
     both = {"chosen": calling("a.png", GOOD), "rejected": [asked(image="cat.png"), BAD]}
     made = read(both)
-    assert [image.path for image in made.chosen.images] == [FILE, "/rows/a.png"]
-    assert [image.path for image in made.rejected.images] == [FILE]
+    assert [image.path for image in made.chosen.media] == [FILE, "/rows/a.png"]
+    assert [image.path for image in made.rejected.media] == [FILE]
     assert made.chosen.first_completion == 1
 
 
@@ -157,19 +157,19 @@ def test_refused(row, kind, expected):
 
 def test_formats_of_other_packages(monkeypatch):
     """A format that returns a preference or a rated answer of its own has its paths placed."""
-    side = Chat("f:1", [asked(), GOOD], images=(Image("prompt[0].content[0]", "cat.png"),))
+    side = Chat("f:1", [asked(), GOOD], media=(Media("prompt[0].content[0]", "cat.png"),))
     known = {
         "pairs": Format(needs="a", matches=lambda row: "a" in row, convert=lambda place, _: Preference(place, side, side)),
         "rated": Format(needs="a", matches=lambda row: "a" in row, convert=lambda place, _: Unpaired(place, side, True)),
     }
     monkeypatch.setattr(_registry, "format_named", lambda name: known.get(name) or _registry.built_in(name))
-    made = convert("pairs", "f:1", {"a": 1}, None, images=True, directory="/rows")
-    rated = convert("rated", "f:1", {"a": 1}, None, images=True, directory="/rows")
+    made = convert("pairs", "f:1", {"a": 1}, None, media=True, directory="/rows")
+    rated = convert("rated", "f:1", {"a": 1}, None, media=True, directory="/rows")
     assert isinstance(made, Preference)
     assert isinstance(rated, Unpaired)
     for part in (made.rejected, rated.answer):
         assert isinstance(part, Chat)
-        assert [image.path for image in part.images] == [FILE]
+        assert [image.path for image in part.media] == [FILE]
     for name in known:
         with pytest.raises(DataError, match=r"f:1: field prompt\[0\].content\[0\] is an image, and only text is trained here"):
             convert(name, "f:1", {"a": 1}, None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from forge_data._example import IGNORED, TokenizedExample
-from forge_data._image import Image
+from forge_data._media import Media
 from forge_data.findings._rules import Where
 from forge_data.linting._dataset import duplicates, extreme_lengths, outliers, overlap
 from forge_data.linting._sample_table import TableBuilder
@@ -96,9 +96,9 @@ def test_outliers(seed):
 def test_tokens_of_images_are_no_text():
     """A row with a large picture is as much learned as its text is."""
     units = [[example(range(size), size // 2)] for size in range(50, 90)]
-    pictured = attrs.evolve(example(range(5000), 30), images=(Image("images[0]", "/a.png", None, "", 10, 4950),))
+    pictured = attrs.evolve(example(range(5000), 30), media=(Media("images[0]", "/a.png", None, "", 10, 4950),))
     assert not list(outliers(table([*units, [pictured]])))
-    assert [each.row for each in outliers(table([*units, [attrs.evolve(pictured, images=())]]))] == [41]
+    assert [each.row for each in outliers(table([*units, [attrs.evolve(pictured, media=())]]))] == [41]
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.9, 1.0])

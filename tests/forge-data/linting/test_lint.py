@@ -7,7 +7,7 @@ import pytest
 from tokenizers import processors
 
 from forge_data import DataError, TokenStore, prepare
-from forge_data.findings._rules import IMAGE_RULES, RULES, SET_RULES
+from forge_data.findings._rules import MEDIA_RULES, RULES, SET_RULES
 from forge_data.linting._lint import lint
 
 from ..defects import DEFECTS
@@ -62,7 +62,7 @@ def test_the_corpus_is_large_enough():
     """There are at least fifteen defects, twenty rows each; with the tests of whole sets and of images they cover all rules."""
     assert len(DEFECTS) >= 15
     assert all(len(defect.file(0)[1]) == 20 for defect in DEFECTS)
-    assert {defect.rule for defect in DEFECTS} | {*SET_RULES, *IMAGE_RULES} == set(RULES)
+    assert {defect.rule for defect in DEFECTS} | {*SET_RULES, *MEDIA_RULES} == set(RULES)
 
 
 @pytest.mark.parametrize("make", [clean, tooled, completion, preference, tokens])

@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import AutoProcessor
 
-from forge_data import DataError, ImageInputs, PromptStore, TokenizerError, check_first_row, prepare_prompts, show, stats
+from forge_data import DataError, MediaInputs, PromptStore, TokenizerError, check_first_row, prepare_prompts, show, stats
 
 from ..pictured import pixels, png
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def store(folder, model, tmp_path_factory):
-    return prepare_prompts(folder / "rows.jsonl", model, tmp_path_factory.mktemp("store"), images=True)
+    return prepare_prompts(folder / "rows.jsonl", model, tmp_path_factory.mktemp("store"), media=True)
 
 
 def with_pictures(prompt, folder):
@@ -56,7 +56,7 @@ def with_pictures(prompt, folder):
 
 def test_ids_and_arrays_are_the_processors(store, folder, model):
     """Of the messages with their generation prompt; so are the arguments of a forward."""
-    processor, inputs = AutoProcessor.from_pretrained(model), ImageInputs(model)
+    processor, inputs = AutoProcessor.from_pretrained(model), MediaInputs(model)
     for prompt in store:
         made = processor.apply_chat_template(
             with_pictures(prompt.prompt, folder),
@@ -93,7 +93,7 @@ def test_rewards_get_images_as_the_rows_have_them(store, folder):
 def test_bytes(model, tmp_path, capsys):
     """Images that a row holds are kept, and given as their bytes; they are shown by their field and size."""
     row = {"prompt": [{"role": "user", "content": [TEXT]}], "images": [{"bytes": png(0), "path": None}]}
-    held = prepare_prompts([row, row | {"images": [pixels(1)]}], model, tmp_path / "held", images=True)
+    held = prepare_prompts([row, row | {"images": [pixels(1)]}], model, tmp_path / "held", media=True)
     assert held[0].prompt == [{"role": "user", "content": [{"type": "image", "image": png(0)}, TEXT]}]
     assert held[0].columns == {"images": [png(0)]}
     assert isinstance(held[1].columns["images"][0], bytes)
@@ -106,17 +106,17 @@ def test_bytes(model, tmp_path, capsys):
 def test_opened_again(store, folder, model):
     """Not prepared anew while the images are the same; a split keeps them; counts are those of the rows."""
     before = (store.path / "store.json").stat().st_mtime_ns
-    again = prepare_prompts(folder / "rows.jsonl", model, store.path, images=True)
+    again = prepare_prompts(folder / "rows.jsonl", model, store.path, media=True)
     assert (store.path / "store.json").stat().st_mtime_ns == before
-    assert again.image_counts.tolist() == [[1, 9], [2, 18], [1, 8], [0, 0]]
-    assert again[2:3].image_counts.tolist() == [[1, 8]]
-    assert not again[3:].has_images
+    assert again.media_counts.tolist() == [[1, 9], [2, 18], [1, 8], [0, 0]]
+    assert again[2:3].media_counts.tolist() == [[1, 8]]
+    assert not again[3:].has_media
     assert "4 images in 3 samples, for which 35 tokens stand" in str(stats(again))
     (one, two) = (folder / f"{seed}.png" for seed in range(2))
     data = one.read_bytes()
     try:
         one.write_bytes(two.read_bytes())
-        assert not again.images_are_there()
+        assert not again.media_are_there()
     finally:
         one.write_bytes(data)
     assert isinstance(PromptStore.open(store.path), PromptStore)
@@ -139,7 +139,7 @@ def test_bad_rows(row, refusal, folder, model, tmp_path):
     """One error with file, row and field."""
     (folder / "bad.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(DataError, match=rf"bad\.jsonl:1: {'.*' if refusal[0] != 'f' else ''}{refusal}"):
-        prepare_prompts(folder / "bad.jsonl", model, tmp_path / "store", images=True)
+        prepare_prompts(folder / "bad.jsonl", model, tmp_path / "store", media=True)
 
 
 def test_refused_without_the_argument(folder, model, tmp_path):
@@ -148,10 +148,10 @@ def test_refused_without_the_argument(folder, model, tmp_path):
                  lambda: check_first_row(folder / "rows.jsonl", prompts=True)):  # fmt: skip
         with pytest.raises(DataError, match=r"rows\.jsonl:1: .* is a part of the type 'image', and only text is trained here"):
             read()
-    check_first_row(folder / "rows.jsonl", prompts=True, images=True)
+    check_first_row(folder / "rows.jsonl", prompts=True, media=True)
 
 
 def test_a_model_of_text(folder, chatml_tokenizer, tmp_path):
     """A tokenizer without a processor is one error by the row."""
     with pytest.raises(TokenizerError, match=r"rows\.jsonl:1: rows have images, and the tokenizer was not loaded"):
-        prepare_prompts(folder / "rows.jsonl", chatml_tokenizer, tmp_path / "store", images=True)
+        prepare_prompts(folder / "rows.jsonl", chatml_tokenizer, tmp_path / "store", media=True)

@@ -37,28 +37,28 @@ def folder(tmp_path_factory, model):
 
 @pytest.fixture(scope="module")
 def store(folder, model, tmp_path_factory):
-    return prepare(folder / "train.jsonl", model, tmp_path_factory.mktemp("store"), images=True, progress=False)
+    return prepare(folder / "train.jsonl", model, tmp_path_factory.mktemp("store"), media=True, progress=False)
 
 
 def shown(store: TokenStore) -> list[tuple]:
     return [
-        (example.input_ids.tolist(), [(image.sha256, image.start, image.stop) for image in example.images]) for example in store
+        (example.input_ids.tolist(), [(image.sha256, image.start, image.stop) for image in example.media]) for example in store
     ]
 
 
 def test_paths_begin_beside_the_file(store, folder, monkeypatch, tmp_path, model):
     """Samples have the pictures that lie beside the file, in every process, and their lint finds nothing."""
     monkeypatch.chdir(tmp_path)
-    assert [[image.path for image in example.images] for example in store] == [
+    assert [[image.path for image in example.media] for example in store] == [
         *([str(folder / f"pictures/{seed}.png")] for seed in range(3)),
         [],
     ]
-    again = prepare(folder / "train.jsonl", model, tmp_path / "store", images=True, progress=False, num_proc=2)
+    again = prepare(folder / "train.jsonl", model, tmp_path / "store", media=True, progress=False, num_proc=2)
     assert again.fingerprint == store.fingerprint
     assert not store.lint.counts
-    (images, texts) = (np.array([sum(image.stop - image.start for image in each.images) for each in store]), store.lengths)
+    (images, texts) = (np.array([sum(image.stop - image.start for image in each.media) for each in store]), store.lengths)
     assert SampleTable.of(store).text_lengths.tolist() == (texts - images).tolist()
-    assert not lint(folder / "train.jsonl", model, images=True).counts
+    assert not lint(folder / "train.jsonl", model, media=True).counts
 
 
 def test_rows_that_were_copied(folder, model, tmp_path, monkeypatch):
@@ -71,10 +71,10 @@ def test_rows_that_were_copied(folder, model, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path / name)
         rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
         given = {"file": tmp_path / name / "train.jsonl", "memory": rows, "texts": rows[3:]}
-        stores = {kind: prepare(given[kind], model, tmp_path / kind, images=True, progress=False, **options) for kind in given}
+        stores = {kind: prepare(given[kind], model, tmp_path / kind, media=True, progress=False, **options) for kind in given}
         for kind in ("file", "memory"):
-            assert stores[kind][0].images[0].path == str(tmp_path / name / "pictures/0.png")
-        return [stores[kind].path.stat().st_ino for kind in given], stores["file"][0].images[0].sha256
+            assert stores[kind][0].media[0].path == str(tmp_path / name / "pictures/0.png")
+        return [stores[kind].path.stat().st_ino for kind in given], stores["file"][0].media[0].sha256
 
     first, sha256 = prepared("one")
     assert prepared("one") == (first, sha256)
@@ -83,10 +83,10 @@ def test_rows_that_were_copied(folder, model, tmp_path, monkeypatch):
     assert [one == other for one, other in zip(first, others, strict=True)] == [False, False, True]
     for number in (1, 2):
         part = prepare(
-            tmp_path / "one/train.jsonl", model, tmp_path / str(number), images=True, progress=False, shard=f"{number}/2"
+            tmp_path / "one/train.jsonl", model, tmp_path / str(number), media=True, progress=False, shard=f"{number}/2"
         )
-        assert part.image_directories == [str(tmp_path / "one")]
-    assert merge(tmp_path / "merged", [tmp_path / "1", tmp_path / "2"]).image_directories == [str(tmp_path / "one")]
+        assert part.media_directories == [str(tmp_path / "one")]
+    assert merge(tmp_path / "merged", [tmp_path / "1", tmp_path / "2"]).media_directories == [str(tmp_path / "one")]
 
 
 def test_above_a_linked_directory(model, tmp_path):
@@ -97,8 +97,8 @@ def test_above_a_linked_directory(model, tmp_path):
     for name, seed in (("far", 1), ("near", 2)):
         (tmp_path / name / "a.png").write_bytes(png(seed))
     (tmp_path / "near/rows.jsonl").write_text(json.dumps({"messages": MESSAGES, "image": "link/../a.png"}) + "\n")
-    (example,) = prepare(tmp_path / "near/rows.jsonl", model, tmp_path / "store", images=True, progress=False)
-    assert example.images[0].sha256 == hashlib.sha256(png(1)).hexdigest()
+    (example,) = prepare(tmp_path / "near/rows.jsonl", model, tmp_path / "store", media=True, progress=False)
+    assert example.media[0].sha256 == hashlib.sha256(png(1)).hexdigest()
 
 
 @pytest.mark.parametrize("kind", ["parquet", "saved", "Dataset", "decoded", "list", "stream"])
@@ -113,7 +113,7 @@ def test_of_datasets(kind, store, model, tmp_path):
     elif kind == "saved":
         made.save_to_disk(tmp_path / "saved")
         given[kind] = tmp_path / "saved"
-    found = shown(prepare(given[kind], model, tmp_path / "store", images=True, progress=False))
+    found = shown(prepare(given[kind], model, tmp_path / "store", media=True, progress=False))
     expected = shown(store)[:3]
     assert [ids for ids, _ in found] == [ids for ids, _ in expected]
     if kind in ("parquet", "saved", "Dataset", "list"):
@@ -122,9 +122,9 @@ def test_of_datasets(kind, store, model, tmp_path):
 
 def test_one_row(store, model):
     """A decoded picture of a row in memory."""
-    example = tokenize({"messages": MESSAGES, "image": pixels(0)}, model, images=True)
+    example = tokenize({"messages": MESSAGES, "image": pixels(0)}, model, media=True)
     assert np.array_equal(example.input_ids, store[0].input_ids)
-    assert [(image.start, image.stop) for image in example.images] == [(image.start, image.stop) for image in store[0].images]
+    assert [(image.start, image.stop) for image in example.media] == [(image.start, image.stop) for image in store[0].media]
 
 
 def test_refused_where_they_are_not_trained(folder, model, tmp_path):
@@ -141,9 +141,9 @@ def test_refused_where_they_are_not_trained(folder, model, tmp_path):
     ]
     with pytest.raises(DataError, match=r"row: field messages\[0\].content\[0\] is .*, and only text is trained here"):
         tokenize({"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}, ANSWER]}, model)
-    check_first_row(folder / "train.jsonl", images=True)
-    with pytest.raises(DataError, match="`images` is the string 'yes'; it must be true or false"):
-        prepare(folder / "train.jsonl", model, tmp_path / "store", images="yes")
+    check_first_row(folder / "train.jsonl", media=True)
+    with pytest.raises(DataError, match="`media` is the string 'yes'; it must be true or false"):
+        prepare(folder / "train.jsonl", model, tmp_path / "store", media="yes")
 
 
 def test_the_lint_reads_the_texts_of_parts(model):
@@ -154,7 +154,7 @@ def test_the_lint_reads_the_texts_of_parts(model):
         {"messages": [{"role": "user", "content": [image]}, ANSWER]},
         {"messages": [{"role": "user", "content": [image, {"type": "text", "text": "Itâ€™s"}]}, ANSWER]},
     ]
-    found = lint(rows, model, images=True).findings
+    found = lint(rows, model, media=True).findings
     assert sorted((each.rule, each.row, each.field) for each in found) == [
         ("broken_unicode", 2, "messages[0].content"),
         ("special_token_in_text", 0, "messages[0].content"),
@@ -164,7 +164,7 @@ def test_the_lint_reads_the_texts_of_parts(model):
 def test_a_token_of_an_image_in_a_text(model):
     """A text that holds what stands for an image stops a training with images, beside whose tokens it would be one too many."""
     rows = [{"messages": [{"role": "user", "content": "a <image_soft_token> b"}, ANSWER]}]
-    (found,) = lint(rows, model, images=True).findings
+    (found,) = lint(rows, model, media=True).findings
     assert (found.rule, found.severity, found.field) == ("special_token_in_text", "stop", "messages[0].content")
     assert "'<image_soft_token>', which stands for a part of an image of this model" in found.what
     (found,) = lint(rows, model).findings
@@ -174,7 +174,7 @@ def test_a_token_of_an_image_in_a_text(model):
 def test_a_mark_without_images(model):
     """`<image>` as letters is said of a row whose images may have another name, and of no row that has some."""
     rows = [{"messages": MESSAGES, **more} for more in ({"pictures": ["a.png"]}, {"image": None}, {"image": pixels(0)})]
-    found = lint(rows, model, images=True).findings
+    found = lint(rows, model, media=True).findings
     assert [(each.rule, each.row, each.field) for each in found if each.rule != "duplicate_row"] == [
         ("image_mark_in_text", row, "messages[0].content") for row in (0, 1)
     ]
@@ -186,7 +186,7 @@ def test_less_than_a_person_sees(model, tmp_path):
     deep = pytest.importorskip("PIL.Image").new("I;16", (9, 9), 900)
     sides = [{"role": "assistant", "content": text} for text in ("a cat", "a dog")]
     rows = [{"prompt": MESSAGES[:1], "chosen": sides[:1], "rejected": sides[1:], "image": deep}]
-    (found,) = prepare(rows, model, tmp_path / "store", images=True, progress=False).lint.findings
+    (found,) = prepare(rows, model, tmp_path / "store", media=True, progress=False).lint.findings
     assert (found.rule, found.severity, found.place, found.field) == ("lossy_image", "warn", "data_path[0]", "image")
     assert "more than 8 bits a pixel" in found.what
 
@@ -196,12 +196,12 @@ def test_pairs(folder, model, tmp_path):
     sides = [{"role": "assistant", "content": text} for text in ("a cat", "a dog")]
     row = {"prompt": MESSAGES[:1], "chosen": sides[:1], "rejected": sides[1:]}
     given = [row | {"images": [str(folder / f"pictures/{seed}.png")]} for seed in (0, 1, 0)]
-    store = prepare(given, model, tmp_path / "store", images=True, progress=False)
+    store = prepare(given, model, tmp_path / "store", media=True, progress=False)
     assert store.kind == "preference"
     assert {(each.rule, each.row) for each in store.lint.findings} == {("duplicate_row", 2)}
     assert np.array_equal(store[0].input_ids, store[2].input_ids)
     for chosen, rejected in store.pairs:
-        assert store[chosen].images == store[rejected].images != ()
+        assert store[chosen].media == store[rejected].media != ()
         learned = [store[side].labels != -100 for side in (chosen, rejected)]
         assert [sum(each.tolist()) for each in learned] == [4, 5]
 
@@ -212,15 +212,15 @@ def test_rated_answers(folder, model, tmp_path):
     mine = [{"prompt": MESSAGES[:1], "completion": [ANSWER], "label": seed > 0, "images": [files[seed]]} for seed in range(3)]
     text = {"prompt": [{"role": "user", "content": "hello"}], "completion": [ANSWER], "label": True}
     theirs = [{"messages": MESSAGES, "kto_tag": seed > 0, "images": [files[seed]]} for seed in range(3)]
-    store = prepare([text, *mine, text], model, tmp_path / "store", images=True, progress=False)
+    store = prepare([text, *mine, text], model, tmp_path / "store", media=True, progress=False)
     assert store.kind == "unpaired_preference"
     assert store.desirable.tolist() == [True, False, True, True, True]
-    assert [[image.path for image in each.images] for each in store] == [[], *([file] for file in files), []]
+    assert [[image.path for image in each.media] for each in store] == [[], *([file] for file in files), []]
     assert {(each.rule, each.row) for each in store.lint.findings} == {("duplicate_row", 4)}
-    assert shown(prepare(theirs, model, tmp_path / "theirs", images=True, progress=False)) == shown(store)[1:4]
+    assert shown(prepare(theirs, model, tmp_path / "theirs", media=True, progress=False)) == shown(store)[1:4]
     parts = [tmp_path / f"part{number}" for number in (1, 2)]
     for number, part in enumerate(parts, 1):
-        prepare([text, *mine, text], model, part, images=True, progress=False, shard=f"{number}/2")
+        prepare([text, *mine, text], model, part, media=True, progress=False, shard=f"{number}/2")
     assert merge(tmp_path / "merged", parts).fingerprint == store.fingerprint
     for side in store.split(0.5):
-        assert [bool(each.images) for each in side] == [index in (1, 2, 3) for index in side._indices.tolist()]
+        assert [bool(each.media) for each in side] == [index in (1, 2, 3) for index in side._indices.tolist()]

@@ -51,9 +51,9 @@ def test_images(formatting, tmp_path):
     (source,) = resolve(write(tmp_path, entry, row, name="deep/rows.jsonl"))
     (record,) = source.records()
     fields = record.fields
-    made = convert(detect(record.place, fields), record.place, fields, None, images=True, directory=source.directory)
+    made = convert(detect(record.place, fields), record.place, fields, None, media=True, directory=source.directory)
     assert made.messages[0]["content"] == [{"type": "image"}, {"type": "text", "text": "what?"}]
-    assert [image.path for image in made.images] == [str(tmp_path / "a.png")]
+    assert [image.path for image in made.media] == [str(tmp_path / "a.png")]
 
 
 def test_text(tmp_path):

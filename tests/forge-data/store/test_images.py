@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from forge_data import DataError, Image, StoreError, TokenStore, lint, load_tokenizer, merge, prepare
-from forge_data.store._images import arrays_of_images, images_at
-from forge_data.store._manifest import IMAGE_FILE_OFFSETS, IMAGE_OFFSETS
+from forge_data import DataError, Media, StoreError, TokenStore, lint, load_tokenizer, merge, prepare
+from forge_data.store._manifest import MEDIA_FILE_OFFSETS, MEDIA_OFFSETS
+from forge_data.store._media import arrays_of_media, media_at
 
 from ..pictured import ONE_A_TURN, png
 
@@ -66,7 +66,7 @@ def write(data, rows=ROWS):
 @pytest.fixture
 def make(data, gemma3_directory):
     def prepared(rows=ROWS, name="store", **options):
-        options = {"images": True, "progress": False} | options
+        options = {"media": True, "progress": False} | options
         return prepare(write(data, rows), options.pop("tokenizer", gemma3_directory), data / name, **options)
 
     return prepared
@@ -75,27 +75,27 @@ def make(data, gemma3_directory):
 def test_images_of_samples(make, data):
     """A sample's images are those of its row: path or bytes, hash, tokens; other samples have none."""
     store = make()
-    assert store.has_images
-    assert [len(example.images) for example in store] == [0, 1, 0, 1, 2, 0]
-    (named,), (held,) = store[1].images, store[3].images
+    assert store.has_media
+    assert [len(example.media) for example in store] == [0, 1, 0, 1, 2, 0]
+    (named,), (held,) = store[1].media, store[3].media
     assert (named.path, named.data) == (str(data / "pictures" / "0.png"), None)
     assert (held.path, held.data) == (None, png(2))
     assert named.field == "messages[0].content[0]"
     for index in (1, 3, 4):
-        for image in store[index].images:
+        for image in store[index].media:
             assert START in store.tokenizer().decode(store[index].input_ids[image.start : image.stop])
     store.verify()
-    assert pickle.loads(pickle.dumps(store[4])).images == store[4].images
-    assert pickle.loads(pickle.dumps(store))[4].images == store[4].images
+    assert pickle.loads(pickle.dumps(store[4])).media == store[4].media
+    assert pickle.loads(pickle.dumps(store))[4].media == store[4].media
 
 
 def test_views(make):
     """Views have the images of their samples, and say whether there are any."""
     store = make()
-    assert [len(example.images) for example in store.select([4, 0, 1])] == [2, 0, 1]
-    assert not store.select([0, 2]).has_images
-    assert store[2:4].has_images
-    assert not make([text("a", "b")], "texts").has_images
+    assert [len(example.media) for example in store.select([4, 0, 1])] == [2, 0, 1]
+    assert not store.select([0, 2]).has_media
+    assert store[2:4].has_media
+    assert not make([text("a", "b")], "texts").has_media
     assert "images.bin" not in make([text("a", "b")], "texts").sha256
 
 
@@ -114,7 +114,7 @@ def test_parts_and_processes(make, data, rows):
     merged = merge(data / "merged", [data / f"part{number}" for number in (1, 2, 3)])
     assert merged.sha256 == whole.sha256
     assert merged.inputs == whole.inputs
-    assert [example.images for example in merged] == [example.images for example in whole]
+    assert [example.media for example in merged] == [example.media for example in whole]
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_another_processor(make, data, gemma3_directory):
     assert first.inputs != second.inputs
     assert first.lengths[1] == second.lengths[1] + 2
     plain = [
-        make([text("a", "b")], name, tokenizer=tokenizer, images=False)
+        make([text("a", "b")], name, tokenizer=tokenizer, media=False)
         for name, tokenizer in (("a", gemma3_directory), ("b", other))
     ]
     assert plain[0].inputs == plain[1].inputs
@@ -214,9 +214,9 @@ def test_shared(make, gemma3_directory):
     store = make([{"messages": turns}], tokenizer=tokenizer)
     assert len(store) == 2
     first, second = store
-    assert first.images == second.images
+    assert first.media == second.media
     shared = int(store.shared[0])
-    assert first.images[0].stop < shared < len(first)
+    assert first.media[0].stop < shared < len(first)
     assert first.input_ids[:shared].tolist() == second.input_ids[:shared].tolist()
 
 
@@ -235,14 +235,14 @@ def test_cut_to_length(make, behind):
     """Under `truncate` no image is cut: a sample ends before one that would be."""
     long = [{"role": "user", "content": "a"}, said("b"), *row("?", "c", "pictures/0.png")["messages"]]
     whole = make([{"messages": long}], "whole")
-    (image,) = whole[0].images
+    (image,) = whole[0].media
     limit = image.start + behind
     store = make([{"messages": long}], max_seq_len=limit, on_overflow="truncate")
     cut = image.start if image.start < limit < image.stop else limit
     assert image.stop - image.start == 9
     assert store[0].input_ids.tolist() == whole[0].input_ids[:cut].tolist()
     kept = (image,) if image.stop <= cut else ()
-    assert store[0].images == kept
+    assert store[0].media == kept
     assert store.accounting.tokens_lost == {"truncated": len(whole[0]) - cut}
 
 
@@ -252,7 +252,7 @@ def test_split_to_length(make):
         DataError, match=r"rows.jsonl:2: \d+ tokens, `max_seq_len` is 24, and a row with images cannot be split"
     ):
         make(max_seq_len=24, on_overflow="split")
-    assert not make(max_seq_len=24).has_images
+    assert not make(max_seq_len=24).has_media
 
 
 def test_damage(make, data):
@@ -264,7 +264,7 @@ def test_damage(make, data):
 
 
 IMAGES = st.builds(
-    Image,
+    Media,
     st.text(max_size=8),
     st.text(st.characters() | st.sampled_from("\ud800\udcff\n")),
     st.none() | st.binary(max_size=9) | st.just(b"\n[]"),
@@ -277,7 +277,7 @@ IMAGES = st.builds(
 @given(st.lists(st.lists(IMAGES, max_size=3).map(tuple), min_size=1, max_size=4))
 def test_what_is_kept(samples):
     """Images come back as they were, whatever their paths, fields and bytes."""
-    arrays = arrays_of_images(samples)
-    for name in (IMAGE_OFFSETS, IMAGE_FILE_OFFSETS):
+    arrays = arrays_of_media(samples)
+    for name in (MEDIA_OFFSETS, MEDIA_FILE_OFFSETS):
         arrays[name] = np.append(0, np.cumsum(arrays[name]))
-    assert [images_at(arrays, at) for at in range(len(samples))] == samples
+    assert [media_at(arrays, at) for at in range(len(samples))] == samples

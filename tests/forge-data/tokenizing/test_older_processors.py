@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from forge_data import DataError, ImageInputs, TokenizerError
+from forge_data import DataError, MediaInputs, TokenizerError
 from forge_data.tokenizing._encoder import Encoder
 
 from .. import pictured
@@ -47,14 +47,14 @@ def older(request, tmp_path_factory):
 
     directory = MADE[request.param](tmp_path_factory.mktemp(request.param))
     processor = AutoProcessor.from_pretrained(directory)
-    return request.param, Encoder(processor.tokenizer), processor, ImageInputs(directory)
+    return request.param, Encoder(processor.tokenizer), processor, MediaInputs(directory)
 
 
 TEXT = st.text(st.sampled_from("ab \n\tü\U0001f600.<"), max_size=6) | st.sampled_from(["<end>", "what?\n\n", " a"])
 PARTS = st.lists(st.integers(0, 9) | TEXT, min_size=1, max_size=5)
 
 
-@given(turns=st.lists(st.tuples(PARTS, TEXT.filter(str.strip)), min_size=1, max_size=2))
+@given(turns=st.lists(st.tuples(PARTS, TEXT.map(str.strip).filter(bool)), min_size=1, max_size=2))
 @settings(deadline=None, max_examples=30)
 def test_ids_and_arrays_are_those_of_the_processor(older, turns):
     """Rows that are kept have its ids and its arrays, and learn answers alone; images side by side are told apart."""
@@ -64,15 +64,15 @@ def test_ids_and_arrays_are_those_of_the_processor(older, turns):
     (example,) = made.examples
     text = processor.tokenizer.apply_chat_template(sample.messages, tokenize=False)
     images = [pictured.pixels(part) for asked, _ in turns for part in asked if isinstance(part, int)]
-    of_images = {"images": [images]} if images else {}
-    expected = dict(processor(text=[text], **of_images, add_special_tokens=False, return_tensors="np"))
+    of_media = {"images": [images]} if images else {}
+    expected = dict(processor(text=[text], **of_media, add_special_tokens=False, return_tensors="np"))
     ids = expected.pop("input_ids")[0]
     del expected["attention_mask"]
     assert example.input_ids.tolist() == ids.tolist()
     learned = example.input_ids[example.labels != -100]
     assert processor.tokenizer.decode(learned) == "".join(f"{answer}<end>" for _, answer in turns)
     token = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
-    assert [int((ids[at.start : at.stop] == token).sum()) for at in example.images] == [TOKENS[name]] * len(images)
+    assert [int((ids[at.start : at.stop] == token).sum()) for at in example.media] == [TOKENS[name]] * len(images)
     found = inputs(example)
     assert found.keys() == (expected.keys() if images else set())
     for key, values in found.items():
@@ -84,7 +84,7 @@ def test_a_prompt(older):
     _, _, processor, inputs = older
     text = f"<bos>hello {processor.image_token}what is it?"
     expected = dict(processor(text=[text], images=[[pictured.pixels(3)]], add_special_tokens=False, return_tensors="np"))
-    found = inputs.prompt(text, pictured.chat(("user", [3])).images)
+    found = inputs.prompt(text, pictured.chat(("user", [3])).media)
     assert found.keys() == expected.keys() - {"attention_mask"}
     for key, values in found.items():
         assert np.array_equal(values, expected[key]), key

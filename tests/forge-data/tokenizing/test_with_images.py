@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from forge_data import DataError, TemplateError, TokenizerError, load_tokenizer
 from forge_data.formats._samples import Preference
-from forge_data.masking._images import moved
+from forge_data.masking._media import moved
 from forge_data.tokenizing._encoder import Encoder
 
 from .. import pictured
@@ -51,7 +51,7 @@ def learned(tokenizer, example):
 
 def oracle(processor, sample):
     """Ids of the processor's own chat template, and how many of them stand for images."""
-    images = iter([pictured.pixels(int(image.field)) for image in sample.images])
+    images = iter([pictured.pixels(int(image.field)) for image in sample.media])
     messages = [
         message
         if isinstance(message["content"], str)
@@ -85,19 +85,19 @@ def test_ids_are_those_of_the_processor(gemma3_directory, system, turns):
         said += [("user", question), ("assistant", answer)]
     sample = chat(*said)
     sample = attrs.evolve(
-        sample, images=tuple(attrs.evolve(each, field=str(seed)) for each, seed in zip(sample.images, seeds(said), strict=True))
+        sample, media=tuple(attrs.evolve(each, field=str(seed)) for each, seed in zip(sample.media, seeds(said), strict=True))
     )
     (example,) = examples(tokenizer, sample)
     ids, soft = oracle(processor, sample)
     assert example.input_ids.tolist() == ids
-    assert len(example.images) == len(sample.images)
+    assert len(example.media) == len(sample.media)
     inside = np.zeros(len(ids), dtype=bool)
     before = 0
-    for image in example.images:
+    for image in example.media:
         assert before <= image.start < image.stop <= len(ids)
         before = image.stop
         inside[image.start : image.stop] = True
-    assert int((example.input_ids == processor.tokenizer.image_token_id).sum()) == soft == 4 * len(sample.images)
+    assert int((example.input_ids == processor.tokenizer.image_token_id).sum()) == soft == 4 * len(sample.media)
     assert not (inside & (example.labels != -100)).any()
     assert inside[example.input_ids == processor.tokenizer.image_token_id].all()
     assert learned(tokenizer, example) == "".join(answer.strip() + "<end_of_turn>" for _, answer in turns)
@@ -133,8 +133,8 @@ def test_a_batch_of_all_kinds(tokenizer):
         (example,) = made.examples
         assert example.input_ids.tolist() == alone.input_ids.tolist()
         assert example.labels.tolist() == alone.labels.tolist()
-        assert example.images == alone.images
-        assert bool(example.images) == bool(row.images)
+        assert example.media == alone.media
+        assert bool(example.media) == bool(row.media)
     for row in pictures:
         assert encoder.encode_known(row.messages) is None
 
@@ -143,8 +143,8 @@ def test_a_sample_a_turn(templated):
     """Where turns are samples of their own, each has the images of its own text."""
     turns = [("user", [0, "what?"]), ("assistant", "<think>a</think>a cat"), ("user", ["and", 1, 2]), ("assistant", "two dogs")]
     first, second = examples(templated(ONE_A_TURN), chat(*turns))
-    assert [len(first.images), len(second.images)] == [1, 3]
-    assert first.images[0].sha256 == second.images[0].sha256
+    assert [len(first.media), len(second.media)] == [1, 3]
+    assert first.media[0].sha256 == second.media[0].sha256
     assert learned(templated(ONE_A_TURN), first) == "<think>a</think>a cat<end>"
     assert learned(templated(ONE_A_TURN), second) == "two dogs<end>"
 
@@ -158,7 +158,7 @@ def test_what_is_learned(templated, train_on, turns):
     (example,) = examples(tokenizer, chat(*said), train_on=train_on, turns=turns)
     expected = {"assistant": "a cat<end>a dog<end>", "last": "a dog<end>"}
     kept = np.ones(len(example), dtype=bool)
-    for image in example.images:
+    for image in example.media:
         kept[image.start : image.stop] = False
     if train_on == "all":
         assert ((example.labels != -100) == kept).all()
@@ -187,7 +187,7 @@ def test_contents_in_parts_alone(templated):
     tokenizer = templated(listed)
     (example,) = examples(tokenizer, chat(("system", "hello"), ("user", ["what?", 0]), ("assistant", "a cat")))
     assert learned(tokenizer, example) == "a cat<end>"
-    assert len(example.images) == 1
+    assert len(example.media) == 1
 
 
 FORGED = [
@@ -295,8 +295,8 @@ def test_preferences(tokenizer):
     for found, (expected,) in zip(pair.examples, (each.examples for each in alone), strict=True):
         assert found.input_ids.tolist() == expected.input_ids.tolist()
         assert found.labels.tolist() == expected.labels.tolist()
-        assert found.images == expected.images
-    assert pair.examples[0].images == pair.examples[1].images
+        assert found.media == expected.media
+    assert pair.examples[0].media == pair.examples[1].media
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3), st.integers(0, 6)), max_size=4))

@@ -9,7 +9,7 @@ import attrs
 import pytest
 from hypothesis import given, strategies as st
 
-from forge_data import Image
+from forge_data import Media
 from forge_data.viewing._page_data import as_script, page_data
 from forge_data.viewing._show import text_of
 from forge_data.viewing._terminal import lines
@@ -23,7 +23,7 @@ def pictured(tokenizer, **image):
     """Make a sample whose tokens 4 to 9 stand for an image."""
     parts = [("user", "<|im_start|>user\n", False), ("user", "abcdefghijklmnop", False), ("assistant", "fine<|im_end|>", True)]
     made = example(tokenizer, *parts)
-    return attrs.evolve(made, images=(Image("images[0]", start=4, stop=9, **image),))
+    return attrs.evolve(made, media=(Media("images[0]", start=4, stop=9, **image),))
 
 
 def shown(store, *, colour=False):

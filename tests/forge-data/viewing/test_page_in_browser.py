@@ -5,7 +5,7 @@ import hashlib
 import attrs
 import pytest
 
-from forge_data import Image
+from forge_data import Media
 from forge_data.findings._finding import Finding
 from forge_data.viewing._page import write_page
 
@@ -223,8 +223,8 @@ def test_a_cut_character(opened):
 def test_an_image(browser, chatml_tokenizer, tmp_path):
     """A sample shows its image where it stands, as one piece, and nothing is loaded for it."""
     data = png()
-    image = Image("images[0]", data=data, sha256=hashlib.sha256(data).hexdigest(), start=4, stop=9)
-    made = attrs.evolve(chat(chatml_tokenizer, ("user", "what is it?"), ("assistant", "fine")), images=(image,))
+    image = Media("images[0]", data=data, sha256=hashlib.sha256(data).hexdigest(), start=4, stop=9)
+    made = attrs.evolve(chat(chatml_tokenizer, ("user", "what is it?"), ("assistant", "fine")), media=(image,))
     browser.open(write_page(Store([made], chatml_tokenizer, name="demo"), [0], tmp_path / "page.html"))
     shown = "i => [i.naturalWidth, i.parentElement.dataset.t, i.parentElement.innerText]"
     found = browser.run(f"[...document.querySelectorAll('.card img')].map({shown})")

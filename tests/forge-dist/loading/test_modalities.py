@@ -106,7 +106,7 @@ PARTS = {
     "Gemma3": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector"]},
     "Gemma4": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.embed_vision"]},
     "Llava": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector"]},
-    "LlavaNext": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector", "model.image_newline"]},
+    "LlavaNext": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector", "model.media_newline"]},
     "Idefics3": {BOTH[0]: ["model.vision_model"], BOTH[1]: ["model.connector"]},
     "SmolVLM": {BOTH[0]: ["model.vision_model"], BOTH[1]: ["model.connector"]},
     "InternVL": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector"]},

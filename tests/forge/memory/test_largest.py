@@ -16,7 +16,7 @@ from forge.tasks.items._samples import Samples
 def test_images_that_are_padded_to_the_largest(pads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where images are padded, many small ones beside a large one are tried, which have not the most tokens."""
     train = Samples.__new__(Samples)
-    train.image_counts = np.array([[1, 40], [1, 40], [1, 30], [1, 2], [1, 2], [1, 2]])
+    train.media_counts = np.array([[1, 40], [1, 40], [1, 30], [1, 2], [1, 2], [1, 2]])
     rows = [[0, 1], [2, 3, 4, 5]]
     plan: Any = SimpleNamespace(
         endless=False,
@@ -27,7 +27,7 @@ def test_images_that_are_padded_to_the_largest(pads: bool, monkeypatch: pytest.M
         micro_batches=lambda *_: [np.array(each) for each in rows],
         places=lambda row: int(plan.lengths[row].sum()),
     )
-    monkeypatch.setattr(_largest, "pads_images", lambda *_: pads)
-    planned: Any = SimpleNamespace(images=True, settings=None, tokenizer=None, plan=plan, train=train)
+    monkeypatch.setattr(_largest, "pads_media", lambda *_: pads)
+    planned: Any = SimpleNamespace(media=True, settings=None, tokenizer=None, plan=plan, train=train)
     found = [row.tolist() for row, _ in _largest.largest_micro_batches(planned)]
     assert found == (rows if pads else rows[:1])

@@ -12,7 +12,7 @@ from forge.run._adaptation import _few_batches
 class Rows:
     """Samples of given lengths, whose batches are their numbers."""
 
-    image_rows = "packed"
+    media_rows = "packed"
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = np.array(lengths)
@@ -50,5 +50,5 @@ def test_the_first_rows_without_spreading() -> None:
 def test_rows_with_images_are_alone() -> None:
     """Rows with images are measured on one by one, as every model takes them."""
     rows: Any = Rows([1000] * 50)
-    rows.image_rows = "single"
+    rows.media_rows = "single"
     assert [len(batch) for batch in _few_batches(rows, 8192)] == [1] * 17

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import forge
-from forge.tasks._images import check_layers_of_images
+from forge.tasks._media import check_layers_of_media
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,10 @@ def test_layers_of_images_alone(ranks: int, strategy: str, layers: list[int] | N
         settings=SimpleNamespace(model=SimpleNamespace(model_path="a/llama")),
     )
     if strategy != "fsdp2" or not layers:
-        check_layers_of_images(run)
+        check_layers_of_media(run)
         return
     with pytest.raises(
         forge.SettingsError, match=r"a/llama has layers .* image.* strategy=fsdp2 divides .*strategy=ddp"
     ) as caught:
-        check_layers_of_images(run)
+        check_layers_of_media(run)
     assert caught.value.exit_status == 2

@@ -29,7 +29,7 @@ def rehearsed(
         strategy=SimpleNamespace(cp_size=1),
     )
     train = SimpleNamespace(
-        store=SimpleNamespace(has_images=False),
+        store=SimpleNamespace(has_media=False),
         pictures={},
         lengths=lengths,
         batch=lambda rows: [SimpleNamespace(input_ids=prompts[row], prompt="", columns={}) for row in rows],

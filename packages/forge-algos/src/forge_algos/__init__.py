@@ -43,19 +43,19 @@ if TYPE_CHECKING:
         group_tensors as group_tensors,
         idle_groups as idle_groups,
     )
-    from forge_algos.batches._images import (
-        ImageInputs as ImageInputs,
-        image_row_inputs as image_row_inputs,
-        pack_images_like as pack_images_like,
-        packs_images as packs_images,
+    from forge_algos.batches._media import (
+        MediaInputs as MediaInputs,
+        media_row_inputs as media_row_inputs,
+        pack_media_like as pack_media_like,
+        packs_media as packs_media,
     )
     from forge_algos.batches._packed import PackedBatch as PackedBatch
     from forge_algos.heads._chunks import score_rows_at_once as score_rows_at_once
-    from forge_algos.heads._images import (
-        ImageDocument as ImageDocument,
-        pack_images as pack_images,
+    from forge_algos.heads._media import (
+        MediaDocument as MediaDocument,
+        pack_media as pack_media,
         require_image_attention as require_image_attention,
-        require_images as require_images,
+        require_media as require_media,
         unreached_by_images as unreached_by_images,
     )
     from forge_algos.isolation._alone import (
@@ -151,12 +151,12 @@ _PUBLIC = {
     "adaptations.peft._cache_named": "name_cache_for_peft",
     "batches._copies": "pin_batches",
     "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",
-    "batches._images": "ImageInputs image_row_inputs pack_images_like packs_images",
+    "batches._media": "MediaInputs media_row_inputs pack_media_like packs_media",
     "batches._packed": "PackedBatch",
     "heads._chunks": "score_rows_at_once",
     "isolation._alone": "keep_documents_apart places_alone",
     "isolation._guard": "PackedGuard guard_packed",
-    "heads._images": "ImageDocument pack_images require_image_attention require_images unreached_by_images",
+    "heads._media": "MediaDocument pack_media require_image_attention require_media unreached_by_images",
     "isolation._layers": "layers_apart",
     "isolation._prompt_sharing": "shares_prompts",
     "losses": "LossTerms nll",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         TokenizerError as TokenizerError,
     )
     from forge_data._example import TokenizedExample as TokenizedExample
-    from forge_data._image import Image as Image
+    from forge_data._media import Media as Media
     from forge_data._settings import (
         DataSettings as DataSettings,
         EmbedDataSettings as EmbedDataSettings,
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     )
     from forge_data.findings._finding import Finding as Finding
     from forge_data.findings._report import LintReport as LintReport
-    from forge_data.formats._chat import messages_with_images as messages_with_images
+    from forge_data.formats._chat import messages_with_media as messages_with_media
     from forge_data.formats._format import Format as Format
-    from forge_data.images._inputs import ImageInputs as ImageInputs
     from forge_data.linting._lint import lint as lint
+    from forge_data.media._inputs import MediaInputs as MediaInputs
     from forge_data.preparing._first_row import check_first_row as check_first_row
     from forge_data.preparing._merge import merge as merge
     from forge_data.preparing._prepare import prepare as prepare
@@ -58,15 +58,15 @@ _PUBLIC = {
     "_accounting": "Accounting",
     "_errors": "BadPairError DataError ForgeDataError StoreError TemplateError TokenizerError",
     "_example": "TokenizedExample",
-    "_image": "Image",
+    "_media": "Media",
     "_settings": (
         "DataSettings EmbedDataSettings LabelledDataSettings PreferenceDataSettings PretrainDataSettings PromptDataSettings"
     ),
     "findings._finding": "Finding",
     "findings._report": "LintReport",
-    "formats._chat": "messages_with_images",
+    "formats._chat": "messages_with_media",
     "formats._format": "Format",
-    "images._inputs": "ImageInputs",
+    "media._inputs": "MediaInputs",
     "linting._lint": "lint",
     "preparing._first_row": "check_first_row",
     "preparing._merge": "merge",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from forge_data._image import Image
+from forge_data._media import Media
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,7 +47,7 @@ class TokenizedExample:
     """float32[S], by how much the loss term of each token counts, 0 where nothing is learned. A loss is the weighted sum
     divided by the sum of the weights. None where every learned token counts 1."""
 
-    images: tuple[Image, ...] = ()
+    media: tuple[Media, ...] = ()
     """Its images in the order of their tokens, which are never learned."""
 
     @classmethod

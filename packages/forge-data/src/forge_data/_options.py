@@ -128,7 +128,7 @@ class Options(TemplateOptions, RowOptions):
     max_seq_len: int | None = attrs.field(default=None, validator=_length)
     on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_OVERFLOW))
     on_bad_pair: str = attrs.field(default="error", validator=_one_of(ON_BAD_PAIR))
-    images: bool = attrs.field(default=False, validator=_flag)
+    media: bool = attrs.field(default=False, validator=_flag)
 
     def allows(self, error: ForgeDataError) -> bool:
         """Tell whether it is a pair that prefers nothing, and those are skipped."""
@@ -141,7 +141,7 @@ class PromptOptions(TemplateOptions, RowOptions):
 
     max_prompt_len: int | None = attrs.field(default=None, validator=_length)
     on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_LONG_PROMPT))
-    images: bool = attrs.field(default=False, validator=_flag)
+    media: bool = attrs.field(default=False, validator=_flag)
 
     @property
     def limit(self) -> int | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import forge_algos
-from forge.tasks.items._images import ImageRow, read_ahead
+from forge.tasks.items._media import MediaRow, read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ def row(number: int, reads: list[int]) -> Any:
         reads.append(number)
         return [{"pixel_values": np.array([number])}]
 
-    return ImageRow(packed=object(), image_inputs=read)
+    return MediaRow(packed=object(), media_inputs=read)
 
 
 def answers(number: int, reads: list[int]) -> Any:
@@ -46,9 +46,9 @@ def test_answers_and_mismatches(order: str) -> None:
     made = read_ahead(given)
     asked = ORDERS[order](made)
     expected = ORDERS[order](given)
-    found = [int(each.image_inputs()[0]["pixel_values"][0]) for each in asked]
+    found = [int(each.media_inputs()[0]["pixel_values"][0]) for each in asked]
     assert (sorted(reads) == list(range(6))) or order != "kto"
-    assert found == [int(each.image_inputs()[0]["pixel_values"][0]) for each in expected]
+    assert found == [int(each.media_inputs()[0]["pixel_values"][0]) for each in expected]
 
 
 def test_rows_without_images_stay() -> None:

@@ -22,7 +22,7 @@ class PackedGroups(Protocol):
     It may have `weights` too: float[M] from 0, by how much the loss term of each learned token counts, or None. Objectives on
     learned tokens read them; others have no use for them.
 
-    And it may have `image_inputs`: a function that returns what a processor makes of each completion's images, its prompt's
+    And it may have `media_inputs`: a function that returns what a processor makes of each completion's images, its prompt's
     among them, as a `PackedBatch` has it for documents. Such completions share no prompts.
     """
 

@@ -10,7 +10,7 @@ from torch import nn
 from forge_algos._modules import vocabulary
 from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, group_inputs, group_tensors
-from forge_algos.batches._images import with_images
+from forge_algos.batches._media import with_media
 from forge_algos.batches._packed import (
     IGNORE,
     PackedBatch,
@@ -124,7 +124,7 @@ class RowLoader:
             rows, targets, _ = group_tensors(groups, self._device)
             inputs = group_inputs(groups, self._device)
             bounds = inputs["cu_seq_lens_q"]
-            inputs = with_images(self._model, groups, inputs)
+            inputs = with_media(self._model, groups, inputs)
             return self._learned(inputs, rows, targets, _weights_of(groups), bounds)
         documents: Any = batch
         check_batch(documents, self._vocabulary)
@@ -137,7 +137,7 @@ class RowLoader:
             int(documents.max_seqlen),
         )
         bounds = inputs["cu_seq_lens_q"]
-        inputs = with_images(self._model, documents, inputs)
+        inputs = with_media(self._model, documents, inputs)
         rows, targets = to_device(learned, self._device), to_device(next_T[learned], self._device)
         return self._learned(inputs, rows, targets, token_weights(documents, learned), bounds)
 

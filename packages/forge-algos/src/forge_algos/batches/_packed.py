@@ -19,8 +19,8 @@ class PackedBatch(Protocol):
     Arrays are numpy's, of any integer dtype.
 
     It may have `weights` too: float[T] from 0, by how much the loss term of each token counts, or None where each counts 1.
-    And `image_inputs`, a function that gives for each document the arguments of a forward that a processor makes of its images
-    (`batches.ImageInputs`), or None; it is called right before the forward, as pixels are many.
+    And `media_inputs`, a function that gives for each document the arguments of a forward that a processor makes of its images
+    (`batches.MediaInputs`), or None; it is called right before the forward, as pixels are many.
     """
 
     @property

@@ -11,7 +11,7 @@ from forge_algos._errors import PackedBatchError
 from forge_algos._modules import vocabulary
 from forge_algos.batches._copies import to_device
 from forge_algos.batches._groups import PackedGroups, check_groups, group_inputs, group_tensors
-from forge_algos.batches._images import with_images
+from forge_algos.batches._media import with_media
 from forge_algos.batches._packed import refuse_empty
 from forge_algos.heads._head import choose_head
 from forge_algos.heads._packable import require_packable
@@ -39,7 +39,7 @@ class GroupModel:
         can, why = self._shares
         if groups.kv_rows is not None and not can:
             raise PackedBatchError(f"the row's prompts are shared by their completions: {why}")
-        return with_images(self.model, groups, group_inputs(groups, self.device))
+        return with_media(self.model, groups, group_inputs(groups, self.device))
 
 
 class Completions(GroupModel):

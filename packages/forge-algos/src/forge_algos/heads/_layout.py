@@ -13,7 +13,7 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import virtual_tokens
-from forge_algos.batches._images import LINES
+from forge_algos.batches._media import LINES
 from forge_algos.isolation._prompt_sharing import require_sharing
 from forge_algos.isolation._rows import OF_ROWS
 
@@ -49,8 +49,8 @@ def lay_out(model: nn.Module, inputs: dict[str, Any]) -> Layout:
         PackedBatchError: the model has virtual tokens, and a document's beginning lies elsewhere: a line would lack it. Or
             samples share what they begin with, and the model was not shown to do that.
     """
-    shares, of_images = inputs.get("kv_rows") is not None, inputs.get(LINES)
-    if not virtual_tokens(model) and of_images is None:
+    shares, of_media = inputs.get("kv_rows") is not None, inputs.get(LINES)
+    if not virtual_tokens(model) and of_media is None:
         if shares:
             require_sharing(model)
         return Layout(inputs=inputs)
@@ -74,8 +74,8 @@ def lay_out(model: nn.Module, inputs: dict[str, Any]) -> Layout:
         padded[lines, columns] = row
         return padded
 
-    further = {} if of_images is None else {name: value for name, value in inputs.items() if name not in (*OF_ROWS, LINES)}
-    further |= {name: in_lines(inputs[name][0]) for name in of_images or ()}
+    further = {} if of_media is None else {name: value for name, value in inputs.items() if name not in (*OF_ROWS, LINES)}
+    further |= {name: in_lines(inputs[name][0]) for name in of_media or ()}
     return Layout(
         # No positions: PEFT computes them from the mask and counts its virtual tokens among them, a model those of images.
         inputs={**further, "input_ids": in_lines(ids), "attention_mask": in_lines(torch.ones_like(ids)), "use_cache": False},

@@ -12,7 +12,7 @@ from torch import nn
 
 from forge_algos._errors import LossError
 from forge_algos._modules import causal_model, mode, override_forward, text_config, virtual_tokens
-from forge_algos.batches._images import packs_images
+from forge_algos.batches._media import packs_media
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._forward_override import compute_inside
 from forge_algos.heads._layout import lay_out
@@ -66,7 +66,7 @@ def choose_scalar_head(model: nn.Module, *, device: torch.device, labels: int = 
     if found != labels:
         wanted = "one" if labels == 1 else labels
         raise LossError(f"{type(causal).__name__} gives a sequence {found} numbers and not {wanted}: {remedy}")
-    if (virtual_tokens(model) or packs_images(model) == "lines") and _pad_id(model) is None:
+    if (virtual_tokens(model) or packs_media(model) == "lines") and _pad_id(model) is None:
         raise LossError(
             f"{type(causal).__name__} has no pad_token_id, and the documents of a row are filled up to one length where "
             "virtual tokens stand before each, or images are in them: set pad_token_id in its config.json"

@@ -15,7 +15,7 @@ from forge_algos._errors import RehearsalError
 from forge_algos._modules import head, keep_blocks, repeated_blocks, trainable
 from forge_algos._parallel import ALONE, Alone
 from forge_algos.adaptations.base._adaptation import Adaptation
-from forge_algos.heads._images import ImageDocument, unreached_by_images
+from forge_algos.heads._media import MediaDocument, unreached_by_images
 from forge_algos.memory._fake import fake_mode, without_data, without_launches
 from forge_algos.memory._findings import adopt_findings, pass_for_probed
 from forge_algos.memory._gathered import Gathered
@@ -110,7 +110,7 @@ class Rehearsal:
         pass_for_probed(model, device=self.device)
         return model
 
-    def unreached(self, model: nn.Module, document: ImageDocument) -> list[str]:
+    def unreached(self, model: nn.Module, document: MediaDocument) -> list[str]:
         """Return what `unreached_by_images` does, of a placed model.
 
         Raises:

@@ -79,8 +79,8 @@ class _BoundDistill:
     def __call__(self, batch: PackedBatch, totals: Sequence[float]) -> LossTerms:  # noqa: ARG002
         row, s = self._load(batch), self._settings
         # A teacher may be told otherwise where documents with images begin, and have pixels in another dtype.
-        images = getattr(batch, "image_inputs", None) is not None
-        theirs = self._load_for_teacher(batch).inputs if images else dict(row.inputs)
+        media = getattr(batch, "media_inputs", None) is not None
+        theirs = self._load_for_teacher(batch).inputs if media else dict(row.inputs)
         with guard_packed(self.teacher_head.model):
             terms = self.head.distillation(
                 row.inputs,

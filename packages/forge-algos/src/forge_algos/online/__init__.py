@@ -15,7 +15,7 @@ from forge_algos.online.rewards._reward_model import RewardModel
 from forge_algos.online.rewards._rewards import Reward, check_reward, load_reward, reward_columns
 from forge_algos.online.rollout._rollout import Rollout
 from forge_algos.online.sampling._generate import GenerateSampler
-from forge_algos.online.sampling._image_rows import SampledImages
+from forge_algos.online.sampling._media_rows import SampledMedia
 from forge_algos.online.sampling._remote import RemoteSampler
 from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options
 from forge_algos.online.updates._beginnings import Beginnings
@@ -34,7 +34,7 @@ __all__ = [
     "RewardModel",
     "Rollout",
     "Sampler",
-    "SampledImages",
+    "SampledMedia",
     "SelfSamples",
     "TaughtBatch",
     "attach_value_head",

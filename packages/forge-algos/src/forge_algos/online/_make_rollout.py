@@ -23,11 +23,11 @@ from forge_algos.online.rewards._reward_sum import Parts, RewardSum
 from forge_algos.online.rewards._rewards import Reward, RewardInputs, score
 from forge_algos.online.rollout._rollout import Rollout, equal_groups
 from forge_algos.online.sampling._draw import attempt_seed
-from forge_algos.online.sampling._image_rows import ImagesOf
+from forge_algos.online.sampling._media_rows import MediaOf
 from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options
 from forge_algos.online.updates._collate import Collate
 from forge_algos.online.updates._divide import Layout
-from forge_algos.online.updates._images import Images, JoinImages, of_prompts
+from forge_algos.online.updates._media import JoinMedia, MediaRead, of_prompts
 from forge_algos.online.updates._updates import beginnings_of, packed, token_places, update_indices
 from forge_algos.settings._online import GroupSettings, GRPOSettings, OnlineSettings
 
@@ -54,8 +54,8 @@ def make_rollout(
     collate: Collate | None = None,
     source: Callable[[int], str] = "row {}".format,
     episodes: Episodes | None = None,
-    images: Images | None = None,
-    join_images: JoinImages = list,
+    media: MediaRead | None = None,
+    join_media: JoinMedia = list,
     layout: Layout = "packed",
 ) -> Rollout:
     """Sample completions of each prompt, reward them, and compute what the updates read.
@@ -67,10 +67,10 @@ def make_rollout(
     which are read and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a
     figure of the rollout, and above the settings' limits it weighs the advantages, or is an error. `images` are those of
     prompts, by their numbers in `rows`, and are not together with `episodes`. `max_keys`, `least_prefix`, `collate`, `images`,
-    `join_images` and `layout` are as `rollout_batches` takes them, and must be the same there.
+    `join_media` and `layout` are as `rollout_batches` takes them, and must be the same there.
     """
     check_arguments(
-        prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None, pictured=images is not None
+        prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None, pictured=media is not None
     )
     device = next(model.parameters()).device if device is None else device
     numbers = list(range(len(prompts))) if rows is None else [int(row) for row in rows]
@@ -80,7 +80,7 @@ def make_rollout(
     shard = parallel.data_parallel_rank if rank is None else rank
     share = share_of(len(prompts), shard, parallel.data_parallel_size)
     columns = columns_of(prompts)
-    pictures = of_prompts(images, numbers)
+    pictures = of_prompts(media, numbers)
 
     def answer(chosen: Sequence[int], attempt: int) -> tuple[list[Completion], dict[str, NDArray[np.float32]]]:
         """Sample and score completions of these prompts, whose numbers are given."""
@@ -100,7 +100,7 @@ def make_rollout(
                     **draw_options(settings),
                     seed=drawn,
                     numbers=chosen,
-                    **({} if pictures is None else _with_images([pictures[i] for i in chosen])),
+                    **({} if pictures is None else _with_media([pictures[i] for i in chosen])),
                 )
             except RolloutError as error:
                 if getattr(sampler, "synced", False):
@@ -178,8 +178,8 @@ def make_rollout(
                 share_prompts=share_prompts,
                 collate=collate,
                 max_tokens=max_tokens,
-                images=pictures,
-                join_images=join_images,
+                media=pictures,
+                join_media=join_media,
             )
             for indices in parts
         ],
@@ -216,7 +216,7 @@ def make_rollout(
         seed=seed,
         prompt_rows=np.array(numbers, np.int64),
         prompt_ids=prompt_ids,
-        prompt_texts=tuple(_images_named(one.prompt) + decode(one.input_ids.tolist()) for one in prompts),
+        prompt_texts=tuple(_media_named(one.prompt) + decode(one.input_ids.tolist()) for one in prompts),
         groups=groups,
         completion_ids=completion_ids,
         completion_texts=tuple(decode(completion.tolist()) for completion in completion_ids),
@@ -238,21 +238,21 @@ def make_rollout(
     )
 
 
-def _images_named(messages: Any) -> str:
+def _media_named(messages: Any) -> str:
     """Return the names of the images of messages, whose tokens are no text.
 
-    >>> _images_named([{"role": "user", "content": [{"type": "image", "image": "/data/plum.png"}]}])
+    >>> _media_named([{"role": "user", "content": [{"type": "image", "image": "/data/plum.png"}]}])
     '[plum.png] '
     """
     contents = [message.get("content") for message in messages] if isinstance(messages, list) else []
     parts = (part for content in contents if isinstance(content, list) for part in content)
-    images = [part["image"] for part in parts if isinstance(part, dict) and "image" in part]
-    return "".join(f"[{os.path.basename(each) if isinstance(each, str) else 'image'}] " for each in images)
+    media = [part["image"] for part in parts if isinstance(part, dict) and "image" in part]
+    return "".join(f"[{os.path.basename(each) if isinstance(each, str) else 'image'}] " for each in media)
 
 
-def _with_images(images: Sequence[ImagesOf]) -> dict[str, Any]:
+def _with_media(media: Sequence[MediaOf]) -> dict[str, Any]:
     """Return the argument of a sampler that has images; others need not know it."""
-    return {"images": images}
+    return {"media": media}
 
 
 def _score(

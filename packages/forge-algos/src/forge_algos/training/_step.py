@@ -100,7 +100,7 @@ def loaded(bound: Bound, batches: Iterable[Any]) -> list[Any]:
     """
     if not isinstance(bound, LoadsBatches):
         return list(batches)
-    return [batch if getattr(batch, "image_inputs", None) is not None else bound.load(batch) for batch in batches]
+    return [batch if getattr(batch, "media_inputs", None) is not None else bound.load(batch) for batch in batches]
 
 
 @contextmanager

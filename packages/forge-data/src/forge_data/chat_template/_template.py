@@ -371,5 +371,5 @@ def _as_passed(message: dict[str, Any]) -> dict[str, Any]:
 
 def _of_lists(chat: Chat, error: Exception) -> str:
     """Say what to do where a template takes no contents with images, which are lists."""
-    of_lists = bool(chat.images) and "list" in str(error)
+    of_lists = bool(chat.media) and "list" in str(error)
     return "; contents with images are lists of parts: use the template of the model's processor" if of_lists else ""

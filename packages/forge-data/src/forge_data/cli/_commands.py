@@ -35,7 +35,7 @@ _FLAGS = {
     "eval_data": "--eval-data",
     "format": "--format",
     "html": "--html",
-    "images": "--images",
+    "media": "--media",
     "max_prompt_len": "--max-prompt-len",
     "max_seq_len": "--max-seq-len",
     "num_proc": "--num-proc",
@@ -234,7 +234,7 @@ def _prepared(words: Namespace, directory: Path) -> "TokenStore | PromptStore":
 def _options(words: Namespace) -> dict[str, Any]:
     names = (
         "format", "train_on", "turns", "chat_template", "chat_template_kwargs", "turn_end", "max_seq_len", "on_overflow",
-        "on_bad_pair", "on_bad_row", "max_bad_rows", "images", "preprocess",
+        "on_bad_pair", "on_bad_row", "max_bad_rows", "media", "preprocess",
     )  # fmt: skip
     columns = None if words.rename_columns is None else columns_of(words.rename_columns)
     return {name: getattr(words, name) for name in names} | {"rename_columns": columns}

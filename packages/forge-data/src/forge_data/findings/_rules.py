@@ -17,7 +17,7 @@ class Rule(NamedTuple):
     """What to do, unless the finding is more precise."""
 
 
-IMAGE_RULES = ("lossy_image", "image_mark_in_text")
+MEDIA_RULES = ("lossy_image", "image_mark_in_text")
 """Rules on rows with images, where `images` is set."""
 SET_RULES = ("duplicate_row", "extreme_length", "label_fraction", "lost_to_length", "too_many_bad_rows", "train_eval_overlap")
 """Rules that need more than one row."""

@@ -2,7 +2,7 @@
 
 from forge_data._errors import DataError
 from forge_data._values import describe, from_json, string
-from forge_data.formats._chat import IMAGE_FIELDS, TEMPLATE_FIELDS, chat
+from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._messages import Turns
 from forge_data.formats._samples import Chat, Message
@@ -21,7 +21,7 @@ def alpaca(place: str, fields: Fields) -> Chat:
     turns = question(place, fields, between="\n\n")
     answered = [*turns.messages, {"role": "assistant", "content": string(place, "output", fields["output"])}]
     learned = 0 if from_json(fields.get("history")) else len(turns.messages)
-    return chat(place, fields, turns._replace(messages=answered), learned, images=field_of)
+    return chat(place, fields, turns._replace(messages=answered), learned, media=field_of)
 
 
 def question(place: str, fields: Fields, *, between: str) -> Turns:
@@ -69,7 +69,7 @@ ALPACA = Format(
     matches=lambda row: _has_both(row) and "kto_tag" not in row,
     convert=alpaca,
     field_of=field_of,
-    reads=(*TEMPLATE_FIELDS, *IMAGE_FIELDS),
+    reads=(*TEMPLATE_FIELDS, *MEDIA_FIELDS),
     # Chosen by name, it ignores what rates the output.
     accepts=_has_both,
 )

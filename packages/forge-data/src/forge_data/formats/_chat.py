@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge_data._errors import DataError
-from forge_data._image import Image
-from forge_data._image_values import image_of, placed
+from forge_data._media import Media
+from forge_data._media_values import media_of, placed
 from forge_data._values import NO_ARGUMENTS, checked_tree, counted, describe, from_json
 from forge_data.formats._format import FieldOf, Fields, Format, message_field
 from forge_data.formats._messages import Turns, checked_messages, joined_parts
@@ -17,13 +17,13 @@ TEMPLATE_FIELDS = ("tools", "documents", "chat_template_kwargs", "unmask")
 """Row fields that a conversation keeps: arguments of its chat template, and `unmask`."""
 
 
-IMAGE_FIELDS = ("images", "image")
+MEDIA_FIELDS = ("images", "image")
 """Columns of a row with the images of its messages: several, or one."""
 IMAGE_MARK = "<image>"
 """What stands for an image in a text, in rows for LLaVA and LLaMA-Factory."""
 
 
-def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0, *, images: FieldOf | None = None) -> Chat:
+def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0, *, media: FieldOf | None = None) -> Chat:
     """Make a conversation of checked messages and the row's template fields.
 
     Where the format reads `images`, it is given how the format names fields, and those of the row's columns are read too.
@@ -31,17 +31,17 @@ def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0, *,
     Raises:
         DataError: one of these that is not of its kind; images that are not as many as their places.
     """
-    if images is not None and (turns.images or any(name in fields for name in IMAGE_FIELDS)):
-        turns = _with_images(place, fields, turns, images)
+    if media is not None and (turns.media or any(name in fields for name in MEDIA_FIELDS)):
+        turns = _with_media(place, fields, turns, media)
     if not any(fields.get(name) for name in TEMPLATE_FIELDS):
-        return Chat(place, turns.messages, first_completion, turns.trains, weights=turns.weights, images=turns.images)
+        return Chat(place, turns.messages, first_completion, turns.trains, weights=turns.weights, media=turns.media)
     return Chat(
         place,
         turns.messages,
         first_completion,
         turns.trains,
         weights=turns.weights,
-        images=turns.images,
+        media=turns.media,
         unmask=_flag(place, "unmask", fields.get("unmask")),
         tools=_objects(place, "tools", fields.get("tools")),
         documents=_objects(place, "documents", fields.get("documents")),
@@ -49,13 +49,13 @@ def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0, *,
     )
 
 
-def messages_with_images(
+def messages_with_media(
     row: Mapping[str, Any], field: str, *, place: str = "row", directory: str | None = None
-) -> tuple[list[Message], tuple[Image, ...]]:
+) -> tuple[list[Message], tuple[Media, ...]]:
     """Read the messages in a field of a row, and their images, as `prepare` reads them.
 
     Images are parts of contents, or in the columns `images` or `image`. A content with images becomes a list of parts, such as
-    `{"type": "image"}`, which a chat template takes; `ImageInputs.prompt` takes the images.
+    `{"type": "image"}`, which a chat template takes; `MediaInputs.prompt` takes the images.
 
     Args:
         row: with messages in `field`.
@@ -66,19 +66,19 @@ def messages_with_images(
     Raises:
         DataError: messages or images that `prepare` would refuse.
     """
-    turns = checked_messages(place, field, row[field], images=True)
-    made = chat(place, row, turns, images=lambda _fields, index, part, _answer: message_field(field, index, part))
-    return made.messages, tuple(placed(place, image, directory) for image in made.images)
+    turns = checked_messages(place, field, row[field], media=True)
+    made = chat(place, row, turns, media=lambda _fields, index, part, _answer: message_field(field, index, part))
+    return made.messages, tuple(placed(place, medium, directory) for medium in made.media)
 
 
-def _with_images(place: str, fields: Fields, turns: Turns, field_of: FieldOf) -> Turns:
+def _with_media(place: str, fields: Fields, turns: Turns, field_of: FieldOf) -> Turns:
     """Put the images of the row's columns into their places.
 
     These are the parts that are an image and do not say which. In a row without parts that are images it is each `<image>` in
     a text, as in LLaMA-Factory, and where there is none, all images stand before the text of the first user, as in TRL.
     """
     given = _given(place, fields)
-    open_places = [image for image in turns.images if image.path is None and image.data is None]
+    open_places = [medium for medium in turns.media if medium.path is None and medium.data is None]
     if not given and not open_places:
         return turns
     if not given:
@@ -86,7 +86,7 @@ def _with_images(place: str, fields: Fields, turns: Turns, field_of: FieldOf) ->
             f"{place}: field {open_places[0].field} is a part that is an image and does not say which; give it image (a path, "
             "a data: URI), or the row a list images"
         )
-    if not turns.images:
+    if not turns.media:
         messages, places = _at_marks(place, fields, turns.messages, field_of)
         if not places:
             messages, places = _before_user(place, turns.messages, given), len(given)
@@ -100,13 +100,13 @@ def _with_images(place: str, fields: Fields, turns: Turns, field_of: FieldOf) ->
             f"{counted(places, 'times')}; give each image its place"
         )
     following = iter(given)
-    filled = [next(following) if image.path is None and image.data is None else image for image in turns.images]
-    return turns._replace(messages=messages, images=tuple(filled or given))
+    filled = [next(following) if medium.path is None and medium.data is None else medium for medium in turns.media]
+    return turns._replace(messages=messages, media=tuple(filled or given))
 
 
-def _given(place: str, fields: Fields) -> list[Image]:
+def _given(place: str, fields: Fields) -> list[Media]:
     """Read the images in the row's own columns."""
-    names = [name for name in IMAGE_FIELDS if not is_empty(fields.get(name))]
+    names = [name for name in MEDIA_FIELDS if not is_empty(fields.get(name))]
     if len(names) > 1:
         raise DataError(f"{place} has both {names[0]} and {names[1]}; keep the one with its images")
     if not names:
@@ -114,7 +114,7 @@ def _given(place: str, fields: Fields) -> list[Image]:
     (name,) = names
     value = from_json(fields[name])
     listed = enumerate(value) if isinstance(value, list) else ()
-    return [image_of(place, f"{name}[{at}]", each) for at, each in listed] or [image_of(place, name, value)]
+    return [media_of(place, f"{name}[{at}]", each) for at, each in listed] or [media_of(place, name, value)]
 
 
 def _at_marks(place: str, fields: Fields, messages: list[Message], field_of: FieldOf) -> tuple[list[Message], int]:
@@ -137,7 +137,7 @@ def _at_marks(place: str, fields: Fields, messages: list[Message], field_of: Fie
     return made, places
 
 
-def _before_user(place: str, messages: list[Message], given: list[Image]) -> list[Message]:
+def _before_user(place: str, messages: list[Message], given: list[Media]) -> list[Message]:
     """Return messages with all images before the first user's text."""
     first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
@@ -179,8 +179,8 @@ def _arguments(place: str, field: str, value: object) -> dict[str, Any]:
 
 
 def _messages(place: str, fields: Fields) -> Chat:
-    turns = checked_messages(place, "messages", from_json(fields["messages"]), images=True)
-    return chat(place, fields, turns, images=_field_of)
+    turns = checked_messages(place, "messages", from_json(fields["messages"]), media=True)
+    return chat(place, fields, turns, media=_field_of)
 
 
 def _field_of(_fields: Fields, index: int, part: str, _answer: str) -> str:
@@ -192,7 +192,7 @@ MESSAGES = Format(
     matches=lambda row: "messages" in row and rated(row) is None,
     convert=_messages,
     field_of=_field_of,
-    reads=(*TEMPLATE_FIELDS, *IMAGE_FIELDS),
+    reads=(*TEMPLATE_FIELDS, *MEDIA_FIELDS),
     # Chosen by name, it ignores what rates the conversation.
     accepts=lambda row: "messages" in row,
 )

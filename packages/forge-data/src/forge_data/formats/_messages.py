@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._image import Image
-from forge_data._image_values import from_base64, image_of
+from forge_data._media import Media
+from forge_data._media_values import from_base64, media_of
 from forge_data._values import checked_text, describe, nearest, string
 from forge_data.formats._samples import Message
 from forge_data.formats._tool_calls import checked_calls
@@ -26,12 +26,12 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "tool_calls": ("assistant",),
     **dict.fromkeys(REASONING, ("assistant",)),
 }
-_IMAGES = ("image", "path", "url", "base64", "image_url")
+_MEDIA = ("image", "path", "url", "base64", "image_url")
 """Fields of a part that is an image, one of which says which."""
 _NOT_TRAINED = {"video": "video", "video_url": "video", "audio": "audio", "audio_url": "audio", "input_audio": "audio"}
-IMAGES_ELSEWHERE = (
+MEDIA_ELSEWHERE = (
     "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto, reward, grpo, rloo and ppo train images "
-    "(prepare with images=True, or --images)"
+    "(prepare with media=True, or --media)"
 )
 """Why an image is refused by those that do not train it."""
 LIKENESS = 0.75
@@ -54,12 +54,12 @@ class Turns(NamedTuple):
     """One per message, false where it has `train: false` or `weight: 0`; None where no message has either."""
     weights: tuple[float, ...] | None = None
     """One per message; None where all are 0 or 1."""
-    images: tuple[Image, ...] = ()
+    media: tuple[Media, ...] = ()
     """One for each part that is an image, in order; one without path and bytes stands for an image that the row gives
     elsewhere."""
 
 
-def checked_messages(place: str, field: str, value: object, *, images: bool = False) -> Turns:
+def checked_messages(place: str, field: str, value: object, *, media: bool = False) -> Turns:
     """Check the messages of a row, whose contents may have `images`.
 
     A content with an image stays a list of parts, in which texts that follow each other are one; any other becomes a string.
@@ -72,19 +72,19 @@ def checked_messages(place: str, field: str, value: object, *, images: bool = Fa
     if not value and field != "prompt":
         raise DataError(f"{place}: field {field} is an empty list; it must hold at least one message")
     given: dict[int, float] = {}
-    found: list[Image] | None = [] if images else None
+    found: list[Media] | None = [] if media else None
     messages = []
     for index, message in enumerate(value):
         messages.append(_checked_message(place, f"{field}[{index}]", message, index, given, found))
     turns = _turns(messages, given)
-    return turns._replace(images=tuple(found)) if found else turns
+    return turns._replace(media=tuple(found)) if found else turns
 
 
-def checked_message(place: str, field: str, value: object, *, images: bool = False) -> Turns:
+def checked_message(place: str, field: str, value: object, *, media: bool = False) -> Turns:
     """Check one message that stands in a field of its own; errors as `checked_messages`."""
     given: dict[int, float] = {}
-    found: list[Image] | None = [] if images else None
-    return _turns([_checked_message(place, field, value, 0, given, found)], given)._replace(images=tuple(found or ()))
+    found: list[Media] | None = [] if media else None
+    return _turns([_checked_message(place, field, value, 0, given, found)], given)._replace(media=tuple(found or ()))
 
 
 def _turns(messages: list[Message], given: dict[int, float]) -> Turns:
@@ -95,7 +95,7 @@ def _turns(messages: list[Message], given: dict[int, float]) -> Turns:
 
 
 def _checked_message(
-    place: str, field: str, message: object, index: int, weights: dict[int, float], images: list[Image] | None = None
+    place: str, field: str, message: object, index: int, weights: dict[int, float], media: list[Media] | None = None
 ) -> Message:
     if not isinstance(message, dict):
         raise DataError(f'{place}: field {field} is {describe(message)}; it must be {{"role": ..., "content": ...}}')
@@ -114,7 +114,7 @@ def _checked_message(
     # First the names: where the content is missing, it may be misspelt.
     for name in (*more, *unread(message, (*_PLAIN, *_FIELDS))):
         _check_field(place, field, name, message[name], str(role))
-    kept: Message = {"role": role, "content": _content(place, field, role, message, images)}
+    kept: Message = {"role": role, "content": _content(place, field, role, message, media)}
     for name, item in more.items():
         if name == "tool_calls":
             kept[name] = checked_calls(place, f"{field}.{name}", item)
@@ -153,11 +153,11 @@ def _check_field(place: str, field: str, name: str, item: object, role: str) -> 
 
 
 def _content(
-    place: str, field: str, role: object, message: dict[str, Any], images: list[Image] | None
+    place: str, field: str, role: object, message: dict[str, Any], media: list[Media] | None
 ) -> str | list[dict[str, str]] | None:
     content, field = message.get("content"), f"{field}.content"
     if isinstance(content, list) and content:
-        return joined_parts([_part(place, f"{field}[{index}]", part, role, images) for index, part in enumerate(content)])
+        return joined_parts([_part(place, f"{field}[{index}]", part, role, media) for index, part in enumerate(content)])
     if content is None and role == "assistant":
         if message.get("tool_calls") or any(message.get(name) for name in REASONING):
             return None
@@ -186,12 +186,12 @@ def text_of(message: Message) -> str:
     return "".join(part.get("text", "") for part in content) if isinstance(content, list) else content or ""
 
 
-def has_images(message: Message) -> bool:
+def has_media(message: Message) -> bool:
     """Tell whether a message has images, so that its content is a list of parts."""
     return isinstance(message.get("content"), list)
 
 
-def _part(place: str, field: str, part: object, role: object, images: list[Image] | None) -> str | None:
+def _part(place: str, field: str, part: object, role: object, media: list[Media] | None) -> str | None:
     """Return the text of a part of a content; None for an image, which is added to `images`."""
     if isinstance(part, dict):
         if isinstance(part.get("text"), str) and part.get("type", "text") == "text":
@@ -206,11 +206,11 @@ def _part(place: str, field: str, part: object, role: object, images: list[Image
                 raise DataError(f"{what}, and {_NOT_TRAINED[kind]} is not trained; take the row out")
             if kind not in ("image", "image_url"):
                 raise DataError(f"{what}; a part is text ({_TEXT}) or an image: take the row out")
-            if images is None:
-                raise DataError(f"{what}, and {IMAGES_ELSEWHERE}; take the row out")
+            if media is None:
+                raise DataError(f"{what}, and {MEDIA_ELSEWHERE}; take the row out")
             if role == "assistant":
                 raise DataError(f"{what} in a message of the assistant, and what a model writes is text; take it out")
-            images.append(_image(place, field, part))
+            media.append(_media(place, field, part))
             return None
     raise DataError(f"{place}: field {field} is {describe(part)}; a part must be {_TEXT}")
 
@@ -218,23 +218,23 @@ def _part(place: str, field: str, part: object, role: object, images: list[Image
 _TEXT = '{"type": "text", "text": ...}'
 
 
-def _image(place: str, field: str, part: dict[str, Any]) -> Image:
+def _media(place: str, field: str, part: dict[str, Any]) -> Media:
     """Read a part that is an image; one that does not say which has neither path nor bytes."""
-    if extra := unread(part, ("type", *_IMAGES)):
+    if extra := unread(part, ("type", *_MEDIA)):
         raise DataError(
             f"{place}: field {field}.{extra[0]} is {describe(part[extra[0]])}, which would be passed over; a part that is an "
-            f"image has one of {', '.join(_IMAGES)}: take it out"
+            f"image has one of {', '.join(_MEDIA)}: take it out"
         )
-    given = [name for name in _IMAGES if not is_empty(part.get(name))]
+    given = [name for name in _MEDIA if not is_empty(part.get(name))]
     if len(given) > 1:
         raise DataError(f"{place}: field {field} has both {given[0]} and {given[1]}; keep the one that is its image")
     if not given:
-        return Image(field)
+        return Media(field)
     name, value = given[0], part[given[0]]
     if name == "image_url" and isinstance(value, dict) and "url" in value:
         # OpenAI's; `detail` is for their models.
         name, value = "image_url.url", value["url"]
-    read = from_base64 if name == "base64" else image_of
+    read = from_base64 if name == "base64" else media_of
     return attrs.evolve(read(place, f"{field}.{name}", value), field=field)
 
 

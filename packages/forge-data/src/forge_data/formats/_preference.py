@@ -7,7 +7,7 @@ from typing import Any
 from forge_data._accounting import EMPTY_ANSWER, PROMPTS_DIFFER, SAME_ANSWERS
 from forge_data._errors import BadPairError, DataError
 from forge_data._values import checked_text, counted, describe
-from forge_data.formats._chat import IMAGE_FIELDS, TEMPLATE_FIELDS, chat
+from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._margins import margin_of
 from forge_data.formats._messages import Turns, checked_messages, text_of
@@ -49,7 +49,7 @@ def preference(place: str, fields: Fields) -> Preference:
     if (asked := rated(fields)) is not None:
         before, answers = compared(place, fields, asked)
         chosen, rejected = (
-            chat(place, fields, joined(before, side), len(before.messages), images=of_answer(answer_field, name))
+            chat(place, fields, joined(before, side), len(before.messages), media=of_answer(answer_field, name))
             for name, side in zip(_SIDES, answers, strict=True)
         )
         return _pair(place, fields, chosen, rejected, len(before.messages))
@@ -117,7 +117,7 @@ def _texts(place: str, values: Mapping[str, Any]) -> list[Text]:
 
 
 def _conversations(place: str, fields: Fields, values: Mapping[str, Any], prompt: str | None) -> list[Chat]:
-    turns = [checked_messages(place, name, values[name], images=True) for name in _SIDES]
+    turns = [checked_messages(place, name, values[name], media=True) for name in _SIDES]
     chosen, rejected = map(_messages, turns)
     shared = _shared_messages(chosen, rejected)
     if not shared:
@@ -135,7 +135,7 @@ def _conversations(place: str, fields: Fields, values: Mapping[str, Any], prompt
     if prompt is not None:
         _check_prompt(place, prompt, turns[0].messages[:shared])
     named = zip(_SIDES, turns, strict=True)
-    return [chat(place, fields, side, shared, images=of_answer(answer_field, name)) for name, side in named]
+    return [chat(place, fields, side, shared, media=of_answer(answer_field, name)) for name, side in named]
 
 
 _Given = tuple[Message, list[tuple[str | None, bytes | None]]]
@@ -144,11 +144,11 @@ _Given = tuple[Message, list[tuple[str | None, bytes | None]]]
 
 def _messages(side: Turns | Chat) -> list[_Given]:
     """Return messages with their images, wherever in the row they were given."""
-    images, found = iter(side.images), list[_Given]()
+    media, found = iter(side.media), list[_Given]()
     for message in side.messages:
         parts = message["content"] if isinstance(message.get("content"), list) else ()
-        own = [next(images) for part in parts if part["type"] == "image"] if side.images else []
-        found.append((message, [(image.path, image.data) for image in own]))
+        own = [next(media) for part in parts if part["type"] == "image"] if side.media else []
+        found.append((message, [(medium.path, medium.data) for medium in own]))
     return found
 
 
@@ -198,7 +198,7 @@ PREFERENCE = Format(
     matches=lambda row: ("chosen" in row and "rejected" in row) or (KTO_TAG not in row and rated(row) is not None),
     convert=preference,
     field_of=answer_field,
-    reads=(*TEMPLATE_FIELDS, *IMAGE_FIELDS, "margin"),
+    reads=(*TEMPLATE_FIELDS, *MEDIA_FIELDS, "margin"),
     # The other side is null: the row is refused for that, and not as one of no known format.
     accepts=lambda row: "chosen" in row or "rejected" in row,
 )

@@ -3,7 +3,7 @@
 from forge_data._accounting import EMPTY_ANSWER
 from forge_data._errors import BadPairError, DataError
 from forge_data._values import checked_text, describe
-from forge_data.formats._chat import IMAGE_FIELDS, TEMPLATE_FIELDS, chat
+from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import FieldOf, Fields, Format, message_field
 from forge_data.formats._messages import REASONING, Turns, checked_messages
 from forge_data.formats._rated import KTO_TAG, rated
@@ -65,7 +65,7 @@ def answer(place: str, fields: Fields, field: str) -> Chat | Text:
     """
     prompt, given = fields["prompt"], fields[field]
     if isinstance(prompt, str) and isinstance(given, str):
-        for name in (*TEMPLATE_FIELDS, *IMAGE_FIELDS):
+        for name in (*TEMPLATE_FIELDS, *MEDIA_FIELDS):
             if not is_empty(fields.get(name)) and fields[name] is not False:
                 raise DataError(
                     f"{place}: field {name} is {describe(fields[name])}, but prompt and {field} are text, which no chat "
@@ -77,8 +77,8 @@ def answer(place: str, fields: Fields, field: str) -> Chat | Text:
             f"{place}: prompt is {describe(prompt)} and {field} is {describe(given)}; make both strings, or both lists of "
             "messages"
         )
-    before, after = (checked_messages(place, *each, images=True) for each in (("prompt", prompt), (field, given)))
-    return chat(place, fields, joined(before, after), len(before.messages), images=of_answer(answer_field, field))
+    before, after = (checked_messages(place, *each, media=True) for each in (("prompt", prompt), (field, given)))
+    return chat(place, fields, joined(before, after), len(before.messages), media=of_answer(answer_field, field))
 
 
 def of_answer(field_of: FieldOf, answer: str) -> FieldOf:
@@ -131,7 +131,7 @@ def joined(before: Turns, after: Turns) -> Turns:
         weights = tuple(
             each for part in parts for each in part.weights or map(float, part.trains or (True,) * len(part.messages))
         )
-    return Turns(before.messages + after.messages, trains, weights, before.images + after.images)
+    return Turns(before.messages + after.messages, trains, weights, before.media + after.media)
 
 
 def answer_field(fields: Fields, index: int, part: str, answer: str) -> str:
@@ -160,7 +160,7 @@ PROMPT_COMPLETION = Format(
     matches=lambda row: _has_both(row) and not _has_label(row),
     convert=prompt_completion,
     field_of=answer_field,
-    reads=(*TEMPLATE_FIELDS, *IMAGE_FIELDS),
+    reads=(*TEMPLATE_FIELDS, *MEDIA_FIELDS),
     # Chosen by name, it ignores a label that means something else.
     accepts=_has_both,
 )
@@ -171,6 +171,6 @@ UNPAIRED_PREFERENCE = Format(
     matches=lambda row: (_has_both(row) and _has_label(row)) or (KTO_TAG in row and rated(row) is not None),
     convert=unpaired,
     field_of=answer_field,
-    reads=(*TEMPLATE_FIELDS, *IMAGE_FIELDS),
+    reads=(*TEMPLATE_FIELDS, *MEDIA_FIELDS),
 )
 """Prompt and completion, and whether the completion is wanted."""

@@ -8,11 +8,11 @@ from typing import Any
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._image_values import placed
+from forge_data._media_values import placed
 from forge_data._values import describe, from_json, string
-from forge_data.formats._chat import IMAGE_FIELDS, TEMPLATE_FIELDS, chat
+from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import message_field
-from forge_data.formats._messages import IMAGES_ELSEWHERE, checked_messages
+from forge_data.formats._messages import MEDIA_ELSEWHERE, checked_messages
 from forge_data.formats._samples import Chat
 from forge_data.formats._unread import is_empty, leaves_out_system
 
@@ -47,13 +47,13 @@ def with_lengths(record: bytes, lengths: list[int]) -> bytes:
     return json.dumps({**found, "columns": {**found["columns"], "lengths": lengths}}, separators=(",", ":")).encode("ascii")
 
 
-def question(place: str, fields: Mapping[str, Any], *, images: bool = False, directory: str | None = None) -> Question:
+def question(place: str, fields: Mapping[str, Any], *, media: bool = False, directory: str | None = None) -> Question:
     """Read a row with `prompt`, as text or messages, or `messages` that end before an answer.
 
     Args:
         place: place of the row.
         fields: its fields.
-        images: whether messages may have images; those in columns of the row are no further fields of it.
+        media: whether messages may have images; those in columns of the row are no further fields of it.
         directory: where relative paths of images begin; None where the rows lie in no directory of this machine.
 
     Raises:
@@ -70,10 +70,10 @@ def question(place: str, fields: Mapping[str, Any], *, images: bool = False, dir
         )
     (name,) = names
     value = from_json(fields[name]) if name == "messages" else fields[name]
-    if not images or not isinstance(value, list):
-        refuse_images(place, fields, of_text=images)
-    of_images = [each for each in IMAGE_FIELDS if images and not is_empty(fields.get(each))]
-    columns = {field: given for field, given in fields.items() if field not in (name, *of_images)}
+    if not media or not isinstance(value, list):
+        refuse_media(place, fields, of_text=media)
+    of_media = [each for each in MEDIA_FIELDS if media and not is_empty(fields.get(each))]
+    columns = {field: given for field, given in fields.items() if field not in (name, *of_media)}
     if leaves_out_system({**fields, name: value}):
         raise DataError(
             f"{place}: field system is {describe(fields['system'])}, which the model would not be asked with; make it the "
@@ -84,14 +84,14 @@ def question(place: str, fields: Mapping[str, Any], *, images: bool = False, dir
         text = string(place, name, value)
         refuse_template_fields(place, fields)
         return Question(text, record_of(place, text, columns))
-    turns = checked_messages(place, name, value, images=images)
+    turns = checked_messages(place, name, value, media=media)
     if turns.messages and turns.messages[-1]["role"] not in _BEFORE_ASSISTANT:
         raise DataError(
             f"{place}: field {name}[{len(turns.messages) - 1}] is of the role {turns.messages[-1]['role']!r}, and a prompt "
             "ends where the assistant is to answer; take out what follows the last turn of the user"
         )
-    made = chat(place, fields, turns, images=partial(_field_of, name) if images else None)
-    made = attrs.evolve(made, images=tuple(placed(place, image, directory) for image in made.images))
+    made = chat(place, fields, turns, media=partial(_field_of, name) if media else None)
+    made = attrs.evolve(made, media=tuple(placed(place, medium, directory) for medium in made.media))
     return Question(made, record_of(place, made.messages, columns))
 
 
@@ -99,14 +99,14 @@ def _field_of(name: str, _fields: Mapping[str, Any], index: int, part: str, _ans
     return message_field(name, index, part)
 
 
-def refuse_images(place: str, fields: Mapping[str, Any], *, of_text: bool = False) -> None:
+def refuse_media(place: str, fields: Mapping[str, Any], *, of_text: bool = False) -> None:
     """Refuse images in columns of rows of text; `of_text` where those of messages may have some."""
-    for name in IMAGE_FIELDS:
+    for name in MEDIA_FIELDS:
         if not is_empty(fields.get(name)):
             why = "an image stands in a message, and the prompt is text; make it a list of messages, or take it out"
             raise DataError(
                 f"{place}: field {name} is {describe(fields[name])}, and "
-                f"{why if of_text else f'{IMAGES_ELSEWHERE}; take it out of the rows'}"
+                f"{why if of_text else f'{MEDIA_ELSEWHERE}; take it out of the rows'}"
             )
 
 

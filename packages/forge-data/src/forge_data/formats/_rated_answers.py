@@ -48,7 +48,7 @@ def rated_answer(place: str, fields: Fields, asked: str) -> Chat:
             "is the assistant's; give its answer, or take the row out"
         )
     return chat(
-        place, fields, turns, at, images=lambda fields, index, part, answer: field_of(fields, asked, index, part, answer)
+        place, fields, turns, at, media=lambda fields, index, part, answer: field_of(fields, asked, index, part, answer)
     )
 
 
@@ -87,7 +87,7 @@ def _prompt(place: str, fields: Fields, asked: str) -> Turns:
         case "conversations":
             return _sharegpt.conversation(place, fields)
         case _:
-            turns = checked_messages(place, "messages", from_json(fields["messages"]), images=True)
+            turns = checked_messages(place, "messages", from_json(fields["messages"]), media=True)
             return _sharegpt.with_system(place, fields, turns)
 
 
@@ -104,7 +104,7 @@ def _side(place: str, name: str, value: object) -> Turns:
             '{"from": "gpt", "value": ...}'
         )
     message = _sharegpt.turn_message(place, name, value) if "from" in value else value
-    turns = checked_message(place, name, message, images=True)
+    turns = checked_message(place, name, message, media=True)
     role = turns.messages[0]["role"]
     if role != "assistant":
         raise DataError(

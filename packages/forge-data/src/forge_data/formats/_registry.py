@@ -19,11 +19,11 @@ import numpy as np
 
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._formats import AUTO, BUILT_IN, GROUP, is_known, names, plug_ins
-from forge_data._image_values import placed
+from forge_data._media_values import placed
 from forge_data._values import describe, nearest
-from forge_data.formats._chat import IMAGE_FIELDS
+from forge_data.formats._chat import MEDIA_FIELDS
 from forge_data.formats._format import Fields, Format
-from forge_data.formats._messages import IMAGES_ELSEWHERE, LIKENESS
+from forge_data.formats._messages import LIKENESS, MEDIA_ELSEWHERE
 from forge_data.formats._rated import rated
 from forge_data.formats._samples import Chat, Preference, Sample, Text, Tokens, Unpaired
 from forge_data.formats._tokenised import check_vocabulary
@@ -42,7 +42,7 @@ _CHANGES_MEANING = {
     "chat_template_kwargs": f"they are {_FOR_TEMPLATES}",
     "unmask": f"it is {_FOR_TEMPLATES}",
     "functions": "function definitions are read from tools, as OpenAI's newer format has them",
-    **dict.fromkeys(IMAGE_FIELDS, IMAGES_ELSEWHERE),
+    **dict.fromkeys(MEDIA_FIELDS, MEDIA_ELSEWHERE),
     **dict.fromkeys(("video", "videos"), "video is not trained"),
     **dict.fromkeys(("audio", "audios"), "audio is not trained"),
     "margin": "margins are read of rows with chosen and rejected",
@@ -125,7 +125,7 @@ def convert(
     fields: Fields,
     vocabulary: int | None,
     *,
-    images: bool = False,
+    media: bool = False,
     directory: str | None = None,
 ) -> Sample:
     """Read a row of a known format.
@@ -135,7 +135,7 @@ def convert(
         place: place of the row.
         fields: its fields.
         vocabulary: number of token ids; None if not known.
-        images: whether images are trained; otherwise a row that has one is refused.
+        media: whether images are trained; otherwise a row that has one is refused.
         directory: where relative paths of images begin; None where the rows lie in no directory of this machine.
 
     Raises:
@@ -148,7 +148,7 @@ def convert(
         has = f"{place} has the fields {_named(fields)}, but the format {format} needs {row.needs}"
         wanted = _wanted(fields, [row])
         raise DataError(f"{has}{_renaming(fields, wanted, _misspelt(fields, wanted))}")
-    for field, why in _refused(format, images).items():
+    for field, why in _refused(format, media).items():
         if field in fields and _is_set(fields[field]):
             raise DataError(f"{place}: field {field} is {describe(fields[field])}, and {why}; take it out of the rows")
     reads_system = format not in _NO_SYSTEM or (format != "messages" and rated(fields) is not None)
@@ -162,14 +162,14 @@ def convert(
         known = {name: built_in(name) for name in BUILT_IN}
         made = {"weight": fields["weight"], **made} if "weight" in fields else made
         name = _detected(f"{place}, rewritten by the format {format},", made, known)
-        return convert(name, place, made, vocabulary, images=images, directory=directory)
+        return convert(name, place, made, vocabulary, media=media, directory=directory)
     if isinstance(made, Chat):
-        made = _with_paths(place, made, images, directory)
+        made = _with_paths(place, made, media, directory)
     elif isinstance(made, Preference):
-        chosen, rejected = (_with_paths(place, side, images, directory) for side in (made.chosen, made.rejected))
+        chosen, rejected = (_with_paths(place, side, media, directory) for side in (made.chosen, made.rejected))
         made = attrs.evolve(made, chosen=chosen, rejected=rejected)
     elif isinstance(made, Unpaired):
-        made = attrs.evolve(made, answer=_with_paths(place, made.answer, images, directory))
+        made = attrs.evolve(made, answer=_with_paths(place, made.answer, media, directory))
     if isinstance(made, Tokens):
         check_vocabulary(made, vocabulary)
     return weighted(place, made, fields["weight"]) if fields.get("weight") is not None else made
@@ -193,23 +193,23 @@ def _identity(entry: "EntryPoint") -> list[str | None]:
 
 
 @cache
-def _refused(format: str, images: bool) -> dict[str, str]:  # noqa: A002
+def _refused(format: str, media: bool) -> dict[str, str]:  # noqa: A002
     """Fields that change what is learned and that are not read, each with the reason."""
-    read = {name for name in format_named(format).reads if images or name not in IMAGE_FIELDS}
+    read = {name for name in format_named(format).reads if media or name not in MEDIA_FIELDS}
     refused = {field: why for field, why in _CHANGES_MEANING.items() if field not in read}
-    if images:
+    if media:
         # Who trains images is not to be told of who does.
-        refused |= {name: f"rows of {format} are trained on text alone" for name in IMAGE_FIELDS if name in refused}
+        refused |= {name: f"rows of {format} are trained on text alone" for name in MEDIA_FIELDS if name in refused}
     return refused
 
 
-def _with_paths(place: str, part: Chat | Text, images: bool, directory: str | None) -> Any:
+def _with_paths(place: str, part: Chat | Text, media: bool, directory: str | None) -> Any:
     """Make the paths of images absolute; refuse images where they are not trained."""
-    if not isinstance(part, Chat) or not part.images:
+    if not isinstance(part, Chat) or not part.media:
         return part
-    if not images:
-        raise DataError(f"{place}: field {part.images[0].field} is an image, and {IMAGES_ELSEWHERE}; take the row out")
-    return attrs.evolve(part, images=tuple(placed(place, image, directory) for image in part.images))
+    if not media:
+        raise DataError(f"{place}: field {part.media[0].field} is an image, and {MEDIA_ELSEWHERE}; take the row out")
+    return attrs.evolve(part, media=tuple(placed(place, medium, directory) for medium in part.media))
 
 
 def _loaded(entry: "EntryPoint") -> Format:

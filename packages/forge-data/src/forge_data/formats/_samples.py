@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from forge_data._example import TokenizedExample
-from forge_data._image import Image
+from forge_data._media import Media
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +35,7 @@ class Chat:
     """Weight of the row."""
     weights: tuple[float, ...] | None = None
     """One per message, beside that of the row; None where all are 0 or 1, which `trains` says."""
-    images: tuple[Image, ...] = ()
+    media: tuple[Media, ...] = ()
     """In the order of the parts `{"type": "image"}` of the messages; contents are lists of parts where they have some."""
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from forge_data._errors import DataError
 from forge_data._values import describe, from_json, nearest, string
-from forge_data.formats._chat import IMAGE_FIELDS, TEMPLATE_FIELDS, chat
+from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format, message_field
 from forge_data.formats._messages import LIKENESS, Turns, checked_messages
 from forge_data.formats._rated import rated
@@ -35,7 +35,7 @@ def sharegpt(place: str, fields: Fields) -> Chat:
     Raises:
         DataError: not a list, an unknown speaker, a value that is not text, a call that cannot be read.
     """
-    return chat(place, fields, conversation(place, fields), images=turn_field)
+    return chat(place, fields, conversation(place, fields), media=turn_field)
 
 
 def conversation(place: str, fields: Fields) -> Turns:
@@ -45,7 +45,7 @@ def conversation(place: str, fields: Fields) -> Turns:
         found = "an empty list" if value == [] else describe(value)
         raise DataError(f'{place}: field conversations is {found}; it must be a list of {{"from": ..., "value": ...}}')
     if all(isinstance(turn, dict) and "from" not in turn and "role" in turn for turn in value):
-        turns = checked_messages(place, "conversations", value, images=True)
+        turns = checked_messages(place, "conversations", value, media=True)
     else:
         # `train` and `weight` mean here what they mean there, so the messages that come of it are checked by the same rules.
         turns = checked_messages(
@@ -67,7 +67,7 @@ def with_system(place: str, fields: Fields, turns: Turns) -> Turns:
         raise DataError(f"{place}: field system stands beside a system turn in the conversation; keep one of them")
     messages = [{"role": "system", "content": string(place, "system", system)}, *turns.messages]
     trains = None if turns.trains is None else (True, *turns.trains)
-    return Turns(messages, trains, None if turns.weights is None else (1.0, *turns.weights), turns.images)
+    return Turns(messages, trains, None if turns.weights is None else (1.0, *turns.weights), turns.media)
 
 
 def turn_message(place: str, field: str, turn: object) -> Message:
@@ -123,7 +123,7 @@ SHAREGPT = Format(
     matches=lambda row: "conversations" in row and rated(row) is None,
     convert=sharegpt,
     field_of=turn_field,
-    reads=(*TEMPLATE_FIELDS, *IMAGE_FIELDS),
+    reads=(*TEMPLATE_FIELDS, *MEDIA_FIELDS),
     # Chosen by name, it ignores what rates the conversation.
     accepts=lambda row: "conversations" in row,
 )

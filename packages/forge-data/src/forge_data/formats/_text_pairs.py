@@ -6,7 +6,7 @@ from typing import Any
 
 from forge_data._errors import DataError
 from forge_data._values import describe, from_json, string
-from forge_data.formats._prompts import Question, record_of, refuse_images
+from forge_data.formats._prompts import Question, record_of, refuse_media
 
 QUERIES = ("query", "anchor", "question")
 """Fields that a query may be called."""
@@ -24,7 +24,7 @@ def text_pair(place: str, fields: Mapping[str, Any], *, query_prefix: str = "", 
     Raises:
         DataError: a text is missing, given by two names, empty or no text.
     """
-    refuse_images(place, fields)
+    refuse_media(place, fields)
     query, positive = _one(place, fields, QUERIES, "query"), _one(place, fields, POSITIVES, "document")
     negatives = [document_prefix + text for text in _negatives(place, fields)]
     texts = (query_prefix + query, document_prefix + positive, *negatives)

@@ -7,7 +7,7 @@ from forge_data._errors import DataError
 from forge_data._values import checked_text, describe, from_json, string
 from forge_data.formats._chat import chat
 from forge_data.formats._messages import checked_messages
-from forge_data.formats._prompts import Question, record_of, refuse_images, refuse_template_fields
+from forge_data.formats._prompts import Question, record_of, refuse_media, refuse_template_fields
 
 
 def labelled(place: str, fields: Mapping[str, Any]) -> Question:
@@ -16,7 +16,7 @@ def labelled(place: str, fields: Mapping[str, Any]) -> Question:
     Raises:
         DataError: neither or both of two fields, or a label that is neither text nor a whole number.
     """
-    refuse_images(place, fields)
+    refuse_media(place, fields)
     label, labels = fields.get("label"), from_json(fields.get("labels"))
     if label is not None and labels is not None:
         raise DataError(

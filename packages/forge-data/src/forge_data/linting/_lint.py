@@ -47,7 +47,7 @@ def lint(
     rename_columns: Mapping[str, str] | None = None,
     on_bad_row: str = "error",
     max_bad_rows: float = MAX_BAD_ROWS,
-    images: bool = False,
+    media: bool = False,
 ) -> LintReport:
     """Find what would train a model wrongly, or make an evaluation misleading.
 
@@ -71,7 +71,7 @@ def lint(
         rename_columns: as for `prepare`; for rows.
         on_bad_row: as for `prepare`; for rows.
         max_bad_rows: as for `prepare`; for rows.
-        images: as for `prepare`; for rows.
+        media: as for `prepare`; for rows.
 
     Returns:
         The findings, each with file, row, field and remedy.
@@ -97,7 +97,7 @@ def lint(
         rename_columns=rename_columns,
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,
-        images=images,
+        media=media,
     )
     findings = Findings()
     if isinstance(data_or_store, PromptStore):

@@ -16,13 +16,13 @@ from forge_data.findings._rules import Where, found
 from forge_data.formats._chat import IMAGE_MARK
 from forge_data.formats._format import FieldOf, Fields
 from forge_data.formats._samples import Chat, Document, Encoded, Sample, Text
-from forge_data.images._processor import load_processor
 from forge_data.linting._sides import Side, note_findings, sides
 from forge_data.linting._special_tokens import Occurrence, SpecialTokens
 from forge_data.linting._tokens import TokenLint
 from forge_data.linting._tools import tool_findings
 from forge_data.linting._turns import ChatView, learned_turns, texts_of, turn_findings
 from forge_data.linting._unicode import SUSPECTS, find_broken
+from forge_data.media._processor import load_processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +36,7 @@ class RowLint:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", options: Options) -> None:
         self._tokenizer = tokenizer
-        self._train_on, self._images = options.train_on, options.images
+        self._train_on, self._media = options.train_on, options.media
         self._special = SpecialTokens(tokenizer)
         self._tokens = TokenLint(tokenizer)
         self._suspect = re.compile(f"[{SUSPECTS}{re.escape(self._special.firsts)}]")
@@ -70,11 +70,11 @@ class RowLint:
             findings += note_findings(where, fields, sides(sample), encoded.notes, field_of) if encoded.notes else ()
         return findings
 
-    def _is_of_image(self, token: str) -> bool:
-        return self._tokenizer.convert_tokens_to_ids(token) in self._image_tokens
+    def _is_of_media(self, token: str) -> bool:
+        return self._tokenizer.convert_tokens_to_ids(token) in self._media_tokens
 
     @cached_property
-    def _image_tokens(self) -> frozenset[int]:
+    def _media_tokens(self) -> frozenset[int]:
         """Tokens that the model takes for parts of an image; loaded once a text needs it."""
         try:
             return load_processor(self._tokenizer.name_or_path, self._tokenizer).token_ids
@@ -102,7 +102,7 @@ class RowLint:
         for index in range(view.first, len(view.chat.messages)):
             learned = view.wanted and view.learned[index]
             for part, text in texts_of(view.chat.messages[index]):
-                if self._images and not view.chat.images and IMAGE_MARK in text and not self._is_of_image(IMAGE_MARK):
+                if self._media and not view.chat.media and IMAGE_MARK in text and not self._is_of_media(IMAGE_MARK):
                     what = f"the text holds {IMAGE_MARK}, and the row has no images"
                     yield found("image_mark_in_text", view.where, view.field(index, part), what)
                 # Searched here too, since the name of the field costs more than the search.
@@ -141,13 +141,13 @@ class RowLint:
                 f"the text holds {worst.token!r} (at character {worst.start}{more}), which the tokenizer reads as a special "
                 "token"
             )
-            of_image = next((each.token for each in special if self._images and self._is_of_image(each.token)), None)
-            if of_image is not None:
+            of_media = next((each.token for each in special if self._media and self._is_of_media(each.token)), None)
+            if of_media is not None:
                 what = (
-                    f"the text holds {of_image!r}, which stands for a part of an image of this model: it would be given one of "
+                    f"the text holds {of_media!r}, which stands for a part of an image of this model: it would be given one of "
                     "another row"
                 )
-            stops = of_image is not None or (learned and worst.turns)
+            stops = of_media is not None or (learned and worst.turns)
             yield found("special_token_in_text", where, field, what, severity=STOP if stops else WARN)
         foreign = next((each for each in marks if not each.special), None)
         if foreign:

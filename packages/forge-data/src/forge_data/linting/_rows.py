@@ -120,7 +120,7 @@ class DataLint:
                     record.place,
                     fields,
                     self._encoder.vocabulary,
-                    images=self._options.images,
+                    media=self._options.media,
                     directory=source.directory,
                 )
             except ForgeDataError as error:

@@ -11,7 +11,7 @@ from forge_data._example import TokenizedExample
 from forge_data.findings._rules import Where
 from forge_data.reading._record import place_of
 from forge_data.store._duplicates import as_digests, digest
-from forge_data.store._images import known_of
+from forge_data.store._media import known_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,8 +41,8 @@ class SampleTable:
         """Make the table of a store, or of a view."""
         members, digests = store.units()
         lengths = store.lengths
-        if store.has_images:
-            lengths = lengths - np.array([_image_tokens(store[index]) for index in range(len(store))], dtype=np.int64)
+        if store.has_media:
+            lengths = lengths - np.array([_media_tokens(store[index]) for index in range(len(store))], dtype=np.int64)
         return cls(
             store.lengths, lengths, store.loss_counts, digests, members[:, 0], lambda index: Where.of(store.source(index))
         )
@@ -63,11 +63,11 @@ class TableBuilder:
         units = [samples] if pair and samples else [(sample,) for sample in samples]
         for unit in units:
             self._firsts.append(len(self._lengths))
-            images = b"".join(known_of(sample.images) for sample in unit)
-            self._digests += digest([sample.input_ids for sample in unit], images)
+            media = b"".join(known_of(sample.media) for sample in unit)
+            self._digests += digest([sample.input_ids for sample in unit], media)
             for sample in unit:
                 self._lengths.append(len(sample))
-                self._text_lengths.append(len(sample) - _image_tokens(sample))
+                self._text_lengths.append(len(sample) - _media_tokens(sample))
                 self._loss_counts.append(sample.loss_count)
                 self._rows.append(where.row or 0)
                 indexed = where.place.endswith("]")
@@ -87,5 +87,5 @@ class TableBuilder:
         return SampleTable(lengths, text_lengths, loss_counts, as_digests(self._digests), firsts, where)
 
 
-def _image_tokens(sample: TokenizedExample) -> int:
-    return sum(image.stop - image.start for image in sample.images)
+def _media_tokens(sample: TokenizedExample) -> int:
+    return sum(medium.stop - medium.start for medium in sample.media)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from forge_data.findings._finding import STOP, WARN, Finding
 from forge_data.findings._rules import Where, found
 from forge_data.formats._format import FieldOf, Fields
-from forge_data.formats._messages import REASONING, has_images, text_of
+from forge_data.formats._messages import REASONING, has_media, text_of
 from forge_data.formats._samples import Chat, Message
 
 _SYSTEM_ROLES = ("system", "developer")
@@ -61,7 +61,7 @@ def turn_findings(view: ChatView) -> Iterator[Finding]:
     for index in range(view.first, len(messages)):
         message = messages[index]
         content = text_of(message)
-        if not has_images(message) and (not content or content.isspace()):
+        if not has_media(message) and (not content or content.isspace()):
             yield from _empty(view, index)
         elif message["role"] == "assistant":
             yield from _answer(view, index, content)

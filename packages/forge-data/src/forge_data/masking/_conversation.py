@@ -17,9 +17,9 @@ from forge_data.chat_template._trace import Run
 from forge_data.formats._samples import Chat, Note
 from forge_data.masking._as_prompted import TurnEnds, around_difference, not_as_prompted
 from forge_data.masking._frames import Filled, Frame
-from forge_data.masking._images import placeholders
 from forge_data.masking._layouts import Layouts
 from forge_data.masking._loss_mask import Span
+from forge_data.masking._media import placeholders
 from forge_data.masking._segments import text_owners
 from forge_data.masking._spans import SpanContext, Turns, UnclearError, spans_of
 from forge_data.masking._train_on import CONTENT, NOTHING, TURN
@@ -51,7 +51,7 @@ class Conversation:
 
     `enable_thinking=false`, `one_sample_a_turn`, `as_history`, `behind_empty_block`, `behind_open_block`.
     """
-    images: int = 0
+    media: int = 0
     """How many of the row's images, from the first, its text has placeholders of."""
 
 
@@ -310,8 +310,8 @@ class ConversationReader:
         runs = _owned_by(text_owners(rendered.trace), [*owned, *(turns.owned if chat.weights else [])])
         named = [as_form(name, value) for name, value in arguments.items()]
         named += [as_form("turn_end", token) for token in sorted(tokens)]
-        images = placeholders(rendered, self.placeholder, chat.place, self._template.name) if chat.images else 0
-        return Conversation(text, turns.spans, runs, (*notes, *turns.notes), (*named, *forms), images)
+        media = placeholders(rendered, self.placeholder, chat.place, self._template.name) if chat.media else 0
+        return Conversation(text, turns.spans, runs, (*notes, *turns.notes), (*named, *forms), media)
 
     def _dropped_reasoning(self, chat: Chat, rendered: RenderedChat, index: int) -> Note | None:
         role = chat.messages[index]["role"]

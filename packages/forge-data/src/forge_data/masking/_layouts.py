@@ -194,7 +194,7 @@ def _key(chat: Chat, what: Sequence[str]) -> _Key:
 
 def _allows(absent: Iterable[str], chat: Chat) -> bool:
     """Check that a proof holds for a conversation."""
-    if chat.images or chat.tools or chat.documents or any(len(message) != 2 for message in chat.messages):
+    if chat.media or chat.tools or chat.documents or any(len(message) != 2 for message in chat.messages):
         return False
     return allows(absent, [message["content"] for message in chat.messages])
 

@@ -10,8 +10,8 @@ import numpy as np
 from forge_data._accounting import NOTHING_WITHIN, TOO_LONG
 from forge_data._example import IGNORED, ROLES, TokenizedExample
 from forge_data.store._dropped import Dropped
-from forge_data.store._images import arrays_of_images
 from forge_data.store._manifest import ALONE, MARGINS, SHARED, WEIGHTS
+from forge_data.store._media import arrays_of_media
 from forge_data.tokenizing._overflow import Fitted
 
 if TYPE_CHECKING:
@@ -157,8 +157,8 @@ class BatchBuilder:
         # Also where turns share nothing: what the store says of a row does not depend on other rows of its chunk.
         if any(count != ALONE for count in self._shared):
             made[SHARED] = np.array(self._shared, dtype=np.int32)
-        if any(example.images for example in examples):
-            made |= arrays_of_images([example.images for example in examples])
+        if any(example.media for example in examples):
+            made |= arrays_of_media([example.media for example in examples])
         if self._desirable:
             made["desirable.bin"] = np.array(self._desirable, dtype=np.uint8)
         if any(margin is not None for margin in self._margins):
@@ -179,15 +179,15 @@ def _shared(turns: Sequence[TokenizedExample]) -> list[int]:
     counts = [ALONE] * len(turns)
     for at, turn in enumerate(turns[:-1]):
         counts[at] = max(
-            min(_common(turn.input_ids[:-1], later.input_ids), _common_images(turn, later)) for later in turns[at + 1 :]
+            min(_common(turn.input_ids[:-1], later.input_ids), _common_media(turn, later)) for later in turns[at + 1 :]
         )
     return counts
 
 
-def _common_images(turn: TokenizedExample, later: TokenizedExample) -> int:
+def _common_media(turn: TokenizedExample, later: TokenizedExample) -> int:
     """Return where the first image begins that the other sample has not, or has elsewhere."""
-    theirs = {(image.sha256, image.start, image.stop) for image in later.images}
-    return next((image.start for image in turn.images if (image.sha256, image.start, image.stop) not in theirs), len(turn))
+    theirs = {(medium.sha256, medium.start, medium.stop) for medium in later.media}
+    return next((medium.start for medium in turn.media if (medium.sha256, medium.start, medium.stop) not in theirs), len(turn))
 
 
 def _common(ids: "NDArray[np.int32]", later: "NDArray[np.int32]") -> int:

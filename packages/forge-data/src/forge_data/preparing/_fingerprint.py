@@ -14,7 +14,7 @@ import forge_data
 from forge_data._errors import DataError
 from forge_data._options import Options, PairOptions, PromptOptions, TextOptions
 from forge_data.formats._registry import plug_in_identity
-from forge_data.images._processor import processor_files
+from forge_data.media._processor import processor_files
 from forge_data.reading._preprocess import Preprocess
 from forge_data.store._manifest import VERSION
 from forge_data.tokenizing._stop_tokens import stop_tokens
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("transformers", "tokenizers", "jinja2")
 """Libraries that may turn the same rows into other tokens in another version."""
-_OF_IMAGES = ("pillow", "torchvision")
+_OF_MEDIA = ("pillow", "torchvision")
 """Libraries that may read or resize the same image otherwise in another version, where they are installed."""
 
 
@@ -66,8 +66,8 @@ def fingerprint_of_inputs(
         "preprocess": preprocess.identity if preprocess is not None else None,
         "seed": seed,
     }
-    if isinstance(options, Options | PromptOptions) and options.images and tokenizer is not None:
-        inputs["processor"] = [processor_files(tokenizer.name_or_path), _versions(_OF_IMAGES)]
+    if isinstance(options, Options | PromptOptions) and options.media and tokenizer is not None:
+        inputs["processor"] = [processor_files(tokenizer.name_or_path), _versions(_OF_MEDIA)]
     if isinstance(options, Options) and (others := plug_in_identity(options.format)):
         inputs["formats"] = others
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()

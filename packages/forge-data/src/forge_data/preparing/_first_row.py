@@ -28,7 +28,7 @@ def check_first_row(
     rename_columns: Mapping[str, str] | None = None,
     on_bad_row: str = "error",
     preprocess: object = None,
-    images: bool = False,
+    media: bool = False,
 ) -> None:
     """Refuse files for their first row, or for columns to rename that no row has.
 
@@ -45,7 +45,7 @@ def check_first_row(
         rename_columns: as for `prepare`.
         on_bad_row: as for `prepare`; with `skip` only columns are looked at.
         preprocess: as for `prepare`; with any, nothing is looked at.
-        images: as for `prepare`.
+        media: as for `prepare`.
 
     Raises:
         DataError: nothing is there, the first row of a file cannot be read or has no known format, or no row has a column
@@ -72,14 +72,14 @@ def check_first_row(
     for place, fields, directory in first if on_bad_row == "error" else ():
         with suppress(BadPairError):  # which a setting may allow
             if prompts:
-                question(place, fields, images=images, directory=directory)
+                question(place, fields, media=media, directory=directory)
             elif labelled:
                 read_labelled(place, fields)
             elif pairs:
                 text_pair(place, fields)
             else:
                 name = detect(place, fields) if format == AUTO else format
-                convert(name, place, fields, None, images=images, directory=directory)
+                convert(name, place, fields, None, media=media, directory=directory)
 
 
 def _is_local(data_path: Any) -> bool:

@@ -208,8 +208,8 @@ class Processor:
         if counts and not builder.see_format(name, record.place):
             return None
         vocabulary = self._encoder.vocabulary if self._encoder is not None else None
-        images = self._job.options.images
-        sample = convert(name, record.place, record.fields, vocabulary, images=images, directory=directory)
+        media = self._job.options.media
+        sample = convert(name, record.place, record.fields, vocabulary, media=media, directory=directory)
         if not counts and not builder.see_format(name, record.place):
             return None
         return _Row(record, name, sample) if builder.see_kind(kind_of(sample), record.place) else None

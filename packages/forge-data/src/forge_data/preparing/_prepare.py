@@ -61,7 +61,7 @@ def prepare(
     rename_columns: Mapping[str, str] | None = None,
     on_bad_row: str = "error",
     max_bad_rows: float = MAX_BAD_ROWS,
-    images: bool = False,
+    media: bool = False,
     num_proc: int | None = None,
     seed: int = 0,
     shard: str | None = None,
@@ -102,7 +102,7 @@ def prepare(
         on_bad_row: what becomes of a row that is refused, whatever for: `error`, or `skip`, which leaves it out, counts it by
             reason and lists it with its error in `dropped()`; with it a row whose every answer is empty.
         max_bad_rows: share of the rows that `on_bad_row="skip"` may leave out.
-        images: whether the rows may have images, as `forge sft` and `dpo` train them; a row with one is refused otherwise.
+        media: whether the rows may have images, as `forge sft` and `dpo` train them; a row with one is refused otherwise.
         num_proc: processes that tokenise, of one thread each. By default the machine is used as well as it can be: for little
             data this process alone, in which the tokenizer has its own threads (as `TOKENIZERS_PARALLELISM` allows); for more,
             one process for each core that this one may use, up to 16. The store is the same, byte for byte, in every case.
@@ -129,7 +129,7 @@ def prepare(
         rename_columns=rename_columns,
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,
-        images=images,
+        media=media,
     )
     check_name(format)
     check_whole("num_proc", num_proc, at_least=1)
@@ -254,16 +254,16 @@ def reusable(
             return None
         # A damaged store is made anew, as its errors ask for; reading it costs no more than reading its sources did.
         store.verify()
-        if store.has_images and not _shows_images(store, sources):
+        if store.has_media and not _shows_media(store, sources):
             return None
     except (StoreError, OSError):
         return None
     return store
 
 
-def _shows_images(store: Store, sources: Sequence[Source]) -> bool:
+def _shows_media(store: Store, sources: Sequence[Source]) -> bool:
     """Tell whether a store has the images that rows of sources name now."""
-    return store.image_directories == [each.directory for each in sources] and store.images_are_there()
+    return store.media_directories == [each.directory for each in sources] and store.media_are_there()
 
 
 def as_trained(tokenizer: "PreTrainedTokenizerBase", accounting: Accounting) -> "PreTrainedTokenizerBase":

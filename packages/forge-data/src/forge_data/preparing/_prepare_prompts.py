@@ -14,7 +14,7 @@ import numpy as np
 from forge_data._accounting import EMPTY_PROMPT, LONG_PROMPT, PREPROCESS, TOO_LONG, TRUNCATED, Accounting
 from forge_data._bad_rows import BadRows, name_remedy, of_a_row, refuse
 from forge_data._errors import DataError, ForgeDataError, StoreError
-from forge_data._image import Image
+from forge_data._media import Media
 from forge_data._options import PairOptions, PromptOptions, TextOptions
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data._shard import Shard
@@ -28,8 +28,8 @@ from forge_data.reading._record import Record
 from forge_data.reading._row_changes import RowChanges
 from forge_data.reading._sources import DataPath, Source, resolve
 from forge_data.store._dropped import Dropped
-from forge_data.store._images import arrays_of_images
 from forge_data.store._manifest import PROMPTS, SourceFile
+from forge_data.store._media import arrays_of_media
 from forge_data.store._partial import remove_leftovers
 from forge_data.store._prompt_store import PromptStore
 from forge_data.store._writer import StoreWriter
@@ -68,7 +68,7 @@ def prepare_prompts(
     on_overflow: str = "drop",
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    images: bool = False,
+    media: bool = False,
     seed: int = 0,
     shard: str | None = None,
 ) -> PromptStore:
@@ -95,7 +95,7 @@ def prepare_prompts(
         on_overflow: what becomes of a row with a longer one: `drop` (left out and counted) or `error`.
         chat_template: a file of a chat template, or the name of one of the tokenizer's, in place of its own.
         chat_template_kwargs: arguments of the chat template for rows that do not give them.
-        images: whether messages may have images, as `forge grpo` trains with them; a row with one is refused otherwise.
+        media: whether messages may have images, as `forge grpo` trains with them; a row with one is refused otherwise.
         seed: seed of `store.split` where it is given no other.
         shard: "3/16" prepares the third of sixteen equal parts of all rows, as `prepare` does; `merge` joins them.
 
@@ -113,7 +113,7 @@ def prepare_prompts(
         rename_columns=rename_columns,
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,
-        images=images,
+        media=media,
     )
     return prepare_questions(data_path, tokenizer, store_dir, options, question, preprocess=preprocess, seed=seed, shard=shard)
 
@@ -151,8 +151,8 @@ def prepare_questions(
         prompts = made(sources, writer, PromptEncoder(loaded, whole=isinstance(options, TextOptions)), options)
         try:
             for number, source in enumerate(sources):
-                pictured = isinstance(options, PromptOptions) and options.images
-                of_source = partial(read, images=True, directory=source.directory) if pictured else read
+                pictured = isinstance(options, PromptOptions) and options.media
+                of_source = partial(read, media=True, directory=source.directory) if pictured else read
                 for rows in _batches(source, changes, columns, options, of_source):
                     prompts.add(number, rows)
         except ForgeDataError as error:
@@ -198,7 +198,7 @@ class _Tokens(NamedTuple):
     """Tokens of a question: of each of its texts, of which a prompt is one."""
 
     texts: list["NDArray[np.int32]"]
-    images: tuple[Image, ...] = ()
+    media: tuple[Media, ...] = ()
 
 
 class _Kept(NamedTuple):
@@ -207,7 +207,7 @@ class _Kept(NamedTuple):
     row: int
     ids: "NDArray[np.int32]"
     record: bytes
-    images: tuple[Image, ...]
+    media: tuple[Media, ...]
 
 
 class _PromptWriter:
@@ -258,7 +258,7 @@ class _PromptWriter:
             if reason is None:
                 ids, record = self._kept(asked, texts)
                 self._lost[TRUNCATED] += number - len(ids)
-                kept.append(_Kept(row, ids, record, made.images))
+                kept.append(_Kept(row, ids, record, made.media))
             else:
                 dropped.append(Dropped(row, reason, number))
                 self._lost[reason] += number
@@ -302,7 +302,7 @@ class _PromptWriter:
 
     def _encode(self, questions: Sequence[Question]) -> list[_Tokens]:
         """Tokenise questions, in order."""
-        return [_Tokens([ids], images) for ids, images in self._encoder.encode_with_images(questions)]
+        return [_Tokens([ids], media) for ids, media in self._encoder.encode_with_media(questions)]
 
     def _kept(self, asked: Question, texts: list["NDArray[np.int32]"]) -> tuple["NDArray[np.int32]", bytes]:
         """Return what is written of a question: tokens and record."""
@@ -328,7 +328,7 @@ class _PromptWriter:
 
     def _write(self, source: int, kept: list[_Kept], dropped: list[Dropped]) -> None:
         if kept:
-            rows, ids, records, images = zip(*kept, strict=True)
+            rows, ids, records, media = zip(*kept, strict=True)
             self._writer.add(
                 {
                     "input_ids.bin": np.concatenate(ids),
@@ -336,7 +336,7 @@ class _PromptWriter:
                     "rows.bin": np.array(rows, dtype=np.int64),
                     "records.bin": np.frombuffer(b"".join(records), dtype=np.uint8),
                     "record_offsets.bin": np.array([len(each) for each in records], dtype=np.int64),
-                    **(arrays_of_images(images) if any(images) else {}),
+                    **(arrays_of_media(media) if any(media) else {}),
                 }
             )
             self._prompts[source] += len(kept)

@@ -39,7 +39,7 @@ def tokenize(
     on_overflow: str = "drop",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
     rename_columns: Mapping[str, str] | None = None,
-    images: bool = False,
+    media: bool = False,
 ) -> TokenizedExample:
     """Tokenise one row, in any format that `prepare` reads.
 
@@ -68,7 +68,7 @@ def tokenize(
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
         rename_columns=rename_columns,
-        images=images,
+        media=media,
     )
     check_name(format)
     changes = RowChanges(load_preprocess(preprocess), options.rename_columns)
@@ -81,7 +81,7 @@ def tokenize(
     changes.check(columns)
     (fields,) = made
     name = detect(_PLACE, fields) if options.format == AUTO else options.format
-    sample = convert(name, _PLACE, fields, encoder.vocabulary, images=images, directory=os.getcwd())
+    sample = convert(name, _PLACE, fields, encoder.vocabulary, media=media, directory=os.getcwd())
     (encoded,) = encoder.encode([sample])
     if encoded.pair:
         raise DataError(

@@ -15,7 +15,7 @@ from typing import Any, Self
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._image_values import is_pil_image
+from forge_data._media_values import is_pil_image
 from forge_data.reading._huggingface import DatasetSplit
 from forge_data.reading._json import value_chunks
 from forge_data.reading._record import Chunk
@@ -198,14 +198,14 @@ class _Contents:
                 self.size += len(value)
                 return hashlib.sha256(value).hexdigest()
             case _ if is_pil_image(value):
-                image: Any = value
+                medium: Any = value
                 try:
-                    pixels = image.tobytes()
+                    pixels = medium.tobytes()
                 except Exception as error:
                     # A broken file, which Pillow reads only now: its format names the field.
                     raise TypeError(type(value).__name__) from error
                 self.size += len(pixels)
-                more = repr(image.info.get("transparency")), image.getexif().tobytes().hex()
-                return [image.mode, image.size, image.getpalette(), more, hashlib.sha256(pixels).hexdigest()]
+                more = repr(medium.info.get("transparency")), medium.getexif().tobytes().hex()
+                return [medium.mode, medium.size, medium.getpalette(), more, hashlib.sha256(pixels).hexdigest()]
             case _:
                 raise TypeError(type(value).__name__)

@@ -12,18 +12,18 @@ import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._errors import DataError, StoreError
-from forge_data._image import Image
+from forge_data._media import Media
 from forge_data._shard import Shard
 from forge_data._values import counted
-from forge_data.images._read import sha256_of
+from forge_data.media._read import sha256_of
 from forge_data.reading._record import place_of
 from forge_data.store._dropped import dropped_rows
 from forge_data.store._duplicates import as_digests, digest, grouped
 from forge_data.store._fetch import local_directory
 from forge_data.store._files import Files, stable, verify
 from forge_data.store._held_out import held_out_of, write_held_out
-from forge_data.store._images import counts_at, files_at, known_at
-from forge_data.store._manifest import IMAGE_OFFSETS, IMAGES, PROMPTS, TOKENIZER, Manifest, read_manifest
+from forge_data.store._manifest import MEDIA, MEDIA_OFFSETS, PROMPTS, TOKENIZER, Manifest, read_manifest
+from forge_data.store._media import counts_at, files_at, known_at
 from forge_data.store._split import split_indices
 
 if TYPE_CHECKING:
@@ -100,19 +100,19 @@ class Store:
         return self._pick(np.repeat(groups, [file.samples for file in files]))
 
     @cached_property
-    def has_images(self) -> bool:
+    def has_media(self) -> bool:
         """Whether any of its samples or prompts has images, `store[i].images`."""
-        if IMAGE_OFFSETS not in self._arrays:
+        if MEDIA_OFFSETS not in self._arrays:
             return False
-        return bool(self._pick(np.diff(self._arrays[IMAGE_OFFSETS])).any())
+        return bool(self._pick(np.diff(self._arrays[MEDIA_OFFSETS])).any())
 
     @cached_property
-    def image_counts(self) -> "NDArray[np.int64]":
+    def media_counts(self) -> "NDArray[np.int64]":
         """int64[N, 2], how many images each has, and how many of its tokens stand for them."""
         found = np.zeros((len(self), 2), dtype=np.int64)
-        if self.has_images:
-            at = self._pick(np.arange(len(self._arrays[IMAGE_OFFSETS]) - 1))
-            for row in np.flatnonzero(self._pick(np.diff(self._arrays[IMAGE_OFFSETS]))).tolist():
+        if self.has_media:
+            at = self._pick(np.arange(len(self._arrays[MEDIA_OFFSETS]) - 1))
+            for row in np.flatnonzero(self._pick(np.diff(self._arrays[MEDIA_OFFSETS]))).tolist():
                 found[row] = counts_at(self._arrays, int(at[row]))
         return found
 
@@ -217,8 +217,8 @@ class Store:
         packed = bytearray()
         for unit in samples.tolist():
             at = unit if views is None else [views[index] for index in unit]
-            images = b"".join(known_at(arrays, index) for index in at) if IMAGES in arrays else b""
-            packed += digest([ids[bounds[index] : bounds[index + 1]] for index in at], images)
+            media = b"".join(known_at(arrays, index) for index in at) if MEDIA in arrays else b""
+            packed += digest([ids[bounds[index] : bounds[index + 1]] for index in at], media)
         return samples, as_digests(packed)
 
     def split(self, fraction: float, seed: int | None = None) -> tuple[Self, Self]:
@@ -271,20 +271,20 @@ class Store:
         verify(self.path, self._manifest, self._files.stamps if changed else None)
 
     @property
-    def image_directories(self) -> list[str | None]:
+    def media_directories(self) -> list[str | None]:
         """Directory of each source in which relative paths of images begin."""
         return [source.directory for source in self._manifest.sources]
 
-    def images_are_there(self) -> bool:
+    def media_are_there(self) -> bool:
         """Tell whether the files of all images are there, with the bytes that they had."""
-        return all(sha256_of(Image("", path)) == sha256 for path, sha256 in self.image_files)
+        return all(sha256_of(Media("", path)) == sha256 for path, sha256 in self.media_files)
 
     @cached_property
-    def image_files(self) -> frozenset[tuple[str, str]]:
+    def media_files(self) -> frozenset[tuple[str, str]]:
         """Path and SHA-256 of each image that is a file, as it was prepared."""
-        if not self.has_images:
+        if not self.has_media:
             return frozenset()
-        at = self._pick(np.arange(len(self._arrays[IMAGE_OFFSETS]) - 1))
+        at = self._pick(np.arange(len(self._arrays[MEDIA_OFFSETS]) - 1))
         return frozenset(found for each in at.tolist() for found in files_at(self._arrays, each))
 
     def _tokenizer_directory(self) -> Path:

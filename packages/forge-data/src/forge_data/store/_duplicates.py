@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 _DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 
-def digest(examples: Iterable["NDArray[np.int32]"], images: bytes = b"") -> bytes:
+def digest(examples: Iterable["NDArray[np.int32]"], media: bytes = b"") -> bytes:
     """Hash the ids int32[S] and the images of a unit's samples: 16 bytes, equal for equal ones."""
     hashed = hashlib.blake2b(digest_size=_DIGEST.itemsize)
     for ids in examples:
         # The length before the ids, so that two samples cannot run into one another.
         hashed.update(len(ids).to_bytes(8, "little"))
         hashed.update(np.ascontiguousarray(ids).data)
-    hashed.update(images)
+    hashed.update(media)
     return hashed.digest()
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from forge_data._errors import StoreError
 from forge_data.store._manifest import (
     DTYPES,
-    IMAGE_FILE_OFFSETS,
-    IMAGE_FILES,
-    IMAGE_OFFSETS,
-    IMAGES,
     MANIFEST,
+    MEDIA,
+    MEDIA_FILE_OFFSETS,
+    MEDIA_FILES,
+    MEDIA_OFFSETS,
     Manifest,
     fingerprint_of,
 )
@@ -72,7 +72,7 @@ class Files:
         totals |= {"record_offsets.bin": (manifest.sizes.get("records.bin", 0), 1)}
         totals |= {
             offsets: (manifest.sizes.get(name, 0), 0)
-            for offsets, name in ((IMAGE_OFFSETS, IMAGES), (IMAGE_FILE_OFFSETS, IMAGE_FILES))
+            for offsets, name in ((MEDIA_OFFSETS, MEDIA), (MEDIA_FILE_OFFSETS, MEDIA_FILES))
         }
         for name, (total, least) in totals.items():
             if name not in self.arrays:

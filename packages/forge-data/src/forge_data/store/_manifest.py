@@ -47,7 +47,7 @@ from forge_data._values import parsed_json
 
 FORMAT = "forge-data token store"
 VERSION = 4
-WITH_IMAGES = 5
+WITH_MEDIA = 5
 """Version of stores with images, which earlier releases would train without them."""
 READABLE = (2, 3, 4, 5)
 """Versions that can be read; earlier ones lack weights and turns, 2 margins and prompts too, and are otherwise the same."""
@@ -60,8 +60,8 @@ KINDS = (SUPERVISED, PREFERENCE, UNPAIRED, PROMPTS)
 MARGINS = "margins.bin"
 WEIGHTS = "weights.bin"
 SHARED = "shared.bin"
-IMAGES, IMAGE_OFFSETS = "images.bin", "image_offsets.bin"
-IMAGE_FILES, IMAGE_FILE_OFFSETS = "image_files.bin", "image_file_offsets.bin"
+MEDIA, MEDIA_OFFSETS = "images.bin", "image_offsets.bin"
+MEDIA_FILES, MEDIA_FILE_OFFSETS = "image_files.bin", "image_file_offsets.bin"
 ALONE = -1
 """In `SHARED`: no later turn of its row follows a sample."""
 
@@ -76,16 +76,16 @@ DTYPES = {
     "desirable.bin": np.dtype("u1"),
     SHARED: np.dtype("<i4"),
     WEIGHTS: np.dtype("<f4"),
-    IMAGES: np.dtype("u1"),
-    IMAGE_OFFSETS: np.dtype("<i8"),
-    IMAGE_FILES: np.dtype("u1"),
-    IMAGE_FILE_OFFSETS: np.dtype("<i8"),
+    MEDIA: np.dtype("u1"),
+    MEDIA_OFFSETS: np.dtype("<i8"),
+    MEDIA_FILES: np.dtype("u1"),
+    MEDIA_FILE_OFFSETS: np.dtype("<i8"),
     MARGINS: np.dtype("<f4"),
     "records.bin": np.dtype("u1"),
     "record_offsets.bin": np.dtype("<i8"),
 }
 FINGERPRINTED = (
-    "input_ids.bin", "loss_mask.bin", "offsets.bin", "desirable.bin", SHARED, WEIGHTS, IMAGES, IMAGE_OFFSETS, MARGINS,
+    "input_ids.bin", "loss_mask.bin", "offsets.bin", "desirable.bin", SHARED, WEIGHTS, MEDIA, MEDIA_OFFSETS, MARGINS,
     "records.bin", "record_offsets.bin",
 )  # fmt: skip
 """Arrays that are trained on; rows, roles and places of images are not."""
@@ -100,8 +100,8 @@ _ARRAY_KIND = {
 _NOT_OF_PROMPTS = ("loss_mask.bin", "segment_starts.bin", "segment_roles.bin", "segment_offsets.bin")
 
 
-OF_IMAGES = (IMAGES, IMAGE_OFFSETS, IMAGE_FILES, IMAGE_FILE_OFFSETS)
-OPTIONAL = (SHARED, WEIGHTS, *OF_IMAGES, MARGINS)
+OF_MEDIA = (MEDIA, MEDIA_OFFSETS, MEDIA_FILES, MEDIA_FILE_OFFSETS)
+OPTIONAL = (SHARED, WEIGHTS, *OF_MEDIA, MARGINS)
 """Arrays that a store has only where its rows give them."""
 
 
@@ -172,7 +172,7 @@ class Manifest:
         """Return the text of `store.json`."""
         fields = {
             "format": FORMAT,
-            "version": WITH_IMAGES if IMAGES in self.sizes else VERSION,
+            "version": WITH_MEDIA if MEDIA in self.sizes else VERSION,
             **attrs.asdict(self, recurse=False),
         }
         # Only where there is one, so that earlier versions read all other stores.
@@ -192,7 +192,7 @@ class Manifest:
         counts |= {"segment_starts.bin": self.segments, "segment_roles.bin": self.segments}
         counts |= dict.fromkeys((name for name in self.arrays if name.endswith("offsets.bin")), self.samples + 1)
         # No count gives the size of the records.
-        names = [name for name in self.arrays if name not in ("records.bin", IMAGES, IMAGE_FILES)]
+        names = [name for name in self.arrays if name not in ("records.bin", MEDIA, MEDIA_FILES)]
         return {name: counts.get(name, self.samples) * DTYPES[name].itemsize for name in names}
 
 

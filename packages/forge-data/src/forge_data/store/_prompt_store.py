@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import attrs
 import numpy as np
 
-from forge_data._image import Image
-from forge_data.formats._chat import IMAGE_FIELDS
+from forge_data._media import Media
+from forge_data.formats._chat import MEDIA_FIELDS
 from forge_data.store._base import Store
-from forge_data.store._images import images_at
+from forge_data.store._media import media_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +32,7 @@ class Prompt:
     """Every further field of the row, as a JSON value; one that is null counts as absent. The column `images` or
     `image` has its images as `prompt` has them, in a list where the row has one."""
 
-    images: tuple[Image, ...] = ()
+    media: tuple[Media, ...] = ()
     """Images of the messages, in order."""
 
     def __len__(self) -> int:
@@ -59,10 +59,10 @@ class PromptStore(Store):
         at = self._stored_index(index)
         bounds, ends = self._bounds, self._arrays["record_offsets.bin"]
         record = json.loads(self._arrays["records.bin"][ends[at] : ends[at + 1]].tobytes())
-        images = images_at(self._arrays, at)
-        if images:
-            _put_images(record, images)
-        return Prompt(self._ids[bounds[at] : bounds[at + 1]], record["prompt"], record["columns"], images)
+        media = media_at(self._arrays, at)
+        if media:
+            _put_media(record, media)
+        return Prompt(self._ids[bounds[at] : bounds[at + 1]], record["prompt"], record["columns"], media)
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[index] for index in range(len(self)))
@@ -71,14 +71,14 @@ class PromptStore(Store):
         return f"PromptStore({str(self.path)!r}, prompts={len(self)}, tokens={int(self.lengths.sum())})"
 
 
-def _put_images(record: dict[str, Any], images: tuple[Image, ...]) -> None:
+def _put_media(record: dict[str, Any], media: tuple[Media, ...]) -> None:
     """Put images into the messages of a record, and into the columns that they are from."""
-    given = [image.path if image.data is None else image.data for image in images]
+    given = [medium.path if medium.data is None else medium.data for medium in media]
     parts = (part for message in record["prompt"] if isinstance(message["content"], list) for part in message["content"])
     for part, value in zip((part for part in parts if part["type"] == "image"), given, strict=True):
         part["image"] = value
-    for name in IMAGE_FIELDS:
-        found = [value for image, value in zip(images, given, strict=True) if image.field.partition("[")[0] == name]
+    for name in MEDIA_FIELDS:
+        found = [value for medium, value in zip(media, given, strict=True) if medium.field.partition("[")[0] == name]
         if found:
-            one = any(image.field == name for image in images)
+            one = any(medium.field == name for medium in media)
             record["columns"][name] = found[0] if one else found

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_data._example import IGNORED, ROLES, TokenizedExample
-from forge_data.store._images import images_at
 from forge_data.store._manifest import WEIGHTS
+from forge_data.store._media import media_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,8 +50,8 @@ class StoredExample(TokenizedExample):
                     weights = self._arrays[WEIGHTS][offsets[self._at] : offsets[self._at + 1]]
                     # A sample without weights of its own is as it would be in a store without any.
                     made = None if np.isin(weights, (0, 1)).all() else weights
-            case "images":
-                made = images_at(self._arrays, self._at)
+            case "media":
+                made = media_at(self._arrays, self._at)
             case _:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         object.__setattr__(self, name, made)
@@ -59,7 +59,7 @@ class StoredExample(TokenizedExample):
 
     def __reduce__(self) -> tuple[type[TokenizedExample], tuple[Any, ...]]:
         weights = _own(self.weights)
-        return TokenizedExample, (np.array(self.input_ids), self.labels, self.segments, self.roles, weights, self.images)
+        return TokenizedExample, (np.array(self.input_ids), self.labels, self.segments, self.roles, weights, self.media)
 
     def _segments(self, name: str) -> "NDArray[Any]":
         offsets = self._arrays["segment_offsets.bin"]

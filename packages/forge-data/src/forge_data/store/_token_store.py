@@ -69,7 +69,7 @@ class TokenStore(Store):
         Raises:
             StoreError: the file cannot be written, or samples have images, which such lines do not hold.
         """
-        self._refuse_images()
+        self._refuse_media()
         return write_jsonl(self, self.path, file)
 
     def to_dataset(self) -> "Dataset":
@@ -80,7 +80,7 @@ class TokenStore(Store):
         it. It is held in memory, 8 bytes a token; for more there is `to_parquet`, which `datasets.load_dataset("parquet",
         data_files=...)` maps from disk.
         """
-        self._refuse_images()
+        self._refuse_media()
         return to_dataset(self)
 
     def to_parquet(self, file: str | os.PathLike[str]) -> Path:
@@ -89,7 +89,7 @@ class TokenStore(Store):
         Raises:
             StoreError: the file cannot be written.
         """
-        self._refuse_images()
+        self._refuse_media()
         return write_parquet(self, file)
 
     @overload
@@ -201,8 +201,8 @@ class TokenStore(Store):
         """Findings of the lint while the store was prepared; a view has its store's."""
         return LintReport.loads((self.path / LINT).read_text("utf-8"), str(self.path / LINT))
 
-    def _refuse_images(self) -> None:
-        if self.has_images:
+    def _refuse_media(self) -> None:
+        if self.has_media:
             raise StoreError(
                 f"{self.path} has samples with images, which rows of token ids do not hold; take the store itself, or select "
                 "samples without images"

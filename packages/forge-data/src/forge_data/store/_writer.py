@@ -19,12 +19,12 @@ from forge_data.store._manifest import (
     ALONE,
     DROPPED,
     DTYPES,
-    IMAGE_FILE_OFFSETS,
-    IMAGE_OFFSETS,
-    IMAGES,
     LINT,
     MANIFEST,
-    OF_IMAGES,
+    MEDIA,
+    MEDIA_FILE_OFFSETS,
+    MEDIA_OFFSETS,
+    OF_MEDIA,
     OPTIONAL,
     SHARED,
     SUPERVISED,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from forge_data.store._manifest import SourceFile
 
 _BLOCK = 1 << 20
-_CUMULATIVE = {"offsets.bin", "segment_offsets.bin", "record_offsets.bin", IMAGE_OFFSETS, IMAGE_FILE_OFFSETS}
+_CUMULATIVE = {"offsets.bin", "segment_offsets.bin", "record_offsets.bin", MEDIA_OFFSETS, MEDIA_FILE_OFFSETS}
 
 
 class StoreWriter:
@@ -98,9 +98,9 @@ class StoreWriter:
             if SHARED in arrays:
                 self._fill_shared()
                 self._turned += len(arrays[SHARED])
-            if IMAGE_OFFSETS in arrays:
-                self._fill_images()
-                self._pictured += len(arrays[IMAGE_OFFSETS])
+            if MEDIA_OFFSETS in arrays:
+                self._fill_media()
+                self._pictured += len(arrays[MEDIA_OFFSETS])
             for name, values in arrays.items():
                 if name in _CUMULATIVE and len(values):
                     ends = self._ends[name] + np.cumsum(values)
@@ -163,14 +163,14 @@ class StoreWriter:
             if self._turned:
                 self._fill_shared()
             if self._pictured:
-                self._fill_images()
+                self._fill_media()
             for file in self._files.values():
                 file.flush()
                 os.fsync(file.fileno())
             self._stack.close()
             given = [name for name in OPTIONAL if (self.partial / name).stat().st_size]
-            if IMAGES not in given:
-                given = [name for name in given if name not in OF_IMAGES]
+            if MEDIA not in given:
+                given = [name for name in given if name not in OF_MEDIA]
                 sources = [attrs.evolve(source, directory=None) for source in sources]
             arrays = arrays_of(kind, given)
             for name in set(DTYPES) - set(arrays):
@@ -254,9 +254,9 @@ class StoreWriter:
         self._write(SHARED, np.full(self.samples - self._turned, ALONE, dtype=np.int32))
         self._turned = self.samples
 
-    def _fill_images(self) -> None:
+    def _fill_media(self) -> None:
         """Write that the samples so far that came without have no images."""
-        for name in (IMAGE_OFFSETS, IMAGE_FILE_OFFSETS):
+        for name in (MEDIA_OFFSETS, MEDIA_FILE_OFFSETS):
             self._write(name, np.full(self.samples - self._pictured, self._ends[name], dtype=np.int64))
         self._pictured = self.samples
 

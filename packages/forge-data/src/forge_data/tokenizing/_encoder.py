@@ -10,23 +10,23 @@ import numpy as np
 
 from forge_data._errors import DataError, TokenizerError
 from forge_data._example import IGNORED, TokenizedExample
-from forge_data._image import Image
+from forge_data._media import Media
 from forge_data.chat_template._block import has_reasoning
 from forge_data.chat_template._template import Written
 from forge_data.chat_template._trace import Run
 from forge_data.formats._documents import ended
 from forge_data.formats._samples import Chat, Document, Encoded, Note, Preference, Sample, Text, Tokens, Unpaired
-from forge_data.images._processor import ModelProcessor, load_processor
 from forge_data.masking._conversation import Conversation, ConversationReader
 from forge_data.masking._frames import Frame
 from forge_data.masking._layouts import allows
 from forge_data.masking._loss_mask import Span, trained_in_order, trained_tokens
 from forge_data.masking._segments import segments
 from forge_data.masking._train_on import learned_parts
+from forge_data.media._processor import ModelProcessor, load_processor
 from forge_data.tokenizing._batch_tokenizer import BatchTokenizer, Tokenised
 from forge_data.tokenizing._stop_tokens import stop_tokens
 from forge_data.tokenizing._token_weights import row_weights, weighed, weights_of, with_weights
-from forge_data.tokenizing._with_images import ImageSpans, expanded
+from forge_data.tokenizing._with_media import MediaSpans, expanded
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -57,7 +57,7 @@ class _Job:
     forms: tuple[str, ...] = ()
     weights: "NDArray[np.float32] | None" = None
     """As `weights_of` returns them."""
-    images: ImageSpans | None = None
+    media: MediaSpans | None = None
 
 
 @attrs.frozen
@@ -238,11 +238,11 @@ class Encoder:
                 roles = [message["role"] for message in part.messages]
                 weights = weights_of(part)
                 written, made = next(rendered), list[TokenizedExample | _Job]()
-                for each, images in self._read(part, what, written, whole=whole, thinks=thinks):
-                    job = _Job(each.text, each.spans, each.runs, roles, whole, None, each.notes, each.forms, weights, images)
+                for each, media in self._read(part, what, written, whole=whole, thinks=thinks):
+                    job = _Job(each.text, each.spans, each.runs, roles, whole, None, each.notes, each.forms, weights, media)
                     made.append(job)
                 plain = not (part.first_completion or part.trains or part.unmask or weights is not None or whole or thinks)
-                plain = plain and not part.images
+                plain = plain and not part.media
                 if plain and (frame := self._conversations.frame(part, what)) is not None:
                     self._frames[tuple(roles)] = frame
                 return made
@@ -251,9 +251,9 @@ class Encoder:
 
     def _read(
         self, part: Chat, what: Sequence[str], written: Written | None, *, whole: bool, thinks: bool | None
-    ) -> list[tuple[Conversation, ImageSpans | None]]:
+    ) -> list[tuple[Conversation, MediaSpans | None]]:
         """Render a conversation, with what stands for its images."""
-        if not part.images:
+        if not part.media:
             return [(each, None) for each in self._conversations.read(part, what, written, whole=whole, thinks=thinks)]
         processor = self._processor
         if isinstance(processor, TokenizerError):
@@ -305,17 +305,17 @@ class Encoder:
                 trained[first:last] = True
             elif job.ends_from is not None:
                 trained[last - 1] = True
-        images: list[tuple[Image, ...]] = [()] * len(jobs)
+        media: list[tuple[Media, ...]] = [()] * len(jobs)
         for number, (job, (first, last)) in enumerate(zip(jobs, bounds, strict=True)):
-            if job.images is not None:
-                images[number] = job.images.tokens(ids[first:last], offsets[first:last])
-                for image in images[number]:
-                    trained[first + image.start : first + image.stop] = False
+            if job.media is not None:
+                media[number] = job.media.tokens(ids[first:last], offsets[first:last])
+                for medium in media[number]:
+                    trained[first + medium.start : first + medium.stop] = False
         labels = np.where(trained, ids, np.int32(IGNORED))
         found = segments(offsets[:, 0], sizes, [job.runs for job in jobs], [job.roles for job in jobs])
         examples = [
             TokenizedExample(ids[first:last], labels[first:last], spans, roles, None, shown)
-            for (first, last), (spans, roles), shown in zip(bounds, found, images, strict=True)
+            for (first, last), (spans, roles), shown in zip(bounds, found, media, strict=True)
         ]
         return [
             example if job.weights is None else weighed(example, offsets[first:last, 0], job.runs, job.weights)

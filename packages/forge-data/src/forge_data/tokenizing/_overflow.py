@@ -106,7 +106,7 @@ def _split(place: str, examples: tuple[TokenizedExample, ...], limit: int, token
             "set `on_overflow` to drop or truncate"
         )
     (whole,) = examples
-    if whole.images:
+    if whole.media:
         raise DataError(
             f"{place}: {len(whole)} tokens, `max_seq_len` is {limit}, and a row with images cannot be split; raise it, or set "
             "`on_overflow` to drop or truncate"
@@ -121,7 +121,7 @@ def _split(place: str, examples: tuple[TokenizedExample, ...], limit: int, token
 
 def _before_cut(example: TokenizedExample, limit: int) -> int:
     """Return how many first tokens are kept: up to an image that would be cut."""
-    return next((image.start for image in example.images if image.start < limit < image.stop), limit)
+    return next((medium.start for medium in example.media if medium.start < limit < medium.stop), limit)
 
 
 def piece(example: TokenizedExample, start: int, stop: int) -> TokenizedExample:
@@ -131,9 +131,9 @@ def piece(example: TokenizedExample, start: int, stop: int) -> TokenizedExample:
     cut = (np.clip(spans[inside], start, stop) - start).astype(np.int32)
     roles = tuple(role for role, there in zip(example.roles, inside, strict=True) if there)
     weights = None if example.weights is None else example.weights[start:stop]
-    images = tuple(
-        attrs.evolve(image, start=image.start - start, stop=image.stop - start)
-        for image in example.images
-        if start <= image.start and image.stop <= stop
+    media = tuple(
+        attrs.evolve(medium, start=medium.start - start, stop=medium.stop - start)
+        for medium in example.media
+        if start <= medium.start and medium.stop <= stop
     )
-    return TokenizedExample(example.input_ids[start:stop], example.labels[start:stop], cut, roles, weights, images)
+    return TokenizedExample(example.input_ids[start:stop], example.labels[start:stop], cut, roles, weights, media)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge_data._errors import TokenizerError
-from forge_data._image import Image
+from forge_data._media import Media
 from forge_data.chat_template._template import ChatTemplate
 from forge_data.formats._prompts import Question
 from forge_data.formats._samples import Chat
-from forge_data.images._processor import ModelProcessor, load_processor
 from forge_data.masking._conversation import Conversation
-from forge_data.masking._images import placeholders
-from forge_data.tokenizing._with_images import expanded
+from forge_data.masking._media import placeholders
+from forge_data.media._processor import ModelProcessor, load_processor
+from forge_data.tokenizing._with_media import expanded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,9 +42,9 @@ class PromptEncoder:
         Raises:
             DataError, TemplateError: by the question's place; the first one in order.
         """
-        return [ids for ids, _ in self.encode_with_images(questions)]
+        return [ids for ids, _ in self.encode_with_media(questions)]
 
-    def encode_with_images(self, questions: Sequence[Question]) -> list[tuple["NDArray[np.int32]", tuple[Image, ...]]]:
+    def encode_with_media(self, questions: Sequence[Question]) -> list[tuple["NDArray[np.int32]", tuple[Media, ...]]]:
         """Tokenise questions, int32[S] of each, and find the tokens of their images.
 
         Raises:
@@ -52,19 +52,19 @@ class PromptEncoder:
             TokenizerError: the model has no processor of images, or not one whose text is known.
         """
         written: list[str] = []
-        pictured: list[tuple[NDArray[np.int32], tuple[Image, ...]]] = []
+        pictured: list[tuple[NDArray[np.int32], tuple[Media, ...]]] = []
         for each in questions:
-            if isinstance(each.prompt, Chat) and each.prompt.images:
+            if isinstance(each.prompt, Chat) and each.prompt.media:
                 pictured.append(self._pictured(each.prompt))
             elif isinstance(each.prompt, Chat):
                 written.append(self._template.prompt(each.prompt, opening=not self._whole))
         texts = [each.prompt for each in questions if isinstance(each.prompt, str)]
         # One call for text, which gets the tokenizer's own special tokens, and one for conversations, which contain theirs.
         chats, plain = iter(self._ids(written, special=False)), iter(self._ids(texts, special=True))
-        with_images = iter(pictured)
+        with_media = iter(pictured)
         return [
-            next(with_images)
-            if isinstance(each.prompt, Chat) and each.prompt.images
+            next(with_media)
+            if isinstance(each.prompt, Chat) and each.prompt.media
             else (next(chats if isinstance(each.prompt, Chat) else plain), ())
             for each in questions
         ]
@@ -73,7 +73,7 @@ class PromptEncoder:
     def _processor(self) -> ModelProcessor:
         return load_processor(self._tokenizer.name_or_path, self._tokenizer)
 
-    def _pictured(self, chat: Chat) -> tuple["NDArray[np.int32]", tuple[Image, ...]]:
+    def _pictured(self, chat: Chat) -> tuple["NDArray[np.int32]", tuple[Media, ...]]:
         """Tokenise messages with images as the model's processor does."""
         try:
             processor = self._processor
@@ -81,7 +81,7 @@ class PromptEncoder:
             raise TokenizerError(f"{chat.place}: {error}") from error
         rendered = self._template.rendered_prompt(chat, opening=not self._whole)
         number = placeholders(rendered, processor.placeholder, chat.place, self._template.name)
-        plain = Conversation(text=rendered.trace.text, spans=[], runs=[], notes=(), images=number)
+        plain = Conversation(text=rendered.trace.text, spans=[], runs=[], notes=(), media=number)
         made, spans = expanded(chat, plain, processor)
         assert spans is not None
         encoded = self._tokenizer(made.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)

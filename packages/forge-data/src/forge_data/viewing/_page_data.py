@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from forge_data._example import ROLES
-from forge_data._image import Image
+from forge_data._media import Media
 from forge_data.findings._finding import Finding
-from forge_data.images._read import thumbnail
+from forge_data.media._read import thumbnail
 from forge_data.viewing._view import View
 
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
@@ -32,7 +32,7 @@ def page_data(views: Iterable[View], findings: Iterable[Finding], noun: str = "s
                 numbers[token] = len(vocabulary)
                 vocabulary.append((token, piece.text, int(piece.special)))
         sample = _sample(view, numbers, vocabulary) | {"findings": on_row.get(view.place, [])}
-        samples.append(sample | {"pictures": [pictures.number(image) for image in view.pictures]})
+        samples.append(sample | {"pictures": [pictures.number(medium) for medium in view.pictures]})
     return {
         "noun": noun,
         "roles": ROLES,
@@ -57,14 +57,14 @@ class _Pictures:
         self.uris: list[str] = []
         self._known: dict[str, int] = {}
 
-    def number(self, image: Image) -> int:
+    def number(self, medium: Media) -> int:
         """Return the number of an image's picture; -1 where it is not there as it was."""
-        if image.sha256 not in self._known:
-            made = thumbnail(image) if len(self.uris) < _MOST_PICTURES else None
-            self._known[image.sha256] = -1 if made is None else len(self.uris)
+        if medium.sha256 not in self._known:
+            made = thumbnail(medium) if len(self.uris) < _MOST_PICTURES else None
+            self._known[medium.sha256] = -1 if made is None else len(self.uris)
             if made is not None:
                 self.uris.append("data:image/jpeg;base64," + base64.b64encode(made).decode())
-        return self._known[image.sha256]
+        return self._known[medium.sha256]
 
 
 def as_script(data: dict[str, Any]) -> str:
@@ -87,6 +87,6 @@ def _sample(view: View, numbers: dict[int, int], vocabulary: list[tuple[int, str
         "segments": [value for s in view.segments for value in (s.start, ROLES.index(s.role))],
         # Where a character is spread over several tokens, these differ from the vocabulary's own texts.
         "shared": {place: text for place, text in enumerate(view.texts) if text != vocabulary[local[place]][1]},
-        "images": [edge for image in view.images for edge in image],
+        "images": [edge for medium in view.media for edge in medium],
         "inside": [place for place, within in enumerate(view.inside) if within],
     }

@@ -39,9 +39,9 @@ def figures(store: "TokenStore | PromptStore") -> str:
     if store.kind != PROMPTS:
         learned = int(cast("TokenStore", store).loss_counts.sum())
         rows.append(("Tokens in the loss", f"{learned:,}", f"{100 * learned / tokens:.1f} % of all" if tokens else ""))
-        images, of_images = cast("TokenStore", store).image_counts.sum(axis=0).tolist()
-        if images:
-            rows.append(("Images", f"{images:,}", f"{of_images:,} tokens stand for them"))
+        media, of_media = cast("TokenStore", store).media_counts.sum(axis=0).tolist()
+        if media:
+            rows.append(("Images", f"{media:,}", f"{of_media:,} tokens stand for them"))
     if store.held_out:
         rows.append(("Held out", f"{len(store.held_out):,}", "measured, and not trained on"))
     rows.append(("Rows kept", f"{accounting.kept:,}", f"of {accounting.read:,}"))

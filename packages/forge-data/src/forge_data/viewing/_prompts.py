@@ -8,7 +8,7 @@ import numpy as np
 
 from forge_data.viewing._terminal import lines, visible
 from forge_data.viewing._token_text import TokenTexts, characters
-from forge_data.viewing._view import Segment, View, show_images, stored_tokenizer
+from forge_data.viewing._view import Segment, View, show_media, stored_tokenizer
 
 if TYPE_CHECKING:
     from forge_data.store._prompt_store import Prompt, PromptStore
@@ -41,7 +41,7 @@ def _view(texts: TokenTexts, index: int, place: str, prompt: "Prompt", *, held_o
     ids = prompt.input_ids.tolist()
     pieces = texts.of(ids)
     shown, inside = characters(pieces)
-    show_images(prompt.images, shown, inside)
+    show_media(prompt.media, shown, inside)
     return View(
         index=index,
         place=place,
@@ -54,7 +54,7 @@ def _view(texts: TokenTexts, index: int, place: str, prompt: "Prompt", *, held_o
         segments=[Segment(0, len(ids), "prompt")],
         held_out=held_out,
         columns=[(name, json.dumps(value, ensure_ascii=False, default=_size)) for name, value in prompt.columns.items()],
-        images=[(image.start, image.stop) for image in prompt.images],
+        media=[(medium.start, medium.stop) for medium in prompt.media],
     )
 
 

@@ -68,10 +68,10 @@ class Stats:
     """Samples that the store's run measures, and does not train on."""
     held_out_learned: int = 0
     """Tokens of those that are in the loss."""
-    images: int = 0
+    media: int = 0
     image_tokens: int = 0
     """Tokens that stand for images."""
-    samples_with_images: int = 0
+    samples_with_media: int = 0
 
     @property
     def learned_share(self) -> float:
@@ -94,7 +94,7 @@ class Stats:
             ),
             str(self.accounting),
             *self._held_out(prompts=prompts),
-            *self._images(),
+            *self._media(),
             "",
             *_table(
                 ["tokens a prompt" if prompts else "tokens a sample", *(_percentile(percent) for percent in self.lengths)],
@@ -115,11 +115,11 @@ class Stats:
         trained = f", {self.learned - self.held_out_learned:,} of the learned tokens are trained on"
         return [f"held out: {self.held_out:,} of {self.samples:,}, measured and not trained on{'' if prompts else trained}"]
 
-    def _images(self) -> list[str]:
-        if not self.images:
+    def _media(self) -> list[str]:
+        if not self.media:
             return []
         stand = f"for which {counted(self.image_tokens, 'tokens')} stand ({_part(self.image_tokens, self.tokens).strip()})"
-        return [f"{counted(self.images, 'images')} in {counted(self.samples_with_images, 'samples')}, {stand}"]
+        return [f"{counted(self.media, 'images')} in {counted(self.samples_with_media, 'samples')}, {stand}"]
 
     def _row(self, share: Share) -> list[str]:
         samples, tokens, learned = map(_number, (share.samples, share.tokens, share.learned))
@@ -134,7 +134,7 @@ def stats(store: "TokenStore | PromptStore") -> Stats:
     """Count the samples, tokens and learned tokens of a store or a view, by role and source."""
     lengths, learned = store.lengths, _learned(store)
     held_out = sorted(store.held_out)
-    images = store.image_counts
+    media = store.media_counts
     return Stats(
         kind=store.kind,
         samples=len(store),
@@ -147,9 +147,9 @@ def stats(store: "TokenStore | PromptStore") -> Stats:
         accounting=store.accounting,
         held_out=len(held_out),
         held_out_learned=int(learned[held_out].sum()),
-        images=int(images[:, 0].sum()),
-        image_tokens=int(images[:, 1].sum()),
-        samples_with_images=int((images[:, 0] > 0).sum()),
+        media=int(media[:, 0].sum()),
+        image_tokens=int(media[:, 1].sum()),
+        samples_with_media=int((media[:, 0] > 0).sum()),
     )
 
 

@@ -37,7 +37,7 @@ def lines(view: View, *, colour: bool, width: int) -> Iterator[str]:
 def _cells(view: View, segment: Segment, colour: bool) -> Iterator[Cell]:
     """Yield the cells of a segment in reading order; a cell of a line feed ends a line."""
     began = False
-    ends = dict(view.images)
+    ends = dict(view.media)
     stop = 0
     for place in range(segment.start, segment.stop):
         learned = bool(view.learned[place])

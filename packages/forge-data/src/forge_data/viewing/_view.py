@@ -8,9 +8,9 @@ import numpy as np
 
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._example import IGNORED, ROLES
-from forge_data._image import Image
+from forge_data._media import Media
 from forge_data._values import counted
-from forge_data.images._read import name_of
+from forge_data.media._read import name_of
 from forge_data.viewing._token_text import Piece, TokenTexts, characters
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class View:
     """Whether it is measured, and not trained on."""
     columns: list[tuple[str, str]] = attrs.field(factory=list)
     """Further fields of a prompt's row, as JSON."""
-    images: list[tuple[int, int]] = attrs.field(factory=list)
+    media: list[tuple[int, int]] = attrs.field(factory=list)
     """Tokens [start, stop) of each image: the text of the first names the image, and the others have none."""
-    pictures: tuple[Image, ...] = ()
+    pictures: tuple[Media, ...] = ()
     """The images themselves."""
 
     def runs(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
@@ -76,7 +76,7 @@ def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
         ids = example.input_ids.tolist()
         pieces = texts.of(ids)
         shown, inside = characters(pieces)
-        show_images(example.images, shown, inside)
+        show_media(example.media, shown, inside)
         yield View(
             index=index,
             place=store.source(index),
@@ -93,17 +93,17 @@ def views(store: "TokenStore", indices: Iterable[int]) -> Iterator[View]:
             standing=standing.get(index, ("", None))[0],
             partner=standing.get(index, ("", None))[1],
             held_out=index in held_out,
-            images=[(image.start, image.stop) for image in example.images],
-            pictures=example.images,
+            media=[(medium.start, medium.stop) for medium in example.media],
+            pictures=example.media,
         )
 
 
-def show_images(images: Iterable[Image], texts: list[str], inside: list[bool]) -> None:
+def show_media(media: Iterable[Media], texts: list[str], inside: list[bool]) -> None:
     """Put the name of each image in the place of its tokens' texts, as `View` has them."""
-    for image in images:
-        size = image.stop - image.start
-        texts[image.start : image.stop] = [f"<image {name_of(image)}, {counted(size, 'tokens')}>", *[""] * (size - 1)]
-        inside[image.start : image.stop] = [False] * size
+    for medium in media:
+        size = medium.stop - medium.start
+        texts[medium.start : medium.stop] = [f"<image {name_of(medium)}, {counted(size, 'tokens')}>", *[""] * (size - 1)]
+        inside[medium.start : medium.stop] = [False] * size
 
 
 def held_out_line(store: "Store") -> str | None:

@@ -66,10 +66,10 @@ def model_card(
         what += " with new tokens" if own_base else ""
     samples = request.folder.name.removeprefix("samples_") if run is not None else ""
     steps, figures = (0, []) if run is None else _figures(run, samples)
-    images = request.task in ("causal", "reward") and any((request.folder / name).is_file() for name in _PROCESSOR)
+    media = request.task in ("causal", "reward") and any((request.folder / name).is_file() for name in _PROCESSOR)
     return render(
         "exporting/templates/model_card.md",
-        head=_head(request, verb, origin, images=images),
+        head=_head(request, verb, origin, media=media),
         title=f"{last_part(origin)}, " + ("exported by forge" if run is None else f"trained by forge {verb}".rstrip()),
         what=what,
         started_from="" if request.adapter or run is None else last_part(origin),
@@ -86,7 +86,7 @@ def model_card(
         peft=request.adapter and not request.merge,
         auto_class=_auto_class(architecture),
         reward=reward,
-        images=images,
+        media=media,
         labels=len(labels) if (labels := getattr(request.task, "labels", ())) else 0,
         base=last_part(request.base),
         proofs=proofs,
@@ -102,7 +102,7 @@ def _auto_class(architecture: str) -> str:
     return "AutoModel" if architecture.endswith("Model") and "LMHead" not in architecture else "AutoModelForCausalLM"
 
 
-def _head(request: ExportRequest, verb: str, origin: str, *, images: bool) -> str:
+def _head(request: ExportRequest, verb: str, origin: str, *, media: bool) -> str:
     """Write the metadata that the Hub reads, as YAML."""
     from huggingface_hub import ModelCardData
 
@@ -115,7 +115,7 @@ def _head(request: ExportRequest, verb: str, origin: str, *, images: bool) -> st
         base_model=origin if on_hub else None,
         library_name="gguf" if gguf else "peft" if peft else "transformers",
         pipeline_tag="image-text-to-text"
-        if images and not gguf and request.task == "causal"
+        if media and not gguf and request.task == "causal"
         else _PIPELINES.get(request.task, "text-classification"),
         tags=["forge", *([verb] if verb else []), *(["gguf"] if gguf else [])],
     )

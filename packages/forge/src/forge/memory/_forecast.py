@@ -24,7 +24,7 @@ from forge.memory._memory_plan import MemoryPlan
 from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.tasks._base_kl import BaseDivergence
-from forge.tasks._images import image_documents, images_join, with_rehearsed_images
+from forge.tasks._media import media_documents, media_join, with_rehearsed_media
 from forge.tasks._parts import adapted_parts, freeze_unreached, loaded_parts
 from forge.tasks._reference_logps import make_up_references
 from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
@@ -45,15 +45,15 @@ def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
 
     Without images where they need values.
     """
-    if not bare.planned.images:
+    if not bare.planned.media:
         return _plan_of(bare, target)
     try:
         plan, note = _plan_of(bare, target), ""
-        if bare.planned.settings.packing.packing != "off" and images_join(bare.planned.settings):
+        if bare.planned.settings.packing.packing != "off" and media_join(bare.planned.settings):
             note = "samples with images are counted as packed, which not every model can be"
     except (forge_algos.RehearsalError, forge_accel.AttentionError) as error:
         # A run takes another attention than the one of a text where that cannot compute images (Mllama's queries of a text).
-        plan = _plan_of(bare.with_plan(attrs.evolve(bare.planned, images=False)), target)
+        plan = _plan_of(bare.with_plan(attrs.evolve(bare.planned, media=False)), target)
         note = f"pixels, and the forward of what computes on them, are not counted: {error}"
     return attrs.evolve(plan, notes=(*plan.notes, *([note] if note else [])))
 
@@ -206,7 +206,7 @@ class Rehearsed(NamedTuple):
             freeze_unreached(
                 s,
                 placed,
-                image_documents(s, planned.tokenizer, planned.train, planned.held_out),
+                media_documents(s, planned.tokenizer, planned.train, planned.held_out),
                 lambda document: rehearsal.unreached(placed, document),
             )
         model, optimizer = single.wrap(
@@ -321,8 +321,8 @@ class Rehearsed(NamedTuple):
                 identity=planned.identity,
                 optimizer=self.optimizer,
             )
-            if planned.images:
-                run = with_rehearsed_images(run)
+            if planned.media:
+                run = with_rehearsed_media(run)
             make_up_references(run)
             source: Any = planned.task.rehearsal_source(run)
             BaseDivergence(run)  # A second copy of the model is held beside it, where there is one.
@@ -437,7 +437,7 @@ def _outline(planned: Planned, path: str, *, frozen: bool = False, initial: bool
             attention_function=planned.attention.function,
             task=planned.task.model_task(planned.settings),
             # As it is loaded: float32 beside float32.
-            other_dtype=planned.dtype if (planned.images or planned.shown) and planned.dtype.itemsize == 4 else None,
+            other_dtype=planned.dtype if (planned.media or planned.shown) and planned.dtype.itemsize == 4 else None,
             trained=("language_model",) if frozen else loaded_parts(planned.settings),
             **({} if frozen and not initial else planned.loading),
         )

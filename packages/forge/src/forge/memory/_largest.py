@@ -11,7 +11,7 @@ import forge_packing
 from forge.memory._planned import Planned
 from forge.settings._settings import row_tokens
 from forge.tasks._fullest_rows import with_keys
-from forge.tasks._images import pads_images
+from forge.tasks._media import pads_media
 from forge.tasks._rollouts import LOOKED_AT
 from forge.tasks.items._items import Items, padding
 from forge.tasks.items._pairs import Pairs
@@ -25,10 +25,10 @@ _VIRTUAL_AS = (1, 1 / 4, 1 / 16)
 def largest_micro_batches(planned: Planned) -> list[tuple[Any, bool]]:
     """Return the micro-batches that may take the most memory, each as `largest_micro_batch`."""
     s = planned.settings
-    if planned.images and not isinstance(planned.train, Prompts):
-        found = [largest_micro_batch(planned.plan), _most_images(planned, padded=False)]
-        if pads_images(s, planned.tokenizer):
-            found.append(_most_images(planned, padded=True))
+    if planned.media and not isinstance(planned.train, Prompts):
+        found = [largest_micro_batch(planned.plan), _most_media(planned, padded=False)]
+        if pads_media(s, planned.tokenizer):
+            found.append(_most_media(planned, padded=True))
         return list({rows.tobytes(): (rows, several) for rows, several in found}.values())
     if s.adapter.adapter != "prefix" or isinstance(planned.train, Prompts):
         return [largest_micro_batch(planned.plan)]
@@ -54,19 +54,19 @@ def largest_micro_batch(plan: forge_packing.BatchPlan, *, spared: float = 0) -> 
     return best, several
 
 
-def _most_images(planned: Planned, *, padded: bool) -> tuple[Any, bool]:
+def _most_media(planned: Planned, *, padded: bool) -> tuple[Any, bool]:
     """Return the micro-batch with the most tokens of images, and whether its step has several.
 
     Padded, each image counts as the largest of its micro-batch, or each item as the one with the most.
     """
     assert isinstance(planned.train, Samples | Pairs)
-    plan, (images, tokens) = planned.plan, planned.train.image_counts.T
-    each_tokens = tokens / np.maximum(images, 1)
+    plan, (media, tokens) = planned.plan, planned.train.media_counts.T
+    each_tokens = tokens / np.maximum(media, 1)
 
     def size(rows: Any) -> float:
         if not padded:
             return float(tokens[rows].sum())
-        return max(images[rows].sum() * each_tokens[rows].max(), (images[rows] > 0).sum() * tokens[rows].max())
+        return max(media[rows].sum() * each_tokens[rows].max(), (media[rows] > 0).sum() * tokens[rows].max())
 
     steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
     each = (plan.micro_batches(step, rank) for step in steps for rank in range(plan.world_size))

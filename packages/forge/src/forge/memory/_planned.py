@@ -44,7 +44,7 @@ class Planned:
     plan: forge_packing.BatchPlan
     num_steps: int | None
     identity: Mapping[str, str]
-    images: bool = False
+    media: bool = False
     """Whether rows have images, which the parts beside the language compute on."""
     shown: bool = False
     """Whether `eval_prompts` have some."""

@@ -21,11 +21,11 @@ from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.run._starting_model import Start, as_given, given_adapter_named, untrained, with_kept_adapter
 from forge.settings._settings import row_tokens
-from forge.tasks._images import single_images
+from forge.tasks._media import single_media
 from forge.tasks._parts import adapted_parts, freeze_unreached, report_parts
 from forge.tasks._task import Task
-from forge.tasks.items._images import ImageRow
 from forge.tasks.items._items import Items
+from forge.tasks.items._media import MediaRow
 from forge.tasks.items._samples import Samples
 
 _CALIBRATION_TOKENS = 16_384
@@ -51,7 +51,7 @@ def adapt_model(
     autocast: Callable[[], AbstractContextManager[Any]],
     report: Reporter,
     identity: Mapping[str, str],
-    images: Sequence[forge_algos.ImageDocument] = (),
+    media: Sequence[forge_algos.MediaDocument] = (),
 ) -> forge_algos.Adaptation:
     """Attach the adapter, log what trains, and store what OSFT protects; collective.
 
@@ -66,10 +66,10 @@ def adapt_model(
         strategy.settle(model)
         return found
 
-    def unreached(document: forge_algos.ImageDocument) -> Sequence[str]:
+    def unreached(document: forge_algos.MediaDocument) -> Sequence[str]:
         return measure(partial(forge_algos.unreached_by_images, device=strategy.device), document)
 
-    if names := freeze_unreached(s, model, images, unreached):
+    if names := freeze_unreached(s, model, media, unreached):
         more = f" and {counted(len(names) - 1, 'others')}" if names[1:] else ""
         report.note(f"parts: {names[0]}{more} stay as they are: what an image becomes does not depend on them")
     if s.adapter.adapter == "osft":
@@ -244,11 +244,11 @@ def _calibration(task: Task, s: Any, tokenizer: Any, train: Items, root: Path, r
     ranks.first(
         lambda: str(
             forge_data.prepare(
-                path, tokenizer, place, on_overflow=overflow, images=task.images, progress=False, **given
+                path, tokenizer, place, on_overflow=overflow, media=task.media, progress=False, **given
             ).fingerprint
         )
     )
-    rows = single_images(s, tokenizer, Samples(forge_data.TokenStore.open(place)))
+    rows = single_media(s, tokenizer, Samples(forge_data.TokenStore.open(place)))
     # Several tasks may stand one after the other in the file: a part of each is taken.
     return list(_few_batches(rows, row_tokens(s), spread=True))
 
@@ -259,7 +259,7 @@ def _known_by(batches: Sequence[Any], model: str) -> str:
     for batch in batches:
         for values in (batch.input_ids, batch.cu_seqlens):
             found.update(f"{len(values)}\n".encode() + np.asarray(values, np.int64).tobytes())
-        for document in batch.image_inputs() if isinstance(batch, ImageRow) else ():
+        for document in batch.media_inputs() if isinstance(batch, MediaRow) else ():
             for name, values in sorted(document.items()):
                 found.update(f"{name} {values.shape}\n".encode() + np.ascontiguousarray(values).tobytes())
     return found.hexdigest()
@@ -268,7 +268,7 @@ def _known_by(batches: Sequence[Any], model: str) -> str:
 def _imitated(task: Task, s: Any, tokenizer: Any, train: Items, setting: str, instead: str) -> Samples:
     """Return the rows that a setting measures on, or raise SettingsError without such."""
     if isinstance(train, Samples):
-        return single_images(s, tokenizer, train)
+        return single_media(s, tokenizer, train)
     raise SettingsError(f"{setting} measures on rows to imitate, and forge {task.name} has none: {instead}.")
 
 
@@ -285,7 +285,7 @@ def _few_batches(items: Samples, most: int, *, spread: bool = False) -> Sequence
     batches, held, size, total = [], [], 0, 0
     for index in chosen.tolist():
         length = int(lengths[index])
-        if held and (size + length > most or items.image_rows == "single"):
+        if held and (size + length > most or items.media_rows == "single"):
             batches.append(items.batch(held))
             held, size = [], 0
         held.append(index)

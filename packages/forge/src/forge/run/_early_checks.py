@@ -68,7 +68,7 @@ def _check_calibration(task: Task, s: Any) -> None:
     if s.adapter.osft_calibration_path is None:
         return
     try:
-        forge_data.check_first_row(s.adapter.osft_calibration_path, images=task.images)
+        forge_data.check_first_row(s.adapter.osft_calibration_path, media=task.media)
     except forge_data.DataError as error:
         raise SettingsError(
             f"osft_calibration_path: {error}. Rows in any format of forge sft are measured on: set it to some."

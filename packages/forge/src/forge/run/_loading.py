@@ -15,7 +15,7 @@ import forge_dist
 from forge._error_chain import error_chain
 from forge._progress import Reporter
 from forge.run._precision import trained_dtype
-from forge.tasks._images import take_images
+from forge.tasks._media import take_media
 from forge.tasks._parts import loaded_parts
 from forge.tasks._task import Task
 
@@ -35,7 +35,7 @@ def load_with_attention(
     dtype: forge_accel.Choice[Any],
     strategy: forge_dist.Strategy,
     longest: int,
-    images: Sequence[forge_algos.ImageDocument] = (),
+    media: Sequence[forge_algos.MediaDocument] = (),
     *,
     like: Any = None,
 ) -> tuple[Any, Any, tuple[str, str]]:
@@ -51,7 +51,7 @@ def load_with_attention(
         The settings with the choices, the model, and the reasons: of the attention, and of packing.
 
     """
-    load = partial(_load_in_some_way, task, s, path, machine, dtype, strategy, longest, images)
+    load = partial(_load_in_some_way, task, s, path, machine, dtype, strategy, longest, media)
     try:
         found = load()
     except forge_algos.ForgeAlgosError as error:
@@ -63,7 +63,7 @@ def load_with_attention(
         strategy.autocasts = True
         found = load()
     if like is not None:
-        forge_algos.pack_images_like(found[1], like)
+        forge_algos.pack_media_like(found[1], like)
     return found
 
 
@@ -75,13 +75,13 @@ def _load_in_some_way(
     dtype: forge_accel.Choice[Any],
     strategy: forge_dist.Strategy,
     longest: int,
-    images: Sequence[forge_algos.ImageDocument],
+    media: Sequence[forge_algos.MediaDocument],
 ) -> tuple[Any, Any, tuple[str, str]]:
     """Load the model in the first way that keeps its samples apart, with autocast or without."""
     refusals: list[Exception] = []
-    for way in _ways(s, machine, dtype, images=bool(images)):
+    for way in _ways(s, machine, dtype, media=bool(media)):
         try:
-            model, packed, why = _loaded(task, s, path, machine, dtype, way, strategy, longest, images)
+            model, packed, why = _loaded(task, s, path, machine, dtype, way, strategy, longest, media)
         except Exception as error:
             refused = getattr(error, "exit_status", None) == forge_algos.ForgeAlgosError.exit_status
             # Whatever comes later, the first refusal is the answer to what was asked for.
@@ -213,7 +213,7 @@ def _without_frames(error: Exception) -> Exception:
     return error
 
 
-def _ways(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], *, images: bool = False) -> list[_Way]:
+def _ways(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[Any], *, media: bool = False) -> list[_Way]:
     """List the ways to run the model, the first choice first."""
     auto, packing = s.device.attention == "auto", s.packing.packing
     chosen = machine.attention(s.device.attention, dtype.value)
@@ -221,7 +221,7 @@ def _ways(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[An
         # Ranks can share no other row than a packed one, and only this attention gathers its keys.
         return [_Way(chosen, "on")]
     # Masks by which the tokens of an image see each other are read by both; sdpa is faster.
-    others = ["sdpa", "eager"] if images else ["eager"]
+    others = ["sdpa", "eager"] if media else ["eager"]
     packed = [chosen, *(machine.attention(name, dtype.value) for name in others if auto and chosen.value.name != name)]
     # A forward of whole lines needs no attention that knows documents.
     alone = [machine.attention(name, dtype.value) for name in ("sdpa", "eager")] if auto else [chosen]
@@ -239,7 +239,7 @@ def _loaded(
     way: _Way,
     strategy: forge_dist.Strategy,
     longest: int,
-    images: Sequence[forge_algos.ImageDocument],
+    media: Sequence[forge_algos.MediaDocument],
 ) -> tuple[Any, bool, str]:
     """Load the model in one way, and check that it supports the objective."""
     model = strategy.load(
@@ -249,7 +249,7 @@ def _loaded(
         attention=way.attention.value.name,
         attention_function=way.attention.value.function,
         task=task.model_task(s),
-        other_dtype=_dtype_beside(dtype) if images else None,
+        other_dtype=_dtype_beside(dtype) if media else None,
         trained=loaded_parts(s),
         **quantized(s, machine, dtype.value),
     )
@@ -257,46 +257,46 @@ def _loaded(
     # Probed now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
     with strategy.computing(model):
         packed, why = keep_apart(model, machine, dtype, strategy, way.packing, longest)
-        _check_images(model, path, way, machine, dtype, strategy, images)
+        _check_media(model, path, way, machine, dtype, strategy, media)
         with computing(machine, dtype, strategy)():
             task.probe_objective(s).bind(model, device=machine.device.value)
     strategy.settle(model)
     return model, packed, why
 
 
-def _check_images(
+def _check_media(
     model: Any,
     path: str,
     way: _Way,
     machine: forge_accel.Accelerator,
     dtype: forge_accel.Choice[Any],
     strategy: forge_dist.Strategy,
-    images: Sequence[forge_algos.ImageDocument],
+    media: Sequence[forge_algos.MediaDocument],
 ) -> None:
     """Try a model, and an attention of our own, on a document with images, where there are some.
 
     Raises:
         forge_algos.PackedBatchError: it does not see them, or not with this attention.
     """
-    if not images:
+    if not media:
         return
     where: dict[str, Any] = {"device": machine.device.value, "autocast": computing(machine, dtype, strategy)}
     try:
-        forge_algos.require_images(model, images[0], **where)
+        forge_algos.require_media(model, media[0], **where)
     except forge_algos.PackedBatchError as error:
         raise forge_algos.PackedBatchError(f"{path} cannot be given images: {error}") from error
     if way.attention.value.function is not None:
-        forge_algos.require_image_attention(model, images[0], **where)
+        forge_algos.require_image_attention(model, media[0], **where)
 
 
-def _take_images(
+def _take_media(
     model: Any,
     path: str,
     s: Any,
     machine: forge_accel.Accelerator,
     dtype: forge_accel.Choice[Any],
     strategy: forge_dist.Strategy,
-    images: Sequence[forge_algos.ImageDocument],
+    media: Sequence[forge_algos.MediaDocument],
 ) -> None:
     """Have a second model take rows of several documents with images, as the first does.
 
@@ -304,7 +304,7 @@ def _take_images(
         forge_algos.PackedBatchError: it cannot.
     """
     with strategy.computing(model):
-        way, why = take_images(s, model, images, device=machine.device.value, autocast=computing(machine, dtype, strategy))
+        way, why = take_media(s, model, media, device=machine.device.value, autocast=computing(machine, dtype, strategy))
     if way is None:
         raise forge_algos.PackedBatchError(
             f"{path} cannot be given the rows with images: {why}. Take a model of the kind of model_path."
@@ -390,7 +390,7 @@ def load_frozen(
     strategy: forge_dist.Strategy,
     longest: int,
     report: Reporter,
-    images: Sequence[forge_algos.ImageDocument] = (),
+    media: Sequence[forge_algos.MediaDocument] = (),
     *,
     initial: Any = None,
     weights: Any = None,
@@ -416,19 +416,19 @@ def load_frozen(
                     dtype=dtype.value if weights is None else weights,
                     attention=way.attention.value.name,
                     attention_function=way.attention.value.function,
-                    other_dtype=_dtype_beside(dtype) if images else None,
+                    other_dtype=_dtype_beside(dtype) if media else None,
                     **loading,
                 )
             forge_algos.score_rows_at_once(model, machine.head_rows)
             with strategy.computing(model):
                 keep_apart(model, machine, dtype, strategy, way.packing, longest)
-                _check_images(model, path, way, machine, dtype, strategy, images)
+                _check_media(model, path, way, machine, dtype, strategy, media)
         except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
             refusals.append(_without_frames(error))
         else:
             if initial is not None:
-                forge_algos.pack_images_like(model, initial)
-            elif images and several:
-                _take_images(model, path, s, machine, dtype, strategy, images)
+                forge_algos.pack_media_like(model, initial)
+            elif media and several:
+                _take_media(model, path, s, machine, dtype, strategy, media)
             return model
     raise refusals[0]

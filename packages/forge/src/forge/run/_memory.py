@@ -25,7 +25,7 @@ from forge.run._loading import Tried, quantized, try_ways
 from forge.run._starting_model import Start, with_kept_adapter
 from forge.settings._share import steps_between
 from forge.tasks._answers import read_prompts
-from forge.tasks._images import has_images
+from forge.tasks._media import has_media
 from forge.tasks._task import Task
 from forge.tasks.items._prompts import Prompts
 
@@ -85,8 +85,8 @@ def planned_of(
         plan=prepared.plan,
         num_steps=task.num_steps(prepared.settings, prepared.plan),
         identity=identity,
-        images=has_images(*(getattr(items, "store", None) for items in (prepared.train, prepared.held_out))),
-        shown=any(asked.images for asked in read_prompts(task, s)),
+        media=has_media(*(getattr(items, "store", None) for items in (prepared.train, prepared.held_out))),
+        shown=any(asked.media for asked in read_prompts(task, s)),
     )
 
 

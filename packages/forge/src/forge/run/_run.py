@@ -55,7 +55,7 @@ from forge.settings._recipe import as_recipe, as_values
 from forge.storage._storage import Storage
 from forge.tasks._answers import Answers, documents_of, read_prompts
 from forge.tasks._base_kl import BaseDivergence, ended_by
-from forge.tasks._images import image_documents
+from forge.tasks._media import media_documents
 from forge.tasks._task import Evaluation, Run, Task
 from forge.trackers._callbacks import Callbacks
 from forge.trackers._watchers import Watchers
@@ -147,8 +147,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     machine.seed(s.plan.seed)
     longest = max(int(items.longest.max()) for items in (train, held_out) if items is not None)
     with report.taking(f"loading {start.path}", f"loaded {start.path}, and checked how its samples are kept apart,"):
-        images = image_documents(s, tokenizer, train, held_out)
-        seen = images or documents_of(s, tokenizer, read_prompts(task, s))
+        media = media_documents(s, tokenizer, train, held_out)
+        seen = media or documents_of(s, tokenizer, read_prompts(task, s))
         s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest, seen)
     stop_as_trained(s, model, tokenizer, report, found["turn_end"])
     # Its files were hashed meanwhile: from here on the run goes on from what it began with, or is refused.
@@ -165,7 +165,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         report.note(f"packing: {cost_alone(model, plan.alone(), train)}")
     fuse_layers(s, machine, dtype, model, report)
     adaptation = adapt_model(
-        task, s, start, model, tokenizer, train, Path(found["root"]), strategy, autocast, report, found["identity"], images
+        task, s, start, model, tokenizer, train, Path(found["root"]), strategy, autocast, report, found["identity"], media
     )
     model = adaptation.model
     task.add_modules(model, s)
@@ -185,12 +185,12 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
 
     def frozen(path: str | None, *, as_trained: bool = False) -> Any:
         if path is None:
-            found = load_frozen(start.path, s, machine, dtype, strategy, longest, report, images, initial=model)
+            found = load_frozen(start.path, s, machine, dtype, strategy, longest, report, media, initial=model)
             found = frozen_with_adapter(with_kept_adapter(s, start), found, strategy)
         else:
             given = start.path if path == s.model.model_path else path
-            own: Any = {"weights": trained_dtype(s) if as_trained else None, "several": bool(forge_algos.packs_images(model))}
-            found = load_frozen(given, s, machine, dtype, strategy, longest, report, images, **own)
+            own: Any = {"weights": trained_dtype(s) if as_trained else None, "several": bool(forge_algos.packs_media(model))}
+            found = load_frozen(given, s, machine, dtype, strategy, longest, report, media, **own)
         this.others.add(found)
         return found
 
@@ -466,7 +466,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         if isinstance(strategy, forge_dist.TorchStrategy):
             optimizer.state.clear()
         try:
-            exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest, images, like=model)[1]
+            exported = load_with_attention(task, s, str(directory), machine, dtype, strategy, longest, media, like=model)[1]
             trained, after = after, evaluate(at.step, exported, f" as exported in {export_dtype}") or after
         except Exception as error:  # noqa: BLE001 - the run is finished, and its figures are those in memory
             why = out_of_memory(error, s, out.path) or error

@@ -26,7 +26,7 @@ STORES = "stores"
 """Entry of run.json: name of each store → its fingerprint, by which one that was lost is known again."""
 
 
-_IMAGE_FILES = "image_files.bin"
+_MEDIA_FILES = "image_files.bin"
 """File of a store with the places of its images, which is no part of the fingerprint."""
 
 
@@ -90,7 +90,7 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
                 f"ckpt_output_dir {path}: the rows of {which} are not those that its run was made with ({differs}): the rows, "
                 f"their images, the tokenizer or its template changed.{damaged} Put them back, or give another ckpt_output_dir."
             )
-        moved = fault is None and found.sha256.get(_IMAGE_FILES) != new.sha256.get(_IMAGE_FILES)
+        moved = fault is None and found.sha256.get(_MEDIA_FILES) != new.sha256.get(_MEDIA_FILES)
         if moved:
             report.note(f"images of {which} are read from where its rows name them now: they are those of the run")
         if fault is not None:

@@ -61,7 +61,7 @@ def _compared(task: Task, s: Any, run: Path, adapter: Path, was: Any) -> tuple[l
     kept = _with_same_entries(known.get("entries", {}))
     changed = [name for name, state in states.items() if state == "changed" and name not in kept]
     written = [name for name, state in states.items() if state == "written"]
-    changed += _changed_images(run)
+    changed += _changed_media(run)
     if was is None:
         written += _written_since(run)
     for entry, names in known["places"].items():
@@ -87,7 +87,7 @@ def _written_since(run: Path) -> list[str]:
     return found
 
 
-def _changed_images(run: Path) -> list[str]:
+def _changed_media(run: Path) -> list[str]:
     """List the images of the rows that were replaced after the run had read them."""
     found: dict[str, None] = {}
     for store in sorted((run / "data").glob("*/store.json")):
@@ -95,7 +95,7 @@ def _changed_images(run: Path) -> list[str]:
         files: set[tuple[str, str]] = set()
         for kind in (forge_data.TokenStore, forge_data.PromptStore):  # one of which it is
             with suppress(forge_data.ForgeDataError):
-                files |= kind.open(store.parent).image_files
+                files |= kind.open(store.parent).media_files
         for path, sha256 in sorted(files):
             with suppress(OSError):
                 now = os.stat(path)

@@ -11,7 +11,7 @@ from typing import Any
 import forge_data
 from forge._errors import SettingsError
 from forge.talking._generate import check_text, undecoded
-from forge.talking._model import AnsweringModel, Sampling, check_image, find_model, with_images
+from forge.talking._model import AnsweringModel, Sampling, check_image, find_model, with_media
 
 _HELP = (
     "/image FILE is shown with the next line, /reset forgets the conversation, /system TEXT changes the system message (and "
@@ -39,7 +39,7 @@ class _Side:
             made.append(text)
             print(visible(text), end="", flush=True)
 
-        asked = [*self._history, {"role": "user", "content": with_images(line, len(images))}]
+        asked = [*self._history, {"role": "user", "content": with_media(line, len(images))}]
         shown = [*self._images, *images]
         try:
             self._model.answer(asked, sampling, show, images=shown)

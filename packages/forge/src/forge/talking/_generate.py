@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forge._errors import SettingsError
-from forge.talking._model import AnsweringModel, Sampling, check_image, find_model, with_images
+from forge.talking._model import AnsweringModel, Sampling, check_image, find_model, with_media
 
 
 def generate(
@@ -60,7 +60,7 @@ def generate(
     if (said := model.about_system(system)) is not None:
         print(said, file=sys.stderr)
     first = [{"role": "system", "content": system}] if system is not None else []
-    asked = {"role": "user", "content": with_images(prompt, len(images))}
+    asked = {"role": "user", "content": with_media(prompt, len(images))}
     return model.answer([*first, asked], sampling, images=images)
 
 

@@ -99,10 +99,10 @@ def check_image(path: str) -> None:
         raise SettingsError(f"image {path}: {found}. Give a PNG, JPEG or WebP file.")
 
 
-def with_images(text: str, images: int) -> str | list[dict[str, str]]:
+def with_media(text: str, images: int) -> str | list[dict[str, str]]:
     """Return the content of a message, with images before its text where it has some.
 
-    >>> with_images("What is it?", 1)
+    >>> with_media("What is it?", 1)
     [{'type': 'image'}, {'type': 'text', 'text': 'What is it?'}]
     """
     return [*({"type": "image"} for _ in range(images)), {"type": "text", "text": text}] if images else text
@@ -212,15 +212,15 @@ class AnsweringModel:
         if isinstance(asked, str):
             inputs = self._tokenizer(asked, return_tensors="pt")
         else:
-            of_images = self._of_images if images else None
+            of_media = self._of_media if images else None
             text = self._written(asked)
-            if of_images is not None:
+            if of_media is not None:
                 import torch
 
-                found = [forge_data.Image("image", path=os.path.abspath(os.path.expanduser(path))) for path in images]
-                arrays = of_images.prompt(text, found)
+                found = [forge_data.Media("image", path=os.path.abspath(os.path.expanduser(path))) for path in images]
+                arrays = of_media.prompt(text, found)
                 ids = torch.tensor(arrays.pop("input_ids"), device=device)
-                inputs = forge_algos.image_row_inputs(self._model, ids[0], (0, ids.shape[1]), [arrays], packed={})
+                inputs = forge_algos.media_row_inputs(self._model, ids[0], (0, ids.shape[1]), [arrays], packed={})
                 inputs.pop("use_cache")  # which training does without
                 return inputs | {"attention_mask": ids.new_ones(ids.shape)}
             inputs = self._tokenizer(text, add_special_tokens=False, return_tensors="pt")
@@ -244,7 +244,7 @@ class AnsweringModel:
             ) from error
 
     @cached_property
-    def _of_images(self) -> forge_data.ImageInputs:
+    def _of_media(self) -> forge_data.MediaInputs:
         """Processor of the directory; of an adapter without one, of its base.
 
         Raises:
@@ -258,7 +258,7 @@ class AnsweringModel:
         if (folder / "adapter_config.json").is_file() and not any((folder / name).is_file() for name in _PROCESSOR):
             directory = forge_dist.adapter_base(folder).path
         try:
-            return forge_data.ImageInputs(directory, tokenizer=self._tokenizer)
+            return forge_data.MediaInputs(directory, tokenizer=self._tokenizer)
         except forge_data.TokenizerError as error:
             raise forge_data.TokenizerError(f"{directory} cannot be asked about images: {error}") from error
 

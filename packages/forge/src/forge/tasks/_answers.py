@@ -18,7 +18,7 @@ import forge_dist
 from forge._content import content_text
 from forge._disk import writing
 from forge._errors import SettingsError
-from forge.tasks._images import check_layers_of_images, image_inputs
+from forge.tasks._media import check_layers_of_media, media_inputs
 from forge.tasks._rollouts import sampler_of
 from forge.tasks._task import Run, Task
 from forge.tasks.items._items import VIRTUAL
@@ -35,15 +35,15 @@ class Asked(NamedTuple):
     prompt: str | Messages
     where: str
     """File and row, or the text itself where it was given so."""
-    images: tuple[forge_data.Image, ...] = ()
+    media: tuple[forge_data.Media, ...] = ()
     """Images of the parts `{"type": "image"}` of its messages, in order."""
 
     @property
     def shown(self) -> str | Messages:
         """The prompt with the names of its images: their files, or the fields that hold them."""
-        if isinstance(self.prompt, str) or not self.images:
+        if isinstance(self.prompt, str) or not self.media:
             return self.prompt
-        names = iter([image.path or image.field for image in self.images])
+        names = iter([medium.path or medium.field for medium in self.media])
 
         def named(content: Any) -> Any:
             parts = content if isinstance(content, list) else ()
@@ -86,15 +86,15 @@ def read_prompts(task: Task, s: Any) -> list[Asked]:
             json.dumps(asked.prompt, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise SettingsError(f"eval_prompts {asked.where}: is not UTF-8: {error.reason}.") from error
-        if asked.images:
-            _check_images(task, s, asked)
+        if asked.media:
+            _check_media(task, s, asked)
     return found
 
 
-def _check_images(task: Task, s: Any, asked: Asked) -> None:
+def _check_media(task: Task, s: Any, asked: Asked) -> None:
     """Refuse an image where the verb, the adapter or the strategy allows for none."""
     what = f"eval_prompts {asked.where}: has an image, and"
-    if not task.images:
+    if not task.media:
         raise SettingsError(f"{what} forge {task.name} trains on text alone. Ask an export: forge generate RUN --image FILE.")
     if s.adapter.adapter in VIRTUAL:
         raise SettingsError(
@@ -132,8 +132,8 @@ class Answers:
         self._step = -1
         if not prompts:
             return
-        if any(asked.images for asked in prompts):
-            check_layers_of_images(run)
+        if any(asked.media for asked in prompts):
+            check_layers_of_media(run)
         self._asked: list[Prompt] | None = None
         if run.ranks.is_first and self._file.exists():
             # Bytes: a line may be torn within a sign, and a text splits at more than newlines.
@@ -153,7 +153,7 @@ class Answers:
         if self._asked is None:
             # Images are read once: the same ones are asked about at each measurement.
             self._asked = prompts_of(run.settings, run.tokenizer, self._prompts)
-            self._sampler = sampler_of(run, _sampled_images(run.settings, run.tokenizer, self._asked))
+            self._sampler = sampler_of(run, _sampled_media(run.settings, run.tokenizer, self._asked))
         asked, pictured = self._asked if first else [], any(each.inputs for each in self._asked)
         made = self._sampler.sample(
             [each.ids for each in asked],
@@ -163,7 +163,7 @@ class Answers:
             top_p=1.0,
             top_k=1,
             seed=0,
-            images=[partial(dict, each.inputs) if each.inputs else None for each in asked] if pictured else None,
+            media=[partial(dict, each.inputs) if each.inputs else None for each in asked] if pictured else None,
         )
         if not run.ranks.is_first:
             return
@@ -190,13 +190,13 @@ def prompts_of(s: Any, tokenizer: Any, prompts: Sequence[Asked]) -> list[Prompt]
     found = []
     for asked in prompts:
         text = _written(tokenizer, asked)
-        if asked.images:
+        if asked.media:
             where = f"eval_prompts {asked.where}"
             try:
-                of_images = image_inputs(s, tokenizer)
+                of_media = media_inputs(s, tokenizer)
             except forge_data.TokenizerError as error:
                 raise SettingsError(f"{where}: {error}") from error
-            made = of_images.prompt(text, asked.images, where)
+            made = of_media.prompt(text, asked.media, where)
             found.append(Prompt(made.pop("input_ids")[0].astype(np.int32), made))
             continue
         ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template)["input_ids"]
@@ -206,26 +206,26 @@ def prompts_of(s: Any, tokenizer: Any, prompts: Sequence[Asked]) -> list[Prompt]
     return found
 
 
-def documents_of(s: Any, tokenizer: Any, prompts: Sequence[Asked]) -> list[forge_algos.ImageDocument]:
+def documents_of(s: Any, tokenizer: Any, prompts: Sequence[Asked]) -> list[forge_algos.MediaDocument]:
     """Return the first prompt with images, to try an attention on; [] without any."""
-    return _documents(s, tokenizer, prompts_of(s, tokenizer, [asked for asked in prompts if asked.images][:1]))
+    return _documents(s, tokenizer, prompts_of(s, tokenizer, [asked for asked in prompts if asked.media][:1]))
 
 
-def _documents(s: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> list[forge_algos.ImageDocument]:
+def _documents(s: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> list[forge_algos.MediaDocument]:
     return [
-        forge_algos.ImageDocument(each.ids, each.inputs, image_inputs(s, tokenizer).spans(each.ids))
+        forge_algos.MediaDocument(each.ids, each.inputs, media_inputs(s, tokenizer).spans(each.ids))
         for each in prompts
         if each.inputs
     ]
 
 
-def _sampled_images(s: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> forge_algos.online.SampledImages | None:
+def _sampled_media(s: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> forge_algos.online.SampledMedia | None:
     """Return what the sampler must know of the images of prompts; None where none has any."""
     documents = _documents(s, tokenizer, sorted(prompts, key=lambda each: len(each.ids)))[:2]
     if not documents:
         return None
-    of = image_inputs(s, tokenizer)
-    return forge_algos.online.SampledImages(
+    of = media_inputs(s, tokenizer)
+    return forge_algos.online.SampledMedia(
         documents=documents, token_ids=of.token_ids, joins=of.joins, join=of.join, join_more=partial(of.join, more=True)
     )
 
@@ -247,7 +247,7 @@ def _written(tokenizer: Any, asked: Asked) -> str:
                 f"eval_prompts {where}: the chat template does not write it: {' '.join(str(error).split())}. Write it as the "
                 "template takes conversations, or leave it out."
             ) from error
-    if asked.images:
+    if asked.media:
         raise SettingsError(f"eval_prompts {where}: has an image, which a chat template places, and the tokenizer has none.")
     return str(messages[-1]["content"])
 
@@ -298,10 +298,10 @@ def _of_row(row: Any, where: str, folder: Path) -> Asked:
         while isinstance(asked, list) and _is_answer(asked):
             asked = asked[:-1]
         directory = os.path.abspath(folder)
-        messages, images = forge_data.messages_with_images(
+        messages, media = forge_data.messages_with_media(
             row | {name: asked}, name, place=f"eval_prompts {where}", directory=directory
         )
-        return Asked(messages, where, images)
+        return Asked(messages, where, media)
     if isinstance(asked, list):
         if not all(isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in asked):
             raise SettingsError(f"eval_prompts {where}: each of its messages must have a role and a content, both texts.")

@@ -11,8 +11,8 @@ import forge_packing
 from forge.settings._settings import row_tokens
 from forge.tasks._seeds import step_seed
 from forge.tasks._task import Evaluation, Run
-from forge.tasks.items._images import read_ahead
 from forge.tasks.items._items import Ints, Items, padding
+from forge.tasks.items._media import read_ahead
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ def check_parts(task: Task, s: Any) -> None:
     """
     if not (chosen := chosen_parts(s)):
         return
-    if not task.images:
+    if not task.media:
         raise SettingsError(
             f"{chosen} has no effect with forge {task.name}: its rows are text, on which no vision tower computes. Leave it "
             "out, or take a verb whose rows may have images."
@@ -53,9 +53,9 @@ def check_parts(task: Task, s: Any) -> None:
         )
 
 
-def check_any_images(s: Any, store: Any) -> None:
+def check_any_media(s: Any, store: Any) -> None:
     """Raise SettingsError where parts are to train on images, and no training row has any."""
-    if (chosen := chosen_parts(s)) and not getattr(store, "has_images", False):
+    if (chosen := chosen_parts(s)) and not getattr(store, "has_media", False):
         raise SettingsError(
             f"{chosen}: no row of data_path has an image, so that vision tower and projector would have nothing to train on. "
             "Leave it out, or give rows with images."
@@ -81,16 +81,16 @@ def adapted_parts(s: Any, model: Any) -> dict[str, Any]:
 def freeze_unreached(
     s: Any,
     model: Any,
-    images: Sequence[forge_algos.ImageDocument],
-    unreached: Callable[[forge_algos.ImageDocument], Sequence[str]],
+    media: Sequence[forge_algos.MediaDocument],
+    unreached: Callable[[forge_algos.MediaDocument], Sequence[str]],
 ) -> Sequence[str]:
     """Freeze trained weights that no image reaches, and return their names; collective.
 
     LLaVA reads a layer before the last one, and a pooling head is of no use here. Such weights would only decay.
     """
-    if s.adapter.adapter != "none" or not s.parts.beside or not images:
+    if s.adapter.adapter != "none" or not s.parts.beside or not media:
         return ()
-    first, *others = map(unreached, images)
+    first, *others = map(unreached, media)
     names = [name for name in first if all(name in other for other in others)]
     for name in names:
         model.get_parameter(name).requires_grad = False

@@ -17,7 +17,7 @@ import forge_dist
 from forge._counted import counted
 from forge._disk import write_remedy
 from forge._errors import RunWriteError
-from forge.tasks._images import images_of
+from forge.tasks._media import media_of
 from forge.tasks._offline import shard_of
 from forge.tasks._sharing import may_share
 from forge.tasks._task import Run
@@ -46,14 +46,14 @@ def store_references(run: Run, parts: dict[str, Items | None]) -> None:
                 missing[name] = items, rows, known
     if not missing:
         return
-    images = images_of(run)
+    media = media_of(run)
     model = run.model if own.reference_path is None else run.load_frozen(own.reference_path)
     may, _ = forge_algos.shares_prompts(model, device=run.device, autocast=run.autocast)
-    share = may and may_share(run.settings) and images is None
+    share = may and may_share(run.settings) and media is None
     for name, (items, rows, known) in missing.items():
         run.report.note(f"reference: scoring {len(rows):,} of {len(items):,} {items.noun}, once")
         shared = items.using(share_prompt=share, share_prefix=share, references=None)
-        shared = shared if images is None else images.of(shared)
+        shared = shared if media is None else media.of(shared)
         mine = [rows[part] for part in shard_of(run, shared, rows)]
         found, done, number = np.zeros((len(items), items.completions)), 0, sum(map(len, mine))
         show = run.report.progress(f"scoring {items.noun} with the reference")

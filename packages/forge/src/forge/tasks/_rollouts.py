@@ -15,14 +15,14 @@ from forge._disk import writing
 from forge._errors import SettingsError
 from forge.settings._settings import row_keys, row_tokens
 from forge.tasks._fullest_rows import MadeUpRow, Update, with_keys
-from forge.tasks._images import sampled_images
+from forge.tasks._media import sampled_media
 from forge.tasks._reference_model import moving_reference, note_moves, why_not_off
 from forge.tasks._sampling_server import SamplingServer
 from forge.tasks._seeds import step_seed
 from forge.tasks._sharing import sharing
 from forge.tasks._task import Evaluation, Run
-from forge.tasks.items._images import read_ahead
 from forge.tasks.items._items import Ints
+from forge.tasks.items._media import read_ahead
 from forge.tasks.items._prompts import Prompts
 
 LOOKED_AT = 4096
@@ -50,7 +50,7 @@ class RolloutSteps:
         self._share = sharing(run, *([self._reference] if hasattr(self._reference, "forward") else []))
         self._share.note(run, "a group" if self._share.prompt else "a completion", "prompts")
         self._server = None if self._own.sampler == "transformers" else SamplingServer(run, end_ids(run))
-        self._sampler = sampler_of(run, sampled_images(run)) if self._server is None else self._server.sampler
+        self._sampler = sampler_of(run, sampled_media(run)) if self._server is None else self._server.sampler
         self._loaded = False
         self._warned: set[str] = set()
         self._episodes = None if self._own.env is None else _episodes(run)
@@ -265,8 +265,8 @@ class RehearsedRollouts:
         self.objective = objective
         self._run, self._own = run, run.settings.objective
         self._share = sharing(run)
-        images = sampled_images(run)
-        self._never = frozenset() if images is None else images.token_ids
+        media = sampled_media(run)
+        self._never = frozenset() if media is None else media.token_ids
         self.average = moving_reference(run)
         if self.average is None and self._own.kl_weight and why_not_off(run.settings) is not None:
             run.load_frozen(None)
@@ -298,7 +298,7 @@ class RehearsedRollouts:
         # SDFT has no such setting: it samples with the model itself.
         if getattr(own, "sampler", "transformers") != "transformers":
             return
-        sampler = sampler_of(run, sampled_images(run))
+        sampler = sampler_of(run, sampled_media(run))
         parts: list[tuple[Any, Any]] = [(run.train, self._prompts())]
         parts += [] if run.held_out is None else [(run.held_out, range(len(run.held_out)))]
         for items, rows in parts:
@@ -306,7 +306,7 @@ class RehearsedRollouts:
                 [prompt.input_ids for prompt in items.batch(rows)],
                 max_new_tokens=own.max_new_tokens,
                 **forge_algos.online.draw_options(own),
-                **items.images_of(rows),
+                **items.media_of(rows),
             )
 
     def _prompts(self) -> list[int]:
@@ -320,8 +320,8 @@ class RehearsedRollouts:
         steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
         lengths = [items.lengths[plan.samples(step)] for step in steps]
         chosen = dict.fromkeys(max(steps, key=lambda step, of=of: int(of(lengths[step]))) for of in (np.sum, np.max))
-        if items.store.has_images:
-            tokens = items.store.image_counts[:, 1]
+        if items.store.has_media:
+            tokens = items.store.media_counts[:, 1]
             chosen[max(steps, key=lambda step: int(tokens[plan.samples(step)].sum()))] = None
         for step in chosen:
             yield sorted(map(int, plan.samples(step)), key=lambda row: -int(items.lengths[row]))
@@ -395,11 +395,11 @@ def _tokens(tokens: int, keys: int) -> tuple[int, int]:
     return tokens, keys
 
 
-def sampler_of(run: Run, images: forge_algos.online.SampledImages | None) -> forge_algos.online.GenerateSampler:
+def sampler_of(run: Run, media: forge_algos.online.SampledMedia | None) -> forge_algos.online.GenerateSampler:
     """Return what samples from the model of a run, given prompts with these images."""
     ends, padding = end_ids(run), run.tokenizer.pad_token_id
     # A model would take the padding for images where it looks at ids alone.
-    usable = padding is not None and (images is None or padding not in images.token_ids)
+    usable = padding is not None and (media is None or padding not in media.token_ids)
     return forge_algos.online.GenerateSampler(
         run.model,
         eos_ids=ends,
@@ -408,7 +408,7 @@ def sampler_of(run: Run, images: forge_algos.online.SampledImages | None) -> for
         synced=run.strategy.divides,
         autocast=run.autocast,
         parallel=run.strategy,
-        images=images,
+        media=media,
     )
 
 

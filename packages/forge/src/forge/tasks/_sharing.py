@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import forge_algos
 import forge_packing
 from forge.settings._backends import FORGE
-from forge.tasks._images import has_images
+from forge.tasks._media import has_media
 from forge.tasks.items._items import in_own_lines
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def sharing(run: Run, *others: Any) -> Sharing:
 
     Every rank calls this.
     """
-    if has_images(*(items.store for items in (run.train, run.held_out) if items is not None)):
+    if has_media(*(items.store for items in (run.train, run.held_out) if items is not None)):
         return Sharing(prompt=False, prefix=False, why="its tokens may stand for other images")
     share, why = False, ""
     for model in (run.model, *others):

@@ -141,7 +141,7 @@ class Task(ABC):
     """What `samples` of a result counts; None: the same as `items_are`."""
     extra_modules: ClassVar[tuple[str, ...]] = ()
     """Modules that are trained on the model and left out of its export."""
-    images: ClassVar[bool] = False
+    media: ClassVar[bool] = False
     """Whether rows may have images."""
 
     def check_settings(self, s: Any) -> None:
@@ -170,7 +170,7 @@ class Task(ABC):
 
     def check_rows(self, s: Any, setting: str) -> None:
         """Refuse files for their first row, as `prepare` would, or for columns that no row has."""
-        forge_data.check_first_row(getattr(s.data, setting), images=self.images, **self.row_kind(s), **self.reading(s))
+        forge_data.check_first_row(getattr(s.data, setting), media=self.media, **self.row_kind(s), **self.reading(s))
 
     def other_models(self, s: Any) -> dict[str, str]:  # noqa: ARG002 - most have none
         """Return the paths of further models by setting; a resume needs the same ones."""
@@ -211,7 +211,7 @@ class Task(ABC):
             on_overflow=s.data.on_overflow,
             **self.reading(s),
             max_bad_rows=s.data.max_bad_rows,
-            images=self.images,
+            media=self.media,
             num_proc=s.data.num_proc,
             progress=report.progress("tokenizing"),
             **more,

@@ -15,7 +15,7 @@ import forge_dist
 import forge_packing
 from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
-from forge.tasks._images import check_prompt_images, with_images
+from forge.tasks._media import check_prompt_media, with_media
 from forge.tasks._reference_model import check_moves, check_moving
 from forge.tasks._rollouts import RehearsedRollouts, RolloutSteps
 from forge.tasks._sampling_server import check_server_settings
@@ -71,7 +71,7 @@ class OnlineTask(PromptTask):
     """Base of the online verbs; each names its objective."""
 
     step_is = "rollout"
-    images = True
+    media = True
 
     def check_settings(self, s: Any) -> None:
         """Import and check reward functions and environment; check that the reward model is one."""
@@ -109,7 +109,7 @@ class OnlineTask(PromptTask):
 
         The lint looks at what is learned, and of prompts nothing is.
         """
-        check_prompt_images(s, train, held_out)
+        check_prompt_media(s, train, held_out)
         for setting, store in (("data_path", train), ("eval_data_path" if s.data.eval_data_path else "data_path", held_out)):
             for name in s.objective.reward if store is not None else ():
                 _check_columns(name, setting, store)
@@ -133,7 +133,7 @@ class OnlineTask(PromptTask):
 
     def step_source(self, run: Run) -> RolloutSteps:
         """Sample, reward and learn from rollouts."""
-        return RolloutSteps(with_images(run), self.objective(run.settings.objective), self.updates(run.settings))
+        return RolloutSteps(with_media(run), self.objective(run.settings.objective), self.updates(run.settings))
 
 
 def _check_columns(reward: str, setting: str, store: Any) -> None:

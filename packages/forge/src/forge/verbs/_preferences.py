@@ -11,8 +11,8 @@ import forge_algos
 import forge_data
 from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
-from forge.tasks._images import check_images, has_images, with_images
 from forge.tasks._lint_check import check_kind, check_lint
+from forge.tasks._media import check_media, has_media, with_media
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._reference_logps import read_references, store_references
 from forge.tasks._reference_model import (
@@ -60,7 +60,7 @@ class Preferences(Task):
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse what the lint stops, and settings that rows with images cannot have."""
-        check_images(s, train, held_out)
+        check_media(s, train, held_out)
         check_lint(s, report, train, held_out)
 
     def shared(self, s: Any, items: Any) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Preferences(Task):
 
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with shared prompts where the model allows it."""
-        return self.steps_of(with_images(run))
+        return self.steps_of(with_media(run))
 
     def rehearsal_source(self, run: Run) -> OfflineSteps:
         """Take the same steps, with images where the plan has put them in."""
@@ -87,7 +87,7 @@ class Preferences(Task):
 def with_prompts_and_references(run: Run, *others: Any) -> Run:
     """Return the run with shared prompts, where all models allow it, and stored references."""
     assert isinstance(run.train, Pairs)
-    images = has_images(run.train.store, run.held_out and run.held_out.store)
+    media = has_media(run.train.store, run.held_out and run.held_out.store)
     share = sharing(run, *others)
     one = "pair" if share.prompt and run.train.noun == "pairs" else "answer"
     share.note(run, "a pair" if one == "pair" else "an answer", run.train.noun)
@@ -99,7 +99,7 @@ def with_prompts_and_references(run: Run, *others: Any) -> Run:
         references = read_references(run, name, items) if stored else None
         return items.using(share_prompt=share.prompt, share_prefix=share.prefix, references=references)
 
-    plan = run.plan if share.prefix or images else run.plan.alone(repeat=not share.prompt)
+    plan = run.plan if share.prefix or media else run.plan.alone(repeat=not share.prompt)
     if plan is not run.plan:
         what = "what it begins with" if share.prompt else "its prompt"
         run.report.note(f"micro-batches are planned anew, each {one} with {what}")
@@ -121,12 +121,12 @@ class ORPO(Preferences):
 
     name = "orpo"
     settings = ORPOSettings
-    images = True
+    media = True
     about = "Odds-ratio preference optimization: imitate the chosen of two answers and prefer it, without a reference model."
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse to learn prompts with images too: what stands for an image is never learned."""
-        if s.objective.learn_prompt and has_images(train, held_out):
+        if s.objective.learn_prompt and has_media(train, held_out):
             raise SettingsError(
                 "learn_prompt and rows with images: tokens that stand for an image are never learned, and it learns all of a "
                 "prompt. Leave learn_prompt out."
@@ -150,7 +150,7 @@ class SimPO(Preferences):
 
     name = "simpo"
     settings = SimPOSettings
-    images = True
+    media = True
     about = (
         "Simple preference optimization: prefer the chosen of two answers by its likelihood a token, without a reference model."
     )
@@ -172,7 +172,7 @@ class Reward(Preferences):
 
     name = "reward"
     settings = RewardSettings
-    images = True
+    media = True
     about = "Reward modelling: train a model with a scalar head to give the chosen of two answers the higher reward."
 
     def model_task(self, s: Any) -> str:  # noqa: ARG002 - the same for all settings
@@ -295,7 +295,7 @@ class DPO(ReferencedPreferences):
 
     name = "dpo"
     settings = DPOSettings
-    images = True
+    media = True
     about = "Direct preference optimization: train a model to prefer the chosen of two answers, near a reference model."
 
     def objective(self, run: Run) -> forge_algos.Objective:
@@ -315,7 +315,7 @@ class KTO(ReferencedPreferences):
 
     name = "kto"
     settings = KTOSettings
-    images = True
+    media = True
     items_are = "answers"
     about = "Kahneman-Tversky optimization: learn from single answers that are marked as wanted or not, near a reference model."
     kind = "unpaired_preference"

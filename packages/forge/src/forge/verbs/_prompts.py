@@ -39,7 +39,7 @@ class PromptTask(Task):
             on_overflow=s.data.on_overflow,
             chat_template=s.data.chat_template,
             chat_template_kwargs=s.data.chat_template_kwargs,
-            images=self.images,
+            media=self.media,
             **more,
         )
 

@@ -10,8 +10,8 @@ import attrs
 import forge_algos
 import forge_data
 from forge.settings._settings import RunSettings
-from forge.tasks._images import check_images, has_images, with_images
 from forge.tasks._lint_check import check_kind, check_lint
+from forge.tasks._media import check_media, has_media, with_media
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._sharing import may_share
 from forge.tasks._task import Run, Task
@@ -36,7 +36,7 @@ class SFT(Task):
 
     name = "sft"
     settings = SFTSettings
-    images = True
+    media = True
     about = "Supervised fine-tuning: train a model on conversations, prompts with completions, or tokens."
 
     def items(self, s: Any, store: Any) -> Samples:  # noqa: ARG002 - the same for all settings
@@ -46,7 +46,7 @@ class SFT(Task):
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse what the lint stops, and settings that rows with images cannot have."""
-        check_images(s, train, held_out)
+        check_media(s, train, held_out)
         check_lint(s, report, train, held_out)
 
     def shared(self, s: Any, items: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class SFT(Task):
 
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with the cross-entropy loss of `forge_algos.SFT`."""
-        return self.rehearsal_source(with_images(run))
+        return self.rehearsal_source(with_media(run))
 
     def rehearsal_source(self, run: Run) -> OfflineSteps:
         """Take the same steps, with images where the plan has put them in."""
@@ -79,7 +79,7 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
         models: those that are given its rows; every rank calls this.
         unless: a reason against it, from the settings.
     """
-    if has_images(run.train.store, run.held_out and run.held_out.store):
+    if has_media(run.train.store, run.held_out and run.held_out.store):
         return run  # the same tokens may stand for other images
     parts = {"train": run.train, "held_out": run.held_out}
     of_rows = {name: items for name, items in parts.items() if isinstance(items, Samples)}

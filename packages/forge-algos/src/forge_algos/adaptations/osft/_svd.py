@@ -49,13 +49,13 @@ def exact(W: torch.Tensor) -> Triplets:
         U, S, Vh, note = exact(W.T)
         return Triplets(Vh.T, S, U.T, note)
     V = torch.linalg.eigh(W.T @ W).eigenvectors.flip(1)
-    images = W @ V
-    S = torch.linalg.vector_norm(images, dim=0)
+    media = W @ V
+    S = torch.linalg.vector_norm(media, dim=0)
     if S.min() > _SMALL * S.max():
-        U = images / S
+        U = media / S
     else:
         # Images of small singular values are not orthogonal, and those of 0 have no direction.
-        U, R = torch.linalg.qr(images)
+        U, R = torch.linalg.qr(media)
         S = R.diagonal()
         U, S = U * _signs(S), S.abs()
     # Eigenvalues that are equal within rounding come in any order.
@@ -95,20 +95,20 @@ def _grow(W: torch.Tensor, count: int, most: int) -> Iterator[tuple[torch.Tensor
     # Drawn on the CPU: the same numbers for every device.
     start = torch.randn(W.shape[1], block, generator=torch.Generator().manual_seed(_SEED), dtype=W.dtype)
     basis = torch.linalg.qr(start.to(W.device)).Q
-    images = W.T @ (W @ basis)
+    media = W.T @ (W @ basis)
     while basis.shape[1] <= most:
         if basis.shape[1] >= count:
-            squares, P = torch.linalg.eigh(basis.T @ images)
+            squares, P = torch.linalg.eigh(basis.T @ media)
             squares, P = squares[-count:].flip(0), P[:, -count:].flip(1)
             V, S = basis @ P, squares.clamp_min(0).sqrt()
             # A matrix of lower rank than asked for would divide by 0; it goes to the exact method.
-            residual = torch.linalg.norm((images @ P - V * squares) / S) / S[-1]
+            residual = torch.linalg.norm((media @ P - V * squares) / S) / S[-1]
             yield V, float(residual) if S[-1] > 0 else float("inf")
-        new = images[:, -block:]
+        new = media[:, -block:]
         for _ in range(2):
             # Twice: of a direction that is there already only rounding is left, in any direction.
             new = torch.linalg.qr(new - basis @ (basis.T @ new)).Q
-        basis, images = torch.cat([basis, new], 1), torch.cat([images, W.T @ (W @ new)], 1)
+        basis, media = torch.cat([basis, new], 1), torch.cat([media, W.T @ (W @ new)], 1)
 
 
 def left_out(W: torch.Tensor, U: torch.Tensor, S: torch.Tensor, Vh: torch.Tensor) -> float:

@@ -20,7 +20,7 @@ from forge_algos._cache_argument import cache_argument
 from forge_algos._errors import RolloutError
 from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.batches._images import ImageInputs, is_seen, line_inputs
+from forge_algos.batches._media import MediaInputs, is_seen, line_inputs
 from forge_algos.isolation._alone import runs_alone
 from forge_algos.isolation._compare import REFUSALS, Compare, decides
 from forge_algos.isolation._isolation import made_up_ids, made_up_lengths
@@ -38,11 +38,11 @@ from forge_algos.online.sampling._generation import (
     warps_of,
     with_penalty,
 )
-from forge_algos.online.sampling._image_rows import (
+from forge_algos.online.sampling._media_rows import (
     Beside,
-    ImagesOf,
     Line,
-    SampledImages,
+    MediaOf,
+    SampledMedia,
     equal_each,
     may_stand_beside,
     tried_lines,
@@ -69,7 +69,7 @@ class GenerateSampler:
         synced: bool = False,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         parallel: Parallel = ALONE,
-        images: SampledImages | None = None,
+        media: SampledMedia | None = None,
     ) -> None:
         """Take the model and the tokens that end a completion; nothing is sampled yet.
 
@@ -82,7 +82,7 @@ class GenerateSampler:
             synced: the model is divided over the ranks of `parallel`, so that all of them make every forward together.
             autocast: as for `train`.
             parallel: the ranks; read with `synced` alone.
-            images: of prompts of which some have images; `sample` takes theirs then.
+            media: of prompts of which some have images; `sample` takes theirs then.
 
         Raises:
             RolloutError: no token ends a completion, or there is no room for one; or virtual tokens on a divided model.
@@ -105,11 +105,11 @@ class GenerateSampler:
         self._synced = synced
         self._autocast = autocast
         self._parallel = parallel
-        self._images = images
+        self._media = media
         self._shares = self._may_share()
         self._tried = False
         self._beside: Beside | None = None
-        self._shares_images: bool | None = None if self._shares else False
+        self._shares_media: bool | None = None if self._shares else False
         self._pads: bool | None = None
         self._mates: bool | None = None
         self._greedy = False
@@ -132,10 +132,10 @@ class GenerateSampler:
         numbers: Sequence[int] | None = None,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
-        images: Sequence[ImagesOf] | None = None,
+        media: Sequence[MediaOf] | None = None,
     ) -> list[Completion]:
         """Sample as `Sampler.sample`; with `synced` every rank calls it, one without prompts too."""
-        images = _checked(images, len(prompts), self._images)
+        media = _checked(media, len(prompts), self._media)
         known = range(len(prompts)) if numbers is None else numbers
         self._greedy = top_k == 1
         wanted = [(prompt, which) for prompt in range(len(prompts)) for which in range(num_generations)]
@@ -144,17 +144,17 @@ class GenerateSampler:
         wanted.sort(key=lambda pair: len(prompts[pair[0]]), reverse=True)
         warps = self._warps(temperature, top_p, top_k, min_p)
         with torch.no_grad(), mode(self._model, training=False), default_generation_config(causal_model(self._model)):
-            if self._images is not None and self._beside is None and (any(images) or self._synced):
+            if self._media is not None and self._beside is None and (any(media) or self._synced):
                 decide = decides(self._model) if self._synced else int
-                self._beside = may_stand_beside(self._model, self._images, self._behind, decide)
-            batches = list(self._batches(wanted, prompts, max_new_tokens, images))
+                self._beside = may_stand_beside(self._model, self._media, self._behind, decide)
+            batches = list(self._batches(wanted, prompts, max_new_tokens, media))
             mixed = any(len({len(prompts[prompt]) for prompt, _ in batch}) > 1 for batch in batches)
             # Ranks that share the weights try it together, whatever each of them has.
             if self._pads is None and (mixed or self._synced):
                 self._pads = self._pads_exactly()
             if self._mates is None and (any(len(batch) > 1 for batch in batches) or self._synced):
                 self._mates = self._is_apart()
-            batches = list(self._batches(wanted, prompts, max_new_tokens, images))
+            batches = list(self._batches(wanted, prompts, max_new_tokens, media))
             while self._parallel.sum([len(batches)])[0] if self._synced else batches:
                 if not batches:
                     # Other ranks that share the weights have a batch left.
@@ -163,7 +163,7 @@ class GenerateSampler:
                 batch = batches.pop(0)
                 drawn = uniforms(seed, [(known[prompt], which) for prompt, which in batch], max_new_tokens)
                 numbers_B = [prompt for prompt, _ in batch]
-                lines = _lines(numbers_B, prompts, images)
+                lines = _lines(numbers_B, prompts, media)
                 rows = self._generate(lines, numbers_B, drawn, warps, max_new_tokens, repetition_penalty)
                 found.update(zip(batch, rows, strict=True))
         return [found[pair] for pair in sorted(found)]
@@ -173,7 +173,7 @@ class GenerateSampler:
         wanted: list[tuple[int, int]],
         prompts: Sequence[NDArray[Any]],
         max_new_tokens: int,
-        images: Sequence[ImagesOf],
+        media: Sequence[MediaOf],
     ) -> Iterator[list[tuple[int, int]]]:
         start = 0
         while start < len(wanted):
@@ -188,17 +188,17 @@ class GenerateSampler:
                 rows = min(rows, sum(len(prompts[prompt]) == longest for prompt, _ in wanted[start:]))
             if self._mates is False:
                 rows = 1
-            rows = self._beside_images([prompt for prompt, _ in wanted[start : start + rows]], images)
+            rows = self._beside_media([prompt for prompt, _ in wanted[start : start + rows]], media)
             yield wanted[start : start + rows]
             start += rows
 
-    def _beside_images(self, numbers: Sequence[int], images: Sequence[ImagesOf]) -> int:
+    def _beside_media(self, numbers: Sequence[int], media: Sequence[MediaOf]) -> int:
         """Return how many of these rows may be a batch, by the images of their prompts."""
         if self._beside == "any":
             return len(numbers)
-        if images[numbers[0]] is not None:
+        if media[numbers[0]] is not None:
             return 1 if self._beside == "none" else sum(number == numbers[0] for number in numbers)
-        return next((at for at, number in enumerate(numbers) if images[number] is not None), len(numbers))
+        return next((at for at, number in enumerate(numbers) if media[number] is not None), len(numbers))
 
     def first_and_last(
         self,
@@ -211,25 +211,25 @@ class GenerateSampler:
         top_k: int,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
-        images: Sequence[ImagesOf] | None = None,
+        media: Sequence[MediaOf] | None = None,
     ) -> Iterator[Any]:
         """Sample the first and the last token of the largest batches, and yield their caches.
 
         For the memory plan: the model holds no data, so its tokens have no values and every completion is as long as it may be.
         The tokens between take less. Arguments as of `sample`.
         """
-        images = _checked(images, len(prompts), self._images)
-        if self._images is not None:
-            self._beside = "any" if self._images.joins else "same"  # as most models have it: what is made up tells nothing
+        media = _checked(media, len(prompts), self._media)
+        if self._media is not None:
+            self._beside = "any" if self._media.joins else "same"  # as most models have it: what is made up tells nothing
         wanted = [(number, which) for number in range(len(prompts)) for which in range(num_generations)]
         wanted.sort(key=lambda pair: len(prompts[pair[0]]), reverse=True)
-        batches = list(self._batches(wanted, prompts, max_new_tokens, images))
+        batches = list(self._batches(wanted, prompts, max_new_tokens, media))
         warps = self._warps(temperature, top_p, top_k, min_p)
         # One with the longest rows, and one with the most, whose logits take most.
         with torch.no_grad(), mode(self._model, training=False), default_generation_config(causal_model(self._model)):
             for batch in {id(each): each for each in (batches[0], max(batches, key=len))}.values():
                 numbers = [prompt for prompt, _ in batch]
-                rows = _lines(numbers, prompts, images)
+                rows = _lines(numbers, prompts, media)
                 ids, mask = self._padded(rows)
                 uniforms_BS = torch.zeros(len(batch), max_new_tokens).to(ids.device)
                 draw = DrawToken(with_penalty(warps, repetition_penalty, ids, mask), uniforms_BS, ids.shape[1], checks=False)
@@ -291,11 +291,11 @@ class GenerateSampler:
         repeats = len(set(numbers)) < len(numbers) and min(len(prompt.ids) for prompt in prompts) > 1
         # Positions that go by the longest row would be others for all tokens but the last than for all.
         repeats = repeats and not growing_positions(self._model, ids.shape[1])
-        if repeats and self._may_repeat(any(prompt.images for prompt in prompts), numbered=numbered):
+        if repeats and self._may_repeat(any(prompt.media for prompt in prompts), numbered=numbered):
             cache = self._repeated(prompts, numbers, ids, mask)
             if cache is not None:
                 return {cache_argument(): cache}
-        return self._of_images(prompts)
+        return self._of_media(prompts)
 
     def _may_repeat(self, pictured: bool, *, numbered: bool) -> bool:
         """Return whether rows of one prompt may begin with what is computed for it once.
@@ -303,14 +303,14 @@ class GenerateSampler:
         It is tried once, and once for prompts with images (`pictured`).
         """
         if pictured:
-            if self._shares_images is None:
-                assert self._images is not None
-                one, other = tried_lines(self._model, self._images)
+            if self._shares_media is None:
+                assert self._media is not None
+                one, other = tried_lines(self._model, self._media)
                 # Behind a cache `generate` would not be told which images a token sees.
-                told = any(is_seen(array, len(one.ids)) for array in one.images.values())
+                told = any(is_seen(array, len(one.ids)) for array in one.media.values())
                 pair = [one, other if self._beside == "any" else one]
-                self._shares_images = not told and self._is_exact(pair, numbered=numbered)
-            return self._shares_images
+                self._shares_media = not told and self._is_exact(pair, numbered=numbered)
+            return self._shares_media
         if self._shares and not self._tried:
             self._tried = True
             self._shares = self._is_exact([Line(ids) for ids in self._made_up_prompts()], numbered=numbered)
@@ -322,8 +322,8 @@ class GenerateSampler:
         None where it is more than keys and values.
         """
         _, first, row = np.unique(numbers, return_index=True, return_inverse=True)
-        images = self._of_images([prompts[at] for at in first], before_last=True)
-        cache = cache_of(self._output(ids[first, :-1], mask[first, :-1], None, 1, whole=True, **images))
+        media = self._of_media([prompts[at] for at in first], before_last=True)
+        cache = cache_of(self._output(ids[first, :-1], mask[first, :-1], None, 1, whole=True, **media))
         if not of_keys_alone(cache):
             return None
         cache.batch_select_indices(torch.from_numpy(row).to(ids.device))
@@ -344,7 +344,7 @@ class GenerateSampler:
         ids, mask = self._padded(prompts)
 
         def following(cache: Any) -> torch.Tensor:
-            begun = self._of_images(prompts) if cache is None else {cache_argument(): cache}
+            begun = self._of_media(prompts) if cache is None else {cache_argument(): cache}
             return self._output(ids, mask, None, 1, whole=True, output_logits=True, **begun).logits[0]
 
         try:
@@ -394,17 +394,17 @@ class GenerateSampler:
     def _behind(self, prompts: Sequence[Line]) -> torch.Tensor:
         """Return logits float[2, B, V] behind a batch's prompts and a given token after each."""
         ids, mask = self._padded(prompts)
-        made = self._output(ids, mask, None, 2, whole=True, output_logits=True, **self._of_images(prompts))
+        made = self._output(ids, mask, None, 2, whole=True, output_logits=True, **self._of_media(prompts))
         return torch.stack(list(made.logits))
 
-    def _of_images(self, prompts: Sequence[Line], *, before_last: bool = False) -> dict[str, Any]:
+    def _of_media(self, prompts: Sequence[Line], *, before_last: bool = False) -> dict[str, Any]:
         """Return arguments for the images of prompts, or of prompts without their last tokens."""
-        if not any(prompt.images for prompt in prompts):
+        if not any(prompt.media for prompt in prompts):
             return {}
-        images, lengths = [prompt.images for prompt in prompts], [len(prompt.ids) for prompt in prompts]
-        images = images if self._images is None else self._images.join(images)
-        of_tokens, of_images = line_inputs(self._model, images, lengths, self._device)
-        return of_images | {name: array[:, :-1] if before_last else array for name, array in of_tokens.items()}
+        media, lengths = [prompt.media for prompt in prompts], [len(prompt.ids) for prompt in prompts]
+        media = media if self._media is None else self._media.join(media)
+        of_tokens, of_media = line_inputs(self._model, media, lengths, self._device)
+        return of_media | {name: array[:, :-1] if before_last else array for name, array in of_tokens.items()}
 
     def _made_up_prompts(self) -> list[NDArray[Any]]:
         """Return two prompts, the shorter first, longer than what layers see at once."""
@@ -418,7 +418,7 @@ class GenerateSampler:
 
     def _warps(self, temperature: float, top_p: float, top_k: int, min_p: float) -> list[Warp]:
         """Return logits processors; no token that stands for an image is possible."""
-        never = () if self._images is None else sorted(self._images.token_ids)
+        never = () if self._media is None else sorted(self._media.token_ids)
         return warps_of(temperature, top_p, top_k, min_p, never=never, device=self._device)
 
     def _padded(self, lines: Sequence[Line]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -460,7 +460,7 @@ class GenerateSampler:
         )
         # PEFT adds virtual tokens in its own `generate`; any other adapter lies within the causal model.
         sampled: Any = unwrap(self._model) if virtual_tokens(self._model) else causal_model(self._model)
-        if self._images is not None and self._synced:
+        if self._media is not None and self._synced:
             gather_root(sampled)  # on all ranks alike, whichever have images now
         with self._autocast(), warnings.catch_warnings(), first_frequencies(self._model):
             # PEFT computes positions itself, as intended.
@@ -476,23 +476,23 @@ class GenerateSampler:
             )
 
 
-def _checked(images: Sequence[ImagesOf] | None, prompts: int, known: SampledImages | None) -> Sequence[ImagesOf]:
+def _checked(media: Sequence[MediaOf] | None, prompts: int, known: SampledMedia | None) -> Sequence[MediaOf]:
     """Return the images of each prompt, None for none."""
-    if images is None:
+    if media is None:
         return [None] * prompts
-    if known is None or len(images) != prompts:
+    if known is None or len(media) != prompts:
         raise RolloutError(
-            f"images: of {len(images)} prompts, where there are {prompts}; each has some or None, and the sampler is made with "
+            f"images: of {len(media)} prompts, where there are {prompts}; each has some or None, and the sampler is made with "
             "`images`"
         )
-    return images
+    return media
 
 
-def _lines(numbers: Sequence[int], prompts: Sequence[NDArray[Any]], images: Sequence[ImagesOf]) -> list[Line]:
+def _lines(numbers: Sequence[int], prompts: Sequence[NDArray[Any]], media: Sequence[MediaOf]) -> list[Line]:
     """Return the prompts of a batch by their numbers, the images of each made once."""
-    made: dict[int, ImageInputs] = {}
+    made: dict[int, MediaInputs] = {}
     for number in numbers:
         if number not in made:
-            make = images[number]
+            make = media[number]
             made[number] = {} if make is None else make()
     return [Line(prompts[number], made[number]) for number in numbers]

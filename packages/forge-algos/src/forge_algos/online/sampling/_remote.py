@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_algos._errors import RolloutError
-from forge_algos.online.sampling._image_rows import ImagesOf
+from forge_algos.online.sampling._media_rows import MediaOf
 from forge_algos.online.sampling._sampler import Completion
 from forge_algos.online.sampling._server import SERVERS, Drawn, Draws
 
@@ -65,14 +65,14 @@ class RemoteSampler:
         numbers: Sequence[int] | None = None,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
-        images: Sequence[ImagesOf] | None = None,
+        media: Sequence[MediaOf] | None = None,
     ) -> list[Completion]:
         """Sample as `Sampler.sample`, from the whole distribution.
 
         Raises:
             RolloutError: the server failed, was late, or gave something else than was asked for; or prompts have images.
         """
-        if any(images or ()):
+        if any(media or ()):
             raise RolloutError("a server is given tokens here, and no images: sample with a GenerateSampler")
         if top_p < 1 or top_k or min_p or repetition_penalty != 1:
             raise RolloutError(

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_algos.online.sampling._image_rows import ImagesOf
+from forge_algos.online.sampling._media_rows import MediaOf
 from forge_algos.settings._online import OnlineSettings
 from forge_algos.settings._self_distill import SDFTSettings
 
@@ -54,7 +54,7 @@ class Sampler(Protocol):
         numbers: Sequence[int] | None = None,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
-        images: Sequence[ImagesOf] | None = None,
+        media: Sequence[MediaOf] | None = None,
     ) -> list[Completion]:
         """Draw `num_generations` completions of each prompt, prompt after prompt.
 
@@ -71,7 +71,7 @@ class Sampler(Protocol):
             min_p: from tokens that have at least this share of the likeliest one's probability; 0 is all.
             repetition_penalty: divides positive logits of tokens that prompt or completion have already, and multiplies
                 others; 1 changes none.
-            images: what makes the arguments of each prompt's images, or None for one without. It is given where prompts have
+            media: what makes the arguments of each prompt's images, or None for one without. It is given where prompts have
                 some: a sampler need not know it.
         """
         ...

@@ -12,11 +12,11 @@ from forge_algos.batches._groups import PackedGroups
 from forge_algos.batches._online import OnlineBatch
 from forge_algos.batches._packed import IGNORE
 from forge_algos.online.rollout._rollout import Rollout
-from forge_algos.online.sampling._image_rows import ImagesOf
+from forge_algos.online.sampling._media_rows import MediaOf
 from forge_algos.online.updates._beginnings import Beginnings
 from forge_algos.online.updates._collate import Collate, collate as with_known_prompts, examples
 from forge_algos.online.updates._divide import Indices, Layout, divide_shards, divide_steps
-from forge_algos.online.updates._images import Images, JoinImages, of_prompts, with_prompt_images
+from forge_algos.online.updates._media import JoinMedia, MediaRead, of_prompts, with_prompt_media
 
 
 class Update(NamedTuple):
@@ -41,8 +41,8 @@ def rollout_batches(
     parallel: Parallel = ALONE,
     rank: int | None = None,
     seed: int | None = None,
-    images: Images | None = None,
-    join_images: JoinImages = list,
+    media: MediaRead | None = None,
+    join_media: JoinMedia = list,
     layout: Layout = "packed",
 ) -> list[list[OnlineBatch]]:
     """Divide a rollout into `passes` · `updates` optimizer steps, each as this rank's batches.
@@ -65,9 +65,9 @@ def rollout_batches(
         parallel: the ranks.
         rank: number of this rank's data shard; `parallel`'s own by default.
         seed: of the order of groups; the rollout's own by default.
-        images: those of prompts, by their numbers in `rollout.prompt_rows`; prompts are not shared then.
-        join_images: makes the arrays of a micro-batch's images alike in size.
-        layout: how the completions of a micro-batch lie, as `pack_images` and the processor allow: "packed", in "lines", each
+        media: those of prompts, by their numbers in `rollout.prompt_rows`; prompts are not shared then.
+        join_media: makes the arrays of a micro-batch's images alike in size.
+        layout: how the completions of a micro-batch lie, as `pack_media` and the processor allow: "packed", in "lines", each
             padded to the longest, of which `max_tokens` counts the padding, or "single", one a micro-batch.
 
     Raises:
@@ -89,7 +89,7 @@ def rollout_batches(
         beginnings=beginnings_of(rollout.prompt_ids, least_prefix=least_prefix, collate=collate),
         layout=layout,
     )
-    pictures = of_prompts(images, rollout.prompt_rows)
+    pictures = of_prompts(media, rollout.prompt_rows)
     mine = parallel.data_parallel_rank if rank is None else rank
     batches = []
     for step in steps:
@@ -104,8 +104,8 @@ def rollout_batches(
                     collate=collate,
                     max_tokens=max_tokens,
                     masked=step.masked if (mine, k) == first else 0,
-                    images=pictures,
-                    join_images=join_images,
+                    media=pictures,
+                    join_media=join_media,
                 )
                 for k, indices in enumerate(step.parts[mine])
             ]
@@ -187,8 +187,8 @@ def packed(
     share_prompts: bool,
     collate: Collate | None = None,
     max_tokens: int | None = None,
-    images: Sequence[ImagesOf] | None = None,
-    join_images: JoinImages = list,
+    media: Sequence[MediaOf] | None = None,
+    join_media: JoinMedia = list,
 ) -> PackedGroups:
     """Make the packed row of these completions; neighbours with the same prompt are a group.
 
@@ -203,9 +203,9 @@ def packed(
     masks = None if learned is None else [learned[i] for i in indices]
     if collate is None:
         row = with_known_prompts(found, share_prompts=share_prompts, learned=masks)
-        if images is None:
+        if media is None:
             return row
-        return with_prompt_images(row, groups[indices], prompt_ids, [completion_ids[i] for i in indices], images, join_images)
+        return with_prompt_media(row, groups[indices], prompt_ids, [completion_ids[i] for i in indices], media, join_media)
     given = examples(found, masks)
     row = collate(given)
     targets = [labels[labels != IGNORE] for group in given for _, labels in group]
@@ -227,8 +227,8 @@ def _batch(
     collate: Collate | None,
     max_tokens: int,
     masked: int,
-    images: Sequence[ImagesOf] | None,
-    join_images: JoinImages,
+    media: Sequence[MediaOf] | None,
+    join_media: JoinMedia,
 ) -> OnlineBatch:
     places = token_places(rollout.starts, indices)
     row = packed(
@@ -240,8 +240,8 @@ def _batch(
         share_prompts=share_prompts,
         collate=collate,
         max_tokens=max_tokens,
-        images=images,
-        join_images=join_images,
+        media=media,
+        join_media=join_media,
     )
     return OnlineBatch(
         groups=row,

@@ -277,7 +277,7 @@ def adapter(draft: Draft) -> None:
         _without_apollo(draft)
 
 
-_WITH_IMAGES = ("sft", "osft", "distill", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "rloo", "ppo")
+_WITH_MEDIA = ("sft", "osft", "distill", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "rloo", "ppo")
 
 
 def _parts(draft: Draft, kind: object) -> None:
@@ -286,13 +286,13 @@ def _parts(draft: Draft, kind: object) -> None:
     frozen = left.get("freeze_mm_modules")
     if draft.library == "Axolotl" and frozen in (True, False, None):
         left.pop("freeze_mm_modules", None)
-        if left.get("processor_type") and not frozen and kind == "none" and draft.verb in _WITH_IMAGES:
+        if left.get("processor_type") and not frozen and kind == "none" and draft.verb in _WITH_MEDIA:
             for name in ("freeze_vision_tower", "freeze_multi_modal_projector"):
                 draft.found[name] = False
                 draft.comments[name] = "every part trains there; leave it out for rows of text alone"
     for key in [key for key in _PARTS if key in left]:
         trains = left[key] is not _PARTS[key]
-        if trains and draft.verb not in _WITH_IMAGES:
+        if trains and draft.verb not in _WITH_MEDIA:
             draft.lose(key, f"forge {draft.verb} trains on text")
         elif trains and kind != "none" and "projector" in key and draft.library == "LLaMA-Factory":
             draft.lose(key, "LoRA has no layers in the projector there; set it to give it some")

@@ -72,7 +72,7 @@ def in_own_lines(s: Any) -> bool:
 def padding(s: Any, items: Items, rows: Ints | None = None) -> dict[str, Any]:
     """Return `widths` and `lines` of items, or of `rows`; {} where micro-batches are packed."""
     taken: Any = slice(None) if rows is None else rows
-    kind = getattr(items, "image_rows", "packed")
+    kind = getattr(items, "media_rows", "packed")
     if kind == "single":
         return {"widths": forge_packing.one_a_row(items.lengths[taken], max_tokens=s.plan.max_tokens_per_gpu), "lines": None}
     if kind == "packed" and s.adapter.adapter not in VIRTUAL:

@@ -15,8 +15,8 @@ import forge_algos
 import forge_data
 import forge_packing
 from forge._counted import counted, counted_are
-from forge.tasks.items._images import ImageRows, image_row, image_row_of, images_in_words
 from forge.tasks.items._items import Ints
+from forge.tasks.items._media import MediaRows, media_in_words, media_row, media_row_of
 from forge.tasks.items._samples import common_prefixes, shortest_samples
 
 _IGNORE = -100
@@ -45,8 +45,8 @@ class Pairs:
         self.share_prompt = self.share_prefix = False
         self.references: References | None = None
         # Until the model is asked, as if it took them in lines, which have more places than a packed row.
-        self.image_rows: ImageRows = "lines" if store.has_images else "packed"
-        self._images: forge_data.ImageInputs | None = None
+        self.media_rows: MediaRows = "lines" if store.has_media else "packed"
+        self._media: forge_data.MediaInputs | None = None
         self.weights = store.weights
         self.rows = self._rows()
         lengths, counts = store.lengths[self.rows], store.loss_counts[self.rows]
@@ -65,9 +65,9 @@ class Pairs:
         return common_prefixes(self.store, at, self.store.lengths[at])
 
     @cached_property
-    def image_counts(self) -> Ints:
+    def media_counts(self) -> Ints:
         """int64[N, 2]: images of each item's completions, and tokens that stand for those."""
-        return self.store.image_counts[self.rows].sum(1)
+        return self.store.media_counts[self.rows].sum(1)
 
     @cached_property
     def repeated(self) -> Ints | None:
@@ -84,7 +84,7 @@ class Pairs:
 
         The same tokens may stand for other images, so that samples with images share nothing.
         """
-        if self.store.has_images:
+        if self.store.has_media:
             return {}
         return {**(self.prefixes if prefix else {}), **({"repeated": self.repeated} if prompt else {})}
 
@@ -94,10 +94,10 @@ class Pairs:
         same.share_prompt, same.share_prefix, same.references = share_prompt, share_prefix, references
         return same
 
-    def with_images(self, inputs: forge_data.ImageInputs, rows: ImageRows) -> Self:
+    def with_media(self, inputs: forge_data.MediaInputs, rows: MediaRows) -> Self:
         """Return the same items, whose rows are given the images of prompts and answers."""
         same = copy(self)
-        same._images, same.image_rows = inputs, rows
+        same._media, same.media_rows = inputs, rows
         return same
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class Pairs:
 
     def __str__(self) -> str:
         scored = f"{counted_are(int(self.loss_counts.sum()), 'tokens')} scored"
-        return f"{counted(len(self), self.noun)}, in which {scored}{images_in_words(self.store, self.image_counts)}"
+        return f"{counted(len(self), self.noun)}, in which {scored}{media_in_words(self.store, self.media_counts)}"
 
     def source(self, index: int) -> str:
         """Return the file and row of an item."""
@@ -120,9 +120,9 @@ class Pairs:
         """Pack items as groups of two completions."""
         examples = [self.examples(int(i)) for i in indices]
         row = forge_packing.collate_groups(examples, share_prompt=share_prompt, share_prefix=share_prefix)
-        if self._images is None:
+        if self._media is None:
             return row
-        return image_row_of(row, self.store, self.rows[np.asarray(indices, dtype=np.int64)].ravel(), self._images)
+        return media_row_of(row, self.store, self.rows[np.asarray(indices, dtype=np.int64)].ravel(), self._media)
 
     @property
     def rows_scored(self) -> int:
@@ -226,12 +226,12 @@ class Answers(LoneAnswers):
         return found and {**found, "prefix_tokens": 2 * found["prefix_tokens"]}
 
     @cached_property
-    def image_counts(self) -> Ints:
+    def media_counts(self) -> Ints:
         """int64[N, 2]: images of each answer and its prompt, and tokens that stand for those.
 
         The images of a mismatch, which are its prompt's too, are not counted again.
         """
-        return self.store.image_counts
+        return self.store.media_counts
 
     def examples(self, index: int) -> tuple[Example, ...]:
         """Return a row, and its prompt with the next row's answer."""
@@ -242,17 +242,17 @@ class Answers(LoneAnswers):
         """Join a row's prompt and the next row's answer with their images, and say from where."""
         own, other = (self.store[int(row)] for row in self.rows[index])
         prompt, begin = _prompt(own.labels), _prompt(other.labels)
-        asked = [image for image in own.images if image.stop <= prompt]
+        asked = [medium for medium in own.media if medium.stop <= prompt]
         move = prompt - begin
         within = [
-            attrs.evolve(image, start=image.start + move, stop=image.stop + move)
-            for image in other.images
-            if image.start >= begin
+            attrs.evolve(medium, start=medium.start + move, stop=medium.stop + move)
+            for medium in other.media
+            if medium.start >= begin
         ]
         made = forge_data.TokenizedExample(
             np.concatenate([own.input_ids[:prompt], other.input_ids[begin:]]),
             np.concatenate([own.labels[:prompt], other.labels[begin:]]),
-            images=(*asked, *within),
+            media=(*asked, *within),
         )
         place = self.source(index)
         return made, f"{place}, with the answer of {self.store.source(int(self.rows[index, 1]))}" if within else place
@@ -260,11 +260,11 @@ class Answers(LoneAnswers):
     @property
     def rows_scored(self) -> int:
         """Number of rows of `scored`."""
-        return 1 if self._images is None else 2
+        return 1 if self._media is None else 2
 
     def scored(self, indices: Sequence[int] | Ints, *, share: bool) -> list[forge_packing.PackedGroups]:
         """Pack answers and mismatches together; with images apart, one sample a row where need be."""
-        if self._images is None:
+        if self._media is None:
             return super().scored(indices, share=share)
         return [*self._both(np.asarray(indices, dtype=np.int64), share_prefix=False)]
 
@@ -278,9 +278,9 @@ class Answers(LoneAnswers):
         """Pack samples, each with its place, into one row."""
         groups = [[(sample.input_ids, sample.labels)] for sample, _ in samples]
         row = forge_packing.collate_groups(groups, share_prefix=share_prefix)
-        if self._images is None:
+        if self._media is None:
             return row
-        return image_row(row, [sample for sample, _ in samples], [place for _, place in samples], self._images)
+        return media_row(row, [sample for sample, _ in samples], [place for _, place in samples], self._media)
 
     def size(self, index: int) -> str:
         """Return the length of an item in words."""

@@ -11,8 +11,8 @@ import numpy as np
 
 import forge_data
 from forge._counted import counted
-from forge.tasks.items._images import ImageRows, PromptImages, images_in_words
 from forge.tasks.items._items import Ints
+from forge.tasks.items._media import MediaRows, PromptMedia, media_in_words
 
 _CANDIDATES, _COMPARED = 64, 4
 
@@ -29,21 +29,21 @@ class Prompts:
         self.loss_counts = np.full(len(store), max_new_tokens, dtype=np.int64)
         self.weights = store.weights
         self.sources = None if store.weights is None else store.sources
-        self.images: PromptImages | None = None
+        self.media: PromptMedia | None = None
         """Of the prompts, by their rows; None where no prompt of the run has any."""
-        self.layout: ImageRows = "packed"
+        self.layout: MediaRows = "packed"
         """How completions behind prompts with images lie in a micro-batch."""
 
-    def with_images(self, inputs: forge_data.ImageInputs, rows: ImageRows) -> Self:
+    def with_media(self, inputs: forge_data.MediaInputs, rows: MediaRows) -> Self:
         """Return the same prompts, whose completions are given their images."""
         same = copy(self)
-        same.images, same.layout = PromptImages(self.store, inputs), rows
+        same.media, same.layout = PromptMedia(self.store, inputs), rows
         return same
 
     @property
-    def image_counts(self) -> Ints:
+    def media_counts(self) -> Ints:
         """int64[N, 2]: images of each prompt, and tokens that stand for those."""
-        return self.store.image_counts
+        return self.store.media_counts
 
     @property
     def how(self) -> dict[str, Any]:
@@ -53,18 +53,18 @@ class Prompts:
     @property
     def pictures(self) -> dict[str, Any]:
         """The images of completions, as arguments of `rollout_batches`; {} without any."""
-        return {} if self.images is None else {"images": self.images, "join_images": self.images.join}
+        return {} if self.media is None else {"media": self.media, "join_media": self.media.join}
 
-    def images_of(self, rows: Sequence[int]) -> dict[str, Any]:
+    def media_of(self, rows: Sequence[int]) -> dict[str, Any]:
         """Return the images of prompts as an argument of a sampler; {} in a run without any."""
-        known = self.images
-        return {} if known is None else {"images": [partial(known.__getitem__, row) if row in known else None for row in rows]}
+        known = self.media
+        return {} if known is None else {"media": [partial(known.__getitem__, row) if row in known else None for row in rows]}
 
     def __len__(self) -> int:
         return len(self.store)
 
     def __str__(self) -> str:
-        return f"{counted(len(self), 'prompts')}{images_in_words(self.store, self.image_counts)}"
+        return f"{counted(len(self), 'prompts')}{media_in_words(self.store, self.media_counts)}"
 
     def source(self, index: int) -> str:
         """Return the file and row of a prompt."""

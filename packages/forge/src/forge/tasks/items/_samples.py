@@ -10,8 +10,8 @@ from typing import Any, Self
 import forge_data
 import forge_packing
 from forge._counted import counted, counted_are
-from forge.tasks.items._images import ImageRows, image_row_of, images_in_words
 from forge.tasks.items._items import Ints
+from forge.tasks.items._media import MediaRows, media_in_words, media_row_of
 
 _CANDIDATES = 64
 
@@ -31,8 +31,8 @@ class Samples:
     def __init__(self, store: forge_data.TokenStore) -> None:
         self.store = store
         self.share_prefix = False
-        self.image_rows: ImageRows = "packed"
-        self._images: forge_data.ImageInputs | None = None
+        self.media_rows: MediaRows = "packed"
+        self._media: forge_data.MediaInputs | None = None
         self._most_tokens: int | None = None
         self.lengths = self.longest = store.lengths
         self.loss_counts = store.loss_counts
@@ -44,7 +44,7 @@ class Samples:
 
     def __str__(self) -> str:
         learned = f"in which {counted_are(int(self.loss_counts.sum()), 'tokens')} learned"
-        return f"{counted(len(self), 'rows')}, {learned}{images_in_words(self.store, self.image_counts)}"
+        return f"{counted(len(self), 'rows')}, {learned}{media_in_words(self.store, self.media_counts)}"
 
     def source(self, index: int) -> str:
         """Return the file and row of a sample."""
@@ -59,13 +59,13 @@ class Samples:
         samples = [self.store[int(i)] for i in indices]
         if not self.share_prefix:
             row = forge_packing.collate(samples)
-            return row if self._images is None else image_row_of(row, self.store, indices, self._images)
+            return row if self._media is None else media_row_of(row, self.store, indices, self._media)
         return forge_packing.collate_shared(samples, max_tokens=self._most_tokens)
 
     @cached_property
-    def image_counts(self) -> Any:
+    def media_counts(self) -> Any:
         """int64[N, 2], how many images each item has, and how many tokens stand for those."""
-        return self.store.image_counts
+        return self.store.media_counts
 
     @cached_property
     def prefixes(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Samples:
 
         The same tokens may stand for other images, so that samples with images share nothing.
         """
-        if self.store.has_images:
+        if self.store.has_media:
             return {}
         at = self._whole_samples()
         return common_prefixes(self.store, at, self.store.lengths[at])
@@ -99,13 +99,13 @@ class Samples:
         same.share_prefix, same._most_tokens = share_prefix, max_tokens
         return same
 
-    def with_images(self, inputs: forge_data.ImageInputs, rows: ImageRows) -> Self:
+    def with_media(self, inputs: forge_data.MediaInputs, rows: MediaRows) -> Self:
         """Return the same items, whose rows are given their images.
 
         They are packed, in lines that are padded, or of one sample each.
         """
         same = copy(self)
-        same._images, same.image_rows = inputs, rows
+        same._media, same.media_rows = inputs, rows
         return same
 
     def short_samples(self) -> list[tuple[Any, Any]]:
@@ -140,11 +140,11 @@ class Conversations(Samples):
         self.sources = None if store.weights is None else store.sources[begins]
 
     @cached_property
-    def image_counts(self) -> Any:
+    def media_counts(self) -> Any:
         """int64[N, 2], how many images each row has in its samples, and how many tokens."""
         import numpy as np
 
-        return np.add.reduceat(self.store.image_counts, self._ends[:-1], axis=0)
+        return np.add.reduceat(self.store.media_counts, self._ends[:-1], axis=0)
 
     def _whole_samples(self) -> Any:
         return self._ends[1:] - 1
@@ -164,7 +164,7 @@ class Conversations(Samples):
             "history"
         )
         learned = f"{counted_are(int(self.loss_counts.sum()), 'tokens')} learned"
-        return f"{counted(len(self), 'rows')} as {turns}; {learned}{images_in_words(self.store, self.image_counts)}"
+        return f"{counted(len(self), 'rows')} as {turns}; {learned}{media_in_words(self.store, self.media_counts)}"
 
     def source(self, index: int) -> str:
         """Return the file and row of a conversation."""
@@ -172,9 +172,9 @@ class Conversations(Samples):
 
     def batch(self, indices: Sequence[int] | Ints) -> Any:
         """Pack conversations into one row."""
-        if self._images is not None:
+        if self._media is not None:
             at = [at for i in map(int, indices) for at in range(self._ends[i], self._ends[i + 1])]
-            return image_row_of(forge_packing.collate([self.store[i] for i in at]), self.store, at, self._images)
+            return media_row_of(forge_packing.collate([self.store[i] for i in at]), self.store, at, self._media)
         turns = [[self.store[at] for at in range(self._ends[i], self._ends[i + 1])] for i in map(int, indices)]
         return forge_packing.collate_turns(turns, share_history=self.share_history, share_prefix=self.share_prefix)
 

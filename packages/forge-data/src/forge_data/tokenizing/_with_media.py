@@ -6,24 +6,24 @@ import attrs
 import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._image import Image
+from forge_data._media import Media
 from forge_data.chat_template._trace import Run
 from forge_data.formats._samples import Chat, Note
-from forge_data.images._processor import ModelProcessor
-from forge_data.images._read import read_image
 from forge_data.masking._conversation import Conversation
-from forge_data.masking._images import moved, moved_span
+from forge_data.masking._media import moved, moved_span
+from forge_data.media._processor import ModelProcessor
+from forge_data.media._read import read_image
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 @attrs.frozen(eq=False)
-class ImageSpans:
+class MediaSpans:
     """The images of a text, and what the processor makes of it."""
 
     place: str
-    images: tuple[Image, ...]
+    media: tuple[Media, ...]
     spans: list[tuple[int, int]]
     """Characters that stand for each image."""
     ids: "NDArray[np.int32]"
@@ -32,7 +32,7 @@ class ImageSpans:
     runs: list[Run]
     """Characters of the text by message."""
 
-    def tokens(self, ids: "NDArray[np.int32]", offsets: "NDArray[np.int64]") -> tuple[Image, ...]:
+    def tokens(self, ids: "NDArray[np.int32]", offsets: "NDArray[np.int64]") -> tuple[Media, ...]:
         """Return the images with the tokens that stand for each.
 
         Args:
@@ -52,16 +52,16 @@ class ImageSpans:
             )
         found = []
         outside = np.isin(ids, [*self.processor.token_ids])
-        for image, (start, stop) in zip(self.images, self.spans, strict=True):
+        for medium, (start, stop) in zip(self.media, self.spans, strict=True):
             (inside,) = np.nonzero((offsets[:, 0] >= start) & (offsets[:, 1] <= stop))
             if not len(inside):
                 raise DataError(
-                    f"{self.place}: field {image.field}: no token stands for this image alone, since the tokenizer joins it "
+                    f"{self.place}: field {medium.field}: no token stands for this image alone, since the tokenizer joins it "
                     "with the text around it; use the processor's own tokenizer"
                 )
             first, last = int(inside[0]), int(inside[-1]) + 1
             outside[first:last] = False
-            found.append(attrs.evolve(image, start=first, stop=last))
+            found.append(attrs.evolve(medium, start=first, stop=last))
         if outside.any():
             at = int(np.argmax(outside))
             place, token = int(offsets[at, 0]), self.processor.text_of(int(ids[at]))
@@ -74,24 +74,24 @@ class ImageSpans:
         return tuple(found)
 
 
-def expanded(chat: Chat, made: Conversation, processor: ModelProcessor) -> tuple[Conversation, ImageSpans | None]:
+def expanded(chat: Chat, made: Conversation, processor: ModelProcessor) -> tuple[Conversation, MediaSpans | None]:
     """Put what stands for each image into the text of a conversation.
 
     Raises:
         DataError: an image is missing or broken, or the processor refuses it.
         TokenizerError: the processor does not say what it writes for an image.
     """
-    if not made.images:
+    if not made.media:
         return made, None
     pixels: list[Any] = []
-    images: list[Image] = []
+    media: list[Media] = []
     notes: list[Note] = []
     try:
-        for image in chat.images[: made.images]:
-            decoded, sha256 = read_image(image, chat.place, lost := [])
+        for medium in chat.media[: made.media]:
+            decoded, sha256 = read_image(medium, chat.place, lost := [])
             pixels.append(decoded)
-            notes += [Note("lossy_image", image.field, what) for what in lost]
-            images.append(attrs.evolve(image, sha256=sha256))
+            notes += [Note("lossy_image", medium.field, what) for what in lost]
+            media.append(attrs.evolve(medium, sha256=sha256))
         written = processor.expand(made.text, pixels, chat.place)
     finally:
         for each in pixels:
@@ -111,4 +111,4 @@ def expanded(chat: Chat, made: Conversation, processor: ModelProcessor) -> tuple
         runs=[(*moved((start, stop), starts, stops, sizes), owner) for start, stop, owner in made.runs],
     )
     spans = [(place - size, place) for place, size in zip(places, sizes, strict=True)]
-    return conversation, ImageSpans(chat.place, tuple(images), spans, written.ids, processor, conversation.runs)
+    return conversation, MediaSpans(chat.place, tuple(media), spans, written.ids, processor, conversation.runs)

@@ -16,31 +16,31 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, language_modules, mode
-from forge_algos.batches._images import ImageInputs, Way, go_by_lines, image_row_inputs, is_seen, set_packed
+from forge_algos.batches._media import MediaInputs, Way, go_by_lines, is_seen, media_row_inputs, set_packed
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import lay_out
 from forge_algos.isolation._compare import REFUSALS, Compare, decides
 from forge_algos.isolation._isolation import batch_hidden_states, made_up_lengths, run_test, with_and_without_autocast
 
 
-class ImageDocument(NamedTuple):
+class MediaDocument(NamedTuple):
     """A document with images."""
 
     input_ids: Any
     """int[S]."""
-    inputs: ImageInputs
+    inputs: MediaInputs
     """What a processor makes of its images."""
     spans: Sequence[tuple[int, int]]
     """Tokens [start, stop) that stand for each image."""
 
 
-def pack_images(
+def pack_media(
     model: nn.Module,
-    documents: Sequence[ImageDocument],
+    documents: Sequence[MediaDocument],
     *,
     device: torch.device,
     packing: bool = True,
-    join: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]] = list,
+    join: Callable[[Sequence[MediaInputs]], Sequence[MediaInputs]] = list,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> tuple[Way | None, str]:
     """Have `model` take rows of several documents with images, if it keeps such documents apart.
@@ -89,14 +89,14 @@ def pack_images(
     return None, f"{what} does not keep documents with images apart in a row: {problem}"
 
 
-def require_images(
+def require_media(
     model: nn.Module,
-    document: ImageDocument,
+    document: MediaDocument,
     *,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> None:
-    """Raise unless a model sees the images of a document; arguments as of `pack_images`.
+    """Raise unless a model sees the images of a document; arguments as of `pack_media`.
 
     A model of text may take pixels as an argument and pass over them. So with other pixels it has to compute something else.
 
@@ -128,7 +128,7 @@ def _has_experts(model: nn.Module) -> bool:
 
 def require_image_attention(
     model: nn.Module,
-    document: ImageDocument,
+    document: MediaDocument,
     *,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
@@ -185,7 +185,7 @@ def _require(
 
 def unreached_by_images(
     model: nn.Module,
-    document: ImageDocument,
+    document: MediaDocument,
     *,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
@@ -213,11 +213,11 @@ def unreached_by_images(
     return found
 
 
-def _alone(model: nn.Module, document: ImageDocument, device: torch.device) -> torch.Tensor:
+def _alone(model: nn.Module, document: MediaDocument, device: torch.device) -> torch.Tensor:
     return _run(model, [_on(device, document)], [document.inputs])
 
 
-def _on(device: torch.device, document: ImageDocument) -> torch.Tensor:
+def _on(device: torch.device, document: MediaDocument) -> torch.Tensor:
     return torch.tensor(np.asarray(document.input_ids), dtype=torch.int64, device=device)
 
 
@@ -230,7 +230,7 @@ def _set_attention(causal: Any, name: str | None) -> None:
 
 
 @contextmanager
-def _changed_token(model: nn.Module, document: ImageDocument) -> Iterator[range]:
+def _changed_token(model: nn.Module, document: MediaDocument) -> Iterator[range]:
     """Turn the signs of the first image's later tokens inside the block; yield its first ones."""
     first, stop = document.spans[0]
     middle = (first + stop) // 2
@@ -251,7 +251,7 @@ def _changed_token(model: nn.Module, document: ImageDocument) -> Iterator[range]
         handle.remove()
 
 
-def longer(document: ImageDocument, more: int) -> ImageDocument:
+def longer(document: MediaDocument, more: int) -> MediaDocument:
     """Put as many words before a document, which are its own."""
     ids, plain = np.asarray(document.input_ids), plain_tokens(document)
     words = np.resize(ids[plain], more)
@@ -262,10 +262,10 @@ def longer(document: ImageDocument, more: int) -> ImageDocument:
         for name, array in document.inputs.items()
     }
     spans = [(start + more, stop + more) for start, stop in document.spans]
-    return ImageDocument(np.concatenate([words, ids]), inputs, spans)
+    return MediaDocument(np.concatenate([words, ids]), inputs, spans)
 
 
-def plain_tokens(document: ImageDocument) -> NDArray[np.bool_]:
+def plain_tokens(document: MediaDocument) -> NDArray[np.bool_]:
     """Return bool[S], false for tokens that stand for images."""
     plain = np.ones(len(document.input_ids), dtype=np.bool_)
     for start, stop in document.spans:
@@ -273,7 +273,7 @@ def plain_tokens(document: ImageDocument) -> NDArray[np.bool_]:
     return plain
 
 
-def _image_places(document: ImageDocument) -> list[int]:
+def _media_places(document: MediaDocument) -> list[int]:
     """Return the tokens that are parts of images, without marks around them where that is known."""
     ids = np.asarray(document.input_ids)
     kinds = [array[0] for array in document.inputs.values() if array.shape == (1, len(ids)) and array.any()]
@@ -283,25 +283,25 @@ def _image_places(document: ImageDocument) -> list[int]:
 
 def _problem(
     model: nn.Module,
-    documents: Sequence[ImageDocument],
+    documents: Sequence[MediaDocument],
     device: torch.device,
-    join: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]],
+    join: Callable[[Sequence[MediaInputs]], Sequence[MediaInputs]],
 ) -> str | None:
     first = _on(device, documents[0])
     plain = torch.tensor(plain_tokens(documents[0]), device=device)
     # Other words before the same images.
     changed = first.clone()
     changed[plain] = first[plain].roll(1)
-    text = ImageDocument(first[plain].cpu().numpy(), {}, ())
+    text = MediaDocument(first[plain].cpu().numpy(), {}, ())
     row = [text, documents[0], text, documents[1]]
-    ids, images = [_on(device, each) for each in row], join([each.inputs for each in row])
+    ids, media = [_on(device, each) for each in row], join([each.inputs for each in row])
     ends = np.cumsum([0, *map(len, ids)]).tolist()
     places = [list(range(start, stop)) for start, stop in pairwise(ends)]
 
-    packed = cache(partial(_run, model, ids, images))
+    packed = cache(partial(_run, model, ids, media))
     with Compare(model, decides(model)) as compare:
         for at, name in ((1, "the first of two"), (3, "the second of two"), (2, "text between two")):
-            alone, inside = cache(partial(_plain_forward, model, row[at], device)), _image_places(row[at])
+            alone, inside = cache(partial(_plain_forward, model, row[at], device)), _media_places(row[at])
             # In few digits half of the tokens may differ by more: those of images, where a leak shows, by themselves too.
             if not compare.equal(lambda at=at: packed()[places[at]], alone) or (
                 inside
@@ -311,24 +311,24 @@ def _problem(
                 )
             ):
                 return f"{name} comes out otherwise than alone"
-        other = partial(_run, model, [ids[0], changed, *ids[2:]], images)
+        other = partial(_run, model, [ids[0], changed, *ids[2:]], media)
         if not compare.equal(lambda: packed()[places[3]], lambda: other()[places[3]]):
             return "the second of two changes with the first"
     return None
 
 
-def _plain_forward(model: nn.Module, document: ImageDocument, device: torch.device) -> torch.Tensor:
+def _plain_forward(model: nn.Module, document: MediaDocument, device: torch.device) -> torch.Tensor:
     """Run a document as transformers' processor gives it to a model: with a mask, no positions."""
     ids = _on(device, document)
-    inputs = image_row_inputs(model, ids, (0, len(ids)), [document.inputs], packed={})
+    inputs = media_row_inputs(model, ids, (0, len(ids)), [document.inputs], packed={})
     return batch_hidden_states(model, inputs | {"attention_mask": torch.ones_like(ids)[None]})[0]
 
 
-def _run(model: nn.Module, documents: Sequence[torch.Tensor], images: Sequence[ImageInputs]) -> torch.Tensor:
+def _run(model: nn.Module, documents: Sequence[torch.Tensor], media: Sequence[MediaInputs]) -> torch.Tensor:
     """Run documents in one row; returns hidden states (or logits) float[T, D]."""
     lengths = [len(document) for document in documents]
     ids, boundaries = torch.cat(list(documents)), [0, *np.cumsum(lengths).tolist()]
     positions = torch.cat([torch.arange(length) for length in lengths]).to(ids.device)
     packed = packed_inputs(ids, positions, torch.tensor(boundaries), max(lengths))
-    layout = lay_out(model, image_row_inputs(model, ids, boundaries, images, packed=packed))
+    layout = lay_out(model, media_row_inputs(model, ids, boundaries, media, packed=packed))
     return layout.packed(batch_hidden_states(model, layout.inputs))[0]

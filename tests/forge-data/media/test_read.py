@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
-from forge_data import DataError, Image
+from forge_data import DataError, Media
 
 pytest.importorskip("PIL")
 pytest.importorskip("torch")
@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 from PIL import Image as Pillow
 from transformers.image_utils import load_image
 
-from forge_data.images._read import name_of, read_image, sha256_of
+from forge_data.media._read import name_of, read_image, sha256_of
 
 from .. import pictured
 
@@ -37,18 +37,18 @@ def save(path, mode="RGB", orientation=None, **options):
 def test_pixels_are_those_of_transformers(tmp_path, name, mode, orientation):
     """Whatever its mode and orientation, an image is what `load_image` makes of the file."""
     path = save(tmp_path / name, mode, orientation)
-    pixels, sha256 = read_image(Image("images[0]", str(path)), "rows.jsonl:1")
+    pixels, sha256 = read_image(Media("images[0]", str(path)), "rows.jsonl:1")
     assert np.array_equal(np.asarray(pixels), np.asarray(load_image(str(path))))
     assert pixels.mode == "RGB"
-    assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == sha256_of(Image("images[0]", str(path)))
-    same, other = read_image(Image("images[0]", data=path.read_bytes()), "rows.jsonl:1")
+    assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == sha256_of(Media("images[0]", str(path)))
+    same, other = read_image(Media("images[0]", data=path.read_bytes()), "rows.jsonl:1")
     assert np.array_equal(np.asarray(pixels), np.asarray(same))
     assert other == sha256
 
 
 def saved(image, format, **options):
     image.save(file := io.BytesIO(), format, **options)
-    return Image("images[0]", data=file.getvalue())
+    return Media("images[0]", data=file.getvalue())
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def broken(tmp_path):
 )
 def test_faults(tmp_path, name, expected):
     """An image that cannot be used is one error: row, field, file, what was found, what to do."""
-    image = Image("messages[0].content[1]", str(broken(tmp_path) / name))
+    image = Media("messages[0].content[1]", str(broken(tmp_path) / name))
     with pytest.raises(DataError, match=rf"^rows.jsonl:7: field messages\[0\].content\[1\]: .*{expected}"):
         read_image(image, "rows.jsonl:7")
 
 
 def test_too_many_pixels(monkeypatch):
     """Pillow's limit on pixels is an error, from the first pixel above it."""
-    image = Image("images[0]", data=pictured.png(height=20, width=30))
+    image = Media("images[0]", data=pictured.png(height=20, width=30))
     monkeypatch.setattr(Pillow, "MAX_IMAGE_PIXELS", 600)
     read_image(image, "rows.jsonl:7")
     for limit in (599, 200):
@@ -118,8 +118,8 @@ def test_too_many_pixels(monkeypatch):
 def test_another_image_in_its_place(tmp_path):
     """A file that changed since the rows were prepared is one error with both hashes."""
     path = save(tmp_path / "a.png")
-    _, sha256 = read_image(Image("images[0]", str(path)), "rows.jsonl:1")
-    known = Image("images[0]", str(path), sha256=sha256)
+    _, sha256 = read_image(Media("images[0]", str(path)), "rows.jsonl:1")
+    known = Media("images[0]", str(path), sha256=sha256)
     read_image(known, "rows.jsonl:1")
     path.write_bytes(pictured.png(5))
     with pytest.raises(
@@ -132,12 +132,12 @@ def test_another_image_in_its_place(tmp_path):
 
 def test_names():
     """A person sees the file's name, or the field."""
-    assert name_of(Image("images[0]", "/data/cat.png")) == "cat.png"
-    assert name_of(Image("images[0]", data=b"")) == "images[0]"
+    assert name_of(Media("images[0]", "/data/cat.png")) == "cat.png"
+    assert name_of(Media("images[0]", data=b"")) == "images[0]"
 
 
 def test_files_are_closed(tmp_path):
     """No file stays open behind an image."""
     path = save(tmp_path / "a.png")
-    pixels, _ = read_image(Image("images[0]", str(path)), "rows.jsonl:1")
+    pixels, _ = read_image(Media("images[0]", str(path)), "rows.jsonl:1")
     assert not isinstance(getattr(pixels, "fp", None), io.IOBase)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import forge_packing
     from forge.tasks.items._items import Ints
 
-ImageInputs = Sequence[Mapping[str, Any]]
+MediaInputs = Sequence[Mapping[str, Any]]
 """Of each document of a row what a processor makes of its images."""
-ImageRows = Literal["packed", "lines", "single"]
+MediaRows = Literal["packed", "lines", "single"]
 """Whether a micro-batch with images is a packed row, padded lines, or one sample."""
 
 _each = ThreadPoolExecutor(4, "images")
@@ -26,26 +26,26 @@ _next = ThreadPoolExecutor(1, "next-images")
 """Waits for `_each`, and so is another."""
 
 
-def images_in_words(store: forge_data.TokenStore | forge_data.PromptStore, counts: Ints) -> str:
+def media_in_words(store: forge_data.TokenStore | forge_data.PromptStore, counts: Ints) -> str:
     """Say how many images and tokens of images int64[N, 2] has; "" of a store without any."""
-    if not store.has_images:
+    if not store.has_media:
         return ""
-    images, tokens = (int(number) for number in counts.sum(axis=0))
+    media, tokens = (int(number) for number in counts.sum(axis=0))
     rows = int((counts[:, 0] > 0).sum())
     each = ", counted in each of a row's samples" if len(store) > len(counts) else ""
-    return f"; {counted(images, 'images')}{each}, for which {counted(tokens, 'tokens')} stand, in {rows:,} of the rows"
+    return f"; {counted(media, 'images')}{each}, for which {counted(tokens, 'tokens')} stand, in {rows:,} of the rows"
 
 
 _KEPT = 8
 """Prompts whose images are kept as arrays: a prompt's completions follow each other."""
 
 
-class PromptImages(Mapping[int, "Mapping[str, Any]"]):
+class PromptMedia(Mapping[int, "Mapping[str, Any]"]):
     """Rows of prompts with images → what a processor makes of them, when it is asked for."""
 
-    def __init__(self, store: forge_data.PromptStore, inputs: forge_data.ImageInputs) -> None:
+    def __init__(self, store: forge_data.PromptStore, inputs: forge_data.MediaInputs) -> None:
         self.join = inputs.join
-        self._rows = store.image_counts[:, 0].nonzero()[0].tolist()
+        self._rows = store.media_counts[:, 0].nonzero()[0].tolist()
         self._known = frozenset(self._rows)
         self._made = lru_cache(_KEPT)(lambda row: inputs(store[row], store.source(row)))
 
@@ -65,36 +65,36 @@ class PromptImages(Mapping[int, "Mapping[str, Any]"]):
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class ImageRow:
+class MediaRow:
     """A packed row with images, as `forge_algos.PackedBatch` or `PackedGroups`."""
 
     packed: forge_packing.PackedBatch | forge_packing.PackedGroups = attrs.field(repr=False)
-    image_inputs: Callable[[], ImageInputs] = attrs.field(repr=False)
+    media_inputs: Callable[[], MediaInputs] = attrs.field(repr=False)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.packed, name)
 
 
-def image_row(
+def media_row(
     row: forge_packing.PackedBatch | forge_packing.PackedGroups,
     samples: Sequence[forge_data.TokenizedExample],
     places: Sequence[str],
-    inputs: forge_data.ImageInputs,
+    inputs: forge_data.MediaInputs,
 ) -> Any:
     """Return a row of samples, with their images where one has some; `places` are for errors."""
-    if not any(sample.images for sample in samples):
+    if not any(sample.media for sample in samples):
         return row
-    return ImageRow(packed=row, image_inputs=lambda: inputs.join(list(_each.map(inputs, samples, places))))
+    return MediaRow(packed=row, media_inputs=lambda: inputs.join(list(_each.map(inputs, samples, places))))
 
 
-def image_row_of(
+def media_row_of(
     row: forge_packing.PackedBatch | forge_packing.PackedGroups,
     store: forge_data.TokenStore,
     indices: Sequence[int] | Ints,
-    inputs: forge_data.ImageInputs,
+    inputs: forge_data.MediaInputs,
 ) -> Any:
     """Return a row of a store's samples, with their images where one has some."""
-    return image_row(row, [store[int(i)] for i in indices], [store.source(int(i)) for i in indices], inputs)
+    return media_row(row, [store[int(i)] for i in indices], [store.source(int(i)) for i in indices], inputs)
 
 
 _ROWS_OF_BATCHES = ("mismatched", "completions", "groups")
@@ -108,32 +108,32 @@ def read_ahead(batches: Sequence[Any]) -> list[Any]:
     held at once: of the last one that was asked for, which a reference is given too, and of the next.
     """
     rows_of = [_rows_of(batch) for batch in batches]
-    with_images = [rows[name] for name in ("", *_ROWS_OF_BATCHES) for rows in rows_of if name in rows]
-    ahead = iter(with_images)
-    started: list[Future[ImageInputs]] = []
+    with_media = [rows[name] for name in ("", *_ROWS_OF_BATCHES) for rows in rows_of if name in rows]
+    ahead = iter(with_media)
+    started: list[Future[MediaInputs]] = []
 
     def start() -> None:
         if (row := next(ahead, None)) is not None:
-            started.append(_next.submit(row.image_inputs))
+            started.append(_next.submit(row.media_inputs))
 
-    def read(row: Any, number: int) -> ImageInputs:
+    def read(row: Any, number: int) -> MediaInputs:
         if number == next(iter(last), None):  # a second look at the row
             return last[number]
         last.clear()
         if number != taken[0] or not started:  # rows from the first again
-            last[number] = row.image_inputs()
+            last[number] = row.media_inputs()
             return last[number]
         taken[0] += 1
         last[number] = started.pop().result()
         start()
         return last[number]
 
-    taken, last = [0], dict[int, ImageInputs]()
+    taken, last = [0], dict[int, MediaInputs]()
     start()
-    numbers = {id(row): number for number, row in enumerate(with_images)}
+    numbers = {id(row): number for number, row in enumerate(with_media)}
 
     def ahead_of(batch: Any, rows: dict[str, Any]) -> Any:
-        ahead = {name: attrs.evolve(row, image_inputs=partial(read, row, numbers[id(row)])) for name, row in rows.items()}
+        ahead = {name: attrs.evolve(row, media_inputs=partial(read, row, numbers[id(row)])) for name, row in rows.items()}
         return ahead.get("") or (attrs.evolve(batch, **ahead) if ahead else batch)
 
     return [*map(ahead_of, batches, rows_of)]
@@ -141,7 +141,7 @@ def read_ahead(batches: Sequence[Any]) -> list[Any]:
 
 def _rows_of(batch: Any) -> dict[str, Any]:
     """Return the rows with images that a micro-batch has, by field; "" where it is one itself."""
-    if getattr(batch, "image_inputs", None) is not None:
+    if getattr(batch, "media_inputs", None) is not None:
         return {"": batch}
     found = {name: getattr(batch, name, None) for name in _ROWS_OF_BATCHES}
-    return {name: row for name, row in found.items() if getattr(row, "image_inputs", None) is not None}
+    return {name: row for name, row in found.items() if getattr(row, "media_inputs", None) is not None}

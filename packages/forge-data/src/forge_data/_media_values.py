@@ -1,4 +1,4 @@
-"""Value of a row that stands for an image (path, URI, bytes, struct, PIL image) → `Image`."""
+"""Value of a row that stands for an image (path, URI, bytes, struct, PIL image) → `Media`."""
 
 import base64
 import binascii
@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._image import Image
+from forge_data._media import Media
 from forge_data._values import checked_text, describe
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://|(?<=data:))", re.IGNORECASE)
@@ -26,7 +26,7 @@ _STRUCT = {"bytes", "path"}
 """Fields of an image of `datasets`, in tables too."""
 
 
-def image_of(place: str, field: str, value: Any) -> Image:
+def media_of(place: str, field: str, value: Any) -> Media:
     """Read an image: a path, a `file://` or `data:` URI, bytes, a struct or a PIL image.
 
     A struct is `{"bytes": ..., "path": ...}`, whose bytes win. The path is as the row has it; `placed` makes it absolute. No
@@ -36,23 +36,23 @@ def image_of(place: str, field: str, value: Any) -> Image:
         DataError: the address of a server, a URI that cannot be decoded, or no image at all.
     """
     if isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
-        return Image(field, path=checked_text(place, field, path))
+        return Media(field, path=checked_text(place, field, path))
     if isinstance(value, str):
         return _named(place, field, checked_text(place, field, value))
     if isinstance(value, bytes | bytearray | memoryview) and len(value):
-        return Image(field, data=bytes(value))
+        return Media(field, data=bytes(value))
     if isinstance(value, dict) and value.keys() <= _STRUCT:
         given = value.get("bytes") or value.get("path")
         if isinstance(given, str) if not value.get("bytes") else isinstance(given, bytes | bytearray | memoryview):
-            return image_of(place, field, given)
+            return media_of(place, field, given)
     if is_pil_image(value):
-        return Image(field, data=_as_png(place, field, value))
+        return Media(field, data=_as_png(place, field, value))
     raise DataError(
         f"{place}: field {field} is {describe(value)}, and no image; give the path of its file, its bytes, or a data: URI"
     )
 
 
-def from_base64(place: str, field: str, value: Any) -> Image:
+def from_base64(place: str, field: str, value: Any) -> Media:
     """Read the bytes of an image in base64, with `data:image/png;base64,` before them or not.
 
     Raises:
@@ -61,28 +61,28 @@ def from_base64(place: str, field: str, value: Any) -> Image:
     if not isinstance(value, str):
         raise DataError(f"{place}: field {field} is {describe(value)}; it must be the bytes of an image in base64")
     if value[:5].lower() == "data:":
-        return image_of(place, field, value)
-    return Image(field, data=_decoded(place, field, value))
+        return media_of(place, field, value)
+    return Media(field, data=_decoded(place, field, value))
 
 
-def placed(place: str, image: Image, directory: str | None) -> Image:
+def placed(place: str, medium: Media, directory: str | None) -> Media:
     """Make the path of an image absolute: beside `~`, it begins in `directory`.
 
     Raises:
         DataError: it is relative, and the rows lie in no directory of this machine.
     """
-    if image.path is None:
-        return image
-    path = os.path.expanduser(image.path)
+    if medium.path is None:
+        return medium
+    path = os.path.expanduser(medium.path)
     if not os.path.isabs(path):
         if directory is None:
             raise DataError(
-                f"{place}: field {image.field} is the relative path {image.path!r}, and these rows lie in no directory of "
+                f"{place}: field {medium.field} is the relative path {medium.path!r}, and these rows lie in no directory of "
                 "this machine; give an absolute path, or the bytes"
             )
         path = os.path.join(directory, path)
     # Behind a link to a directory `..` leads elsewhere than the path's text does.
-    return attrs.evolve(image, path=path if os.pardir in path.split(os.sep) else os.path.normpath(path))
+    return attrs.evolve(medium, path=path if os.pardir in path.split(os.sep) else os.path.normpath(path))
 
 
 def is_pil_image(value: object) -> bool:
@@ -91,7 +91,7 @@ def is_pil_image(value: object) -> bool:
     return pil is not None and isinstance(value, pil.Image)
 
 
-def _named(place: str, field: str, value: str) -> Image:
+def _named(place: str, field: str, value: str) -> Media:
     found = _SCHEME.match(value)
     scheme = found[1].lower() if found else ""
     if scheme == "data":
@@ -101,7 +101,7 @@ def _named(place: str, field: str, value: str) -> Image:
                 f"{place}: field {field} is {describe(value)}, a data: URI of another kind; give data:image/png;base64,... "
                 "(or jpeg, ...), or the path of a file"
             )
-        return Image(field, data=_decoded(place, field, encoded))
+        return Media(field, data=_decoded(place, field, encoded))
     if scheme == "file":
         parts = urlsplit(value)
         if parts.netloc not in ("", "localhost"):
@@ -122,7 +122,7 @@ def _named(place: str, field: str, value: str) -> Image:
         )
     if not value.strip() or "\0" in value:
         raise DataError(f"{place}: field {field} is {describe(value)}, which is no path; give the path of the image's file")
-    return Image(field, path=value)
+    return Media(field, path=value)
 
 
 def _decoded(place: str, field: str, encoded: str) -> bytes:
@@ -135,14 +135,14 @@ def _decoded(place: str, field: str, encoded: str) -> bytes:
     return data
 
 
-def _as_png(place: str, field: str, image: Any) -> bytes:
+def _as_png(place: str, field: str, medium: Any) -> bytes:
     """Encode a decoded image, such as `datasets` makes, without a loss."""
     file = io.BytesIO()
     try:
         # What a PNG cannot keep is made RGB, as processors do it themselves.
-        made = image if image.mode in _IN_PNG else image.convert("RGB")
+        made = medium if medium.mode in _IN_PNG else medium.convert("RGB")
         # The orientation in its EXIF is applied by processors.
-        made.save(file, "PNG", exif=image.getexif())
+        made.save(file, "PNG", exif=medium.getexif())
     except Exception as error:
         # Pillow reads a file only now, and raises OSError, SyntaxError, ValueError and others where it is broken.
         raise DataError(

@@ -1,10 +1,10 @@
-"""`Image`: an image of a row, by its file or its bytes."""
+"""`Media`: an image of a row, by its file or its bytes."""
 
 import attrs
 
 
 @attrs.frozen
-class Image:
+class Media:
     """One image of a conversation: the file or the bytes that the row gives.
 
     Of `path` and `data` one is None. What a processor makes of it is no part of a store: it is made again from the same bytes,

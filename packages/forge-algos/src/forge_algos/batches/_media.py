@@ -2,7 +2,7 @@
 
 What a processor makes of an image (pixels, grids, token types) is given to the forward beside the tokens that stand for it.
 A row is given to the model as a plain forward gives it one document, unless the model was shown to keep the documents of such
-a row apart (`isolation.pack_images`).
+a row apart (`isolation.pack_media`).
 """
 
 import inspect
@@ -19,25 +19,25 @@ from forge_algos._errors import PackedBatchError
 from forge_algos._modules import causal_model, language_modules
 from forge_algos.batches._copies import to_device
 
-ImageInputs = Mapping[str, NDArray[Any]]
+MediaInputs = Mapping[str, NDArray[Any]]
 """Arguments of a forward for one document beside its ids, as a processor gives them for one text.
 Of each token ([1, S]), or of all its images; {} for a document without images."""
 Way = Literal["bounds", "positions", "lines"]
 """How a model is told where the documents of a row with images begin: by boundaries and positions, by positions alone, or by
 lines of their own, padded on the right under a mask."""
-LINES = "image_lines"
+LINES = "media_lines"
 """Argument of a row that is to be laid out in lines: the names of the arrays of its tokens. It is no argument of a model."""
 
 _packed: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
 """Causal model that keeps the documents of a row with images apart → how it is told where they begin."""
 
 
-def packs_images(model: nn.Module) -> Way | None:
+def packs_media(model: nn.Module) -> Way | None:
     """Return how rows with images may hold several documents; None: they hold one."""
     return _packed.get(causal_model(model))
 
 
-def pack_images_like(model: nn.Module, other: nn.Module) -> None:
+def pack_media_like(model: nn.Module, other: nn.Module) -> None:
     """Have `model` take rows with images as `other` does, a model of the same kind."""
     set_packed(model, _packed.get(causal_model(other)))
 
@@ -50,18 +50,18 @@ def set_packed(model: nn.Module, way: Way | None) -> None:
         _packed[causal_model(model)] = way
 
 
-def with_images(model: nn.Module, row: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+def with_media(model: nn.Module, row: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """Add a row's images, if it has some, to a forward's arguments.
 
     Args:
         model: bare or wrapped.
-        row: `image_inputs()` gives for each document, or each completion with its prompt, what a processor does.
+        row: `media_inputs()` gives for each document, or each completion with its prompt, what a processor does.
         inputs: those of the same row without images.
 
     Raises:
-        PackedBatchError: as `image_row_inputs`, or completions that share prompts.
+        PackedBatchError: as `media_row_inputs`, or completions that share prompts.
     """
-    if (images := getattr(row, "image_inputs", None)) is None:
+    if (media := getattr(row, "media_inputs", None)) is None:
         return inputs
     if inputs.get("kv_rows") is not None:
         raise PackedBatchError(
@@ -70,14 +70,14 @@ def with_images(model: nn.Module, row: Any, inputs: dict[str, Any]) -> dict[str,
         )
     boundaries = np.asarray(row.cu_seqlens).tolist()
     ids, on_host = inputs["input_ids"][0], np.asarray(row.input_ids)
-    return image_row_inputs(model, ids, boundaries, images(), packed=inputs, on_host=on_host)
+    return media_row_inputs(model, ids, boundaries, media(), packed=inputs, on_host=on_host)
 
 
-def image_row_inputs(
+def media_row_inputs(
     model: nn.Module,
     ids: torch.Tensor,
     boundaries: Sequence[int],
-    documents: Sequence[ImageInputs],
+    documents: Sequence[MediaInputs],
     *,
     packed: Mapping[str, Any],
     on_host: NDArray[Any] | None = None,
@@ -129,7 +129,7 @@ def image_row_inputs(
 
 
 def line_inputs(
-    model: nn.Module, documents: Sequence[ImageInputs], lengths: Sequence[int], device: torch.device
+    model: nn.Module, documents: Sequence[MediaInputs], lengths: Sequence[int], device: torch.device
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Build a forward's arguments for the images of documents in lines, padded on the left.
 
@@ -141,7 +141,7 @@ def line_inputs(
     """
     dtype, width = _pixel_dtype(model), max(lengths)
     of_tokens: dict[str, torch.Tensor] = {}
-    of_images: dict[str, torch.Tensor] = {}
+    of_media: dict[str, torch.Tensor] = {}
     for name, array in _joined(documents, lengths).items():
         if array.shape == (1, sum(lengths)):
             lines = np.zeros((len(lengths), width), array.dtype)
@@ -149,11 +149,11 @@ def line_inputs(
                 line[width - len(values) :] = values
             of_tokens[name] = _on(device, lines, dtype)
         else:
-            of_images[name] = _on(device, array, dtype)
-    return of_tokens, of_images
+            of_media[name] = _on(device, array, dtype)
+    return of_tokens, of_media
 
 
-def continued(images: ImageInputs, prompt: int, length: int) -> dict[str, NDArray[Any]]:
+def continued(media: MediaInputs, prompt: int, length: int) -> dict[str, NDArray[Any]]:
     """Return a prompt's arguments for the prompt with a completion, of `length` tokens.
 
     Of the tokens behind those of the prompt none stands for an image. They see the images that its last one sees.
@@ -165,7 +165,7 @@ def continued(images: ImageInputs, prompt: int, length: int) -> dict[str, NDArra
         else np.pad(array, (*more, *((0, 0),) * (array.ndim - 2)), mode="edge")
         if is_seen(array, prompt)
         else array
-        for name, array in images.items()
+        for name, array in media.items()
     }
 
 
@@ -178,7 +178,7 @@ def is_seen(array: NDArray[Any], length: int) -> bool:
     return array.ndim > 2 and array.dtype.kind in "iub" and array.shape[:2] == (1, length)
 
 
-def _joined(documents: Sequence[ImageInputs], lengths: Sequence[int]) -> dict[str, NDArray[Any]]:
+def _joined(documents: Sequence[MediaInputs], lengths: Sequence[int]) -> dict[str, NDArray[Any]]:
     """Join the arguments of all documents: of tokens along them, of images behind each other."""
     joined: dict[str, NDArray[Any]] = {}
     for name in dict.fromkeys(name for document in documents for name in document):
@@ -199,7 +199,7 @@ def _joined(documents: Sequence[ImageInputs], lengths: Sequence[int]) -> dict[st
 
 
 def _positions(
-    model: nn.Module, ids: torch.Tensor, lengths: Sequence[int], documents: Sequence[ImageInputs]
+    model: nn.Module, ids: torch.Tensor, lengths: Sequence[int], documents: Sequence[MediaInputs]
 ) -> torch.Tensor | None:
     """Return positions int64[4, 1, T] of a model that counts images in two dimensions.
 
@@ -226,7 +226,7 @@ def _positions(
     return torch.cat(found, dim=-1)
 
 
-def go_by_lines(model: nn.Module, ids: torch.Tensor, images: ImageInputs) -> bool:
+def go_by_lines(model: nn.Module, ids: torch.Tensor, media: MediaInputs) -> bool:
     """Return whether a model's positions of a document's images depend on the lines before it.
 
     HunYuan-VL of transformers 5.24 counts images through a batch. What this changes may be less than rounding in few digits.
@@ -234,13 +234,13 @@ def go_by_lines(model: nn.Module, ids: torch.Tensor, images: ImageInputs) -> boo
     Args:
         model: bare or wrapped.
         ids: int64[S], on the host.
-        images: of the document.
+        media: of the document.
     """
     body: Any = causal_model(model).base_model
-    if not images or not callable(of_lines := getattr(body, "get_rope_index", None)):
+    if not media or not callable(of_lines := getattr(body, "get_rope_index", None)):
         return False
     names = inspect.signature(of_lines).parameters
-    arguments = {name: torch.as_tensor(np.concatenate([array] * 2)) for name, array in images.items() if name in names}
+    arguments = {name: torch.as_tensor(np.concatenate([array] * 2)) for name, array in media.items() if name in names}
     two = ids[None].expand(2, -1)
     arguments |= {"attention_mask": torch.ones_like(two)} if "attention_mask" in names else {}
     positions: Any = of_lines(input_ids=two, **arguments)

@@ -13,7 +13,7 @@ import forge_data
 from forge._errors import SettingsError
 from forge.settings._backends import FORGE
 from forge.settings._settings import row_tokens
-from forge.tasks._parts import check_any_images
+from forge.tasks._parts import check_any_media
 from forge.tasks.items._items import VIRTUAL, padding
 from forge.tasks.items._pairs import LoneAnswers, Pairs
 from forge.tasks.items._prompts import Prompts
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from forge.tasks._task import Run
-    from forge.tasks.items._images import ImageRows
+    from forge.tasks.items._media import MediaRows
 
 _TRIED = 64
 """Samples with images, of each part, that are looked at for two to test a model on."""
 
 
-def has_images(*stores: Any) -> bool:
+def has_media(*stores: Any) -> bool:
     """Return whether samples of token stores have images."""
-    return any(getattr(store, "has_images", False) for store in stores if store is not None)
+    return any(getattr(store, "has_media", False) for store in stores if store is not None)
 
 
-def images_join(s: Any) -> bool:
+def media_join(s: Any) -> bool:
     """Return whether the processor allows for several samples with images in a forward."""
-    return image_inputs(s).joins
+    return media_inputs(s).joins
 
 
-def check_images(s: Any, *stores: Any) -> None:
+def check_media(s: Any, *stores: Any) -> None:
     """Refuse settings with which rows with images cannot be trained.
 
     Raises:
         SettingsError: the one that stands against them, and what to do.
     """
-    check_any_images(s, stores[0])
-    if not has_images(*stores):
+    check_any_media(s, stores[0])
+    if not has_media(*stores):
         return
-    if any(store.kind == "preference" for store in stores if store is not None) and not images_join(s):
+    if any(store.kind == "preference" for store in stores if store is not None) and not media_join(s):
         raise SettingsError(
             "pairs of answers with images: the processor of this model makes arrays that are not joined, or joined in a way of "
             "its own, so that it is given one sample at a time, and the two answers of a pair are computed together. Learn the "
@@ -75,16 +75,16 @@ def check_images(s: Any, *stores: Any) -> None:
         )
 
 
-def check_prompt_images(s: Any, *stores: Any) -> None:
+def check_prompt_media(s: Any, *stores: Any) -> None:
     """Refuse settings with which prompts with images cannot be answered and rewarded.
 
     Raises:
         SettingsError: the one that stands against them, and what to do.
         forge_data.DataError: a prompt has a token of an image in its text, which the lint finds in rows that are learned.
     """
-    if not has_images(*stores):
+    if not has_media(*stores):
         return
-    check_images(s, *stores)
+    check_media(s, *stores)
     _check_texts(s, *stores)
     own = s.objective
     if own.sampler != "transformers":
@@ -109,10 +109,10 @@ def _check_texts(s: Any, *stores: Any) -> None:
 
     It would be given an image of another row.
     """
-    of_images = image_inputs(s).token_ids
+    of_media = media_inputs(s).token_ids
     for store in (store for store in stores if store is not None):
-        for row in np.flatnonzero(store.image_counts[:, 0] == 0).tolist():
-            if found := of_images.intersection(store[row].input_ids.tolist()):
+        for row in np.flatnonzero(store.media_counts[:, 0] == 0).tolist():
+            if found := of_media.intersection(store[row].input_ids.tolist()):
                 token = store.tokenizer().convert_ids_to_tokens(min(found))
                 raise forge_data.DataError(
                     f"{store.source(row)}: its prompt has {token!r} in a text, which stands for a part of an image of this "
@@ -120,22 +120,22 @@ def _check_texts(s: Any, *stores: Any) -> None:
                 )
 
 
-def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.ImageDocument]:
+def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.MediaDocument]:
     """Return two documents with images on which rows are tried, or one, or none.
 
     They are the shortest, and another short one; where images are padded to the largest, the one with most tokens of images
     that still fits into a row.
     """
     stores = [items.store for items in parts if items is not None]
-    if not has_images(*stores):
+    if not has_media(*stores):
         return []
-    inputs, found = image_inputs(s, tokenizer), []
+    inputs, found = media_inputs(s, tokenizer), []
     key = inputs, *((str(store.path), store.fingerprint) for store in stores)
     if key in _tried:
         return _tried[key]
     for store in stores:
-        if has_images(store):
-            with_some = store.image_counts[:, 0].nonzero()[0][:_TRIED].tolist()
+        if has_media(store):
+            with_some = store.media_counts[:, 0].nonzero()[0][:_TRIED].tolist()
             found += [(store[row], store.source(row)) for row in with_some]
     found.sort(key=lambda each: len(each[0].input_ids))
     if inputs.pads:
@@ -143,52 +143,52 @@ def image_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Ima
         room = row_tokens(s) - 3 * len(found[0][0].input_ids)
         fitting = [each for each in found[1:] if len(each[0].input_ids) <= room]
         found[1:] = (
-            sorted(fitting, key=lambda each: sum(image.stop - image.start for image in each[0].images))[-1:] or found[1:]
+            sorted(fitting, key=lambda each: sum(medium.stop - medium.start for medium in each[0].media))[-1:] or found[1:]
         )
     _tried.clear()
     _tried[key] = [
-        forge_algos.ImageDocument(sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.images])
+        forge_algos.MediaDocument(sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.media])
         for sample, place in found[:2]
     ]
     return _tried[key]
 
 
-_tried: dict[Any, list[forge_algos.ImageDocument]] = {}
+_tried: dict[Any, list[forge_algos.MediaDocument]] = {}
 """Processor and stores of this process's run → two short documents, which are asked for twice."""
-_known: dict[str, tuple[Any, forge_data.ImageInputs]] = {}
+_known: dict[str, tuple[Any, forge_data.MediaInputs]] = {}
 """Model path of this process's run → its tokenizer, and what makes the arguments of its images; loading it takes seconds."""
 
 
-def image_inputs(s: Any, tokenizer: Any = None) -> forge_data.ImageInputs:
+def media_inputs(s: Any, tokenizer: Any = None) -> forge_data.MediaInputs:
     """Return what makes the arguments of images, with `tokenizer`, or with whichever there is."""
     path = s.model.model_path
     known, inputs = _known.get(path, (None, None))
     if inputs is None or (known is not None and tokenizer is not None and known is not tokenizer):
         _known.clear()
-        inputs = forge_data.ImageInputs(path, tokenizer=tokenizer)
+        inputs = forge_data.MediaInputs(path, tokenizer=tokenizer)
     elif known is None and tokenizer is not None:
         inputs = inputs.using(tokenizer)
     _known[path] = known if tokenizer is None else tokenizer, inputs
     return inputs
 
 
-def pads_images(s: Any, tokenizer: Any) -> bool:
+def pads_media(s: Any, tokenizer: Any) -> bool:
     """Return whether the arrays of images that share a micro-batch are padded to the largest."""
-    return image_inputs(s, tokenizer).pads
+    return media_inputs(s, tokenizer).pads
 
 
-def single_images(s: Any, tokenizer: Any, items: Samples) -> Samples:
+def single_media(s: Any, tokenizer: Any, items: Samples) -> Samples:
     """Return samples with their images, one a row where some have images: any model takes those."""
-    return items.with_images(image_inputs(s, tokenizer), "single") if has_images(items.store) else items
+    return items.with_media(media_inputs(s, tokenizer), "single") if has_media(items.store) else items
 
 
-def sampled_images(run: Run) -> forge_algos.online.SampledImages | None:
+def sampled_media(run: Run) -> forge_algos.online.SampledMedia | None:
     """Return what the sampler must know of a run's images; None where no prompt has any."""
-    if not isinstance(run.train, Prompts) or run.train.images is None:
+    if not isinstance(run.train, Prompts) or run.train.media is None:
         return None
-    inputs = image_inputs(run.settings, run.tokenizer)
-    return forge_algos.online.SampledImages(
-        documents=image_documents(run.settings, run.tokenizer, run.train, run.held_out),
+    inputs = media_inputs(run.settings, run.tokenizer)
+    return forge_algos.online.SampledMedia(
+        documents=media_documents(run.settings, run.tokenizer, run.train, run.held_out),
         token_ids=inputs.token_ids,
         joins=inputs.joins,
         join=inputs.join,
@@ -196,32 +196,32 @@ def sampled_images(run: Run) -> forge_algos.online.SampledImages | None:
     )
 
 
-class Images(NamedTuple):
+class MediaRead(NamedTuple):
     """How the samples of a run are given their images."""
 
-    inputs: forge_data.ImageInputs
-    rows: ImageRows
+    inputs: forge_data.MediaInputs
+    rows: MediaRows
     why: str
     """Why rows are made so."""
 
     def of(self, items: Any) -> Any:
         """Return items with images read for their rows; others as they are."""
-        return items.with_images(self.inputs, self.rows) if isinstance(items, Samples | Pairs | Prompts) else items
+        return items.with_media(self.inputs, self.rows) if isinstance(items, Samples | Pairs | Prompts) else items
 
 
-def with_images(run: Run) -> Run:
+def with_media(run: Run) -> Run:
     """Return the run with images read for its rows.
 
     They are padded, or of one sample each, where the model must have them so. Every rank calls this.
     """
-    images = images_of(run)
-    if images is None:
+    media = media_of(run)
+    if media is None:
         return run
-    run.report.note(f"images: {_ROWS[images.rows]}: {images.why}")
-    return _reading(run, images)
+    run.report.note(f"images: {_ROWS[media.rows]}: {media.why}")
+    return _reading(run, media)
 
 
-def images_of(run: Run) -> Images | None:
+def media_of(run: Run) -> MediaRead | None:
     """Return how the model of a run takes samples with images; None where no sample has any.
 
     Every rank calls this.
@@ -229,11 +229,11 @@ def images_of(run: Run) -> Images | None:
     Raises:
         SettingsError: a setting asks for other rows, or they hold one sample, and items have several.
     """
-    documents = image_documents(run.settings, run.tokenizer, run.train, run.held_out)
+    documents = media_documents(run.settings, run.tokenizer, run.train, run.held_out)
     if not documents:
         return None
-    check_layers_of_images(run)
-    inputs = image_inputs(run.settings, run.tokenizer)
+    check_layers_of_media(run)
+    inputs = media_inputs(run.settings, run.tokenizer)
     rows, why = _rows(run, documents, inputs)
     if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
         raise SettingsError(f"packing=on: {why}. With packing=auto samples with images are in no packed row.")
@@ -247,10 +247,10 @@ def images_of(run: Run) -> Images | None:
             f"pairs of answers with images: {why}, and the two answers of a pair are computed together. Learn the chosen "
             "answers with sft, or take another model."
         )
-    return Images(inputs, rows, why)
+    return MediaRead(inputs, rows, why)
 
 
-def check_layers_of_images(run: Run) -> None:
+def check_layers_of_media(run: Run) -> None:
     """Refuse to divide a model of which layers compute rows with images alone (Mllama).
 
     A rank whose row has none, or that has no row in the end, would leave the others waiting for its part of these layers.
@@ -272,18 +272,18 @@ def check_layers_of_images(run: Run) -> None:
         )
 
 
-def with_rehearsed_images(run: Run) -> Run:
+def with_rehearsed_media(run: Run) -> Run:
     """Return a run without numbers with images read for its rows, packed if any may be."""
-    if not has_images(run.train.store, run.held_out and run.held_out.store):
+    if not has_media(run.train.store, run.held_out and run.held_out.store):
         return run
     alone = "lines" if isinstance(run.train, Pairs | Prompts) else "single"
-    inputs = image_inputs(run.settings, run.tokenizer)
+    inputs = media_inputs(run.settings, run.tokenizer)
     rows = alone if run.settings.packing.packing == "off" or not inputs.joins else "packed"
-    return _reading(run, Images(inputs, rows, ""))
+    return _reading(run, MediaRead(inputs, rows, ""))
 
 
-def _reading(run: Run, images: Images) -> Run:
-    read: dict[str, Any] = {"train": images.of(run.train), "held_out": images.of(run.held_out)}
+def _reading(run: Run, media: MediaRead) -> Run:
+    read: dict[str, Any] = {"train": media.of(run.train), "held_out": media.of(run.held_out)}
     if isinstance(run.train, Prompts):
         return attrs.evolve(run, **read)  # the plan divides prompts, and rollouts their completions
     padded = padding(run.settings, read["train"]) or {"widths": None}
@@ -293,29 +293,29 @@ def _reading(run: Run, images: Images) -> Run:
 _ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", "single": "one sample a row"}
 
 
-def _rows(run: Run, documents: list[forge_algos.ImageDocument], inputs: forge_data.ImageInputs) -> tuple[ImageRows, str]:
+def _rows(run: Run, documents: list[forge_algos.MediaDocument], inputs: forge_data.MediaInputs) -> tuple[MediaRows, str]:
     """Return what rows with images the model takes, and why."""
     if not inputs.joins:
         return "single", "the model's processor makes arrays that are not joined, or joined in a way of its own"
     with run.strategy.computing(run.model):
-        way, why = take_images(run.settings, run.model, documents, device=run.device, autocast=run.autocast)
+        way, why = take_media(run.settings, run.model, documents, device=run.device, autocast=run.autocast)
     return "single" if way is None else "lines" if way == "lines" else "packed", why
 
 
-def take_images(
+def take_media(
     s: Any,
     model: Any,
-    documents: Sequence[forge_algos.ImageDocument],
+    documents: Sequence[forge_algos.MediaDocument],
     *,
     device: Any,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> tuple[str | None, str]:
-    """Have a model take rows of several documents with images: `forge_algos.pack_images`."""
-    return forge_algos.pack_images(
+    """Have a model take rows of several documents with images: `forge_algos.pack_media`."""
+    return forge_algos.pack_media(
         model,
         [*documents] * 2,
         packing=s.packing.packing != "off",
-        join=partial(image_inputs(s).join, more=True),
+        join=partial(media_inputs(s).join, more=True),
         device=device,
         autocast=autocast,
     )

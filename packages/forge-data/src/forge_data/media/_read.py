@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._image import Image
+from forge_data._media import Media
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Pixels
@@ -24,41 +24,41 @@ _SHOWN = 300
 """Characters of a path that an error shows."""
 
 
-def read_image(image: Image, place: str, lost: list[str] | None = None) -> "tuple[Pixels, str]":
+def read_image(medium: Media, place: str, lost: list[str] | None = None) -> "tuple[Pixels, str]":
     """Decode an image as transformers' `load_image` does, with the SHA-256 of its bytes.
 
     Args:
-        image: the image; where it has a `sha256`, its bytes must still have it.
+        medium: the image; where it has a `sha256`, its bytes must still have it.
         place: of its row, such as `train.jsonl:417`.
         lost: gets what of the image is not in its pixels.
 
     Raises:
         DataError: it is missing, unreadable, no image, too large, or another one than before.
     """
-    data = _bytes_of(image, place)
+    data = _bytes_of(medium, place)
     sha256 = hashlib.sha256(data).hexdigest()
-    if image.sha256 and sha256 != image.sha256:
+    if medium.sha256 and sha256 != medium.sha256:
         raise _error(
-            image,
+            medium,
             place,
-            f"changed since the rows were prepared: its SHA-256 is {sha256}, and was {image.sha256}",
+            f"changed since the rows were prepared: its SHA-256 is {sha256}, and was {medium.sha256}",
             "put it back, or prepare again",
         )
-    return _decoded(data, image, place, lost), sha256
+    return _decoded(data, medium, place, lost), sha256
 
 
-def sha256_of(image: Image) -> str | None:
+def sha256_of(medium: Media) -> str | None:
     """Return the SHA-256 of the bytes that an image has now; None where it cannot be read."""
     try:
-        return hashlib.sha256(_bytes_of(image, "")).hexdigest()
+        return hashlib.sha256(_bytes_of(medium, "")).hexdigest()
     except DataError:
         return None
 
 
-def thumbnail(image: Image) -> bytes | None:
+def thumbnail(medium: Media) -> bytes | None:
     """Return a small JPEG of an image as the model sees it; None where its file changed."""
     try:
-        pixels, _ = read_image(image, "")
+        pixels, _ = read_image(medium, "")
     except DataError:
         return None
     pixels.thumbnail(_THUMBNAIL)
@@ -66,32 +66,34 @@ def thumbnail(image: Image) -> bytes | None:
     return file.getvalue()
 
 
-def name_of(image: Image) -> str:
+def name_of(medium: Media) -> str:
     """Name an image for a person: its file's name, or the field that holds its bytes."""
-    return os.path.basename(image.path) if image.path is not None else image.field
+    return os.path.basename(medium.path) if medium.path is not None else medium.field
 
 
-def _bytes_of(image: Image, place: str) -> bytes:
-    if image.data is not None:
-        return image.data
-    assert image.path is not None
+def _bytes_of(medium: Media, place: str) -> bytes:
+    if medium.data is not None:
+        return medium.data
+    assert medium.path is not None
     remedy = "give the file of an image, relative to the rows' file or absolute"
     try:
-        kind = os.stat(image.path).st_mode
+        kind = os.stat(medium.path).st_mode
         # A pipe would wait for a writer, and a device has no end.
         if stat.S_ISREG(kind):
-            return Path(image.path).read_bytes()
+            return Path(medium.path).read_bytes()
     except (OSError, ValueError) as error:
-        raise _error(image, place, f"cannot be read: {getattr(error, 'strerror', error)}", remedy) from error
-    raise _error(image, place, "is a directory" if stat.S_ISDIR(kind) else "is no regular file, but a pipe or a device", remedy)
+        raise _error(medium, place, f"cannot be read: {getattr(error, 'strerror', error)}", remedy) from error
+    raise _error(
+        medium, place, "is a directory" if stat.S_ISDIR(kind) else "is no regular file, but a pipe or a device", remedy
+    )
 
 
-def _decoded(data: bytes, image: Image, place: str, lost: list[str] | None) -> "Pixels":
+def _decoded(data: bytes, medium: Media, place: str, lost: list[str] | None) -> "Pixels":
     try:
         from PIL import Image as Pillow, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise DataError(
-            f"{place}: field {image.field}: images are read by Pillow, which cannot be imported ({error}); install "
+            f"{place}: field {medium.field}: images are read by Pillow, which cannot be imported ({error}); install "
             "forge-data[images]"
         ) from error
     limit = Pillow.MAX_IMAGE_PIXELS
@@ -109,11 +111,11 @@ def _decoded(data: bytes, image: Image, place: str, lost: list[str] | None) -> "
     except (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning) as error:
         found = str(error)
     except UnidentifiedImageError as error:
-        raise _error(image, place, "is no image that Pillow knows", "give a PNG, JPEG or WebP file") from error
+        raise _error(medium, place, "is no image that Pillow knows", "give a PNG, JPEG or WebP file") from error
     except Exception as error:
         # Pillow's readers raise OSError, SyntaxError, ValueError, struct.error and others for what is broken.
-        raise _error(image, place, f"is a broken image: {error}", "mend it, or take the row out") from error
-    raise _error(image, place, f"has too many pixels ({found}; Pillow's limit is {limit})", "make it smaller")
+        raise _error(medium, place, f"is a broken image: {error}", "mend it, or take the row out") from error
+    raise _error(medium, place, f"has too many pixels ({found}; Pillow's limit is {limit})", "make it smaller")
 
 
 def _lost(opened: "Pixels") -> Iterator[str]:
@@ -130,7 +132,7 @@ def _lost(opened: "Pixels") -> Iterator[str]:
         yield f"it has {frames:,} frames, and the first is shown"
 
 
-def _error(image: Image, place: str, found: str, remedy: str) -> DataError:
-    path = image.path
+def _error(medium: Media, place: str, found: str, remedy: str) -> DataError:
+    path = medium.path
     what = "the image" if path is None else path if len(path) <= _SHOWN else f"{path[:_SHOWN]}…"
-    return DataError(f"{place}: field {image.field}: {what} {found}; {remedy}")
+    return DataError(f"{place}: field {medium.field}: {what} {found}; {remedy}")

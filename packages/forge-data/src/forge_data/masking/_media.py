@@ -11,7 +11,7 @@ from forge_data.chat_template._trace import NOBODY
 from forge_data.masking._loss_mask import Span
 
 
-def count_images(messages: Sequence[Mapping[str, Any]]) -> int:
+def count_media(messages: Sequence[Mapping[str, Any]]) -> int:
     """Count the images of messages, whose contents are lists of parts where they have some."""
     return sum(part["type"] == "image" for message in messages for part in _parts(message))
 
@@ -24,7 +24,7 @@ def placeholders(rendered: RenderedChat, placeholder: str, place: str, template:
         TemplateError: the template writes another number of them, or in another order than the messages.
     """
     trace = rendered.trace
-    wanted = [index for index, message in enumerate(rendered.messages) for _ in range(count_images([message]))]
+    wanted = [index for index, message in enumerate(rendered.messages) for _ in range(count_media([message]))]
     found = [match.span() for match in re.finditer(re.escape(placeholder), trace.text)]
     for start, stop in found:
         for first, last, leaf, _ in trace.stretches:

@@ -10,30 +10,30 @@ import torch
 from torch import nn
 
 from forge_algos._errors import PackedBatchError
-from forge_algos.batches._images import ImageInputs, go_by_lines
-from forge_algos.heads._images import ImageDocument, longer, plain_tokens
+from forge_algos.batches._media import MediaInputs, go_by_lines
+from forge_algos.heads._media import MediaDocument, longer, plain_tokens
 from forge_algos.isolation._compare import REFUSALS, Compare, Decide
 from forge_algos.isolation._isolation import made_up_lengths
 
-ImagesOf = Callable[[], ImageInputs] | None
+MediaOf = Callable[[], MediaInputs] | None
 """Makes what a processor does of a prompt's images, when its turn comes; None for a prompt without images."""
 Beside = Literal["any", "same", "none"]
 """Which prompts may stand beside one with images in a batch: any, the same one again, or none."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class SampledImages:
+class SampledMedia:
     """What a sampler must know of the images of a run's prompts."""
 
-    documents: Sequence[ImageDocument]
+    documents: Sequence[MediaDocument]
     """One or two with images, the same on all ranks, on which batches are tried."""
     token_ids: frozenset[int]
     """Tokens that stand for parts of images, videos or sounds: none is ever drawn, since a completion has none of those."""
     joins: bool = True
     """Whether the arrays of unlike images are given to a model one behind another."""
-    join: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]] = list
+    join: Callable[[Sequence[MediaInputs]], Sequence[MediaInputs]] = list
     """Makes the arrays of a batch's images alike in size."""
-    join_more: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]] = list
+    join_more: Callable[[Sequence[MediaInputs]], Sequence[MediaInputs]] = list
     """The same, larger than the largest: the documents that are tried may be as large as each other."""
 
 
@@ -42,12 +42,12 @@ class Line(NamedTuple):
 
     ids: Any
     """int[S]."""
-    images: ImageInputs = MappingProxyType({})
+    media: MediaInputs = MappingProxyType({})
 
 
-def tried_lines(model: nn.Module, images: SampledImages) -> tuple[Line, Line]:
+def tried_lines(model: nn.Module, media: SampledMedia) -> tuple[Line, Line]:
     """Return two prompts with images, of unlike lengths, longer than what layers see at once."""
-    first, second = ([*images.documents] * 2)[:2]
+    first, second = ([*media.documents] * 2)[:2]
     least, more = made_up_lengths(model)
     longest = max(len(first.input_ids), len(second.input_ids), least)
     pair = (longer(each, wanted - len(each.input_ids)) for each, wanted in ((first, longest + 3), (second, longest + more)))
@@ -55,14 +55,14 @@ def tried_lines(model: nn.Module, images: SampledImages) -> tuple[Line, Line]:
     return one, other
 
 
-def text_line(document: ImageDocument) -> Line:
+def text_line(document: MediaDocument) -> Line:
     """Return the words of a document as a prompt without images."""
     return Line(np.asarray(document.input_ids)[plain_tokens(document)])
 
 
 def may_stand_beside(
     model: nn.Module,
-    images: SampledImages,
+    media: SampledMedia,
     following: Callable[[Sequence[Line]], torch.Tensor],
     decide: Decide = int,
 ) -> Beside:
@@ -72,16 +72,16 @@ def may_stand_beside(
 
     Args:
         model: bare or wrapped.
-        images: with the documents that are tried.
+        media: with the documents that are tried.
         following: lines → logits float[N, B, V] behind them.
         decide: by which ranks answer alike.
     """
-    one, other = tried_lines(model, images)
-    if go_by_lines(model, torch.as_tensor(np.asarray(one.ids, np.int64)), one.images):
+    one, other = tried_lines(model, media)
+    if go_by_lines(model, torch.as_tensor(np.asarray(one.ids, np.int64)), one.media):
         return "none"
 
-    def holds(*lines: Line, join: Callable[[Sequence[ImageInputs]], Sequence[ImageInputs]] = list) -> bool:
-        beside = [Line(line.ids, made) for line, made in zip(lines, join([line.images for line in lines]), strict=True)]
+    def holds(*lines: Line, join: Callable[[Sequence[MediaInputs]], Sequence[MediaInputs]] = list) -> bool:
+        beside = [Line(line.ids, made) for line, made in zip(lines, join([line.media for line in lines]), strict=True)]
         try:
             with Compare(model, decide) as compare:
                 ours, alone = following(beside), [following([line])[:, 0] for line in lines]
@@ -91,7 +91,7 @@ def may_stand_beside(
         except (*REFUSALS, PackedBatchError):
             return False
 
-    if images.joins and holds(one, text_line(images.documents[0]), other, join=images.join_more):
+    if media.joins and holds(one, text_line(media.documents[0]), other, join=media.join_more):
         return "any"
     return "same" if holds(one, one) else "none"
 

@@ -6,8 +6,8 @@ import attrs
 import numpy as np
 import pytest
 
-from forge_data import DataError, ImageInputs, TokenizerError, load_tokenizer
-from forge_data.images._processor import load_processor, processor_files
+from forge_data import DataError, MediaInputs, TokenizerError, load_tokenizer
+from forge_data.media._processor import load_processor, processor_files
 from forge_data.tokenizing._encoder import Encoder
 
 from .. import pictured
@@ -39,7 +39,7 @@ def test_as_the_processor(gemma3_directory, turns):
     expected = processor(text=[text], images=[images], add_special_tokens=False, return_tensors="np")
     assert example.input_ids.tolist() == expected.pop("input_ids")[0].tolist()
     expected.pop("attention_mask")
-    made = ImageInputs(gemma3_directory)(example)
+    made = MediaInputs(gemma3_directory)(example)
     assert made.keys() == expected.keys() == {"pixel_values", "token_type_ids"}
     for name, values in made.items():
         assert values.dtype == expected[name].dtype
@@ -49,12 +49,12 @@ def test_as_the_processor(gemma3_directory, turns):
 def test_spans(gemma3_directory):
     """Runs of the tokens that a model takes for images, apart from what stands around them."""
     _, example = encoded(gemma3_directory, *TURNS[1])
-    spans = ImageInputs(gemma3_directory).spans(example.input_ids)
-    assert len(spans) == len(example.images) == 4
-    for (start, stop), image in zip(spans, example.images, strict=True):
+    spans = MediaInputs(gemma3_directory).spans(example.input_ids)
+    assert len(spans) == len(example.media) == 4
+    for (start, stop), image in zip(spans, example.media, strict=True):
         assert image.start < start < stop < image.stop
         assert stop - start == 4
-    assert ImageInputs(gemma3_directory).spans(example.input_ids[:1]) == []
+    assert MediaInputs(gemma3_directory).spans(example.input_ids[:1]) == []
 
 
 def test_a_text(gemma3_directory):
@@ -63,7 +63,7 @@ def test_a_text(gemma3_directory):
 
     _, example = encoded(gemma3_directory, ("user", "what?"), ("assistant", "a cat"))
     processor = AutoProcessor.from_pretrained(gemma3_directory)
-    (made,) = ImageInputs(processor)(example).items()
+    (made,) = MediaInputs(processor)(example).items()
     assert made[0] == "token_type_ids"
     assert made[1].tolist() == [[0] * len(example)]
     assert "token_type_ids" in processor(text=["what?"], return_tensors="np")
@@ -74,8 +74,8 @@ def test_a_file_that_changed(gemma3_directory, tmp_path):
     _, example = encoded(gemma3_directory, *TURNS[0])
     path = tmp_path / "cat.png"
     path.write_bytes(pictured.png(0))
-    moved = attrs.evolve(example, images=(attrs.evolve(example.images[0], data=None, path=str(path)),))
-    inputs = ImageInputs(gemma3_directory)
+    moved = attrs.evolve(example, media=(attrs.evolve(example.media[0], data=None, path=str(path)),))
+    inputs = MediaInputs(gemma3_directory)
     inputs(moved)
     path.write_bytes(pictured.png(1))
     with pytest.raises(DataError, match=r"^rows.jsonl:3: field messages\[0\].content\[0\]: .*cat.png changed since"):
@@ -95,12 +95,12 @@ def test_a_processor_of_other_settings(gemma3_directory):
     with pytest.raises(
         DataError, match=r"^rows.jsonl:2: .* makes 20 tokens of the row's images, which were prepared as 16; prepare"
     ):
-        ImageInputs(processor)(example, "rows.jsonl:2")
+        MediaInputs(processor)(example, "rows.jsonl:2")
 
 
 def test_several_threads(gemma3_directory):
     """Threads that share one get what each would get alone."""
-    inputs = ImageInputs(gemma3_directory)
+    inputs = MediaInputs(gemma3_directory)
     examples = [encoded(gemma3_directory, ("user", [seed, "what?"]), ("assistant", "a cat"))[1] for seed in range(4)]
     expected = [inputs(example)["pixel_values"] for example in examples]
     found = [[] for _ in examples]
@@ -125,11 +125,11 @@ def test_no_processor(gemma3_directory, tmp_path):
     with pytest.raises(
         TokenizerError, match=r"no processor of images can be loaded from '.*text': .*; use a model that takes images"
     ):
-        ImageInputs(tmp_path / "text")
+        MediaInputs(tmp_path / "text")
     with pytest.raises(TokenizerError, match=r"the tokenizer was not loaded from a directory"):
         load_processor("")
     with pytest.raises(TokenizerError, match=r"no processor of text and images, but"):
-        ImageInputs(load_tokenizer(gemma3_directory))
+        MediaInputs(load_tokenizer(gemma3_directory))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_missing_package(gemma3_directory, monkeypatch, error, expected):
 
     monkeypatch.setattr(AutoProcessor, "from_pretrained", refuse)
     with pytest.raises(TokenizerError, match=r"needs a package that cannot be imported: .*" + expected):
-        ImageInputs(gemma3_directory)
+        MediaInputs(gemma3_directory)
 
 
 def test_marks_around_an_image(gemma3_directory, monkeypatch):
@@ -176,9 +176,9 @@ def test_marks_around_an_image(gemma3_directory, monkeypatch):
         return call(self, **given)
 
     _, example = encoded(gemma3_directory, *TURNS[1])
-    expected = ImageInputs(gemma3_directory)(example)
+    expected = MediaInputs(gemma3_directory)(example)
     monkeypatch.setattr(type(processor), "__call__", other)
-    inputs = ImageInputs(processor)
+    inputs = MediaInputs(processor)
     assert inputs.joins
     found = inputs(example)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
@@ -202,7 +202,7 @@ def test_kinds_of_tokens_for_experts(gemma3_directory, monkeypatch):
     monkeypatch.setattr(kind, "create_moe_mm_token_type_ids", of_experts, raising=False)
     monkeypatch.setattr(kind, "__call__", other)
     _, example = encoded(gemma3_directory, *TURNS[1])
-    found = ImageInputs(processor)(example)
+    found = MediaInputs(processor)(example)
     assert found["moe_mm_token_type_ids"].tolist() == [(example.input_ids % 2).tolist()]
     assert found["token_type_ids"].sum() == 16
 
@@ -214,7 +214,7 @@ def test_a_legacy_processor(gemma3_directory):
     processor = AutoProcessor.from_pretrained(gemma3_directory)
     processor.image_token = None
     with pytest.raises(TokenizerError, match=r"the processor Gemma3Processor does not say what it writes in place of an image"):
-        ImageInputs(processor)
+        MediaInputs(processor)
 
 
 def test_files_of_a_processor(gemma3_directory, tmp_path):
@@ -256,7 +256,7 @@ def test_arrays_of_texts_that_share_a_forward(make):
     """They are padded as the processor pads those of a batch, along the dimensions in which they differ."""
     pytest.importorskip("torch")
     processor = make()
-    inputs = ImageInputs(processor)
+    inputs = MediaInputs(processor)
     assert inputs.joins
     assert inputs.pads
     texts = [[(30, 20)], [(15, 60), (14, 14)], [(60, 60)]]
@@ -282,7 +282,7 @@ def test_arrays_of_texts_that_share_a_forward(make):
 
 def test_arrays_that_need_no_padding(gemma3_directory):
     """They join as they are, and are the same ones."""
-    inputs, arrays = ImageInputs(gemma3_directory), {"pixel_values": np.zeros((1, 3, 14, 14))}
+    inputs, arrays = MediaInputs(gemma3_directory), {"pixel_values": np.zeros((1, 3, 14, 14))}
     assert inputs.joins
     assert not inputs.pads
     assert inputs.join([arrays], more=True)[0]["pixel_values"] is arrays["pixel_values"]
@@ -301,7 +301,7 @@ def test_arrays_that_are_joined_along_another_dimension(monkeypatch):
         return made
 
     monkeypatch.setattr(type(processor), "__call__", strips)
-    inputs, image = ImageInputs(processor), pictured.pixels
+    inputs, image = MediaInputs(processor), pictured.pixels
     given = {"text": ["<image>", "<image>"], "images": [[image(0, 15, 60)], [image(1)]]}
     how = {"add_special_tokens": False, "padding": True, "return_tensors": "np"}
     alone = [dict(processor(text=[text], images=[own], **how)) for text, own in zip(*given.values(), strict=True)]
@@ -329,6 +329,6 @@ def test_arrays_that_do_not_join(how, monkeypatch):
         return made
 
     monkeypatch.setattr(type(processor), "__call__", other)
-    inputs = ImageInputs(processor)
+    inputs = MediaInputs(processor)
     assert not inputs.joins
     assert not inputs.pads

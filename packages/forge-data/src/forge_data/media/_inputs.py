@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._image import Image
+from forge_data._media import Media
 from forge_data._values import counted
-from forge_data.images._processor import Joining, ModelProcessor, load_processor
-from forge_data.images._read import read_image
+from forge_data.media._processor import Joining, ModelProcessor, load_processor
+from forge_data.media._read import read_image
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,10 +26,10 @@ class _Pictured(Protocol):
     def input_ids(self) -> "NDArray[np.int32]": ...
 
     @property
-    def images(self) -> tuple[Image, ...]: ...
+    def media(self) -> tuple[Media, ...]: ...
 
 
-class ImageInputs:
+class MediaInputs:
     """Makes what a forward is given for an example beside `input_ids`: pixels, sizes, ...
 
     `inputs(example)` is what the model's own processor makes, `processor(text=[text], images=[images],
@@ -67,7 +67,7 @@ class ImageInputs:
         )
         self._lock = Lock()
 
-    def using(self, tokenizer: "PreTrainedTokenizerBase") -> "ImageInputs":
+    def using(self, tokenizer: "PreTrainedTokenizerBase") -> "MediaInputs":
         """Put a tokenizer in use, in place of the one that was, and return this."""
         self._processor.use(tokenizer)
         return self
@@ -126,11 +126,11 @@ class ImageInputs:
             DataError: a file of an image is missing, or is not the one that was prepared; or the processor makes another number
                 of tokens of the images than the example has.
         """
-        pixels = [read_image(image, place)[0] for image in example.images]
+        pixels = [read_image(medium, place)[0] for medium in example.media]
         try:
             with self._lock:
-                of_images = self._processor.arrays(pixels, place, example.input_ids) if pixels else {}
-                return of_images | self._processor.of_tokens(example.input_ids)
+                of_media = self._processor.arrays(pixels, place, example.input_ids) if pixels else {}
+                return of_media | self._processor.of_tokens(example.input_ids)
         finally:
             for each in pixels:
                 each.close()
@@ -141,14 +141,14 @@ class ImageInputs:
         edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
         return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
 
-    def prompt(self, text: str, images: Sequence[Image], place: str = "the prompt") -> "dict[str, NDArray[Any]]":
+    def prompt(self, text: str, media: Sequence[Media], place: str = "the prompt") -> "dict[str, NDArray[Any]]":
         """Make the arguments of a forward of a text that a chat template wrote.
 
         They are `input_ids` int64[1, S], and those of a call.
 
         Args:
             text: with the processor's placeholder for each image.
-            images: in the order of the placeholders.
+            media: in the order of the placeholders.
             place: of the text, for errors.
 
         Raises:
@@ -156,12 +156,12 @@ class ImageInputs:
                 be read.
         """
         placeholder = self._processor.placeholder
-        if (found := text.count(placeholder)) != len(images):
+        if (found := text.count(placeholder)) != len(media):
             raise DataError(
                 f"{place}: the chat template writes {found} of {placeholder!r}, the placeholder of an image, for "
-                f"{counted(len(images), 'images')}; take it out of the text, or use the template of the model's processor"
+                f"{counted(len(media), 'images')}; take it out of the text, or use the template of the model's processor"
             )
-        pixels = [read_image(image, place)[0] for image in images]
+        pixels = [read_image(medium, place)[0] for medium in media]
         try:
             with self._lock:
                 ids = self._processor.expand(text, pixels, place).ids

@@ -139,26 +139,26 @@ class ModelProcessor:
         """Return the text of a token, such as `<|image_pad|>`."""
         return str(self._processor.tokenizer.convert_ids_to_tokens(token_id))
 
-    def expand(self, text: str, images: "Sequence[Pixels]", place: str) -> Expanded:
+    def expand(self, text: str, media: "Sequence[Pixels]", place: str) -> Expanded:
         """Find what stands for each image of a text, whose placeholders a chat template wrote.
 
         Raises:
             DataError: the processor refuses text or images; its own message is included.
             TokenizerError: it does not say what it writes for an image, or makes arrays of the text that cannot be made again.
         """
-        made = self._arrays(place, [text], [images], return_text_replacement_offsets=True)
+        made = self._arrays(place, [text], [media], return_text_replacement_offsets=True)
         offsets = made.get("text_replacement_offsets")
         if not offsets:
-            replacements = self._aligned(place, text, images)
-        elif len(offsets[0]) != len(images) or any(each["type"] != "image" for each in offsets[0]):
+            replacements = self._aligned(place, text, media)
+        elif len(offsets[0]) != len(media) or any(each["type"] != "image" for each in offsets[0]):
             raise self._legacy(f"{place}: ")
         else:
             replacements = [Replacement(each["span"][0], each["span"][1], each["replacement"]) for each in offsets[0]]
         ids = np.asarray(made["input_ids"][0], dtype=np.int32)
-        self._check_arrays(place, made, ids, images)
+        self._check_arrays(place, made, ids, media)
         return Expanded(replacements, ids)
 
-    def _aligned(self, place: str, text: str, images: "Sequence[Pixels]") -> list[Replacement]:
+    def _aligned(self, place: str, text: str, media: "Sequence[Pixels]") -> list[Replacement]:
         """Find what an older processor writes for each image, in the text that it has tokenized.
 
         That is what it writes for the image alone, or its placeholder, and the rest of the text is as it was. Neighbours may
@@ -168,19 +168,19 @@ class ModelProcessor:
             TokenizerError: it wrote something else.
         """
         around = [match.span() for match in re.finditer(re.escape(self.placeholder), text)]
-        if len(around) != len(images):
+        if len(around) != len(media):
             raise self._legacy(f"{place}: ")
         known: list[str] = [*self._processor.tokenizer.get_added_vocab()]
         marks = "|".join(re.escape(each) for each in sorted(known, key=len, reverse=True))
         pattern, at = [], 0
-        for (start, stop), image in zip(around, images, strict=True):
-            alone = self._written(place, self.placeholder, [image])
+        for (start, stop), medium in zip(around, media, strict=True):
+            alone = self._written(place, self.placeholder, [medium])
             mark = re.match(marks, alone)
             size = mark.end() if mark and self.placeholder in alone[mark.end() :] else 0
             own = f"(?:{re.escape(alone[:size])})?{re.escape(alone[size:])} ?"
             pattern += [re.escape(text[at:start]), f"({own}|{re.escape(self.placeholder)})"]
             at = stop
-        found = re.fullmatch("".join([*pattern, re.escape(text[at:])]), self._written(place, text, images))
+        found = re.fullmatch("".join([*pattern, re.escape(text[at:])]), self._written(place, text, media))
         if found is None:
             raise TokenizerError(
                 f"{place}: {self.name} does not say what it writes in place of an image, and changes more of the row's text "
@@ -188,13 +188,13 @@ class ModelProcessor:
             )
         return [Replacement(*span, what) for span, what in zip(around, found.groups(), strict=True)]
 
-    def _written(self, place: str, text: str, images: "Sequence[Pixels]") -> str:
+    def _written(self, place: str, text: str, media: "Sequence[Pixels]") -> str:
         """Return the text that the processor has tokenized in the place of another."""
         with self._recording:
             tokenizer = self._processor.tokenizer
             self._processor.tokenizer = recorder = _Recorder(tokenizer)
             try:
-                self._arrays(place, [text], [images])
+                self._arrays(place, [text], [media])
             finally:
                 self._processor.tokenizer = tokenizer
         return recorder.written
@@ -204,12 +204,12 @@ class ModelProcessor:
         return int(np.isin(ids, [*self.token_ids]).sum())
 
     def arrays(
-        self, images: "Sequence[Pixels]", place: str, ids: "NDArray[Any] | None" = None, text: str | None = None
+        self, media: "Sequence[Pixels]", place: str, ids: "NDArray[Any] | None" = None, text: str | None = None
     ) -> "dict[str, NDArray[Any]]":
         """Make the arrays of the images of one text, as the processor does: pixels, sizes, ...
 
         Args:
-            images: of the text, in order.
+            media: of the text, in order.
             place: of the row.
             ids: int[S], the tokens of the text, to be compared.
             text: of these, where nothing was prepared.
@@ -219,9 +219,9 @@ class ModelProcessor:
                 than the text has.
         """
         if ids is not None and self._arrays_of_places:
-            made = self._arrays(place, [self._stand_in(ids)], [images])
+            made = self._arrays(place, [self._stand_in(ids)], [media])
         else:
-            made = self._arrays_of_images(place, [images])
+            made = self._arrays_of_media(place, [media])
         now, then = (self.count(tokens) for tokens in (made["input_ids"], () if ids is None else ids))
         if ids is not None and now != then and text is not None:
             named = next((name for each in self.token_ids if (name := self.text_of(each)) in text), "a token of one")
@@ -249,10 +249,10 @@ class ModelProcessor:
         if self._arrays_of_places:
             return None
         pixels = [Pillow.effect_noise(size, 64).convert("RGB") for size in _SIZES]
-        rows = [pixels[:1], pixels[1:3], *([image] for image in pixels[3:])]
+        rows = [pixels[:1], pixels[1:3], *([medium] for medium in pixels[3:])]
         try:
             apart = [self.arrays(row, "") for row in rows]
-            together = self._arrays_of_images("", rows, padding=True)
+            together = self._arrays_of_media("", rows, padding=True)
             found = {name: _joining([of[name] for of in apart], np.asarray(together[name])) for name in apart[0]}
         except Exception:  # noqa: BLE001 - a processor may raise anything, and arrays of unlike shapes do not join
             return None
@@ -307,7 +307,7 @@ class ModelProcessor:
         """Return a text with as many tokens as `ids`, and images at the same places."""
         return "".join(self.placeholder if number in self.token_ids else self._filler for number in ids.tolist())
 
-    def _check_arrays(self, place: str, made: Any, ids: "NDArray[np.int32]", images: "Sequence[Pixels]") -> None:
+    def _check_arrays(self, place: str, made: Any, ids: "NDArray[np.int32]", media: "Sequence[Pixels]") -> None:
         """Refuse arrays of a text that training could not make again from ids and images.
 
         Raises:
@@ -315,8 +315,8 @@ class ModelProcessor:
         """
         again: dict[str, Any] = dict(self.of_tokens(ids))
         if self._arrays_of_places:
-            one_each = np.isin(ids, [*self.token_ids]).sum() == len(images)
-            arrays = self.arrays(images, place, ids) if one_each else {}
+            one_each = np.isin(ids, [*self.token_ids]).sum() == len(media)
+            arrays = self.arrays(media, place, ids) if one_each else {}
             again |= {name: arrays.get(name) for name in self._arrays_of_places}
         for name in sorted(again):
             if np.array_equal(np.asarray(made.get(name)), again[name]):
@@ -326,7 +326,7 @@ class ModelProcessor:
                 "be trained here"
             )
 
-    def _arrays_of_images(self, place: str, rows: "Sequence[Sequence[Pixels]]", **options: Any) -> dict[str, Any]:
+    def _arrays_of_media(self, place: str, rows: "Sequence[Sequence[Pixels]]", **options: Any) -> dict[str, Any]:
         """Call the processor with placeholders alone: some make nothing of images without text."""
         try:
             return self._arrays(place, [self.placeholder * len(row) for row in rows], rows, **options)
@@ -337,22 +337,22 @@ class ModelProcessor:
         # Some want an image's marks around its placeholder (HunYuan-VL).
         return self._arrays(place, [self.placeholder.join(marks) * len(row) for row in rows], rows, **options)
 
-    def _arrays(self, place: str, texts: list[str], images: "Sequence[Sequence[Pixels]]", **options: Any) -> dict[str, Any]:
+    def _arrays(self, place: str, texts: list[str], media: "Sequence[Sequence[Pixels]]", **options: Any) -> dict[str, Any]:
         try:
-            return dict(self._call(place, texts, images, return_tensors="np", **options))
+            return dict(self._call(place, texts, media, return_tensors="np", **options))
         except DataError as error:
             if _BFLOAT16 not in str(error).lower():
                 raise
         # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers.
-        made = self._call(place, texts, images, return_tensors="pt", **options)
+        made = self._call(place, texts, media, return_tensors="pt", **options)
         return {
             name: values.float() if _BFLOAT16 in str(getattr(values, "dtype", "")) else values for name, values in made.items()
         }
 
-    def _call(self, place: str, texts: list[str], images: "Sequence[Sequence[Pixels]] | None", **options: Any) -> Any:
-        of_images: dict[str, Any] = {} if images is None else {"images": [list(each) for each in images]}
+    def _call(self, place: str, texts: list[str], media: "Sequence[Sequence[Pixels]] | None", **options: Any) -> Any:
+        of_media: dict[str, Any] = {} if media is None else {"images": [list(each) for each in media]}
         try:
-            return self._processor(text=texts, **of_images, add_special_tokens=False, **options)
+            return self._processor(text=texts, **of_media, add_special_tokens=False, **options)
         except Exception as error:
             raise DataError(f"{place}: {self.name} refuses the row: {error}") from error
 

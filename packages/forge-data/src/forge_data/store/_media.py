@@ -9,40 +9,40 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_data._image import Image
-from forge_data.store._manifest import IMAGE_FILE_OFFSETS, IMAGE_FILES, IMAGE_OFFSETS, IMAGES
+from forge_data._media import Media
+from forge_data.store._manifest import MEDIA, MEDIA_FILE_OFFSETS, MEDIA_FILES, MEDIA_OFFSETS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def arrays_of_images(samples: "Sequence[tuple[Image, ...]]") -> "dict[str, NDArray[Any]]":
+def arrays_of_media(samples: "Sequence[tuple[Media, ...]]") -> "dict[str, NDArray[Any]]":
     """Write the images of samples as arrays of a `Batch`, which has a count for each sample."""
-    known = [known_of(images) for images in samples]
-    places = [_places(images) for images in samples]
+    known = [known_of(media) for media in samples]
+    places = [_places(media) for media in samples]
     return {
-        IMAGES: np.frombuffer(b"".join(known), dtype=np.uint8),
-        IMAGE_OFFSETS: np.array([*map(len, known)], dtype=np.int64),
-        IMAGE_FILES: np.frombuffer(b"".join(places), dtype=np.uint8),
-        IMAGE_FILE_OFFSETS: np.array([*map(len, places)], dtype=np.int64),
+        MEDIA: np.frombuffer(b"".join(known), dtype=np.uint8),
+        MEDIA_OFFSETS: np.array([*map(len, known)], dtype=np.int64),
+        MEDIA_FILES: np.frombuffer(b"".join(places), dtype=np.uint8),
+        MEDIA_FILE_OFFSETS: np.array([*map(len, places)], dtype=np.int64),
     }
 
 
-def images_at(arrays: "dict[str, NDArray[Any]]", at: int) -> tuple[Image, ...]:
+def media_at(arrays: "dict[str, NDArray[Any]]", at: int) -> tuple[Media, ...]:
     """Read the images of sample `at` of a store's arrays."""
     known = known_at(arrays, at)
     if not known:
         return ()
-    offsets = arrays[IMAGE_FILE_OFFSETS]
-    head, _, rest = arrays[IMAGE_FILES][offsets[at] : offsets[at + 1]].tobytes().partition(b"\n")
-    images, done = [], 0
+    offsets = arrays[MEDIA_FILE_OFFSETS]
+    head, _, rest = arrays[MEDIA_FILES][offsets[at] : offsets[at + 1]].tobytes().partition(b"\n")
+    media, done = [], 0
     for (sha256, start, stop), (field, path) in zip(json.loads(known), json.loads(head), strict=True):
         if isinstance(path, str):
-            images.append(Image(field, path, None, sha256, start, stop))
+            media.append(Media(field, path, None, sha256, start, stop))
         else:
-            images.append(Image(field, None, rest[done : done + path], sha256, start, stop))
+            media.append(Media(field, None, rest[done : done + path], sha256, start, stop))
             done += path
-    return tuple(images)
+    return tuple(media)
 
 
 _HEAD = 1 << 16
@@ -54,20 +54,20 @@ def files_at(arrays: "dict[str, NDArray[Any]]", at: int) -> list[tuple[str, str]
     known = known_at(arrays, at)
     if not known:
         return []
-    start, stop = arrays[IMAGE_FILE_OFFSETS][at : at + 2].tolist()
-    head, end, _ = arrays[IMAGE_FILES][start : min(stop, start + _HEAD)].tobytes().partition(b"\n")
+    start, stop = arrays[MEDIA_FILE_OFFSETS][at : at + 2].tolist()
+    head, end, _ = arrays[MEDIA_FILES][start : min(stop, start + _HEAD)].tobytes().partition(b"\n")
     if not end:
-        head = arrays[IMAGE_FILES][start:stop].tobytes().partition(b"\n")[0]
+        head = arrays[MEDIA_FILES][start:stop].tobytes().partition(b"\n")[0]
     named = zip(json.loads(known), json.loads(head), strict=True)
     return [(path, sha256) for (sha256, _, _), (_, path) in named if isinstance(path, str)]
 
 
 def known_at(arrays: "dict[str, NDArray[Any]]", at: int) -> bytes:
     """Return what `known_of` wrote of the images of sample `at`."""
-    if IMAGES not in arrays:
+    if MEDIA not in arrays:
         return b""
-    offsets = arrays[IMAGE_OFFSETS]
-    return arrays[IMAGES][offsets[at] : offsets[at + 1]].tobytes()
+    offsets = arrays[MEDIA_OFFSETS]
+    return arrays[MEDIA][offsets[at] : offsets[at + 1]].tobytes()
 
 
 def counts_at(arrays: "dict[str, NDArray[Any]]", at: int) -> tuple[int, int]:
@@ -76,16 +76,16 @@ def counts_at(arrays: "dict[str, NDArray[Any]]", at: int) -> tuple[int, int]:
     return len(known), sum(stop - start for _, start, stop in known)
 
 
-def known_of(images: tuple[Image, ...]) -> bytes:
+def known_of(media: tuple[Media, ...]) -> bytes:
     """Write what images are, as a store keeps it: equal for equal images alone."""
-    return _json([(image.sha256, image.start, image.stop) for image in images]) if images else b""
+    return _json([(medium.sha256, medium.start, medium.stop) for medium in media]) if media else b""
 
 
-def _places(images: tuple[Image, ...]) -> bytes:
-    if not images:
+def _places(media: tuple[Media, ...]) -> bytes:
+    if not media:
         return b""
-    held = [image.data for image in images if image.data is not None]
-    named = [(image.field, image.path if image.data is None else len(image.data)) for image in images]
+    held = [medium.data for medium in media if medium.data is not None]
+    named = [(medium.field, medium.path if medium.data is None else len(medium.data)) for medium in media]
     return b"\n".join([_json(named), b"".join(held)])
 
 
