@@ -1,72 +1,79 @@
-"""Value of a row that stands for an image (path, URI, bytes, struct, PIL image) → `Media`."""
+"""Value of a row that stands for an image or audio (path, URI, bytes, struct, decoded) → `Media`."""
 
 import base64
 import binascii
 import io
 import os
 import re
+import struct
 import sys
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import attrs
+import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._media import Media
+from forge_data._media import ONE, Kind, Media
 from forge_data._values import checked_text, describe
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://|(?<=data:))", re.IGNORECASE)
 _IN_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 """Modes of PIL images that a PNG file keeps as they are."""
-_ENCODED = re.compile("iVBORw0KGgo|/9j/|R0lGOD|UklGR")
-"""How PNG, JPEG, GIF and WebP begin in base64."""
+_ENCODED = re.compile("iVBORw0KGgo|/9j/|R0lGOD|UklGR|ZkxhQ|T2dnU|SUQz")
+"""How PNG, JPEG, GIF, WebP and WAV, FLAC, Ogg and MP3 begin in base64."""
 _LONGEST_NAME = 255
 """Characters of a file's name; what is longer and begins so is no path."""
 _STRUCT = {"bytes", "path"}
-"""Fields of an image of `datasets`, in tables too."""
+"""Fields of an image or audio of `datasets`, in tables too."""
+_DECODED = {"array", "sampling_rate"}
+"""Fields of decoded audio, beside its path."""
+_EXAMPLES: dict[Kind, str] = {"image": "data:image/png;base64,", "audio": "data:audio/wav;base64,"}
 
 
-def media_of(place: str, field: str, value: Any) -> Media:
-    """Read an image: a path, a `file://` or `data:` URI, bytes, a struct or a PIL image.
+def media_of(place: str, field: str, value: Any, kind: Kind = "image") -> Media:
+    """Read an image or audio: a path, a `file://` or `data:` URI, bytes, a struct, or what is decoded.
 
-    A struct is `{"bytes": ..., "path": ...}`, whose bytes win. The path is as the row has it; `placed` makes it absolute. No
-    file is opened.
+    A struct is `{"bytes": ..., "path": ...}`, whose bytes win. Decoded are a PIL image, and audio as
+    `{"array": float[N], "sampling_rate": ...}`. The path is as the row has it; `placed` makes it absolute. No file is opened.
 
     Raises:
-        DataError: the address of a server, a URI that cannot be decoded, or no image at all.
+        DataError: the address of a server, a URI that cannot be decoded, or nothing of this kind at all.
     """
     if isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
-        return Media(field, path=checked_text(place, field, path))
+        return Media(field, path=checked_text(place, field, path), kind=kind)
     if isinstance(value, str):
-        return _named(place, field, checked_text(place, field, value))
+        return _named(place, field, checked_text(place, field, value), kind)
     if isinstance(value, bytes | bytearray | memoryview) and len(value):
-        return Media(field, data=bytes(value))
+        return Media(field, data=bytes(value), kind=kind)
     if isinstance(value, dict) and value.keys() <= _STRUCT:
         given = value.get("bytes") or value.get("path")
         if isinstance(given, str) if not value.get("bytes") else isinstance(given, bytes | bytearray | memoryview):
-            return media_of(place, field, given)
-    if is_pil_image(value):
+            return media_of(place, field, given, kind)
+    if kind == "image" and is_pil_image(value):
         return Media(field, data=_as_png(place, field, value))
+    if kind == "audio" and isinstance(value, dict) and value.keys() >= _DECODED and value.keys() <= _DECODED | _STRUCT:
+        return Media(field, data=as_wav(place, field, value["array"], value["sampling_rate"]), kind=kind)
     raise DataError(
-        f"{place}: field {field} is {describe(value)}, and no image; give the path of its file, its bytes, or a data: URI"
+        f"{place}: field {field} is {describe(value)}, and no {kind}; give the path of its file, its bytes, or a data: URI"
     )
 
 
-def from_base64(place: str, field: str, value: Any) -> Media:
-    """Read the bytes of an image in base64, with `data:image/png;base64,` before them or not.
+def from_base64(place: str, field: str, value: Any, kind: Kind = "image") -> Media:
+    """Read bytes in base64, with `data:image/png;base64,` before them or not.
 
     Raises:
         DataError: it is no base64.
     """
     if not isinstance(value, str):
-        raise DataError(f"{place}: field {field} is {describe(value)}; it must be the bytes of an image in base64")
+        raise DataError(f"{place}: field {field} is {describe(value)}; it must be the bytes of {ONE[kind]} in base64")
     if value[:5].lower() == "data:":
-        return media_of(place, field, value)
-    return Media(field, data=_decoded(place, field, value))
+        return media_of(place, field, value, kind)
+    return Media(field, data=_decoded(place, field, value, kind), kind=kind)
 
 
 def placed(place: str, medium: Media, directory: str | None) -> Media:
-    """Make the path of an image absolute: beside `~`, it begins in `directory`.
+    """Make the path of a medium absolute: beside `~`, it begins in `directory`.
 
     Raises:
         DataError: it is relative, and the rows lie in no directory of this machine.
@@ -91,17 +98,17 @@ def is_pil_image(value: object) -> bool:
     return pil is not None and isinstance(value, pil.Image)
 
 
-def _named(place: str, field: str, value: str) -> Media:
+def _named(place: str, field: str, value: str, kind: Kind) -> Media:
     found = _SCHEME.match(value)
     scheme = found[1].lower() if found else ""
     if scheme == "data":
         head, comma, encoded = value.partition(",")
-        if not comma or not head.lower().startswith("data:image/") or not head.lower().endswith(";base64"):
+        if not comma or not head.lower().startswith(f"data:{kind}/") or not head.lower().endswith(";base64"):
             raise DataError(
-                f"{place}: field {field} is {describe(value)}, a data: URI of another kind; give data:image/png;base64,... "
-                "(or jpeg, ...), or the path of a file"
+                f"{place}: field {field} is {describe(value)}, a data: URI of another kind; give {_EXAMPLES[kind]}... "
+                "or the path of a file"
             )
-        return Media(field, data=_decoded(place, field, encoded))
+        return Media(field, data=_decoded(place, field, encoded, kind), kind=kind)
     if scheme == "file":
         parts = urlsplit(value)
         if parts.netloc not in ("", "localhost"):
@@ -117,21 +124,23 @@ def _named(place: str, field: str, value: str) -> Media:
         )
     if len(value) > _LONGEST_NAME and _ENCODED.match(value):
         raise DataError(
-            f"{place}: field {field} is {describe(value)}, bytes in base64 that do not say so; write data:image/png;base64, "
-            "(or jpeg, ...) before them"
+            f"{place}: field {field} is {describe(value)}, bytes in base64 that do not say so; write {_EXAMPLES[kind]} "
+            "(or another format) before them"
         )
     if not value.strip() or "\0" in value:
-        raise DataError(f"{place}: field {field} is {describe(value)}, which is no path; give the path of the image's file")
-    return Media(field, path=value)
+        raise DataError(
+            f"{place}: field {field} is {describe(value)}, which is no path; give the path of the file of {ONE[kind]}"
+        )
+    return Media(field, path=value, kind=kind)
 
 
-def _decoded(place: str, field: str, encoded: str) -> bytes:
+def _decoded(place: str, field: str, encoded: str, kind: Kind) -> bytes:
     try:
         data = base64.b64decode("".join(encoded.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise DataError(f"{place}: field {field} is no base64 of an image: {error}; encode its bytes again") from error
+        raise DataError(f"{place}: field {field} is no base64 of {ONE[kind]}: {error}; encode its bytes again") from error
     if not data:
-        raise DataError(f"{place}: field {field} is an image of no bytes; give it, or take the row out")
+        raise DataError(f"{place}: field {field} is {ONE[kind]} of no bytes; give it, or take the row out")
     return data
 
 
@@ -149,3 +158,27 @@ def _as_png(place: str, field: str, medium: Any) -> bytes:
             f"{place}: field {field} is an image that cannot be read: {error}; mend it, or take the row out"
         ) from error
     return file.getvalue()
+
+
+def as_wav(place: str, field: str, array: Any, sampling_rate: Any) -> bytes:
+    """Encode decoded audio, [N] or [channels, N], as a WAV file of its numbers, without a loss.
+
+    Raises:
+        DataError: it is no array of finite numbers with a rate in Hz.
+    """
+    try:
+        samples = np.asarray(array, dtype=np.float64 if getattr(array, "dtype", None) == np.float64 else np.float32)
+        rate = int(sampling_rate)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{place}: field {field} is decoded audio that is no array of numbers with a rate: {error}") from error
+    if samples.ndim not in (1, 2) or not samples.size or not np.isfinite(samples).all() or rate <= 0:
+        raise DataError(
+            f"{place}: field {field} is decoded audio of the shape {list(samples.shape)} at {describe(sampling_rate)} Hz; give "
+            "finite numbers, [N] or [channels, N], and their rate"
+        )
+    frames = samples.reshape(-1, samples.shape[-1]).T
+    width = frames.itemsize
+    head = struct.pack("<HHIIHH", 3, frames.shape[1], rate, rate * frames.shape[1] * width, frames.shape[1] * width, 8 * width)
+    body = np.ascontiguousarray(frames, dtype=f"<f{width}").tobytes()
+    chunks = b"".join(name + struct.pack("<I", len(data)) + data for name, data in ((b"fmt ", head), (b"data", body)))
+    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge_data._errors import DataError
-from forge_data._media import Media
+from forge_data._media import COLUMNS, MANY, MARKS, ONE, Kind, Media
 from forge_data._media_values import media_of, placed
 from forge_data._values import NO_ARGUMENTS, checked_tree, counted, describe, from_json
 from forge_data.formats._format import FieldOf, Fields, Format, message_field
-from forge_data.formats._messages import Turns, checked_messages, joined_parts
+from forge_data.formats._messages import Turns, checked_messages, joined_parts, parts_of, text_of, text_part
 from forge_data.formats._rated import rated
 from forge_data.formats._samples import Chat, Message
 from forge_data.formats._unread import is_empty
@@ -16,20 +16,17 @@ from forge_data.formats._unread import is_empty
 TEMPLATE_FIELDS = ("tools", "documents", "chat_template_kwargs", "unmask")
 """Row fields that a conversation keeps: arguments of its chat template, and `unmask`."""
 
-
-MEDIA_FIELDS = ("images", "image")
-"""Columns of a row with the images of its messages: several, or one."""
-IMAGE_MARK = "<image>"
-"""What stands for an image in a text, in rows for LLaVA and LLaMA-Factory."""
+MEDIA_FIELDS = tuple(COLUMNS)
+"""Columns of a row with the media of its messages."""
 
 
 def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0, *, media: FieldOf | None = None) -> Chat:
     """Make a conversation of checked messages and the row's template fields.
 
-    Where the format reads `images`, it is given how the format names fields, and those of the row's columns are read too.
+    Where the format reads `media`, it is given how the format names fields, and those of the row's columns are read too.
 
     Raises:
-        DataError: one of these that is not of its kind; images that are not as many as their places.
+        DataError: one of these that is not of its kind; media that are not as many as their places.
     """
     if media is not None and (turns.media or any(name in fields for name in MEDIA_FIELDS)):
         turns = _with_media(place, fields, turns, media)
@@ -52,10 +49,10 @@ def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0, *,
 def messages_with_media(
     row: Mapping[str, Any], field: str, *, place: str = "row", directory: str | None = None
 ) -> tuple[list[Message], tuple[Media, ...]]:
-    """Read the messages in a field of a row, and their images, as `prepare` reads them.
+    """Read the messages in a field of a row, and their images and audio, as `prepare` reads them.
 
-    Images are parts of contents, or in the columns `images` or `image`. A content with images becomes a list of parts, such as
-    `{"type": "image"}`, which a chat template takes; `MediaInputs.prompt` takes the images.
+    They are parts of contents, or in the columns `images`, `image`, `audios` or `audio`. A content with some becomes a list of
+    parts, such as `{"type": "image"}`, which a chat template takes; `MediaInputs.prompt` takes the media.
 
     Args:
         row: with messages in `field`.
@@ -64,7 +61,7 @@ def messages_with_media(
         directory: where relative paths begin; without it they are refused.
 
     Raises:
-        DataError: messages or images that `prepare` would refuse.
+        DataError: messages or media that `prepare` would refuse.
     """
     turns = checked_messages(place, field, row[field], media=True)
     made = chat(place, row, turns, media=lambda _fields, index, part, _answer: message_field(field, index, part))
@@ -72,77 +69,96 @@ def messages_with_media(
 
 
 def _with_media(place: str, fields: Fields, turns: Turns, field_of: FieldOf) -> Turns:
-    """Put the images of the row's columns into their places.
+    """Put the media of the row's columns into their places.
 
-    These are the parts that are an image and do not say which. In a row without parts that are images it is each `<image>` in
-    a text, as in LLaMA-Factory, and where there is none, all images stand before the text of the first user, as in TRL.
+    These are the parts of their kind that do not say which. In a row without parts of that kind it is each `<image>` (or
+    `<audio>`) in a text, as in LLaMA-Factory, and where there is none, all stand before the text of the first user, as in TRL.
     """
-    given = _given(place, fields)
-    open_places = [medium for medium in turns.media if medium.path is None and medium.data is None]
+    for kind in MARKS:
+        turns = _with_kind(place, fields, turns, field_of, kind)
+    return turns
+
+
+def _with_kind(place: str, fields: Fields, turns: Turns, field_of: FieldOf, kind: Kind) -> Turns:
+    given = _given(place, fields, kind)
+    own = [medium for medium in turns.media if medium.kind == kind]
+    open_places = [medium for medium in own if medium.path is None and medium.data is None]
     if not given and not open_places:
         return turns
     if not given:
         raise DataError(
-            f"{place}: field {open_places[0].field} is a part that is an image and does not say which; give it image (a path, "
-            "a data: URI), or the row a list images"
+            f"{place}: field {open_places[0].field} is a part that is {ONE[kind]} and does not say which; give it {kind} (a "
+            f"path, a data: URI), or the row a list {kind}s"
         )
-    if not turns.media:
-        messages, places = _at_marks(place, fields, turns.messages, field_of)
+    messages = turns.messages
+    if own:
+        places, what = len(open_places), f"parts that are {MANY[kind]} and do not say which stand in its messages"
+    else:
+        messages, places = _at_marks(place, fields, turns.messages, field_of, kind)
+        what = f"{MARKS[kind]} stands in its texts"
         if not places:
             messages, places = _before_user(place, turns.messages, given), len(given)
-        what = f"{IMAGE_MARK} stands in its texts"
-    else:
-        messages, places = turns.messages, len(open_places)
-        what = "parts that are images and do not say which stand in its messages"
     if places != len(given):
         raise DataError(
-            f"{place}: field {given[0].field.partition('[')[0]} holds {counted(len(given), 'images')}, and {what} "
-            f"{counted(places, 'times')}; give each image its place"
+            f"{place}: field {given[0].field.partition('[')[0]} holds {counted(len(given), MANY[kind])}, and {what} "
+            f"{counted(places, 'times')}; give each {kind} its place"
         )
-    following = iter(given)
-    filled = [next(following) if medium.path is None and medium.data is None else medium for medium in turns.media]
-    return turns._replace(messages=messages, media=tuple(filled or given))
+    following, before, filled = iter(given), iter(turns.media), list[Media]()
+    for part in (part for message in messages for part in parts_of(message) if part["type"] != "text"):
+        known = next(before) if own or part["type"] != kind else None
+        is_open = known is None or (known.kind == kind and known.path is None and known.data is None)
+        filled.append(next(following) if known is None or is_open else known)
+    return turns._replace(messages=messages, media=tuple(filled))
 
 
-def _given(place: str, fields: Fields) -> list[Media]:
-    """Read the images in the row's own columns."""
-    names = [name for name in MEDIA_FIELDS if not is_empty(fields.get(name))]
+def _given(place: str, fields: Fields, kind: Kind) -> list[Media]:
+    """Read the media of a kind in the row's own columns."""
+    names = [name for name, of in COLUMNS.items() if of == kind and not is_empty(fields.get(name))]
     if len(names) > 1:
-        raise DataError(f"{place} has both {names[0]} and {names[1]}; keep the one with its images")
+        raise DataError(f"{place} has both {names[0]} and {names[1]}; keep the one with its {MANY[kind]}")
     if not names:
         return []
     (name,) = names
     value = from_json(fields[name])
     listed = enumerate(value) if isinstance(value, list) else ()
-    return [media_of(place, f"{name}[{at}]", each) for at, each in listed] or [media_of(place, name, value)]
+    return [media_of(place, f"{name}[{at}]", each, kind) for at, each in listed] or [media_of(place, name, value, kind)]
 
 
-def _at_marks(place: str, fields: Fields, messages: list[Message], field_of: FieldOf) -> tuple[list[Message], int]:
-    """Return messages with an image in the place of each `<image>`, and the number of these."""
+def _at_marks(place: str, fields: Fields, messages: list[Message], field_of: FieldOf, kind: Kind) -> tuple[list[Message], int]:
+    """Return messages with a medium in the place of each mark, and the number of these."""
     made, places = [*messages], 0
     for index, message in enumerate(messages):
-        content = message.get("content") or ""
-        if IMAGE_MARK in content:
-            if message["role"] == "assistant":
-                field = field_of(fields, index, "content", "completion")
-                raise DataError(
-                    f"{place}: field {field} holds {IMAGE_MARK}, and the row has images; what a model writes is text: take it "
-                    "out, or give images as parts of the messages"
-                )
-            parts: list[str | None] = [content.partition(IMAGE_MARK)[0]]
-            for text in content.split(IMAGE_MARK)[1:]:
-                parts += [None, text]
-            places += content.count(IMAGE_MARK)
-            made[index] = message | {"content": joined_parts(parts)}
+        found = text_of(message).count(MARKS[kind])
+        if found and message["role"] == "assistant":
+            field = field_of(fields, index, "content", "completion")
+            raise DataError(
+                f"{place}: field {field} holds {MARKS[kind]}, and the row has {MANY[kind]}; what a model writes is text: take "
+                f"it out, or give {MANY[kind]} as parts of the messages"
+            )
+        if found:
+            places += found
+            made[index] = message | {
+                "content": joined_parts([each for part in parts_of(message) for each in _split(part, kind)])
+            }
     return made, places
 
 
+def _split(part: dict[str, str], kind: Kind) -> list[dict[str, str]]:
+    """Return a part of a content as texts with a medium between them, one for each mark."""
+    if part["type"] != "text":
+        return [part]
+    first, *others = part["text"].split(MARKS[kind])
+    return [text_part(first), *(each for text in others for each in ({"type": str(kind)}, text_part(text)))]
+
+
 def _before_user(place: str, messages: list[Message], given: list[Media]) -> list[Message]:
-    """Return messages with all images before the first user's text."""
-    first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
+    """Return messages with all media of a kind before the first user's text, behind those of other kinds."""
+    first, kind = next((index for index, message in enumerate(messages) if message["role"] == "user"), None), given[0].kind
     if first is None:
-        raise DataError(f"{place}: field {given[0].field} is an image, and no message is of the user; say where it stands")
-    content = joined_parts([*(None for _ in given), messages[first]["content"]])
+        raise DataError(f"{place}: field {given[0].field} is {ONE[kind]}, and no message is of the user; say where it stands")
+    parts = parts_of(messages[first])
+    at = next((number for number, part in enumerate(parts) if part["type"] == "text"), len(parts))
+    content = joined_parts([*parts[:at], *({"type": str(kind)} for _ in given), *parts[at:]])
     return [*messages[:first], messages[first] | {"content": content}, *messages[first + 1 :]]
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._media import Media
+from forge_data._media import ONE, Kind, Media
 from forge_data._media_values import from_base64, media_of
 from forge_data._values import checked_text, describe, nearest, string
 from forge_data.formats._samples import Message
@@ -26,14 +26,24 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "tool_calls": ("assistant",),
     **dict.fromkeys(REASONING, ("assistant",)),
 }
-_MEDIA = ("image", "path", "url", "base64", "image_url")
-"""Fields of a part that is an image, one of which says which."""
-_NOT_TRAINED = {"video": "video", "video_url": "video", "audio": "audio", "audio_url": "audio", "input_audio": "audio"}
+_KINDS: dict[str, Kind] = {
+    "image": "image",
+    "image_url": "image",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
+"""Types of parts that are media."""
+_WHICH: dict[Kind, tuple[str, ...]] = {
+    "image": ("image", "path", "url", "base64", "image_url"),
+    "audio": ("audio", "path", "url", "base64", "audio_url", "input_audio"),
+}
+"""Fields of a part that is of a kind, one of which says which."""
 MEDIA_ELSEWHERE = (
-    "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto, reward, grpo, rloo and ppo train images "
-    "(prepare with media=True, or --media)"
+    "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto, reward, grpo, rloo and ppo train images and "
+    "audio (prepare with media=True, or --media)"
 )
-"""Why an image is refused by those that do not train it."""
+"""Why media are refused by those that do not train them."""
 LIKENESS = 0.75
 """How much of two names must be equal so that one is taken for the other, misspelt."""
 _SYNONYMS = {
@@ -55,17 +65,17 @@ class Turns(NamedTuple):
     weights: tuple[float, ...] | None = None
     """One per message; None where all are 0 or 1."""
     media: tuple[Media, ...] = ()
-    """One for each part that is an image, in order; one without path and bytes stands for an image that the row gives
+    """One for each part that is an image or audio, in order; one without path and bytes stands for one that the row gives
     elsewhere."""
 
 
 def checked_messages(place: str, field: str, value: object, *, media: bool = False) -> Turns:
-    """Check the messages of a row, whose contents may have `images`.
+    """Check the messages of a row, whose contents may have `media`.
 
-    A content with an image stays a list of parts, in which texts that follow each other are one; any other becomes a string.
+    A content with media stays a list of parts, in which texts that follow each other are one; any other becomes a string.
 
     Raises:
-        DataError: not a list, an unknown role, a content that is neither text nor image, or a field that would be ignored.
+        DataError: not a list, an unknown role, a content that is neither text nor media, or a field that would be ignored.
     """
     if not isinstance(value, list):
         raise DataError(f"{place}: field {field} is {describe(value)}; it must be a list of messages")
@@ -165,77 +175,90 @@ def _content(
     return string(place, field, content)
 
 
-def joined_parts(parts: list[str | None]) -> str | list[dict[str, str]]:
-    """Make a content of texts and, for each None, an image; a string where there is no image."""
-    if None not in parts:
-        return "".join(part for part in parts if part is not None)
+def joined_parts(parts: list[dict[str, str]]) -> str | list[dict[str, str]]:
+    """Make a content of its parts, such as `{"type": "image"}`; a string where all of them are text."""
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
     content: list[dict[str, str]] = []
     for part in parts:
-        if part is None:
-            content.append({"type": "image"})
-        elif content and content[-1]["type"] == "text":
-            content[-1]["text"] += part
-        elif part:
-            content.append({"type": "text", "text": part})
+        if part["type"] == "text" and content and content[-1]["type"] == "text":
+            content[-1]["text"] += part["text"]
+        elif part.get("text", part["type"]):
+            content.append({**part})
     return content
 
 
+def text_part(text: str) -> dict[str, str]:
+    """Make a part of a content that is text."""
+    return {"type": "text", "text": text}
+
+
+def parts_of(message: Message) -> list[dict[str, str]]:
+    """Return the parts of a message's content, one of text where it is a string."""
+    content = message.get("content")
+    return content if isinstance(content, list) else [text_part(content or "")]
+
+
 def text_of(message: Message) -> str:
-    """Return the text of a message's content, without its images; empty where it has none."""
+    """Return the text of a message's content, without its media; empty where it has none."""
     content = message.get("content")
     return "".join(part.get("text", "") for part in content) if isinstance(content, list) else content or ""
 
 
 def has_media(message: Message) -> bool:
-    """Tell whether a message has images, so that its content is a list of parts."""
+    """Tell whether a message has media, so that its content is a list of parts."""
     return isinstance(message.get("content"), list)
 
 
-def _part(place: str, field: str, part: object, role: object, media: list[Media] | None) -> str | None:
-    """Return the text of a part of a content; None for an image, which is added to `images`."""
+def _part(place: str, field: str, part: object, role: object, media: list[Media] | None) -> dict[str, str]:
+    """Return a part of a content; an image or audio is added to `media`."""
     if isinstance(part, dict):
         if isinstance(part.get("text"), str) and part.get("type", "text") == "text":
             extra = unread(part, ("type", "text"))
             if not extra:
-                return checked_text(place, f"{field}.text", part["text"])
+                return text_part(checked_text(place, f"{field}.text", part["text"]))
             raise DataError(f"{place}: field {field}.{extra[0]} is {describe(part[extra[0]])}; a part has type and text")
-        kind = part.get("type")
-        if isinstance(kind, str) and kind != "text":
-            what = f"{place}: field {field} is a part of the type {kind!r}"
-            if kind in _NOT_TRAINED:
-                raise DataError(f"{what}, and {_NOT_TRAINED[kind]} is not trained; take the row out")
-            if kind not in ("image", "image_url"):
-                raise DataError(f"{what}; a part is text ({_TEXT}) or an image: take the row out")
+        given = part.get("type")
+        if isinstance(given, str) and given != "text":
+            what = f"{place}: field {field} is a part of the type {given!r}"
+            if given in ("video", "video_url"):
+                raise DataError(f"{what}, and video is not trained; take the row out")
+            if given not in _KINDS:
+                raise DataError(f"{what}; a part is text ({_TEXT}), an image or audio: take the row out")
             if media is None:
                 raise DataError(f"{what}, and {MEDIA_ELSEWHERE}; take the row out")
             if role == "assistant":
                 raise DataError(f"{what} in a message of the assistant, and what a model writes is text; take it out")
-            media.append(_media(place, field, part))
-            return None
+            media.append(_medium(place, field, part, _KINDS[given]))
+            return {"type": _KINDS[given]}
     raise DataError(f"{place}: field {field} is {describe(part)}; a part must be {_TEXT}")
 
 
 _TEXT = '{"type": "text", "text": ...}'
 
 
-def _media(place: str, field: str, part: dict[str, Any]) -> Media:
-    """Read a part that is an image; one that does not say which has neither path nor bytes."""
-    if extra := unread(part, ("type", *_MEDIA)):
+def _medium(place: str, field: str, part: dict[str, Any], kind: Kind) -> Media:
+    """Read a part that is an image or audio; one that does not say which has neither path nor bytes."""
+    names = _WHICH[kind]
+    if extra := unread(part, ("type", *names)):
         raise DataError(
-            f"{place}: field {field}.{extra[0]} is {describe(part[extra[0]])}, which would be passed over; a part that is an "
-            f"image has one of {', '.join(_MEDIA)}: take it out"
+            f"{place}: field {field}.{extra[0]} is {describe(part[extra[0]])}, which would be passed over; a part that is "
+            f"{ONE[kind]} has one of {', '.join(names)}: take it out"
         )
-    given = [name for name in _MEDIA if not is_empty(part.get(name))]
+    given = [name for name in names if not is_empty(part.get(name))]
     if len(given) > 1:
-        raise DataError(f"{place}: field {field} has both {given[0]} and {given[1]}; keep the one that is its image")
+        raise DataError(f"{place}: field {field} has both {given[0]} and {given[1]}; keep the one that is its {kind}")
     if not given:
-        return Media(field)
+        return Media(field, kind=kind)
     name, value = given[0], part[given[0]]
-    if name == "image_url" and isinstance(value, dict) and "url" in value:
+    if name == f"{kind}_url" and isinstance(value, dict) and "url" in value:
         # OpenAI's; `detail` is for their models.
-        name, value = "image_url.url", value["url"]
+        name, value = f"{name}.url", value["url"]
+    if name == "input_audio" and isinstance(value, dict) and "data" in value:
+        # OpenAI's; the format is told from the bytes.
+        return attrs.evolve(from_base64(place, f"{field}.{name}.data", value["data"], kind), field=field)
     read = from_base64 if name == "base64" else media_of
-    return attrs.evolve(read(place, f"{field}.{name}", value), field=field)
+    return attrs.evolve(read(place, f"{field}.{name}", value, kind), field=field)
 
 
 def _weight(place: str, field: str, role: str, more: dict[str, Any]) -> float | None:

@@ -139,15 +139,15 @@ def _conversations(place: str, fields: Fields, values: Mapping[str, Any], prompt
 
 
 _Given = tuple[Message, list[tuple[str | None, bytes | None]]]
-"""A message with the paths and bytes of its images."""
+"""A message with the paths and bytes of its media."""
 
 
 def _messages(side: Turns | Chat) -> list[_Given]:
-    """Return messages with their images, wherever in the row they were given."""
+    """Return messages with their media, wherever in the row they were given."""
     media, found = iter(side.media), list[_Given]()
     for message in side.messages:
         parts = message["content"] if isinstance(message.get("content"), list) else ()
-        own = [next(media) for part in parts if part["type"] == "image"] if side.media else []
+        own = [next(media) for part in parts if part["type"] != "text"] if side.media else []
         found.append((message, [(medium.path, medium.data) for medium in own]))
     return found
 
@@ -179,8 +179,8 @@ def _check_pair(place: str, chosen: Chat | Text, rejected: Chat | Text, before: 
     shared = _shared_messages(_messages(chosen), _messages(rejected))
     if shared < before:
         raise BadPairError(
-            f"{place}: chosen and rejected have the row's images in other places of the prompt, so they answer two prompts; "
-            "give images as parts of its messages",
+            f"{place}: chosen and rejected have the row's media in other places of the prompt, so they answer two prompts; "
+            "give them as parts of its messages",
             reason=PROMPTS_DIFFER,
         )
     for name, side in zip(_SIDES, (chosen, rejected), strict=True):

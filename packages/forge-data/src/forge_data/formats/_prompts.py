@@ -103,7 +103,7 @@ def refuse_media(place: str, fields: Mapping[str, Any], *, of_text: bool = False
     """Refuse images in columns of rows of text; `of_text` where those of messages may have some."""
     for name in MEDIA_FIELDS:
         if not is_empty(fields.get(name)):
-            why = "an image stands in a message, and the prompt is text; make it a list of messages, or take it out"
+            why = "it stands in a message, and the prompt is text; make it a list of messages, or take it out"
             raise DataError(
                 f"{place}: field {name} is {describe(fields[name])}, and "
                 f"{why if of_text else f'{MEDIA_ELSEWHERE}; take it out of the rows'}"

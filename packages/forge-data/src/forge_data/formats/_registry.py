@@ -19,6 +19,7 @@ import numpy as np
 
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._formats import AUTO, BUILT_IN, GROUP, is_known, names, plug_ins
+from forge_data._media import ONE
 from forge_data._media_values import placed
 from forge_data._values import describe, nearest
 from forge_data.formats._chat import MEDIA_FIELDS
@@ -44,7 +45,6 @@ _CHANGES_MEANING = {
     "functions": "function definitions are read from tools, as OpenAI's newer format has them",
     **dict.fromkeys(MEDIA_FIELDS, MEDIA_ELSEWHERE),
     **dict.fromkeys(("video", "videos"), "video is not trained"),
-    **dict.fromkeys(("audio", "audios"), "audio is not trained"),
     "margin": "margins are read of rows with chosen and rejected",
     "loss_mask": _MASKS,
     "completion_mask": _MASKS,
@@ -135,8 +135,8 @@ def convert(
         place: place of the row.
         fields: its fields.
         vocabulary: number of token ids; None if not known.
-        media: whether images are trained; otherwise a row that has one is refused.
-        directory: where relative paths of images begin; None where the rows lie in no directory of this machine.
+        media: whether images and audio are trained; otherwise a row that has one is refused.
+        directory: where relative paths of media begin; None where the rows lie in no directory of this machine.
 
     Raises:
         DataError: the row lacks what the format needs, or has a field that is not what it should be, or one that would be
@@ -198,17 +198,19 @@ def _refused(format: str, media: bool) -> dict[str, str]:  # noqa: A002
     read = {name for name in format_named(format).reads if media or name not in MEDIA_FIELDS}
     refused = {field: why for field, why in _CHANGES_MEANING.items() if field not in read}
     if media:
-        # Who trains images is not to be told of who does.
+        # Who trains media is not to be told of who does.
         refused |= {name: f"rows of {format} are trained on text alone" for name in MEDIA_FIELDS if name in refused}
     return refused
 
 
 def _with_paths(place: str, part: Chat | Text, media: bool, directory: str | None) -> Any:
-    """Make the paths of images absolute; refuse images where they are not trained."""
+    """Make the paths of media absolute; refuse media where they are not trained."""
     if not isinstance(part, Chat) or not part.media:
         return part
     if not media:
-        raise DataError(f"{place}: field {part.media[0].field} is an image, and {MEDIA_ELSEWHERE}; take the row out")
+        raise DataError(
+            f"{place}: field {part.media[0].field} is {ONE[part.media[0].kind]}, and {MEDIA_ELSEWHERE}; take the row out"
+        )
     return attrs.evolve(part, media=tuple(placed(place, medium, directory) for medium in part.media))
 
 

@@ -36,7 +36,8 @@ class Chat:
     weights: tuple[float, ...] | None = None
     """One per message, beside that of the row; None where all are 0 or 1, which `trains` says."""
     media: tuple[Media, ...] = ()
-    """In the order of the parts `{"type": "image"}` of the messages; contents are lists of parts where they have some."""
+    """In the order of the parts `{"type": "image"}` and `{"type": "audio"}` of the messages; contents are lists of parts where
+    they have some."""
 
 
 @attrs.frozen

@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from forge_data._errors import TokenizerError
+from forge_data._media import MANY, MARKS, Kind
 from forge_data._options import Options
 from forge_data.findings._finding import STOP, WARN, Finding
 from forge_data.findings._rules import Where, found
-from forge_data.formats._chat import IMAGE_MARK
 from forge_data.formats._format import FieldOf, Fields
 from forge_data.formats._samples import Chat, Document, Encoded, Sample, Text
 from forge_data.linting._sides import Side, note_findings, sides
@@ -70,16 +70,22 @@ class RowLint:
             findings += note_findings(where, fields, sides(sample), encoded.notes, field_of) if encoded.notes else ()
         return findings
 
+    def _missing_of(self, chat: Chat, text: str) -> list[Kind]:
+        """Return the kinds of media whose mark a text has, and none of which the row has."""
+        given = {medium.kind for medium in chat.media}
+        marks = MARKS if self._media else {}
+        return [kind for kind, mark in marks.items() if mark in text and kind not in given and not self._is_of_media(mark)]
+
     def _is_of_media(self, token: str) -> bool:
         return self._tokenizer.convert_tokens_to_ids(token) in self._media_tokens
 
     @cached_property
     def _media_tokens(self) -> frozenset[int]:
-        """Tokens that the model takes for parts of an image; loaded once a text needs it."""
+        """Tokens that the model takes for parts of media; loaded once a text needs it."""
         try:
             return load_processor(self._tokenizer.name_or_path, self._tokenizer).token_ids
         except TokenizerError:
-            return frozenset()  # a model that takes no images, or none that can be loaded: rows with images are refused
+            return frozenset()  # a model that takes no media, or none that can be loaded: rows with media are refused
 
     def _is_clean(self, chat: Chat) -> bool:
         """Check quickly whether no rule for conversations can find anything, as in most rows."""
@@ -102,9 +108,9 @@ class RowLint:
         for index in range(view.first, len(view.chat.messages)):
             learned = view.wanted and view.learned[index]
             for part, text in texts_of(view.chat.messages[index]):
-                if self._media and not view.chat.media and IMAGE_MARK in text and not self._is_of_media(IMAGE_MARK):
-                    what = f"the text holds {IMAGE_MARK}, and the row has no images"
-                    yield found("image_mark_in_text", view.where, view.field(index, part), what)
+                for kind in self._missing_of(view.chat, text):
+                    what = f"the text holds {MARKS[kind]}, and the row has no {MANY[kind]}"
+                    yield found(f"{kind}_mark_in_text", view.where, view.field(index, part), what)
                 # Searched here too, since the name of the field costs more than the search.
                 if self._suspect.search(text):
                     yield from self._text(view.where, view.field(index, part), text, learned=learned)
@@ -143,10 +149,8 @@ class RowLint:
             )
             of_media = next((each.token for each in special if self._media and self._is_of_media(each.token)), None)
             if of_media is not None:
-                what = (
-                    f"the text holds {of_media!r}, which stands for a part of an image of this model: it would be given one of "
+                what = f"the text holds {of_media!r}, which stands for a part of a medium of this model: it would be given one of "
                     "another row"
-                )
             stops = of_media is not None or (learned and worst.turns)
             yield found("special_token_in_text", where, field, what, severity=STOP if stops else WARN)
         foreign = next((each for each in marks if not each.special), None)

@@ -9,7 +9,7 @@ from forge_data.findings._rules import Where, found
 from forge_data.formats._format import FieldOf, Fields
 from forge_data.formats._samples import Chat, Note, Preference, Sample, Unpaired
 
-_OF_MEDIA = "lossy_image"
+_OF_MEDIA = ("lossy_image", "lossy_audio")
 _INDEX = re.compile(r"messages\[(\d+)\]\.?(.*)")
 
 
@@ -42,7 +42,7 @@ def note_findings(
     """Make findings of the encoder's notes, with the row's field names and the turn's severity."""
     seen: set[tuple[str, str]] = set()
     for note in notes:
-        if note.rule == _OF_MEDIA:
+        if note.rule in _OF_MEDIA:
             # Its field is the row's own; several samples of the row may have the image.
             if (note.rule, note.field) not in seen:
                 yield found(note.rule, where, note.field, note.what)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import attrs
 
 from forge_data._errors import DataError, TemplateError
+from forge_data._media import Kind
 from forge_data.chat_template._asked import Asked, as_form, ask, thinking
 from forge_data.chat_template._block import Block, has_reasoning, without_reasoning
 from forge_data.chat_template._completeness import LeftOutError, dropped_reasoning
@@ -84,8 +85,8 @@ class ConversationReader:
         # How turns begin may depend on the template's other arguments.
         self._openings: dict[str, Opening | UndecidableError | None] = {}
         self._layouts = Layouts(self._ends)
-        self.placeholder = ""
-        """Text that the model's processor takes for an image; needed before a row with images is read."""
+        self.placeholders: Mapping[Kind, str] = {}
+        """Kind of media → text that the model's processor takes for one; needed before a row with some is read."""
 
     def render_batch(self, chats: Sequence[Chat]) -> list[Written | None]:
         """Render conversations, as far as one call can render many."""
@@ -310,7 +311,7 @@ class ConversationReader:
         runs = _owned_by(text_owners(rendered.trace), [*owned, *(turns.owned if chat.weights else [])])
         named = [as_form(name, value) for name, value in arguments.items()]
         named += [as_form("turn_end", token) for token in sorted(tokens)]
-        media = placeholders(rendered, self.placeholder, chat.place, self._template.name) if chat.media else 0
+        media = placeholders(rendered, self.placeholders, chat.place, self._template.name) if chat.media else 0
         return Conversation(text, turns.spans, runs, (*notes, *turns.notes), (*named, *forms), media)
 
     def _dropped_reasoning(self, chat: Chat, rendered: RenderedChat, index: int) -> Note | None:

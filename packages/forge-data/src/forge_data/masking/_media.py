@@ -1,30 +1,36 @@
-"""Conversation with images as its template wrote it → the placeholders that stand for them."""
+"""Conversation with media as its template wrote it → the placeholders that stand for them."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forge_data._errors import DataError, TemplateError
+from forge_data._media import MANY, ONE, Kind
 from forge_data._values import counted
 from forge_data.chat_template._template import RenderedChat
 from forge_data.chat_template._trace import NOBODY
 from forge_data.masking._loss_mask import Span
 
 
-def count_media(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Count the images of messages, whose contents are lists of parts where they have some."""
-    return sum(part["type"] == "image" for message in messages for part in _parts(message))
+def placeholders(rendered: RenderedChat, known: Mapping[Kind, str], place: str, template: str) -> int:
+    """Count the placeholders of a text: one for each medium of its messages, each written by the template.
 
-
-def placeholders(rendered: RenderedChat, placeholder: str, place: str, template: str) -> int:
-    """Count the placeholders of a text: one for each image, each written by the template.
+    Args:
+        rendered: the text, and what wrote it.
+        known: kind → its placeholder.
+        place: of the row.
+        template: its name, for errors.
 
     Raises:
-        DataError: a text of the row has one in it, which would take an image's place.
+        DataError: a text of the row has one in it, which would take a medium's place.
         TemplateError: the template writes another number of them, or in another order than the messages.
     """
+    return sum(_of_kind(rendered, kind, placeholder, place, template) for kind, placeholder in known.items())
+
+
+def _of_kind(rendered: RenderedChat, kind: Kind, placeholder: str, place: str, template: str) -> int:
     trace = rendered.trace
-    wanted = [index for index, message in enumerate(rendered.messages) for _ in range(count_media([message]))]
+    wanted = [index for index, message in enumerate(rendered.messages) for part in _parts(message) if part["type"] == kind]
     found = [match.span() for match in re.finditer(re.escape(placeholder), trace.text)]
     for start, stop in found:
         for first, last, leaf, _ in trace.stretches:
@@ -33,19 +39,19 @@ def placeholders(rendered: RenderedChat, placeholder: str, place: str, template:
                 field = leaf.field if placeholder in leaf.text else leaf.field.partition(".")[0]
                 named = f"messages[{leaf.message}].{field}" if leaf.message >= 0 else field
                 raise DataError(
-                    f"{place}: field {named} has {placeholder!r} in its text, which stands for an image of this model; "
-                    "images are parts of a content, or in the column images, so take it out of the text"
+                    f"{place}: field {named} has {placeholder!r} in its text, which stands for {ONE[kind]} of this model; "
+                    f"{MANY[kind]} are parts of a content, or in the column {kind}s, so take it out of the text"
                 )
     if len(found) != len(wanted):
         raise TemplateError(
-            f"{place}: {template} writes {len(found)} of {placeholder!r}, the placeholder of an image, where the messages have "
-            f"{counted(len(wanted), 'images')}; use the template of the model's processor, or one that writes each image"
+            f"{place}: {template} writes {len(found)} of {placeholder!r}, the placeholder of {ONE[kind]}, where the messages "
+            f"have {counted(len(wanted), MANY[kind])}; use the template of the model's processor, or one that writes each"
         )
     owners = [owner for at, _ in found for start, stop, owner in trace.runs if start <= at < stop]
     if any(owner not in (NOBODY, message) for owner, message in zip(owners, wanted, strict=True)):
         raise TemplateError(
-            f"{place}: {template} writes the images of messages in another order, so that each would be taken for another; use "
-            "the template of the model's processor, or one that writes each image in its turn"
+            f"{place}: {template} writes the {MANY[kind]} of messages in another order, so that each would be taken for "
+            f"another; use the template of the model's processor, or one that writes each {kind} in its turn"
         )
     return len(wanted)
 

@@ -1,4 +1,4 @@
-"""Example with images → the arguments of a forward beside its tokens."""
+"""Example with images or audio → the arguments of a forward beside its tokens."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._media import Media
+from forge_data._media import MANY, ONE, Media
 from forge_data._values import counted
 from forge_data.media._processor import Joining, ModelProcessor, load_processor
-from forge_data.media._read import read_image
+from forge_data.media._read import close
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,19 +30,20 @@ class _Pictured(Protocol):
 
 
 class MediaInputs:
-    """Makes what a forward is given for an example beside `input_ids`: pixels, sizes, ...
+    """Makes what a forward is given for an example beside `input_ids`: pixels, spectrograms, ...
 
-    `inputs(example)` is what the model's own processor makes, `processor(text=[text], images=[images],
+    `inputs(example)` is what the model's own processor makes, `processor(text=[text], images=[images], audio=audio,
     return_tensors="np")`, without `input_ids` and `attention_mask`, whatever its arrays are called:
 
     - `pixel_values` and the like in the processor's dtype (float32 as a rule, and for bfloat16) and shape, such as [I, 3, H, W]
       of I images;
     - `image_grid_thw`, `image_sizes` and the like;
+    - `input_features` and the like of audio, with the mask of what is padded;
     - `mm_token_type_ids` or `token_type_ids`, int64[1, S], where the processor makes them: 1 for a token that stands for an
       image. An example without images has these alone, all 0, as the processor makes them for a text.
 
-    Images are read again from their files, or from the bytes in the store, and must be those that were prepared. Several
-    threads may call one; images are decoded at the same time, and processed one after the other.
+    Media are read again from their files, or from the bytes in the store, and must be those that were prepared. Several
+    threads may call one; media are decoded at the same time, and processed one after the other.
     """
 
     def __init__(
@@ -126,17 +127,16 @@ class MediaInputs:
             DataError: a file of an image is missing, or is not the one that was prepared; or the processor makes another number
                 of tokens of the images than the example has.
         """
-        pixels = [read_image(medium, place)[0] for medium in example.media]
+        decoded = [self._processor.read(medium, place)[0] for medium in example.media]
         try:
             with self._lock:
-                of_media = self._processor.arrays(pixels, place, example.input_ids) if pixels else {}
+                of_media = self._processor.arrays(decoded, place, example.input_ids) if decoded else {}
                 return of_media | self._processor.of_tokens(example.input_ids)
         finally:
-            for each in pixels:
-                each.close()
+            close(decoded)
 
     def spans(self, input_ids: "NDArray[Any]") -> list[tuple[int, int]]:
-        """Return [start, stop) of each run of tokens int[S] that stand for parts of an image."""
+        """Return [start, stop) of each run of tokens int[S] that stand for parts of media."""
         inside = np.isin(input_ids, [*self._processor.token_ids])
         edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
         return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
@@ -147,29 +147,30 @@ class MediaInputs:
         They are `input_ids` int64[1, S], and those of a call.
 
         Args:
-            text: with the processor's placeholder for each image.
+            text: with the processor's placeholder for each medium.
             media: in the order of the placeholders.
             place: of the text, for errors.
 
         Raises:
-            DataError: another number of placeholders than of images, a token of an image in the text, or an image that cannot
-                be read.
+            DataError: another number of placeholders than of media, a token of one in the text, or one that cannot be read.
+            TokenizerError: a medium of a kind that the model does not take.
         """
-        placeholder = self._processor.placeholder
-        if (found := text.count(placeholder)) != len(media):
-            raise DataError(
-                f"{place}: the chat template writes {found} of {placeholder!r}, the placeholder of an image, for "
-                f"{counted(len(media), 'images')}; take it out of the text, or use the template of the model's processor"
-            )
-        pixels = [read_image(medium, place)[0] for medium in media]
+        self._processor.check(media, place)
+        for kind, placeholder in self._processor.placeholders.items():
+            given = sum(medium.kind == kind for medium in media)
+            if (found := text.count(placeholder)) != given:
+                raise DataError(
+                    f"{place}: the chat template writes {found} of {placeholder!r}, the placeholder of {ONE[kind]}, for "
+                    f"{counted(given, MANY[kind])}; take it out of the text, or use the template of the model's processor"
+                )
+        decoded = [self._processor.read(medium, place)[0] for medium in media]
         try:
             with self._lock:
-                ids = self._processor.expand(text, pixels, place).ids
+                ids = self._processor.expand(text, decoded, place).ids
                 return (
                     {"input_ids": ids[None].astype(np.int64)}
-                    | self._processor.arrays(pixels, place, ids, text)
+                    | self._processor.arrays(decoded, place, ids, text)
                     | self._processor.of_tokens(ids)
                 )
         finally:
-            for each in pixels:
-                each.close()
+            close(decoded)

@@ -1,4 +1,4 @@
-"""Directory of a model → its processor: what stands for an image, and its pixels.
+"""Directory of a model → its processor: what stands for an image or audio, and its arrays.
 
 The processor is that of transformers, so what a model is trained on is what it gets from plain transformers.
 """
@@ -16,27 +16,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from forge_data._errors import DataError, TokenizerError
+from forge_data._media import MANY, ONE, Kind, Media
+from forge_data.media._joining import Joining, joining, made_up_audio, made_up_images
+from forge_data.media._read import read_audio, read_image
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image as Pixels
     from transformers import PreTrainedTokenizerBase
 
+    Decoded = Pixels | NDArray[np.float32]
+    """An image, or samples of audio."""
+
 _OF_TEXT = ("input_ids", "attention_mask", "text_replacement_offsets")
 _FILES = ("processor_config.json", "preprocessor_config.json")
 """Files of a directory that say what its processor does."""
 _BFLOAT16 = "bfloat16"
-_SIZES = ((64, 96), (160, 48), (220, 230), (24, 24), (300, 30), (20, 240))
-"""Pixels of made-up images that a processor cuts or pads in unlike ways, if it does so at all."""
 _OF_TOKENS = ("mm_token_type_ids", "token_type_ids", "moe_mm_token_type_ids")
 """Arrays with a number for each token that processors make of the ids."""
 
 
-_OF_OTHERS = ("video_token_ids", "audio_token_ids")
+_HEARD = 30
+"""Seconds that every processor hears, unless it says how many."""
+_END = 0.05
+"""Seconds at the end of a clip by which is told whether they are heard."""
 
 
 class Replacement(NamedTuple):
-    """What stands for one image in a text, in characters."""
+    """What stands for one medium in a text, in characters."""
 
     start: int
     """Where the template's placeholder begins."""
@@ -46,10 +53,10 @@ class Replacement(NamedTuple):
 
 
 class Expanded(NamedTuple):
-    """A text with images, as a processor writes it."""
+    """A text with media, as a processor writes it."""
 
     replacements: list[Replacement]
-    """One for each image, in order."""
+    """One for each medium, in order."""
     ids: "NDArray[np.int32]"
     """int32[S], its tokens."""
 
@@ -69,36 +76,8 @@ class _Recorder:
         return self._tokenizer(text, *args, **options)
 
 
-class Joining(NamedTuple):
-    """How a processor joins an array of images of several texts."""
-
-    axis: int
-    """Dimension along which one's stand behind another's."""
-    fill: Any
-    """What is put behind a smaller one, along the other dimensions."""
-    slack: tuple[int, ...]
-    """By how much sizes along each dimension differed where they were tried; 0 for `axis`."""
-
-    def padded(self, array: "NDArray[Any]", sizes: Sequence[int]) -> "NDArray[Any]":
-        """Put `fill` behind an array, up to `sizes` of its dimensions but `axis`."""
-        more = [0 if at == self.axis else size - own for at, (size, own) in enumerate(zip(sizes, array.shape, strict=True))]
-        return np.pad(array, [(0, each) for each in more], constant_values=self.fill) if any(more) else array
-
-
-def _joining(apart: "list[NDArray[Any]]", together: "NDArray[Any]") -> Joining | None:
-    """Tell how the arrays of some texts became those of all; None for no way that is known here."""
-    shapes = [*zip(*(array.shape for array in apart), strict=True)]
-    sizes = [max(each) for each in shapes]
-    for axis in range(together.ndim):
-        slack = tuple(0 if at == axis else max(each) - min(each) for at, each in enumerate(shapes))
-        ones = Joining(axis, fill=True, slack=slack)
-        filled = np.concatenate([ones.padded(np.zeros(array.shape, dtype=np.bool_), sizes) for array in apart], axis)
-        if filled.shape != together.shape:
-            continue
-        found = ones._replace(fill=together[filled][0] if filled.any() else together.dtype.type(0))
-        if np.array_equal(np.concatenate([found.padded(array, sizes) for array in apart], axis), together):
-            return found
-    return None
+def _kind_of(decoded: "Decoded") -> Kind:
+    return "audio" if isinstance(decoded, np.ndarray) else "image"
 
 
 class ModelProcessor:
@@ -111,25 +90,82 @@ class ModelProcessor:
             TokenizerError: it has no images, or does not say what it writes for one.
         """
         self.name = f"the processor {type(processor).__name__}"
-        if not hasattr(processor, "image_processor") or getattr(processor, "tokenizer", None) is None:
+        ears = getattr(processor, "audio_processor", None) or getattr(processor, "feature_extractor", None)
+        self.sampling_rate = int(getattr(ears, "sampling_rate", 0) or 0)
+        """Of audio that it is given, in Hz; 0 where it takes none."""
+        self._heard: int | None = getattr(ears, "n_samples", None)
+        takes: dict[Kind, bool] = {"image": hasattr(processor, "image_processor"), "audio": self.sampling_rate > 0}
+        if not any(takes.values()) or getattr(processor, "tokenizer", None) is None:
             raise TokenizerError(
-                f"there are images, and the model has no processor of text and images, but {type(processor).__name__} alone; "
-                "use a model that takes images, or leave the images out"
+                "there are images or audio, and the model has no processor of text and of these, but "
+                f"{type(processor).__name__} alone; use a model that takes them, or leave them out"
             )
         self._processor = processor
         self._recording = Lock()
         if tokenizer is not None:
             self.use(tokenizer)
-        placeholder = getattr(processor, "image_token", None)
-        if not isinstance(placeholder, str) or not placeholder or not hasattr(processor, "get_text_with_replacements"):
+        named: dict[Kind, Any] = {kind: getattr(processor, f"{kind}_token", None) for kind, has in takes.items() if has}
+        self.placeholders: dict[Kind, str] = {kind: text for kind, text in named.items() if isinstance(text, str) and text}
+        """Kind of media that it takes → text with which a chat template stands for one."""
+        if not self.placeholders or not hasattr(processor, "get_text_with_replacements"):
             raise self._legacy()
-        self.placeholder: str = placeholder
-        """Text with which a chat template stands for an image."""
-        self.token_ids = frozenset(number for number in processor.image_token_ids if isinstance(number, int))
-        """Tokens that a model takes for parts of an image."""
-        others = [token for name in _OF_OTHERS for token in getattr(processor, name, None) or ()]
-        self.other_token_ids = frozenset(token for token in others if isinstance(token, int)) - self.token_ids
-        """Tokens that it takes for parts of a video or a sound."""
+        ids = {kind: self._ids(kind) for kind in takes}
+        self.token_ids = frozenset[int]().union(*(ids[kind] for kind in self.placeholders))
+        """Tokens that a model takes for parts of media."""
+        others = frozenset(each for each in getattr(processor, "video_token_ids", None) or () if isinstance(each, int))
+        self.other_token_ids = others.union(*ids.values()) - self.token_ids
+        """Tokens that it takes for parts of a video, or of media that are not given to it."""
+
+    @property
+    def _what(self) -> str:
+        return " or ".join(ONE[kind] for kind in self.placeholders) or "an image"
+
+    def _ids(self, kind: Kind) -> frozenset[int]:
+        found = frozenset(each for each in getattr(self._processor, f"{kind}_token_ids", None) or () if isinstance(each, int))
+        if not found and kind in self.placeholders:
+            return frozenset({int(self._processor.tokenizer.convert_tokens_to_ids(self.placeholders[kind]))})
+        return found
+
+    def check(self, media: Sequence[Media], place: str) -> None:
+        """Refuse media of a kind that the model does not take.
+
+        Raises:
+            TokenizerError: naming one.
+        """
+        if other := next((each for each in media if each.kind not in self.placeholders), None):
+            raise TokenizerError(
+                f"{place}: field {other.field} is {ONE[other.kind]}, and {self.name} takes "
+                f"{' and '.join(MANY[kind] for kind in self.placeholders)}; use a model that takes it, or leave it out"
+            )
+
+    def read(self, medium: Media, place: str, lost: list[str] | None = None) -> "tuple[Decoded, str]":
+        """Decode a medium for the processor, with the SHA-256 of its bytes.
+
+        Args:
+            medium: of a kind that it takes.
+            place: of its row.
+            lost: gets what of it the model does not see or hear.
+
+        Raises:
+            DataError: as `read_image` and `read_audio`.
+        """
+        if medium.kind == "image":
+            return read_image(medium, place, lost)
+        samples, sha256 = read_audio(medium, place, self.sampling_rate)
+        if lost is not None and not self._hears_all(samples):
+            seconds = len(samples) / self.sampling_rate
+            lost.append(f"it has {seconds:.1f} s, and its end is not heard: the processor has a limit (30 s of most)")
+        return samples, sha256
+
+    def _hears_all(self, samples: "NDArray[np.float32]") -> bool:
+        """Tell whether other samples at the end of a clip are other arrays."""
+        end = int(_END * self.sampling_rate)
+        if len(samples) <= (self._heard or _HEARD * self.sampling_rate):
+            return True
+        other = samples.copy()
+        other[-end:] = np.random.default_rng(0).uniform(-0.5, 0.5, end)
+        found = [self.arrays([each], "") for each in (samples, other)]
+        return any(not np.array_equal(found[0][name], array) for name, array in found[1].items())
 
     def use(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Tokenize with `tokenizer` from now on."""
@@ -139,18 +175,19 @@ class ModelProcessor:
         """Return the text of a token, such as `<|image_pad|>`."""
         return str(self._processor.tokenizer.convert_ids_to_tokens(token_id))
 
-    def expand(self, text: str, media: "Sequence[Pixels]", place: str) -> Expanded:
-        """Find what stands for each image of a text, whose placeholders a chat template wrote.
+    def expand(self, text: str, media: "Sequence[Decoded]", place: str) -> Expanded:
+        """Find what stands for each medium of a text, whose placeholders a chat template wrote.
 
         Raises:
-            DataError: the processor refuses text or images; its own message is included.
-            TokenizerError: it does not say what it writes for an image, or makes arrays of the text that cannot be made again.
+            DataError: the processor refuses text or media; its own message is included.
+            TokenizerError: it does not say what it writes for one, or makes arrays of the text that cannot be made again.
         """
         made = self._arrays(place, [text], [media], return_text_replacement_offsets=True)
         offsets = made.get("text_replacement_offsets")
-        if not offsets:
+        kinds = [_kind_of(each) for each in media]
+        if not offsets and not any(kind == "audio" for kind in kinds):
             replacements = self._aligned(place, text, media)
-        elif len(offsets[0]) != len(media) or any(each["type"] != "image" for each in offsets[0]):
+        elif not offsets or [each["type"] for each in offsets[0]] != kinds:
             raise self._legacy(f"{place}: ")
         else:
             replacements = [Replacement(each["span"][0], each["span"][1], each["replacement"]) for each in offsets[0]]
@@ -158,7 +195,7 @@ class ModelProcessor:
         self._check_arrays(place, made, ids, media)
         return Expanded(replacements, ids)
 
-    def _aligned(self, place: str, text: str, media: "Sequence[Pixels]") -> list[Replacement]:
+    def _aligned(self, place: str, text: str, media: "Sequence[Decoded]") -> list[Replacement]:
         """Find what an older processor writes for each image, in the text that it has tokenized.
 
         That is what it writes for the image alone, or its placeholder, and the rest of the text is as it was. Neighbours may
@@ -167,18 +204,18 @@ class ModelProcessor:
         Raises:
             TokenizerError: it wrote something else.
         """
-        around = [match.span() for match in re.finditer(re.escape(self.placeholder), text)]
+        around = [match.span() for match in re.finditer(re.escape(self.placeholders["image"]), text)]
         if len(around) != len(media):
             raise self._legacy(f"{place}: ")
         known: list[str] = [*self._processor.tokenizer.get_added_vocab()]
         marks = "|".join(re.escape(each) for each in sorted(known, key=len, reverse=True))
         pattern, at = [], 0
         for (start, stop), medium in zip(around, media, strict=True):
-            alone = self._written(place, self.placeholder, [medium])
+            alone = self._written(place, self.placeholders["image"], [medium])
             mark = re.match(marks, alone)
-            size = mark.end() if mark and self.placeholder in alone[mark.end() :] else 0
+            size = mark.end() if mark and self.placeholders["image"] in alone[mark.end() :] else 0
             own = f"(?:{re.escape(alone[:size])})?{re.escape(alone[size:])} ?"
-            pattern += [re.escape(text[at:start]), f"({own}|{re.escape(self.placeholder)})"]
+            pattern += [re.escape(text[at:start]), f"({own}|{re.escape(self.placeholders['image'])})"]
             at = stop
         found = re.fullmatch("".join([*pattern, re.escape(text[at:])]), self._written(place, text, media))
         if found is None:
@@ -188,7 +225,7 @@ class ModelProcessor:
             )
         return [Replacement(*span, what) for span, what in zip(around, found.groups(), strict=True)]
 
-    def _written(self, place: str, text: str, media: "Sequence[Pixels]") -> str:
+    def _written(self, place: str, text: str, media: "Sequence[Decoded]") -> str:
         """Return the text that the processor has tokenized in the place of another."""
         with self._recording:
             tokenizer = self._processor.tokenizer
@@ -200,13 +237,13 @@ class ModelProcessor:
         return recorder.written
 
     def count(self, ids: Any) -> int:
-        """Count the tokens that a model takes for parts of images."""
+        """Count the tokens that a model takes for parts of media."""
         return int(np.isin(ids, [*self.token_ids]).sum())
 
     def arrays(
-        self, media: "Sequence[Pixels]", place: str, ids: "NDArray[Any] | None" = None, text: str | None = None
+        self, media: "Sequence[Decoded]", place: str, ids: "NDArray[Any] | None" = None, text: str | None = None
     ) -> "dict[str, NDArray[Any]]":
-        """Make the arrays of the images of one text, as the processor does: pixels, sizes, ...
+        """Make the arrays of the media of one text, as the processor does: pixels, sizes, spectrograms, ...
 
         Args:
             media: of the text, in order.
@@ -215,7 +252,7 @@ class ModelProcessor:
             text: of these, where nothing was prepared.
 
         Raises:
-            DataError: the processor refuses the images; its own message is included. Or it makes more or fewer tokens of them
+            DataError: the processor refuses the media; its own message is included. Or it makes more or fewer tokens of them
                 than the text has.
         """
         if ids is not None and self._arrays_of_places:
@@ -226,38 +263,48 @@ class ModelProcessor:
         if ids is not None and now != then and text is not None:
             named = next((name for each in self.token_ids if (name := self.text_of(each)) in text), "a token of one")
             raise DataError(
-                f"{place}: its text has {named!r} in it, which stands for a part of an image of this model; take it out of the "
-                "text"
+                f"{place}: its text has {named!r} in it, which stands for a part of {self._what} of this model; take it out of "
+                "the text"
             )
         if ids is not None and now != then:
             raise DataError(
-                f"{place}: {self.name} makes {now} tokens of the row's images, which were prepared as {then}; prepare the rows "
+                f"{place}: {self.name} makes {now} tokens of the row's media, which were prepared as {then}; prepare the rows "
                 "again, with the processor in use, and with `on_overflow` set to drop if they were cut"
             )
         return {name: np.asarray(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
 
     def joining(self) -> "dict[str, Joining] | None":
-        """Find how the processor joins the arrays of several texts, on some with unlike images.
+        """Find how the processor joins the arrays of several texts, on some with unlike media.
 
-        They are one's behind another's. Some processors pad images to the largest of a batch, or texts to the most images.
+        They are one's behind another's. Some processors pad images to the largest of a batch, or texts to the most images; and
+        audio to the longest.
 
         Returns:
-            dict: for each array of images; None where some do not join in a way that is known here.
+            dict: for each array of media; None where some do not join in a way that is known here.
         """
-        from PIL import Image as Pillow
-
         if self._arrays_of_places:
             return None
-        pixels = [Pillow.effect_noise(size, 64).convert("RGB") for size in _SIZES]
-        rows = [pixels[:1], pixels[1:3], *([medium] for medium in pixels[3:])]
-        try:
-            apart = [self.arrays(row, "") for row in rows]
-            together = self._arrays_of_media("", rows, padding=True)
-            found = {name: _joining([of[name] for of in apart], np.asarray(together[name])) for name in apart[0]}
-        except Exception:  # noqa: BLE001 - a processor may raise anything, and arrays of unlike shapes do not join
-            return None
-        known = {name: each for name, each in found.items() if each is not None}
-        return known if len(known) == len(found) else None
+        known: dict[str, Joining] = {}
+        for kind in self.placeholders:
+            try:
+                found = self._joining_of(kind)
+            except Exception:  # noqa: BLE001 - a processor may raise anything, and arrays of unlike shapes do not join
+                return None
+            if any(each is None for each in found.values()):
+                return None
+            known |= {name: each for name, each in found.items() if each is not None}
+        return known
+
+    def _joining_of(self, kind: Kind) -> "dict[str, Joining | None]":
+        made = made_up_images() if kind == "image" else made_up_audio(self.sampling_rate)
+        rows = [made[:1], made[1:3], *([medium] for medium in made[3:])]
+        # Of audio `padding` would be another than each has alone.
+        padding: dict[str, Any] = {"padding": True} if kind == "image" else {"text_kwargs": {"padding": True}}
+        apart = [self.arrays(row, "") for row in rows]
+        together = self._arrays_of_media("", rows, **padding)
+        return {
+            name: joining([of[name] for of in apart], np.asarray(together[name]), exactly=kind == "image") for name in apart[0]
+        }
 
     def of_tokens(self, ids: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
         """Make the arrays with a number for each token: int64[1, S] by name."""
@@ -284,12 +331,12 @@ class ModelProcessor:
     @cached_property
     def _arrays_of_places(self) -> frozenset[str]:
         """Arrays with numbers for each token that follow from the places of images (Mllama)."""
-        from PIL import Image as Pillow
-
-        pixels, found = [Pillow.effect_noise((64, 64), 64).convert("RGB")], []
+        if "image" not in self.placeholders:
+            return frozenset()
+        pixels, found = made_up_images()[:1], []
         for words in (6, 9):
             try:
-                made = self._arrays("", [self._filler * words + self.placeholder], [pixels])
+                made = self._arrays("", [self._filler * words + self.placeholders["image"]], [pixels])
             except DataError:
                 return frozenset()
             size = len(made["input_ids"][0])
@@ -305,9 +352,10 @@ class ModelProcessor:
 
     def _stand_in(self, ids: "NDArray[Any]") -> str:
         """Return a text with as many tokens as `ids`, and images at the same places."""
-        return "".join(self.placeholder if number in self.token_ids else self._filler for number in ids.tolist())
+        mark = self.placeholders["image"]
+        return "".join(mark if number in self.token_ids else self._filler for number in ids.tolist())
 
-    def _check_arrays(self, place: str, made: Any, ids: "NDArray[np.int32]", media: "Sequence[Pixels]") -> None:
+    def _check_arrays(self, place: str, made: Any, ids: "NDArray[np.int32]", media: "Sequence[Decoded]") -> None:
         """Refuse arrays of a text that training could not make again from ids and images.
 
         Raises:
@@ -322,22 +370,25 @@ class ModelProcessor:
             if np.array_equal(np.asarray(made.get(name)), again[name]):
                 continue
             raise TokenizerError(
-                f"{place}: {self.name} makes {name} of the text in a way of its own, so rows with images of this model cannot "
-                "be trained here"
+                f"{place}: {self.name} makes {name} of the text in a way of its own, so rows with {self._what} of this model "
+                "cannot be trained here"
             )
 
-    def _arrays_of_media(self, place: str, rows: "Sequence[Sequence[Pixels]]", **options: Any) -> dict[str, Any]:
+    def _arrays_of_media(self, place: str, rows: "Sequence[Sequence[Decoded]]", **options: Any) -> dict[str, Any]:
         """Call the processor with placeholders alone: some make nothing of images without text."""
+        texts = ["".join(self.placeholders[_kind_of(each)] for each in row) for row in rows]
         try:
-            return self._arrays(place, [self.placeholder * len(row) for row in rows], rows, **options)
+            return self._arrays(place, texts, rows, **options)
         except DataError:
+            if any(_kind_of(each) == "audio" for row in rows for each in row):
+                raise
             marks = [str(getattr(self._processor, f"image_{side}_token", None) or "") for side in ("start", "end")]
             if not all(marks):
                 raise
         # Some want an image's marks around its placeholder (HunYuan-VL).
-        return self._arrays(place, [self.placeholder.join(marks) * len(row) for row in rows], rows, **options)
+        return self._arrays(place, [self.placeholders["image"].join(marks) * len(row) for row in rows], rows, **options)
 
-    def _arrays(self, place: str, texts: list[str], media: "Sequence[Sequence[Pixels]]", **options: Any) -> dict[str, Any]:
+    def _arrays(self, place: str, texts: list[str], media: "Sequence[Sequence[Decoded]]", **options: Any) -> dict[str, Any]:
         try:
             return dict(self._call(place, texts, media, return_tensors="np", **options))
         except DataError as error:
@@ -349,17 +400,22 @@ class ModelProcessor:
             name: values.float() if _BFLOAT16 in str(getattr(values, "dtype", "")) else values for name, values in made.items()
         }
 
-    def _call(self, place: str, texts: list[str], media: "Sequence[Sequence[Pixels]] | None", **options: Any) -> Any:
-        of_media: dict[str, Any] = {} if media is None else {"images": [list(each) for each in media]}
+    def _call(self, place: str, texts: list[str], media: "Sequence[Sequence[Decoded]] | None", **options: Any) -> Any:
+        given: dict[str, Any] = {}
+        images = [[each for each in row if _kind_of(each) == "image"] for row in media or ()]
+        if audio := [each for row in media or () for each in row if _kind_of(each) == "audio"]:
+            given |= {"audio": audio, "sampling_rate": self.sampling_rate}
+        if any(images):
+            given["images"] = images
         try:
-            return self._processor(text=texts, **of_media, add_special_tokens=False, **options)
+            return self._processor(text=texts, **given, add_special_tokens=False, **options)
         except Exception as error:
             raise DataError(f"{place}: {self.name} refuses the row: {error}") from error
 
     def _legacy(self, where: str = "") -> TokenizerError:
         return TokenizerError(
-            f"{where}{self.name} does not say what it writes in place of an image (return_text_replacement_offsets), as "
-            "transformers' older processors do not, so rows with images of this model cannot be trained here"
+            f"{where}{self.name} does not say what it writes in place of {self._what} (return_text_replacement_offsets), "
+            "as transformers' older processors do not, so rows with it of this model cannot be trained here"
         )
 
 
@@ -414,8 +470,8 @@ def _not_loaded(name: str, error: Exception) -> str:
     package = next((each for each in ("torchvision", "pillow") if each in line.lower()), None)
     if package is None and not isinstance(error, ImportError):
         return (
-            f"there are images, and no processor of images can be loaded from {name!r}: {line.rstrip('.')}; use a model that "
-            "takes images, with its preprocessor_config.json or processor_config.json beside the tokenizer"
+            f"there are images or audio, and no processor of them can be loaded from {name!r}: {line.rstrip('.')}; use a model "
+            "that takes them, with its preprocessor_config.json or processor_config.json beside the tokenizer"
         )
     remedy = {
         "torchvision": "install the torchvision that belongs to this torch",

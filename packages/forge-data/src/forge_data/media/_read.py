@@ -1,19 +1,21 @@
-"""File or bytes of an image → its pixels, upright and in colours, and the bytes' SHA-256."""
+"""File or bytes of a medium → pixels, upright and in colours, or samples of audio; and the bytes' SHA-256."""
 
+import base64
 import hashlib
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._media import Media
+from forge_data._media import ONE, Media
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from PIL.Image import Image as Pixels
 
 
@@ -35,6 +37,52 @@ def read_image(medium: Media, place: str, lost: list[str] | None = None) -> "tup
     Raises:
         DataError: it is missing, unreadable, no image, too large, or another one than before.
     """
+    data, sha256 = _checked(medium, place)
+    return _decoded(data, medium, place, lost), sha256
+
+
+def read_audio(medium: Media, place: str, sampling_rate: int) -> "tuple[NDArray[np.float32], str]":
+    """Decode audio as transformers' `load_audio` does with soundfile: float32[N], with the SHA-256 of its bytes.
+
+    Channels are averaged, and it is resampled by soxr.
+
+    Args:
+        medium: the clip; where it has a `sha256`, its bytes must still have it.
+        place: of its row, such as `train.jsonl:417`.
+        sampling_rate: in Hz.
+
+    Raises:
+        DataError: it is missing, unreadable, no audio, empty, or another clip than before.
+    """
+    data, sha256 = _checked(medium, place)
+    from transformers.audio_utils import load_audio
+
+    try:
+        uri = "data:audio/*;base64," + base64.b64encode(data).decode()
+        samples = load_audio(uri, sampling_rate=sampling_rate, backend="soundfile")
+    except ImportError as error:
+        raise DataError(
+            f"{place}: field {medium.field}: audio is read by soundfile and soxr, which cannot be imported; install "
+            "forge-data[audio]"
+        ) from error
+    except Exception as error:
+        # libsndfile's errors are of its own class, and those of formats that are video's RuntimeError.
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise _error(medium, place, f"cannot be read as audio: {line}", "give a WAV, FLAC, Ogg or MP3 file") from error
+    if not len(samples) or not np.isfinite(samples).all():
+        raise _error(medium, place, "is audio of no samples, or of infinite ones", "mend it, or take the row out")
+    return samples, sha256
+
+
+def close(decoded: "Iterable[Pixels | NDArray[np.float32]]") -> None:
+    """Free images that were read."""
+    for each in decoded:
+        if not isinstance(each, np.ndarray):
+            each.close()
+
+
+def _checked(medium: Media, place: str) -> tuple[bytes, str]:
+    """Read the bytes of a medium, which must be those that were prepared."""
     data = _bytes_of(medium, place)
     sha256 = hashlib.sha256(data).hexdigest()
     if medium.sha256 and sha256 != medium.sha256:
@@ -44,11 +92,11 @@ def read_image(medium: Media, place: str, lost: list[str] | None = None) -> "tup
             f"changed since the rows were prepared: its SHA-256 is {sha256}, and was {medium.sha256}",
             "put it back, or prepare again",
         )
-    return _decoded(data, medium, place, lost), sha256
+    return data, sha256
 
 
 def sha256_of(medium: Media) -> str | None:
-    """Return the SHA-256 of the bytes that an image has now; None where it cannot be read."""
+    """Return the SHA-256 of the bytes that a medium has now; None where it cannot be read."""
     try:
         return hashlib.sha256(_bytes_of(medium, "")).hexdigest()
     except DataError:
@@ -56,7 +104,9 @@ def sha256_of(medium: Media) -> str | None:
 
 
 def thumbnail(medium: Media) -> bytes | None:
-    """Return a small JPEG of an image as the model sees it; None where its file changed."""
+    """Return a small JPEG of an image as the model sees it; None where its file changed, or it is audio."""
+    if medium.kind != "image":
+        return None
     try:
         pixels, _ = read_image(medium, "")
     except DataError:
@@ -67,7 +117,7 @@ def thumbnail(medium: Media) -> bytes | None:
 
 
 def name_of(medium: Media) -> str:
-    """Name an image for a person: its file's name, or the field that holds its bytes."""
+    """Name a medium for a person: its file's name, or the field that holds its bytes."""
     return os.path.basename(medium.path) if medium.path is not None else medium.field
 
 
@@ -75,7 +125,7 @@ def _bytes_of(medium: Media, place: str) -> bytes:
     if medium.data is not None:
         return medium.data
     assert medium.path is not None
-    remedy = "give the file of an image, relative to the rows' file or absolute"
+    remedy = f"give the file of {ONE[medium.kind]}, relative to the rows' file or absolute"
     try:
         kind = os.stat(medium.path).st_mode
         # A pipe would wait for a writer, and a device has no end.
@@ -134,5 +184,5 @@ def _lost(opened: "Pixels") -> Iterator[str]:
 
 def _error(medium: Media, place: str, found: str, remedy: str) -> DataError:
     path = medium.path
-    what = "the image" if path is None else path if len(path) <= _SHOWN else f"{path[:_SHOWN]}…"
+    what = f"the {medium.kind}" if path is None else path if len(path) <= _SHOWN else f"{path[:_SHOWN]}…"
     return DataError(f"{place}: field {medium.field}: {what} {found}; {remedy}")

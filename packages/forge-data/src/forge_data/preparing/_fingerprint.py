@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("transformers", "tokenizers", "jinja2")
 """Libraries that may turn the same rows into other tokens in another version."""
-_OF_MEDIA = ("pillow", "torchvision")
-"""Libraries that may read or resize the same image otherwise in another version, where they are installed."""
+_OF_MEDIA = ("pillow", "torchvision", "soundfile", "soxr")
+"""Libraries that may read the same image or audio otherwise in another version, where they are installed."""
 
 
 def fingerprint_of_inputs(

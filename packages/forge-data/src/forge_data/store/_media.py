@@ -1,4 +1,4 @@
-"""Images of samples ↔ the bytes that a store keeps of them: what they are, and where.
+"""Media of samples ↔ the bytes that a store keeps of them: what they are, and where.
 
 What they are (SHA-256, tokens) is trained on and fingerprinted; where they are (field, path, or their bytes) is not.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def arrays_of_media(samples: "Sequence[tuple[Media, ...]]") -> "dict[str, NDArray[Any]]":
-    """Write the images of samples as arrays of a `Batch`, which has a count for each sample."""
+    """Write the media of samples as arrays of a `Batch`, which has a count for each sample."""
     known = [known_of(media) for media in samples]
     places = [_places(media) for media in samples]
     return {
@@ -29,28 +29,28 @@ def arrays_of_media(samples: "Sequence[tuple[Media, ...]]") -> "dict[str, NDArra
 
 
 def media_at(arrays: "dict[str, NDArray[Any]]", at: int) -> tuple[Media, ...]:
-    """Read the images of sample `at` of a store's arrays."""
+    """Read the media of sample `at` of a store's arrays."""
     known = known_at(arrays, at)
     if not known:
         return ()
     offsets = arrays[MEDIA_FILE_OFFSETS]
     head, _, rest = arrays[MEDIA_FILES][offsets[at] : offsets[at + 1]].tobytes().partition(b"\n")
     media, done = [], 0
-    for (sha256, start, stop), (field, path) in zip(json.loads(known), json.loads(head), strict=True):
+    for (sha256, start, stop, *kind), (field, path) in zip(json.loads(known), json.loads(head), strict=True):
         if isinstance(path, str):
-            media.append(Media(field, path, None, sha256, start, stop))
+            media.append(Media(field, path, None, sha256, start, stop, *kind))
         else:
-            media.append(Media(field, None, rest[done : done + path], sha256, start, stop))
+            media.append(Media(field, None, rest[done : done + path], sha256, start, stop, *kind))
             done += path
     return tuple(media)
 
 
 _HEAD = 1 << 16
-"""Bytes that hold the paths of most samples' images."""
+"""Bytes that hold the paths of most samples' media."""
 
 
 def files_at(arrays: "dict[str, NDArray[Any]]", at: int) -> list[tuple[str, str]]:
-    """Read path and SHA-256 of the images of sample `at` that are files."""
+    """Read path and SHA-256 of the media of sample `at` that are files."""
     known = known_at(arrays, at)
     if not known:
         return []
@@ -59,7 +59,7 @@ def files_at(arrays: "dict[str, NDArray[Any]]", at: int) -> list[tuple[str, str]
     if not end:
         head = arrays[MEDIA_FILES][start:stop].tobytes().partition(b"\n")[0]
     named = zip(json.loads(known), json.loads(head), strict=True)
-    return [(path, sha256) for (sha256, _, _), (_, path) in named if isinstance(path, str)]
+    return [(path, sha256) for (sha256, *_), (_, path) in named if isinstance(path, str)]
 
 
 def known_at(arrays: "dict[str, NDArray[Any]]", at: int) -> bytes:
@@ -71,14 +71,15 @@ def known_at(arrays: "dict[str, NDArray[Any]]", at: int) -> bytes:
 
 
 def counts_at(arrays: "dict[str, NDArray[Any]]", at: int) -> tuple[int, int]:
-    """Count the images of sample `at`, and the tokens that stand for them; nothing else is read."""
+    """Count the media of sample `at`, and the tokens that stand for them; nothing else is read."""
     known = json.loads(known_at(arrays, at) or b"[]")
-    return len(known), sum(stop - start for _, start, stop in known)
+    return len(known), sum(stop - start for _, start, stop, *_ in known)
 
 
 def known_of(media: tuple[Media, ...]) -> bytes:
-    """Write what images are, as a store keeps it: equal for equal images alone."""
-    return _json([(medium.sha256, medium.start, medium.stop) for medium in media]) if media else b""
+    """Write what media are, as a store keeps it: equal for equal media alone. An image does not say its kind."""
+    found = [(each.sha256, each.start, each.stop, *(() if each.kind == "image" else (each.kind,))) for each in media]
+    return _json(found) if media else b""
 
 
 def _places(media: tuple[Media, ...]) -> bytes:

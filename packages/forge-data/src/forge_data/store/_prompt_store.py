@@ -75,8 +75,8 @@ def _put_media(record: dict[str, Any], media: tuple[Media, ...]) -> None:
     """Put images into the messages of a record, and into the columns that they are from."""
     given = [medium.path if medium.data is None else medium.data for medium in media]
     parts = (part for message in record["prompt"] if isinstance(message["content"], list) for part in message["content"])
-    for part, value in zip((part for part in parts if part["type"] == "image"), given, strict=True):
-        part["image"] = value
+    for part, value in zip((part for part in parts if part["type"] != "text"), given, strict=True):
+        part[part["type"]] = value
     for name in MEDIA_FIELDS:
         found = [value for medium, value in zip(media, given, strict=True) if medium.field.partition("[")[0] == name]
         if found:

@@ -258,7 +258,8 @@ class Encoder:
         processor = self._processor
         if isinstance(processor, TokenizerError):
             raise TokenizerError(f"{part.place}: {processor}")
-        self._conversations.placeholder = processor.placeholder
+        processor.check(part.media, part.place)
+        self._conversations.placeholders = processor.placeholders
         read = self._conversations.read(part, what, written, whole=whole, thinks=thinks)
         # The processor tokenises too, perhaps with settings of its own, while the thread does.
         with self._tokenize.lock:

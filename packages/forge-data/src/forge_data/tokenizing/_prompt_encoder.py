@@ -79,8 +79,9 @@ class PromptEncoder:
             processor = self._processor
         except TokenizerError as error:
             raise TokenizerError(f"{chat.place}: {error}") from error
+        processor.check(chat.media, chat.place)
         rendered = self._template.rendered_prompt(chat, opening=not self._whole)
-        number = placeholders(rendered, processor.placeholder, chat.place, self._template.name)
+        number = placeholders(rendered, processor.placeholders, chat.place, self._template.name)
         plain = Conversation(text=rendered.trace.text, spans=[], runs=[], notes=(), media=number)
         made, spans = expanded(chat, plain, processor)
         assert spans is not None

@@ -1,4 +1,4 @@
-"""Conversation with images → its text as the model's processor writes it, and their tokens."""
+"""Conversation with media → its text as the model's processor writes it, and their tokens."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from forge_data.formats._samples import Chat, Note
 from forge_data.masking._conversation import Conversation
 from forge_data.masking._media import moved, moved_span
 from forge_data.media._processor import ModelProcessor
-from forge_data.media._read import read_image
+from forge_data.media._read import close
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class MediaSpans:
-    """The images of a text, and what the processor makes of it."""
+    """The media of a text, and what the processor makes of it."""
 
     place: str
     media: tuple[Media, ...]
     spans: list[tuple[int, int]]
-    """Characters that stand for each image."""
+    """Characters that stand for each medium."""
     ids: "NDArray[np.int32]"
     """int32[S], the processor's tokens of the whole text."""
     processor: ModelProcessor
@@ -33,7 +33,7 @@ class MediaSpans:
     """Characters of the text by message."""
 
     def tokens(self, ids: "NDArray[np.int32]", offsets: "NDArray[np.int64]") -> tuple[Media, ...]:
-        """Return the images with the tokens that stand for each.
+        """Return the media with the tokens that stand for each.
 
         Args:
             ids: int32[S], tokens of the text.
@@ -47,7 +47,7 @@ class MediaSpans:
             at = int(np.argmax(np.append(ids[:size] != self.ids[:size], True)))
             raise DataError(
                 f"{self.place}: the model's processor makes other tokens of the row than its text has ({len(self.ids)}, not "
-                f"{len(ids)}, from token {at} on), so it changes more than placeholders of images; rows with images of this "
+                f"{len(ids)}, from token {at} on), so it changes more than placeholders of media; rows with these of this "
                 "model cannot be trained here"
             )
         found = []
@@ -56,8 +56,8 @@ class MediaSpans:
             (inside,) = np.nonzero((offsets[:, 0] >= start) & (offsets[:, 1] <= stop))
             if not len(inside):
                 raise DataError(
-                    f"{self.place}: field {medium.field}: no token stands for this image alone, since the tokenizer joins it "
-                    "with the text around it; use the processor's own tokenizer"
+                    f"{self.place}: field {medium.field}: no token stands for this {medium.kind} alone, since the tokenizer "
+                    "joins it with the text around it; use the processor's own tokenizer"
                 )
             first, last = int(inside[0]), int(inside[-1]) + 1
             outside[first:last] = False
@@ -68,34 +68,33 @@ class MediaSpans:
             of = next((owner for start, stop, owner in self.runs if start <= place < stop and owner >= 0), None)
             where = "a text of the row" if of is None else f"field messages[{of}]"
             raise DataError(
-                f"{self.place}: {where} has {token!r} in it, which stands for a part of an image of this model; take it out of "
+                f"{self.place}: {where} has {token!r} in it, which stands for a part of a medium of this model; take it out of "
                 "the text"
             )
         return tuple(found)
 
 
 def expanded(chat: Chat, made: Conversation, processor: ModelProcessor) -> tuple[Conversation, MediaSpans | None]:
-    """Put what stands for each image into the text of a conversation.
+    """Put what stands for each medium into the text of a conversation.
 
     Raises:
-        DataError: an image is missing or broken, or the processor refuses it.
-        TokenizerError: the processor does not say what it writes for an image.
+        DataError: a medium is missing or broken, or the processor refuses it.
+        TokenizerError: the processor does not say what it writes for a medium.
     """
     if not made.media:
         return made, None
-    pixels: list[Any] = []
+    read: list[Any] = []
     media: list[Media] = []
     notes: list[Note] = []
     try:
         for medium in chat.media[: made.media]:
-            decoded, sha256 = read_image(medium, chat.place, lost := [])
-            pixels.append(decoded)
-            notes += [Note("lossy_image", medium.field, what) for what in lost]
+            decoded, sha256 = processor.read(medium, chat.place, lost := [])
+            read.append(decoded)
+            notes += [Note(f"lossy_{medium.kind}", medium.field, what) for what in lost]
             media.append(attrs.evolve(medium, sha256=sha256))
-        written = processor.expand(made.text, pixels, chat.place)
+        written = processor.expand(made.text, read, chat.place)
     finally:
-        for each in pixels:
-            each.close()
+        close(read)
     starts, stops, texts = zip(*written.replacements, strict=True)
     sizes = [len(text) for text in texts]
     parts, at = [], 0

@@ -102,7 +102,10 @@ def show_media(media: Iterable[Media], texts: list[str], inside: list[bool]) -> 
     """Put the name of each image in the place of its tokens' texts, as `View` has them."""
     for medium in media:
         size = medium.stop - medium.start
-        texts[medium.start : medium.stop] = [f"<image {name_of(medium)}, {counted(size, 'tokens')}>", *[""] * (size - 1)]
+        texts[medium.start : medium.stop] = [
+            f"<{medium.kind} {name_of(medium)}, {counted(size, 'tokens')}>",
+            *[""] * (size - 1),
+        ]
         inside[medium.start : medium.stop] = [False] * size
 
 
