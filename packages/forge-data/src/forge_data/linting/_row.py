@@ -149,8 +149,10 @@ class RowLint:
             )
             of_media = next((each.token for each in special if self._media and self._is_of_media(each.token)), None)
             if of_media is not None:
-                what = f"the text holds {of_media!r}, which stands for a part of a medium of this model: it would be given one of "
+                what = (
+                    f"the text holds {of_media!r}, which stands for a part of a medium of this model: it would be given one of "
                     "another row"
+                )
             stops = of_media is not None or (learned and worst.turns)
             yield found("special_token_in_text", where, field, what, severity=STOP if stops else WARN)
         foreign = next((each for each in marks if not each.special), None)
