@@ -225,7 +225,7 @@ def test_divided_over_ranks(padded: bool, model: Path, folder: Path, tmp_path: P
             "sft",
             {"model_path": "TEXT", "chat_template": "PARTS"},
             {"image": "0.png"},
-            "asked.jsonl:1: there are images, and the m",
+            "asked.jsonl:1: there are images or audio, and the m",
         ),
     ],
 )
