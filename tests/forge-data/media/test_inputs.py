@@ -128,7 +128,7 @@ def test_no_processor(gemma3_directory, tmp_path):
         MediaInputs(tmp_path / "text")
     with pytest.raises(TokenizerError, match=r"the tokenizer was not loaded from a directory"):
         load_processor("")
-    with pytest.raises(TokenizerError, match=r"no processor of text and images, but"):
+    with pytest.raises(TokenizerError, match=r"no processor of text and of these, but"):
         MediaInputs(load_tokenizer(gemma3_directory))
 
 
