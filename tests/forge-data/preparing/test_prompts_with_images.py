@@ -1,5 +1,6 @@
 """Prompts with images: their ids are the processor's own, and rewards get the images that the rows have."""
 
+import io
 import json
 
 import pytest
@@ -70,6 +71,42 @@ def test_ids_and_arrays_are_the_processors(store, folder, model):
         assert found.keys() == made.keys() - {"input_ids", "attention_mask"}
         assert all((found[name] == made[name]).all() for name in found)
     assert inputs.token_ids == set(processor.image_token_ids) == {processor.tokenizer.image_token_id}
+
+
+def test_what_a_server_is_given(store, model):
+    """The processor makes the prompt's ids and arrays of the placeholders and the PNGs, which lose no pixel."""
+    from PIL import Image
+
+    processor, inputs = AutoProcessor.from_pretrained(model), MediaInputs(model)
+    for prompt in [each for each in store if each.media]:
+        sent = inputs.unexpanded(prompt)
+        assert sent.expanded == len(prompt.input_ids) > len(sent.input_ids)
+        text = processor.tokenizer.decode(sent.input_ids)
+        assert text == prompt.text
+        assert text.count(processor.boi_token) == len(prompt.media)
+        decoded = [Image.open(io.BytesIO(image)) for image in sent.media]
+        made = processor(text=[text], images=[decoded], add_special_tokens=False, return_tensors="np")
+        assert made["input_ids"][0].tolist() == prompt.input_ids.tolist()
+        assert (made["pixel_values"] == inputs(prompt)["pixel_values"]).all()
+    with pytest.raises(DataError, match=r"^rows\.jsonl:4: the store has no text of a prompt with images; prepare"):
+        inputs.unexpanded(store[3], store.source(3))
+
+
+def test_a_server_is_given_images_upright_and_in_colours(model, tmp_path):
+    """What a processor is given here, whatever else a file says: turned, of one frame, without transparency and profile."""
+    from PIL import Image
+
+    picture, turned = pixels(0), Image.Exif()
+    turned[0x0112] = 6
+    picture.putalpha(9)
+    picture.save(tmp_path / "a.png", exif=turned, icc_profile=b"none")
+    row = {"prompt": [{"role": "user", "content": [{"type": "image", "image": str(tmp_path / "a.png")}, TEXT]}]}
+    (prompt,) = prepare_prompts([row], model, tmp_path / "store", media=True)
+    (sent,) = MediaInputs(model).unexpanded(prompt).media
+    found = Image.open(io.BytesIO(sent))
+    assert (found.mode, found.size) == ("RGB", (20, 30))
+    assert found.info == {}
+    assert found.tobytes() == pixels(0).transpose(Image.Transpose.ROTATE_270).tobytes()
 
 
 def test_rewards_get_images_as_the_rows_have_them(store, folder):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from forge_data.formats._chat import messages_with_media as messages_with_media
     from forge_data.formats._format import Format as Format
     from forge_data.linting._lint import lint as lint
-    from forge_data.media._inputs import MediaInputs as MediaInputs
+    from forge_data.media._inputs import MediaInputs as MediaInputs, Unexpanded as Unexpanded
     from forge_data.preparing._first_row import check_first_row as check_first_row
     from forge_data.preparing._merge import merge as merge
     from forge_data.preparing._prepare import prepare as prepare
@@ -66,7 +66,7 @@ _PUBLIC = {
     "findings._report": "LintReport",
     "formats._chat": "messages_with_media",
     "formats._format": "Format",
-    "media._inputs": "MediaInputs",
+    "media._inputs": "MediaInputs Unexpanded",
     "linting._lint": "lint",
     "preparing._first_row": "check_first_row",
     "preparing._merge": "merge",

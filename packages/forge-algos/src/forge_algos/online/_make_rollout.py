@@ -1,7 +1,7 @@
 """Making a rollout: prompts are sampled, rewarded, measured, and credited."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -57,6 +57,7 @@ def make_rollout(
     media: MediaRead | None = None,
     join_media: JoinMedia = list,
     layout: Layout = "packed",
+    sampler_media: Mapping[int, Any] | None = None,
 ) -> Rollout:
     """Sample completions of each prompt, reward them, and compute what the updates read.
 
@@ -66,12 +67,11 @@ def make_rollout(
     in messages. With `episodes` a completion is an episode: turns of the model, and an environment's observations between them,
     which are read and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a
     figure of the rollout, and above the settings' limits it weighs the advantages, or is an error. `images` are those of
-    prompts, by their numbers in `rows`, and are not together with `episodes`. `max_keys`, `least_prefix`, `collate`, `images`,
+    prompts, by their numbers in `rows`; `sampler_media` are what the sampler is given of them in their place, such as
+    `forge_data.Unexpanded` for a `RemoteSampler`. `max_keys`, `least_prefix`, `collate`, `images`,
     `join_media` and `layout` are as `rollout_batches` takes them, and must be the same there.
     """
-    check_arguments(
-        prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None, pictured=media is not None
-    )
+    check_arguments(prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None)
     device = next(model.parameters()).device if device is None else device
     numbers = list(range(len(prompts))) if rows is None else [int(row) for row in rows]
     if len(numbers) != len(prompts):
@@ -80,7 +80,7 @@ def make_rollout(
     shard = parallel.data_parallel_rank if rank is None else rank
     share = share_of(len(prompts), shard, parallel.data_parallel_size)
     columns = columns_of(prompts)
-    pictures = of_prompts(media, numbers)
+    pictures, shown = (of_prompts(each, numbers) for each in (media, media if sampler_media is None else sampler_media))
 
     def answer(chosen: Sequence[int], attempt: int) -> tuple[list[Completion], dict[str, NDArray[np.float32]]]:
         """Sample and score completions of these prompts, whose numbers are given."""
@@ -88,9 +88,18 @@ def make_rollout(
         drawn = attempt_seed(seed, attempt)
         made: list[Completion] = []
         failed: ForgeAlgosError | None = None
+        given = _with_media(shown, chosen)
         if episodes is not None:
             made, failed = episodes.play(
-                sampler, mine, settings=settings, seed=drawn, numbers=chosen, rows=rows, parallel=parallel, source=source
+                sampler,
+                mine,
+                settings=settings,
+                seed=drawn,
+                numbers=chosen,
+                rows=rows,
+                parallel=parallel,
+                source=source,
+                **given,
             )
         else:
             try:
@@ -100,7 +109,7 @@ def make_rollout(
                     **draw_options(settings),
                     seed=drawn,
                     numbers=chosen,
-                    **({} if pictures is None else _with_media([pictures[i] for i in chosen])),
+                    **given,
                 )
             except RolloutError as error:
                 if getattr(sampler, "synced", False):
@@ -250,9 +259,9 @@ def _media_named(messages: Any) -> str:
     return "".join(f"[{os.path.basename(each) if isinstance(each, str) else 'image'}] " for each in media)
 
 
-def _with_media(media: Sequence[MediaOf]) -> dict[str, Any]:
-    """Return the argument of a sampler that has images; others need not know it."""
-    return {"media": media}
+def _with_media(media: Sequence[MediaOf] | None, chosen: Sequence[int]) -> dict[str, Any]:
+    """Return the argument of a sampler for the images of prompts; {} where none has any."""
+    return {} if media is None else {"images": [media[i] for i in chosen]}
 
 
 def _score(

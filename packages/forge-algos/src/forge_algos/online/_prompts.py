@@ -40,13 +40,10 @@ def check_arguments(
     max_tokens: int,
     *,
     episodic: bool = False,
-    pictured: bool = False,
 ) -> None:
     """Raise RolloutError or RewardError if the arguments do not go together, alike on all ranks."""
     if not rewards and not episodic:
         raise RewardError("nothing rewards the completions: give reward functions, a reward model, an environment, or several")
-    if episodic and pictured:
-        raise RolloutError("images and episodes: what environments write is text; leave one of the two out")
     if not prompts:
         raise RolloutError("a rollout needs a prompt at least, and there is none")
     if seed < 0:

@@ -47,6 +47,11 @@ def with_lengths(record: bytes, lengths: list[int]) -> bytes:
     return json.dumps({**found, "columns": {**found["columns"], "lengths": lengths}}, separators=(",", ":")).encode("ascii")
 
 
+def with_text(record: bytes, text: str) -> bytes:
+    """Return a record with the text that the chat template wrote of a prompt with images."""
+    return json.dumps({**json.loads(record), "text": text}, separators=(",", ":")).encode("ascii")
+
+
 def question(place: str, fields: Mapping[str, Any], *, media: bool = False, directory: str | None = None) -> Question:
     """Read a row with `prompt`, as text or messages, or `messages` that end before an answer.
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from forge_data._errors import DataError
 from forge_data._media import MANY, ONE, Media
 from forge_data._values import counted
 from forge_data.media._processor import Joining, ModelProcessor, load_processor
-from forge_data.media._read import close
+from forge_data.media._read import close, png_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,6 +27,24 @@ class _Pictured(Protocol):
 
     @property
     def media(self) -> tuple[Media, ...]: ...
+
+
+class _Asked(_Pictured, Protocol):
+    """A `Prompt`."""
+
+    @property
+    def text(self) -> str | None: ...
+
+
+class Unexpanded(NamedTuple):
+    """A prompt as a server of its model is given it, whose own processor expands it."""
+
+    input_ids: "NDArray[np.int32]"
+    """int32[S], with the processor's placeholder in the place of what stands for each image."""
+    media: list[bytes]
+    """Each image as PNG, upright and in RGB."""
+    expanded: int
+    """Tokens of the prompt, with those that stand for images."""
 
 
 class MediaInputs:
@@ -134,6 +152,19 @@ class MediaInputs:
                 return of_media | self._processor.of_tokens(example.input_ids)
         finally:
             close(decoded)
+
+    def unexpanded(self, prompt: _Asked, place: str = "a prompt") -> Unexpanded:
+        """Return a prompt of a store with placeholders for its images, and these as PNG.
+
+        The model's processor makes the prompt's own tokens of it, in a server too.
+
+        Raises:
+            DataError: as of a call; or the store was made by a version that kept no text.
+        """
+        if prompt.text is None:
+            raise DataError(f"{place}: the store has no text of a prompt with images; prepare the rows again")
+        pngs = [png_of(medium, place) for medium in prompt.media]
+        return Unexpanded(self._processor.ids_of(prompt.text), pngs, len(prompt.input_ids))
 
     def spans(self, input_ids: "NDArray[Any]") -> list[tuple[int, int]]:
         """Return [start, stop) of each run of tokens int[S] that stand for parts of media."""

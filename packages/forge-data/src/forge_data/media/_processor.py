@@ -175,6 +175,11 @@ class ModelProcessor:
         """Return the text of a token, such as `<|image_pad|>`."""
         return str(self._processor.tokenizer.convert_ids_to_tokens(token_id))
 
+    def ids_of(self, text: str) -> "NDArray[np.int32]":
+        """Tokenize a text as it is, without images and without special tokens: int32[S]."""
+        encoded = self._processor.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return np.array(encoded["input_ids"], dtype=np.int32)
+
     def expand(self, text: str, media: "Sequence[Decoded]", place: str) -> Expanded:
         """Find what stands for each medium of a text, whose placeholders a chat template wrote.
 

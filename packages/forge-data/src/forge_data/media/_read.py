@@ -116,6 +116,18 @@ def thumbnail(medium: Media) -> bytes | None:
     return file.getvalue()
 
 
+def png_of(medium: Media, place: str) -> bytes:
+    """Return an image's pixels, as `read_image` has them, as PNG, which loses none.
+
+    Raises:
+        DataError: as `read_image`.
+    """
+    pixels, _ = read_image(medium, place)
+    pixels.info.clear()  # what its file says beside them, such as a profile of colours
+    pixels.save(file := io.BytesIO(), "PNG", compress_level=1)
+    return file.getvalue()
+
+
 def name_of(medium: Media) -> str:
     """Name a medium for a person: its file's name, or the field that holds its bytes."""
     return os.path.basename(medium.path) if medium.path is not None else medium.field

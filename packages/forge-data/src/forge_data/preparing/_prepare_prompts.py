@@ -19,7 +19,7 @@ from forge_data._options import PairOptions, PromptOptions, TextOptions
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data._shard import Shard
 from forge_data.findings._rules import Where
-from forge_data.formats._prompts import Question, question, with_lengths
+from forge_data.formats._prompts import Question, question, with_lengths, with_text
 from forge_data.linting._lost import reason_of, refused
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
 from forge_data.preparing._prepare import check_whole, checked_directory, known_part, reusable
@@ -199,6 +199,8 @@ class _Tokens(NamedTuple):
 
     texts: list["NDArray[np.int32]"]
     media: tuple[Media, ...] = ()
+    written: str | None = None
+    """As `Asked.text`."""
 
 
 class _Kept(NamedTuple):
@@ -258,6 +260,7 @@ class _PromptWriter:
             if reason is None:
                 ids, record = self._kept(asked, texts)
                 self._lost[TRUNCATED] += number - len(ids)
+                record = record if made.written is None else with_text(record, made.written)
                 kept.append(_Kept(row, ids, record, made.media))
             else:
                 dropped.append(Dropped(row, reason, number))
@@ -302,7 +305,7 @@ class _PromptWriter:
 
     def _encode(self, questions: Sequence[Question]) -> list[_Tokens]:
         """Tokenise questions, in order."""
-        return [_Tokens([ids], media) for ids, media in self._encoder.encode_with_media(questions)]
+        return [_Tokens([ids], media, text) for ids, media, text in self._encoder.encode_with_media(questions)]
 
     def _kept(self, asked: Question, texts: list["NDArray[np.int32]"]) -> tuple["NDArray[np.int32]", bytes]:
         """Return what is written of a question: tokens and record."""

@@ -23,7 +23,7 @@ from forge_data.store._fetch import local_directory
 from forge_data.store._files import Files, stable, verify
 from forge_data.store._held_out import held_out_of, write_held_out
 from forge_data.store._manifest import MEDIA, MEDIA_OFFSETS, PROMPTS, TOKENIZER, Manifest, read_manifest
-from forge_data.store._media import counts_at, files_at, known_at
+from forge_data.store._media import counts_at, files_at, kinds_at, known_at
 from forge_data.store._split import split_indices
 
 if TYPE_CHECKING:
@@ -105,6 +105,14 @@ class Store:
         if MEDIA_OFFSETS not in self._arrays:
             return False
         return bool(self._pick(np.diff(self._arrays[MEDIA_OFFSETS])).any())
+
+    @cached_property
+    def media_kinds(self) -> frozenset[str]:
+        """Kinds of media that its samples or prompts have: `image`, `audio`."""
+        if not self.has_media:
+            return frozenset()
+        at = self._pick(np.arange(len(self._arrays[MEDIA_OFFSETS]) - 1))
+        return frozenset[str]().union(*(kinds_at(self._arrays, int(each)) for each in at.tolist()))
 
     @cached_property
     def media_counts(self) -> "NDArray[np.int64]":

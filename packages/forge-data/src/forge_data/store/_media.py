@@ -76,6 +76,12 @@ def counts_at(arrays: "dict[str, NDArray[Any]]", at: int) -> tuple[int, int]:
     return len(known), sum(stop - start for _, start, stop, *_ in known)
 
 
+def kinds_at(arrays: "dict[str, NDArray[Any]]", at: int) -> set[str]:
+    """Return the kinds of media that sample `at` has."""
+    known = json.loads(known_at(arrays, at) or b"[]")
+    return {kind for *_, kind in ((*each, "image")[:4] for each in known)}
+
+
 def known_of(media: tuple[Media, ...]) -> bytes:
     """Write what media are, as a store keeps it: equal for equal media alone. An image does not say its kind."""
     found = [(each.sha256, each.start, each.stop, *(() if each.kind == "image" else (each.kind,))) for each in media]

@@ -35,6 +35,9 @@ class Prompt:
     media: tuple[Media, ...] = ()
     """Images of the messages, in order."""
 
+    text: str | None = None
+    """Of a prompt with images, what the chat template wrote: one placeholder stands for each."""
+
     def __len__(self) -> int:
         return len(self.input_ids)
 
@@ -62,7 +65,7 @@ class PromptStore(Store):
         media = media_at(self._arrays, at)
         if media:
             _put_media(record, media)
-        return Prompt(self._ids[bounds[at] : bounds[at + 1]], record["prompt"], record["columns"], media)
+        return Prompt(self._ids[bounds[at] : bounds[at + 1]], record["prompt"], record["columns"], media, record.get("text"))
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[index] for index in range(len(self)))

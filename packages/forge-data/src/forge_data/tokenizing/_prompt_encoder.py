@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,16 @@ from forge_data.tokenizing._with_media import expanded
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
+
+
+class Asked(NamedTuple):
+    """Tokens of a question."""
+
+    ids: "NDArray[np.int32]"
+    """int32[S]."""
+    media: tuple[Media, ...] = ()
+    text: str | None = None
+    """With images: what the chat template wrote, with one placeholder for each."""
 
 
 class PromptEncoder:
@@ -42,9 +52,9 @@ class PromptEncoder:
         Raises:
             DataError, TemplateError: by the question's place; the first one in order.
         """
-        return [ids for ids, _ in self.encode_with_media(questions)]
+        return [asked.ids for asked in self.encode_with_media(questions)]
 
-    def encode_with_media(self, questions: Sequence[Question]) -> list[tuple["NDArray[np.int32]", tuple[Media, ...]]]:
+    def encode_with_media(self, questions: Sequence[Question]) -> list[Asked]:
         """Tokenise questions, int32[S] of each, and find the tokens of their images.
 
         Raises:
@@ -52,7 +62,7 @@ class PromptEncoder:
             TokenizerError: the model has no processor of images, or not one whose text is known.
         """
         written: list[str] = []
-        pictured: list[tuple[NDArray[np.int32], tuple[Media, ...]]] = []
+        pictured: list[Asked] = []
         for each in questions:
             if isinstance(each.prompt, Chat) and each.prompt.media:
                 pictured.append(self._pictured(each.prompt))
@@ -65,7 +75,7 @@ class PromptEncoder:
         return [
             next(with_media)
             if isinstance(each.prompt, Chat) and each.prompt.media
-            else (next(chats if isinstance(each.prompt, Chat) else plain), ())
+            else Asked(next(chats if isinstance(each.prompt, Chat) else plain))
             for each in questions
         ]
 
@@ -73,7 +83,7 @@ class PromptEncoder:
     def _processor(self) -> ModelProcessor:
         return load_processor(self._tokenizer.name_or_path, self._tokenizer)
 
-    def _pictured(self, chat: Chat) -> tuple["NDArray[np.int32]", tuple[Media, ...]]:
+    def _pictured(self, chat: Chat) -> Asked:
         """Tokenise messages with images as the model's processor does."""
         try:
             processor = self._processor
@@ -87,7 +97,7 @@ class PromptEncoder:
         assert spans is not None
         encoded = self._tokenizer(made.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids = np.array(encoded["input_ids"], dtype=np.int32)
-        return ids, spans.tokens(ids, np.array(encoded["offset_mapping"], dtype=np.int64))
+        return Asked(ids, spans.tokens(ids, np.array(encoded["offset_mapping"], dtype=np.int64)), plain.text)
 
     def encode_texts(self, questions: Sequence[Question], limit: int | None = None) -> list[list["NDArray[np.int32]"]]:
         """Tokenise questions of several texts: int32[S] of each text of each.

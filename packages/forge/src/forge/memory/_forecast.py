@@ -447,7 +447,13 @@ def _outline(planned: Planned, path: str, *, frozen: bool = False, initial: bool
 def _judge(planned: Planned, path: str) -> Any:
     """Return the outline of a reward model, of an adapter that of its base."""
     return forge_dist.outline_model(
-        forge_dist.LoadRequest(model_path=path, dtype=planned.dtype, attention="eager", task="reward")
+        forge_dist.LoadRequest(
+            model_path=path,
+            dtype=planned.dtype,
+            attention="eager",
+            task="reward",
+            other_dtype=planned.dtype if planned.media and planned.dtype.itemsize == 4 else None,
+        )
     )
 
 

@@ -13,7 +13,8 @@ import forge_data
 from forge._errors import SettingsError
 from forge.settings._backends import FORGE
 from forge.settings._settings import row_tokens
-from forge.tasks._parts import check_any_media
+from forge.tasks._parts import check_any_media, chosen_parts
+from forge.tasks._reward_model import check_reward_media
 from forge.tasks.items._items import VIRTUAL, padding
 from forge.tasks.items._pairs import LoneAnswers, Pairs
 from forge.tasks.items._prompts import Prompts
@@ -88,19 +89,29 @@ def check_prompt_media(s: Any, *stores: Any) -> None:
     _check_texts(s, *stores)
     own = s.objective
     if own.sampler != "transformers":
-        raise SettingsError(
-            f"sampler={own.sampler} and prompts with images: servers are given tokens here, and no images. Leave sampler out, "
-            "so that the trained model itself samples."
-        )
-    if own.env is not None:
-        raise SettingsError(
-            f"env={own.env} and prompts with images: an environment's turns are text here. Reward completions by functions "
-            "(reward), or take the images out."
-        )
+        if any("audio" in store.media_kinds for store in stores if store is not None):
+            raise SettingsError(
+                f"sampler={own.sampler} and prompts with audio: servers are given images here, and no audio. Leave sampler out, "
+                "so that the trained model itself samples."
+            )
+        if s.parts.beside:
+            _check_served_parts(s)
     if own.reward_model_path is not None:
+        check_reward_media(own.reward_model_path)
+
+
+def _check_served_parts(s: Any) -> None:
+    """Refuse a server that would show images by another tower or projector than the trained."""
+    sampler, chosen = s.objective.sampler, chosen_parts(s)
+    if s.adapter.adapter != "none":
         raise SettingsError(
-            "reward_model_path and prompts with images: reward models read text here. Reward completions by functions "
-            "(reward), which are given the images."
+            f"{chosen} with adapter={s.adapter.adapter} and sampler={sampler}: servers load adapters of the language part "
+            "alone. Leave it out, or leave sampler out."
+        )
+    if sampler == "sglang":
+        raise SettingsError(
+            f"{chosen} and sampler=sglang: SGLang keeps what its former weights made of an image. Leave it out, or take "
+            "sampler=vllm, or leave sampler out."
         )
 
 

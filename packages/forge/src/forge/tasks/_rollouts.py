@@ -17,6 +17,7 @@ from forge.settings._settings import row_keys, row_tokens
 from forge.tasks._fullest_rows import MadeUpRow, Update, with_keys
 from forge.tasks._media import sampled_media
 from forge.tasks._reference_model import moving_reference, note_moves, why_not_off
+from forge.tasks._reward_model import reward_model
 from forge.tasks._sampling_server import SamplingServer
 from forge.tasks._seeds import step_seed
 from forge.tasks._sharing import sharing
@@ -50,10 +51,11 @@ class RolloutSteps:
         self._share = sharing(run, *([self._reference] if hasattr(self._reference, "forward") else []))
         self._share.note(run, "a group" if self._share.prompt else "a completion", "prompts")
         self._server = None if self._own.sampler == "transformers" else SamplingServer(run, end_ids(run))
-        self._sampler = sampler_of(run, sampled_media(run)) if self._server is None else self._server.sampler
+        media = sampled_media(run)
+        self._sampler = sampler_of(run, media) if self._server is None else self._server.sampler
         self._loaded = False
         self._warned: set[str] = set()
-        self._episodes = None if self._own.env is None else _episodes(run)
+        self._episodes = None if self._own.env is None else _episodes(run, frozenset() if media is None else media.token_ids)
         self._rewards = _rewards(run)
         self._held_out: forge_algos.online.Rollout | None = None
 
@@ -230,6 +232,7 @@ class RolloutSteps:
             source=prompts.source,
             episodes=self._episodes,
             **prompts.how,
+            **({} if self._server is None else self._server.media_of(prompts)),
         )
 
     def _batches(self, rollout: forge_algos.online.Rollout) -> list[list[Any]]:
@@ -412,11 +415,11 @@ def sampler_of(run: Run, media: forge_algos.online.SampledMedia | None) -> forge
     )
 
 
-def _episodes(run: Run) -> forge_algos.online.Episodes:
+def _episodes(run: Run, never: Collection[int]) -> forge_algos.online.Episodes:
     """Return what plays episodes of the run's environment."""
     name = run.settings.objective.env
     turns = forge_data.TurnReader(run.tokenizer, end_ids=end_ids(run))
-    return forge_algos.online.Episodes(forge_algos.online.load_environment(name), turns, name=name)
+    return forge_algos.online.Episodes(forge_algos.online.load_environment(name), turns, name=name, never=never)
 
 
 def end_ids(run: Run) -> list[int]:
@@ -436,7 +439,7 @@ def _rewards(run: Run) -> list[forge_algos.online.Reward]:
     own = run.settings.objective
     functions = [(name, forge_algos.online.load_reward(name)) for name in own.reward]
     if own.reward_model_path is not None:
-        functions.append(("reward_model", _reward_model(run, own.reward_model_path)))
+        functions.append(("reward_model", reward_model(run, own.reward_model_path)))
     weights = own.reward_weights or (1.0,) * len(functions)
     return [
         forge_algos.online.Reward(
@@ -447,20 +450,3 @@ def _rewards(run: Run) -> list[forge_algos.online.Reward]:
         )
         for (name, function), weight in zip(functions, weights, strict=True)
     ]
-
-
-def _reward_model(run: Run, path: str) -> Any:
-    """Load a reward model, whole on each rank, since ranks score different completions."""
-    model: Any = forge_dist.load_trained(
-        path, dtype=run.machine.dtype(run.settings.device.dtype).value, device=run.device, task="reward"
-    )
-    run.others.add(model)
-    forge_algos.keep_documents_apart(model, device=run.device)
-    return forge_algos.online.RewardModel(
-        model,
-        tokenizer=forge_data.load_tokenizer(path),
-        device=run.device,
-        max_tokens=run.settings.plan.max_tokens_per_gpu,
-        max_positions=forge_dist.position_table(model),
-        autocast=run.autocast,
-    )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import forge_algos
+import forge_data
 import forge_dist
 from forge._errors import SettingsError
+from forge.tasks._media import media_inputs, sampled_media
 from forge.tasks._task import Run
 
 _FOLDER = "sampler"
@@ -51,13 +54,42 @@ class SamplingServer:
         self._folder = run.root / _FOLDER
         self._adapter = run.writes == "adapter"
         self._number = 0
+        media = sampled_media(run)
         self.sampler = forge_algos.online.RemoteSampler(
-            own.sampler, own.sampler_url, eos_ids=end_ids, timeout=own.sampler_timeout
+            own.sampler,
+            own.sampler_url,
+            eos_ids=end_ids,
+            timeout=own.sampler_timeout,
+            never=() if media is None else _known_to(run.model, media.token_ids),
         )
         ids = run.tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
         longest = max(int(items.longest.max()) for items in (run.train, run.held_out) if items is not None)
         run.report.note(str(self.sampler.check(_TEXT, ids, longest)))
+        if media is not None:
+            self._check_media()
         run.ranks.first(lambda: shutil.rmtree(self._folder, ignore_errors=True))
+
+    def _check_media(self) -> None:
+        """Have the server expand a prompt with images, before there is anything to lose."""
+        parts = [items for items in (self._run.train, self._run.held_out) if items is not None and items.store.has_media]
+        row = int(parts[0].store.media_counts[:, 0].nonzero()[0][0])
+        self.sampler.sample(
+            [parts[0].store[row].input_ids],
+            num_generations=1,
+            max_new_tokens=1,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            seed=0,
+            media=[lambda: self._unexpanded(parts[0])[row]],
+        )
+
+    def media_of(self, items: Any) -> dict[str, Any]:
+        """Return what the server is given of images, as an argument of `make_rollout`; {} for none."""
+        return {} if items.media is None else {"sampler_media": self._unexpanded(items)}
+
+    def _unexpanded(self, items: Any) -> _UnexpandedPrompts:
+        return _UnexpandedPrompts(items, media_inputs(self._run.settings, self._run.tokenizer))
 
     def load(self) -> None:
         """Give the server the weights as they are now; collective."""
@@ -74,6 +106,31 @@ class SamplingServer:
             run.ranks.first(lambda: shutil.rmtree(directory, ignore_errors=True))
         else:
             run.ranks.first(lambda: _remove_others(self._folder, version))
+
+
+def _known_to(model: Any, tokens: Collection[int]) -> list[int]:
+    """Return the tokens that a model has a logit for; servers refuse others."""
+    vocabulary = model.config.get_text_config().vocab_size
+    return [token for token in tokens if token < vocabulary]
+
+
+class _UnexpandedPrompts(Mapping[int, forge_data.Unexpanded]):
+    """Rows of prompts with images → what a server is given of them."""
+
+    def __init__(self, items: Any, inputs: forge_data.MediaInputs) -> None:
+        self._items, self._inputs = items, inputs
+
+    def __getitem__(self, row: int) -> forge_data.Unexpanded:
+        return self._inputs.unexpanded(self._items.store[row], self._items.source(row))
+
+    def __contains__(self, row: object) -> bool:
+        return row in self._items.media
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._items.media)
+
+    def __len__(self) -> int:
+        return len(self._items.media)
 
 
 def _moment() -> str:

@@ -6,8 +6,9 @@ environment is still busy waits alone: the others take their next turns without 
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
+from copy import deepcopy
 from typing import Any, Protocol
 
 import attrs
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from forge_algos._errors import ForgeAlgosError, RewardError, RolloutError
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos._time_limit import Call
+from forge_algos.batches._media import continued
 from forge_algos.online.environments._environment import Observation, checked_step
 from forge_algos.online.rewards._rewards import place_of
 from forge_algos.online.sampling._draw import attempt_seed
@@ -52,6 +54,7 @@ class _Episode:
     prompt: Any
     row: int
     environment: Any
+    media: Callable[[], Any] | None = None
     call: Call | None = None
     since: float = 0.0
     parts: list[NDArray[np.int32]] = attrs.field(factory=list)
@@ -76,6 +79,19 @@ class _Episode:
         """Return all that the model reads: int64[S]."""
         return np.concatenate([np.asarray(self.prompt.input_ids), *self.parts]).astype(np.int64)
 
+    def media_now(self) -> Callable[[], Any] | None:
+        """Return what makes the images of all that the model reads; None without any."""
+        if (make := self.media) is None:
+            return None
+        prompt, length = len(self.prompt.input_ids), len(self.prompt.input_ids) + self.tokens
+
+        def made() -> Any:
+            found = make()
+            # A server is given no arguments of a forward, and continues what it is given itself.
+            return continued(found, prompt, length) if isinstance(found, Mapping) else found
+
+        return made
+
     def add(self, ids: NDArray[np.int32], logps: NDArray[np.float32] | None, *, learned: bool) -> None:
         """Append tokens of the model, or of an observation."""
         self.parts.append(ids)
@@ -98,9 +114,14 @@ class _Episode:
 class Episodes:
     """Plays episodes of one environment class."""
 
-    def __init__(self, environment: Callable[[], Any], turns: Turns, *, name: str | None = None) -> None:
-        """Take what makes an environment, what reads and writes turns, and a name for messages."""
-        self._environment, self._turns = environment, turns
+    def __init__(
+        self, environment: Callable[[], Any], turns: Turns, *, name: str | None = None, never: Collection[int] = ()
+    ) -> None:
+        """Take what makes an environment, what reads and writes turns, and a name for messages.
+
+        No observation may have a token of `never`, such as one that stands for a part of an image.
+        """
+        self._environment, self._turns, self._never = environment, turns, frozenset(never)
         self._name = name or getattr(environment, "__name__", str(environment))
 
     def play(
@@ -114,18 +135,27 @@ class Episodes:
         rows: Sequence[int],
         parallel: Parallel = ALONE,
         source: Callable[[int], str] = "row {}".format,
+        media: Sequence[Callable[[], Any] | None] | None = None,
     ) -> tuple[list[Completion], ForgeAlgosError | None]:
         """Play `num_generations` episodes of each prompt; return them, or the error that ended them.
+
+        `images` make what the sampler is given of each prompt's images, in every turn.
 
         A turn follows from the weights, the seed, its episode's number and its own: not from what else was sampled with it.
         """
         each = settings.num_generations
         episodes = [
-            _Episode(number=numbers[i] * each + which, prompt=prompt, row=rows[i], environment=None)
+            _Episode(
+                number=numbers[i] * each + which,
+                prompt=prompt,
+                row=rows[i],
+                environment=None,
+                media=None if media is None else media[i],
+            )
             for i, prompt in enumerate(prompts)
             for which in range(each)
         ]
-        played = _Played(self, sampler, settings, seed, source)
+        played = _Played(self, sampler, settings, seed, source, pictured=media is not None)
         played.begin(episodes)
         together = bool(getattr(sampler, "synced", False))
         while parallel.any(played.going) if together else played.going:
@@ -142,9 +172,17 @@ class _Played:
     """Episodes that are under way: which wait for the model, and which for their environments."""
 
     def __init__(
-        self, game: Episodes, sampler: Sampler, settings: OnlineSettings, seed: int, source: Callable[[int], str]
+        self,
+        game: Episodes,
+        sampler: Sampler,
+        settings: OnlineSettings,
+        seed: int,
+        source: Callable[[int], str],
+        *,
+        pictured: bool,
     ) -> None:
-        self._make, self._turns, self._name = game._environment, game._turns, game._name
+        self._make, self._turns, self._name, self._never = game._environment, game._turns, game._name, game._never
+        self._pictured = pictured
         self._sampler, self._settings, self._seed, self._source = sampler, settings, seed, source
         self._queued: deque[tuple[_Episode, Callable[[], Any]]] = deque()
         self._busy: list[_Episode] = []
@@ -189,7 +227,9 @@ class _Played:
         own = self._settings
         rooms = [own.max_new_tokens - episode.tokens for episode in episodes]
         options = draw_options(own)
-        options["num_generations"] = 1
+        options |= {"num_generations": 1} | (
+            {"images": [episode.media_now() for episode in episodes]} if self._pictured else {}
+        )
         made = self._sampler.sample(
             [episode.context() for episode in episodes],
             **options,
@@ -209,7 +249,9 @@ class _Played:
     def _reset(self, episode: _Episode) -> Any:
         episode.environment = self._make()
         seed = attempt_seed(self._seed, _RESET_SEED + episode.number // self._settings.num_generations)
-        return episode.environment.reset(prompt=episode.prompt.prompt, seed=seed % 2**31, **episode.prompt.columns)
+        # Copies: an environment may put a decoded image into a message, and the prompt's other episodes are given it too.
+        prompt, columns = deepcopy((episode.prompt.prompt, dict(episode.prompt.columns)))
+        return episode.environment.reset(prompt=prompt, seed=seed % 2**31, **columns)
 
     def _start(self) -> None:
         while self._queued and len(self._busy) < _CALLS:
@@ -248,6 +290,11 @@ class _Played:
         ids = self._turns.observation(observation, chat=episode.chat)
         if not len(ids):
             raise TypeError(f"step returned the observation {observation!r}, of which no token is left")
+        if self._never.intersection(ids.tolist()):
+            raise TypeError(
+                f"step returned the observation {observation!r}, which has a token of an image of this model in it: what an "
+                "environment returns is text"
+            )
         # One without room for a further token of the model is cut off: what it would read is not trained on.
         if episode.tokens + len(ids) < self._settings.max_new_tokens:
             episode.add(ids, None, learned=False)

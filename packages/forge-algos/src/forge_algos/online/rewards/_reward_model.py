@@ -1,6 +1,6 @@
 """Sequence classification model with one label, as a reward function."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from forge_algos._errors import RewardError
 from forge_algos._modules import mode
+from forge_algos.batches._media import media_row_inputs
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._packable import require_packable
 from forge_algos.heads._scalar_head import choose_scalar_head
@@ -21,7 +22,7 @@ class RewardModel:
 
     Prompt and completion are tokenised as the model's own tokens. Text is tokenised as one, and ends in the tokenizer's EOS, as
     `forge_data` ends the texts that a reward model learns from; messages go through its chat template. Each rank calls it by
-    itself: the model is whole on each.
+    itself: the model is whole on each. A conversation with images is computed in a forward of its own.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class RewardModel:
         max_positions: int | None = None,
         device: torch.device | None = None,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        pictured: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, NDArray[Any]] | None] | None = None,
     ) -> None:
         """Test the model once.
 
@@ -43,6 +45,8 @@ class RewardModel:
             max_positions: tokens of the longest text that it can read, for a model with a table of positions.
             device: where it computes; the model's by default.
             autocast: as for `train`.
+            pictured: makes the arguments of a forward of a conversation with images, `input_ids` int64[1, S] and what the
+                model's processor makes beside; None of one without.
 
         Raises:
             LossError: the model does not give a sequence one number.
@@ -55,24 +59,48 @@ class RewardModel:
         self._max_tokens = max_tokens
         self._max_positions = max_positions
         self._autocast = autocast
+        self._pictured = pictured
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **_columns: Any) -> list[float]:
         """Score each completion."""
-        documents = [self._ids(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
-        found: list[float] = []
+        found: list[float | None] = []
+        texts: list[NDArray[np.int64]] = []
         with mode(self._head.model, training=False), torch.no_grad():
-            for row in self._rows(documents):
-                lengths = np.array([len(ids) for ids in row])
-                ends = lengths.cumsum()
-                inputs = packed_inputs(
-                    torch.from_numpy(np.concatenate(row)).to(self._device),
-                    torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(self._device),
-                    torch.from_numpy(np.append(0, ends)),
-                    int(lengths.max()),
-                )
-                with self._autocast():
-                    found += self._head.scores(inputs, torch.from_numpy(ends - 1).to(self._device)).tolist()
-        return found
+            for prompt, completion in zip(prompts, completions, strict=True):
+                made = None
+                if self._pictured is not None and not isinstance(prompt, str):
+                    made = self._pictured([*prompt, *completion])
+                if made is None:
+                    texts.append(self._ids(prompt, completion))
+                found.append(None if made is None else self._score_media(made))
+            scores = iter([score for row in self._rows(texts) for score in self._scores(row)])
+        return [next(scores) if score is None else score for score in found]
+
+    def _scores(self, row: Sequence[NDArray[np.int64]]) -> list[float]:
+        """Score the texts of a packed row."""
+        return self._read(self._inputs(row), np.cumsum([len(ids) for ids in row]) - 1)
+
+    def _score_media(self, made: Mapping[str, NDArray[Any]]) -> float:
+        """Score a conversation with images, in a forward of its own."""
+        ids = self._checked(made["input_ids"][0])
+        media = {name: array for name, array in made.items() if name != "input_ids"}
+        packed = self._inputs([ids])
+        inputs = media_row_inputs(self._head.model, packed["input_ids"][0], (0, len(ids)), [media], packed=packed, on_host=ids)
+        return self._read(inputs, np.array([len(ids) - 1]))[0]
+
+    def _inputs(self, row: Sequence[NDArray[np.int64]]) -> dict[str, Any]:
+        lengths = np.array([len(ids) for ids in row])
+        return packed_inputs(
+            torch.from_numpy(np.concatenate(row)).to(self._device),
+            torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(self._device),
+            torch.from_numpy(np.append(0, lengths.cumsum())),
+            int(lengths.max()),
+        )
+
+    def _read(self, inputs: dict[str, Any], ends: NDArray[np.int64]) -> list[float]:
+        with self._autocast():
+            scores: list[float] = self._head.scores(inputs, torch.from_numpy(ends).to(self._device)).tolist()
+        return scores
 
     def _ids(self, prompt: Any, completion: Any) -> NDArray[np.int64]:
         if isinstance(prompt, str):
@@ -83,13 +111,17 @@ class RewardModel:
             ids = list(self._tokenizer.apply_chat_template([*prompt, *completion], tokenize=True, return_dict=False))
         if not ids:
             raise RewardError("the reward model's tokenizer makes no token of a prompt and its completion")
+        return self._checked(np.array(ids, np.int64))
+
+    def _checked(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Refuse more tokens than the model's table has positions."""
         if self._max_positions is not None and len(ids) > self._max_positions:
             raise RewardError(
                 f"a prompt with its completion has {len(ids):,} of the reward model's tokens, and its table has "
                 f"{self._max_positions:,} positions, beyond which it reads nothing; lower max_new_tokens or max_prompt_len, or "
                 "take a reward model with more positions"
             )
-        return np.array(ids, np.int64)
+        return ids
 
     def _rows(self, documents: Sequence[NDArray[np.int64]]) -> Iterator[list[NDArray[np.int64]]]:
         row: list[NDArray[np.int64]] = []

@@ -1,21 +1,41 @@
 """Sampling by a server beside the run, which is given the weights before each rollout."""
 
-from collections.abc import Iterator, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from forge_algos._errors import RolloutError
-from forge_algos.online.sampling._media_rows import MediaOf
 from forge_algos.online.sampling._sampler import Completion
 from forge_algos.online.sampling._server import SERVERS, Drawn, Draws
 
 _REQUESTS = 64
 """Requests to a server at a time; it batches them itself."""
 _MOST_SEEDS = 2**31 - 1
+
+
+class Unexpanded(Protocol):
+    """A prompt with images as a server is given it, such as a `forge_data.Unexpanded`."""
+
+    @property
+    def input_ids(self) -> NDArray[Any]:
+        """int[S], with the processor's placeholder for each image."""
+        ...
+
+    @property
+    def media(self) -> Sequence[bytes]:
+        """Each image as PNG."""
+        ...
+
+    @property
+    def expanded(self) -> int:
+        """Tokens of the prompt, with those that stand for images."""
+        ...
 
 
 class RemoteSampler:
@@ -27,10 +47,19 @@ class RemoteSampler:
 
     synced = False
 
-    def __init__(self, kind: str, url: str, *, eos_ids: Sequence[int], timeout: float) -> None:
-        """Take the kind of server ("vllm", "sglang") and its address; nothing is asked yet."""
+    def __init__(self, kind: str, url: str, *, eos_ids: Sequence[int], timeout: float, never: Collection[int] = ()) -> None:
+        """Take the kind of server ("vllm", "sglang") and its address; nothing is asked yet.
+
+        Args:
+            kind: of server.
+            url: its address.
+            eos_ids: the tokens that end a completion.
+            timeout: seconds that an answer may take.
+            never: tokens that are not drawn, however likely, such as those that stand for parts of images.
+        """
         self.server = SERVERS[kind](url, timeout=timeout)
         self._eos_ids = tuple(int(i) for i in eos_ids)
+        self._never = tuple(sorted(int(i) for i in never))
         self._version: str | None = None
 
     def check(self, text: str, ids: Sequence[int], tokens: int) -> str:
@@ -65,15 +94,15 @@ class RemoteSampler:
         numbers: Sequence[int] | None = None,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
-        media: Sequence[MediaOf] | None = None,
+        media: Sequence[Callable[[], Unexpanded] | None] | None = None,
     ) -> list[Completion]:
         """Sample as `Sampler.sample`, from the whole distribution.
 
+        Images are given as `Unexpanded`. What the server's processor makes of a prompt and its images must be the prompt.
+
         Raises:
-            RolloutError: the server failed, was late, or gave something else than was asked for; or prompts have images.
+            RolloutError: the server failed, was late, or gave something else than was asked for, or read other tokens.
         """
-        if any(media or ()):
-            raise RolloutError("a server is given tokens here, and no images: sample with a GenerateSampler")
         if top_p < 1 or top_k or min_p or repetition_penalty != 1:
             raise RolloutError(
                 "a server samples from the whole distribution here: leave out top_p, top_k, min_p and repetition_penalty"
@@ -87,17 +116,25 @@ class RemoteSampler:
                 temperature=temperature,
                 seed=int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) % _MOST_SEEDS,
                 end_ids=self._eos_ids,
+                never=self._never,
             )
             for prompt, number in zip(prompts, known, strict=True)
         ]
         pool = ThreadPoolExecutor(_REQUESTS)
         try:
-            answers = list(pool.map(self._draw, asked))
+            answers = list(pool.map(self._draw, asked, [None] * len(asked) if media is None else media))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         return [Completion(ids=drawn.ids, finished=drawn.finished, logps=drawn.logps) for answer in answers for drawn in answer]
 
-    def _draw(self, draws: Draws) -> list[Drawn]:
+    def _draw(self, draws: Draws, media: Callable[[], Unexpanded] | None) -> list[Drawn]:
+        if media is not None:
+            given = media()
+            draws = attrs.evolve(
+                draws,
+                unexpanded=[*np.asarray(given.input_ids).tolist(), *draws.prompt[given.expanded :]],
+                media=[f"data:image/png;base64,{b64encode(png).decode()}" for png in given.media],
+            )
         with self._understood():
             return self.server.draw(draws, self._version)
 

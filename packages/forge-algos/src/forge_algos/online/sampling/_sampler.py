@@ -2,14 +2,13 @@
 `GenerateSampler` is one; an inference server can be another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_algos.online.sampling._media_rows import MediaOf
 from forge_algos.settings._online import OnlineSettings
 from forge_algos.settings._self_distill import SDFTSettings
 
@@ -54,7 +53,7 @@ class Sampler(Protocol):
         numbers: Sequence[int] | None = None,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
-        media: Sequence[MediaOf] | None = None,
+        media: Sequence[Callable[[], Any] | None] | None = None,
     ) -> list[Completion]:
         """Draw `num_generations` completions of each prompt, prompt after prompt.
 
@@ -71,8 +70,8 @@ class Sampler(Protocol):
             min_p: from tokens that have at least this share of the likeliest one's probability; 0 is all.
             repetition_penalty: divides positive logits of tokens that prompt or completion have already, and multiplies
                 others; 1 changes none.
-            media: what makes the arguments of each prompt's images, or None for one without. It is given where prompts have
-                some: a sampler need not know it.
+            media: what makes the arguments of a forward of each prompt's images (a server is given others in their place), or
+                None for one without. It is given where prompts have some: a sampler need not know it.
         """
         ...
 

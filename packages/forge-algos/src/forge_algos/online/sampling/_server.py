@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import attrs
@@ -28,6 +28,9 @@ _WHOLE = {
     "frequency_penalty": 0.0,
 }
 """The whole distribution. All are given, since a server takes what is left out from the model's generation settings."""
+
+_NEVER = -100.0
+"""What is added to the logits of tokens that are not to be drawn: the least that vLLM takes."""
 
 _RESETS, _BETWEEN_RESETS = 5, 0.5
 """Attempts to reset vLLM's cache of prompts, and the seconds between them."""
@@ -52,6 +55,17 @@ class Draws:
     temperature: float
     seed: int
     end_ids: tuple[int, ...]
+    unexpanded: list[int] = attrs.field(factory=list)
+    """The prompt with placeholders for images, which the server's own processor is to expand; [] without any."""
+    media: list[str] = attrs.field(factory=list)
+    """`data:` URIs of the prompt's images, in order."""
+    never: tuple[int, ...] = ()
+    """Tokens that are not to be drawn: those that stand for parts of images."""
+
+    @property
+    def biases(self) -> dict[str, Any]:
+        """What keeps tokens from being drawn, as an option of a request."""
+        return {"logit_bias": {str(token): _NEVER for token in self.never}} if self.never else {}
 
 
 class Server(ABC):
@@ -186,6 +200,24 @@ class Server(ABC):
                 "it was started again, or another run uses it; give the same command again, and the run resumes"
             )
 
+    def same_prompt(self, draws: Draws, theirs: Iterable[int] | None) -> None:
+        """Raise RolloutError where the server read other tokens than those of a prompt with images."""
+        if theirs is None:
+            raise RolloutError(
+                f"{self.name} at {self.url} does not say which tokens it read of a prompt with images (prompt_token_ids), so "
+                "that they cannot be compared: look at the server's version"
+            )
+        read, ours = [*theirs], draws.prompt
+        if read == ours:
+            return
+        first = [at for at, pair in enumerate(zip(read, ours, strict=False)) if pair[0] != pair[1]]
+        raise RolloutError(
+            f"{self.name} at {self.url} read {len(read):,} tokens of a prompt with images, where the run's processor makes "
+            f"{len(ours):,}, and they differ from token {[*first, min(len(read), len(ours))][0]} on. Serve the directory of "
+            "model_path, with its processor's files and no other limits of pixels; where this server expands images of the "
+            "model otherwise, take sampler=transformers"
+        )
+
     def checked(self, draws: Draws, ids: Any, logps: Any, reason: Any) -> Drawn:
         """Check one completion of an answer."""
         tokens, numbers = np.array(ids, np.int32), np.array(logps, np.float32)
@@ -193,6 +225,11 @@ class Server(ABC):
             raise RolloutError(
                 f"{self.name} at {self.url} gave a completion of {tokens.size} tokens with {numbers.size} log-probabilities; 1 "
                 f"to {draws.max_new_tokens} were asked for"
+            )
+        if drawn := {*tokens.tolist()}.intersection(draws.never):
+            raise RolloutError(
+                f"{self.name} at {self.url} drew token {min(drawn)}, which stands for a part of an image, and whose logit it "
+                "was told to lower (logit_bias): look at the server's version"
             )
         finished = bool(tokens[-1] in draws.end_ids)
         # An end token that was the last one allowed may be called either.
@@ -227,20 +264,31 @@ class VLLM(Server):
         return self.ask("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})["tokens"]
 
     def draw(self, draws: Draws, version: str | None) -> list[Drawn]:
-        body = {
-            "model": self.model,
-            "prompt": draws.prompt,
+        own = {
             "n": draws.number,
             "max_tokens": draws.max_new_tokens,
             "temperature": draws.temperature,
             **_WHOLE,
+            **draws.biases,
             "seed": draws.seed,
             "logprobs": 0,
-            "return_token_ids": True,
-            "return_weight_versions": True,
             "stop_token_ids": list(draws.end_ids),
         }
-        choices = self.ask("/v1/completions", body).get("choices", [])
+        if draws.media:
+            # The one route that takes token ids with images; it says which tokens became of them.
+            body = {
+                "model": self.model,
+                "token_ids": draws.unexpanded,
+                "content_parts": [{"type": "image_url", "url": url} for url in draws.media],
+                "sampling_params": own | {"detokenize": False},
+                "return_token_ids": True,
+            }
+            answer = self.ask("/inference/v1/generate", body)
+            self.same_prompt(draws, answer.get("prompt_token_ids"))
+        else:
+            more = {"return_token_ids": True, "return_weight_versions": True}
+            answer = self.ask("/v1/completions", {"model": self.model, "prompt": draws.prompt, **own, **more})
+        choices = answer.get("choices", [])
         found = {choice.get("index"): choice for choice in choices}
         if sorted(found) != list(range(draws.number)) or len(choices) != draws.number:
             raise RolloutError(
@@ -253,7 +301,7 @@ class VLLM(Server):
             self.checked(
                 draws,
                 found[index].get("token_ids") or [],
-                (found[index].get("logprobs") or {}).get("token_logprobs") or [],
+                _logps(found[index].get("logprobs") or {}),
                 found[index].get("finish_reason"),
             )
             for index in range(draws.number)
@@ -323,20 +371,23 @@ class SGLang(Server):
             "max_new_tokens": draws.max_new_tokens,
             "temperature": draws.temperature,
             **_WHOLE,
+            **draws.biases,
             "stop_token_ids": list(draws.end_ids),
             "skip_special_tokens": False,
         }
+        prompt = draws.unexpanded if draws.media else draws.prompt
         if self._seeded:
-            prompts: list[Any] = [draws.prompt] * draws.number
+            prompts: list[Any] = [prompt] * draws.number
             sampling: Any = [{**own, "n": 1, "sampling_seed": draws.seed + index} for index in range(draws.number)]
         else:
             # One request, of which the server computes the prompt once.
-            prompts, sampling = draws.prompt, {**own, "n": draws.number, "sampling_seed": draws.seed}
+            prompts, sampling = [prompt] if draws.media else prompt, {**own, "n": draws.number, "sampling_seed": draws.seed}
         body = {
             "input_ids": prompts,
             "sampling_params": sampling,
             "return_logprob": True,
             **({} if self._adapter is None else {"lora_path": self._adapter}),
+            **({"media_data": [draws.media] * len(prompts), "return_prompt_token_ids": True} if draws.media else {}),
         }
         answers = self.ask("/generate", body)
         answers = answers if isinstance(answers, list) else [answers]
@@ -349,6 +400,8 @@ class SGLang(Server):
         whole = meta.get("weight_version")
         theirs = _texts(meta.get("weight_versions") or []) | (set() if whole is None else {str(whole)})
         self.same_weights(theirs or None, version)
+        if draws.media:
+            self.same_prompt(draws, answer.get("prompt_token_ids"))
         pairs = meta.get("output_token_logprobs") or []
         return self.checked(
             draws, [pair[1] for pair in pairs], [pair[0] for pair in pairs], (meta.get("finish_reason") or {}).get("type")
@@ -384,6 +437,11 @@ def _numbers(version: str) -> tuple[int, ...]:
             break
         found.append(int(digits))
     return tuple(found)
+
+
+def _logps(given: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the log-probabilities in a choice of vLLM's, as either of its routes has them."""
+    return given.get("token_logprobs") or [token["logprob"] for token in given.get("content") or ()]
 
 
 def _texts(spans: Any) -> set[str]:
