@@ -91,8 +91,8 @@ def check_prompt_media(s: Any, *stores: Any) -> None:
     if own.sampler != "transformers":
         if any("audio" in store.media_kinds for store in stores if store is not None):
             raise SettingsError(
-                f"sampler={own.sampler} and prompts with audio: servers are given images here, and no audio. Leave sampler out, "
-                "so that the trained model itself samples."
+                f"sampler={own.sampler} and prompts with audio: servers are given images here, and no audio. Leave sampler "
+                "out, so that the trained model itself samples."
             )
         if s.parts.beside:
             _check_served_parts(s)
