@@ -1,4 +1,4 @@
-"""Value of a row that stands for an image or audio (path, URI, bytes, struct, decoded) → `Media`."""
+"""Value of a row that stands for an image or audio, as a file, bytes or decoded → `Media`."""
 
 import base64
 import binascii
@@ -32,7 +32,7 @@ _EXAMPLES: dict[Kind, str] = {"image": "data:image/png;base64,", "audio": "data:
 
 
 def media_of(place: str, field: str, value: Any, kind: Kind = "image") -> Media:
-    """Read an image or audio: a path, a `file://` or `data:` URI, bytes, a struct, or what is decoded.
+    """Read an image or audio: a path, a `file://` or `data:` URI, bytes, a struct, or decoded.
 
     A struct is `{"bytes": ..., "path": ...}`, whose bytes win. Decoded are a PIL image, and audio as
     `{"array": float[N], "sampling_rate": ...}`. The path is as the row has it; `placed` makes it absolute. No file is opened.

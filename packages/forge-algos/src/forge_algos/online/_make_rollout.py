@@ -261,7 +261,7 @@ def _media_named(messages: Any) -> str:
 
 def _with_media(media: Sequence[MediaOf] | None, chosen: Sequence[int]) -> dict[str, Any]:
     """Return the argument of a sampler for the images of prompts; {} where none has any."""
-    return {} if media is None else {"images": [media[i] for i in chosen]}
+    return {} if media is None else {"media": [media[i] for i in chosen]}
 
 
 def _score(

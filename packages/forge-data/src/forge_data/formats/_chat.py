@@ -49,7 +49,7 @@ def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0, *,
 def messages_with_media(
     row: Mapping[str, Any], field: str, *, place: str = "row", directory: str | None = None
 ) -> tuple[list[Message], tuple[Media, ...]]:
-    """Read the messages in a field of a row, and their images and audio, as `prepare` reads them.
+    """Read the messages in a field of a row, and their media, as `prepare` reads them.
 
     They are parts of contents, or in the columns `images`, `image`, `audios` or `audio`. A content with some becomes a list of
     parts, such as `{"type": "image"}`, which a chat template takes; `MediaInputs.prompt` takes the media.
@@ -152,7 +152,7 @@ def _split(part: dict[str, str], kind: Kind) -> list[dict[str, str]]:
 
 
 def _before_user(place: str, messages: list[Message], given: list[Media]) -> list[Message]:
-    """Return messages with all media of a kind before the first user's text, behind those of other kinds."""
+    """Return messages with all media of a kind before the first user's text, behind others."""
     first, kind = next((index for index, message in enumerate(messages) if message["role"] == "user"), None), given[0].kind
     if first is None:
         raise DataError(f"{place}: field {given[0].field} is {ONE[kind]}, and no message is of the user; say where it stands")

@@ -176,7 +176,7 @@ def _content(
 
 
 def joined_parts(parts: list[dict[str, str]]) -> str | list[dict[str, str]]:
-    """Make a content of its parts, such as `{"type": "image"}`; a string where all of them are text."""
+    """Make a content of its parts, such as `{"type": "image"}`; a string where all are text."""
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
     content: list[dict[str, str]] = []
@@ -238,7 +238,7 @@ _TEXT = '{"type": "text", "text": ...}'
 
 
 def _medium(place: str, field: str, part: dict[str, Any], kind: Kind) -> Media:
-    """Read a part that is an image or audio; one that does not say which has neither path nor bytes."""
+    """Read a part that is an image or audio; one that does not say which has no path, no bytes."""
     names = _WHICH[kind]
     if extra := unread(part, ("type", *names)):
         raise DataError(

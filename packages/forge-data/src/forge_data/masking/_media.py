@@ -13,7 +13,7 @@ from forge_data.masking._loss_mask import Span
 
 
 def placeholders(rendered: RenderedChat, known: Mapping[Kind, str], place: str, template: str) -> int:
-    """Count the placeholders of a text: one for each medium of its messages, each written by the template.
+    """Count the placeholders of a text: one for each medium, each written by the template.
 
     Args:
         rendered: the text, and what wrote it.

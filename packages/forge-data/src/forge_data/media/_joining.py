@@ -1,4 +1,4 @@
-"""Arrays of a processor for media of several texts ↔ those of each: how they are joined and padded."""
+"""Arrays of a processor for media of several texts ↔ those of each: joined and padded."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple

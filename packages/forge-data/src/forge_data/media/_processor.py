@@ -248,7 +248,7 @@ class ModelProcessor:
     def arrays(
         self, media: "Sequence[Decoded]", place: str, ids: "NDArray[Any] | None" = None, text: str | None = None
     ) -> "dict[str, NDArray[Any]]":
-        """Make the arrays of the media of one text, as the processor does: pixels, sizes, spectrograms, ...
+        """Make the arrays of the media of one text, as the processor does: pixels, spectrograms, ...
 
         Args:
             media: of the text, in order.

@@ -1,4 +1,4 @@
-"""File or bytes of a medium → pixels, upright and in colours, or samples of audio; and the bytes' SHA-256."""
+"""File or bytes of a medium → its upright pixels or audio samples, and the bytes' SHA-256."""
 
 import base64
 import hashlib
@@ -42,9 +42,9 @@ def read_image(medium: Media, place: str, lost: list[str] | None = None) -> "tup
 
 
 def read_audio(medium: Media, place: str, sampling_rate: int) -> "tuple[NDArray[np.float32], str]":
-    """Decode audio as transformers' `load_audio` does with soundfile: float32[N], with the SHA-256 of its bytes.
+    """Decode audio as transformers' `load_audio` does with soundfile: float32[N].
 
-    Channels are averaged, and it is resampled by soxr.
+    It comes with the SHA-256 of its bytes. Channels are averaged, and it is resampled by soxr.
 
     Args:
         medium: the clip; where it has a `sha256`, its bytes must still have it.
@@ -104,7 +104,7 @@ def sha256_of(medium: Media) -> str | None:
 
 
 def thumbnail(medium: Media) -> bytes | None:
-    """Return a small JPEG of an image as the model sees it; None where its file changed, or it is audio."""
+    """Return a small JPEG of an image as the model sees it; None of audio, or a changed file."""
     if medium.kind != "image":
         return None
     try:

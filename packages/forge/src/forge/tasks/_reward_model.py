@@ -39,7 +39,7 @@ def check_reward_media(path: str) -> None:
 
 def reward_model(run: Run, path: str) -> forge_algos.online.RewardModel:
     """Load a reward model, whole on each rank, since ranks score different completions."""
-    dtype, media = run.machine.dtype(run.settings.device.dtype).value, getattr(run.train, "images", None) is not None
+    dtype, media = run.machine.dtype(run.settings.device.dtype).value, getattr(run.train, "media", None) is not None
     model: Any = forge_dist.load_trained(
         path,
         dtype=dtype,

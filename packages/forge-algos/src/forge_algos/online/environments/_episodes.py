@@ -227,9 +227,7 @@ class _Played:
         own = self._settings
         rooms = [own.max_new_tokens - episode.tokens for episode in episodes]
         options = draw_options(own)
-        options |= {"num_generations": 1} | (
-            {"images": [episode.media_now() for episode in episodes]} if self._pictured else {}
-        )
+        options |= {"num_generations": 1} | ({"media": [episode.media_now() for episode in episodes]} if self._pictured else {})
         made = self._sampler.sample(
             [episode.context() for episode in episodes],
             **options,
