@@ -208,7 +208,7 @@ class Stub:
         prompts = body["input_ids"] if several else [body["input_ids"]]
         sampling = body["sampling_params"]
         sampling = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
-        given = [self.expanded(*each) for each in zip(prompts, body["media_data"], strict=True)] if "media_data" in body else []
+        given = [self.expanded(*each) for each in zip(prompts, body["image_data"], strict=True)] if "image_data" in body else []
         # A seed counts where it draws by seeds alone, and is that of all completions of a request.
         found = [
             self.generated(model, *each, own, own["sampling_seed"] if self.fault == "seeded" else next(self.requests))

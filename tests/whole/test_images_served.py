@@ -79,7 +79,7 @@ def check_asked(stub: Stub) -> None:
     """Requests with images have the fields of the released servers' sources."""
     known = KNOWN[stub.kind]
     route = "/inference/v1/generate" if stub.kind == "vllm" else "/generate"
-    bodies = [body for _, asked, body in stub.asked if asked == route and ("content_parts" in body or "media_data" in body)]
+    bodies = [body for _, asked, body in stub.asked if asked == route and ("content_parts" in body or "image_data" in body)]
     assert bodies
     for body in bodies:
         assert set(body) <= set(known["routes"][f"POST {route}"]["fields"])

@@ -387,7 +387,7 @@ class SGLang(Server):
             "sampling_params": sampling,
             "return_logprob": True,
             **({} if self._adapter is None else {"lora_path": self._adapter}),
-            **({"media_data": [draws.media] * len(prompts), "return_prompt_token_ids": True} if draws.media else {}),
+            **({"image_data": [draws.media] * len(prompts), "return_prompt_token_ids": True} if draws.media else {}),
         }
         answers = self.ask("/generate", body)
         answers = answers if isinstance(answers, list) else [answers]
