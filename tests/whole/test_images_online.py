@@ -458,8 +458,7 @@ def test_the_memory_plan(given: dict[str, Any], tmp_path: Path, monkeypatch: pyt
             "env=collections:OrderedDict and prompts with images.*Reward completions by",
         ),
         ("ppo", {"reward_model_path": "MODEL"}, "reward_model_path and prompts with images.*Reward completions by functions"),
-        ("sdft", {}, r"prompts\.jsonl:1: field prompt\[0\].* only text is trained here: forge sft"),
-        ("grpo", {"data_path": "TEXT"}, r"text\.jsonl:2: its prompt has '<img>' in a text, .* take it out of the text"),
+        ("grpo", {"data_path": "TEXT"}, r"text\.jsonl:2: its prompt has '<img>' in its text, .* take it out of the text"),
     ],
 )
 def test_what_cannot_have_images(
@@ -473,8 +472,6 @@ def test_what_cannot_have_images(
     files = {"MODEL": given["model_path"], "TEXT": str(Path(given["data_path"]).with_name("text.jsonl"))}
     write_rows(Path(files["TEXT"]), rows)
     settings = given | OWN.get(verb, {}) | {name: files.get(each, each) for name, each in more.items()}
-    if verb == "sdft":
-        settings = {name: each for name, each in settings.items() if name not in ("reward", "num_iterations")}
     with pytest.raises((forge.ForgeError, forge_data.ForgeDataError), match=refusal) as caught:
         getattr(forge, verb)(**settings, ckpt_output_dir=tmp_path / "run")
     assert caught.value.exit_status == 2

@@ -30,7 +30,7 @@ _MEDIA = ("image", "path", "url", "base64", "image_url")
 """Fields of a part that is an image, one of which says which."""
 _NOT_TRAINED = {"video": "video", "video_url": "video", "audio": "audio", "audio_url": "audio", "input_audio": "audio"}
 MEDIA_ELSEWHERE = (
-    "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto, reward, grpo, rloo and ppo train images "
+    "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto, reward, grpo, rloo, ppo and sdft train images "
     "(prepare with media=True, or --media)"
 )
 """Why an image is refused by those that do not train it."""

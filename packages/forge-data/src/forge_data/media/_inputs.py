@@ -111,6 +111,11 @@ class MediaInputs:
         return found
 
     @property
+    def placeholder(self) -> str:
+        """What a chat template writes for an image, in whose place the processor puts its tokens."""
+        return self._processor.placeholder
+
+    @property
     def token_ids(self) -> frozenset[int]:
         """Tokens that the model takes for parts of an image, a video or a sound; no answer has one."""
         return self._processor.token_ids | self._processor.other_token_ids
