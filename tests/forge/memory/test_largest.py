@@ -28,6 +28,6 @@ def test_images_that_are_padded_to_the_largest(pads: bool, monkeypatch: pytest.M
         places=lambda row: int(plan.lengths[row].sum()),
     )
     monkeypatch.setattr(_largest, "pads_media", lambda *_: pads)
-    planned: Any = SimpleNamespace(media=True, settings=None, tokenizer=None, plan=plan, train=train)
+    planned: Any = SimpleNamespace(media=True, media_rows=None, settings=None, tokenizer=None, plan=plan, train=train)
     found = [row.tolist() for row, _ in _largest.largest_micro_batches(planned)]
     assert found == (rows if pads else rows[:1])

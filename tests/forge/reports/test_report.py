@@ -96,6 +96,8 @@ def make_run(root: Path, words: str = "plain", *, steps: int = 3, seed: int = 42
         *([{"event": ending, "text": words}] if ending else []),
     ]  # fmt: skip
     lines = [{"time": at.format(n), "step": n % 4, **event} for n, event in enumerate(events)]
+    parts = {"event": "parts", "text": words, "weights": {"language_model": 0, "vision_tower": 11496}}
+    lines.insert(4, {"time": at.format(3), "step": 0, **parts})
     (root / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     answers = [
         {"step": step, "prompt": [{"role": "user", "content": words}], "answer": f"{step} {words}"} for step in (0, 2, 3)
@@ -137,6 +139,7 @@ def test_the_page_says_what_the_run_wrote(tmp_path: Path, capsys: pytest.Capture
         "learning_rate 0.0002 forge: the default with adapter=lora",
         "Held-out loss 1.7523 from 3.1057, least 1.5101 after step 2",
         "trains 1 of 2; layers 1 of 2",
+        "Weights that train language model frozen, vision tower 11,496",
         "47.0 % of the places",
         "divided over 2 ranks",
         "at step 0",

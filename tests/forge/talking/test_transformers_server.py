@@ -22,6 +22,32 @@ manager.force_model = "/runs/first/export"  # as given at the start, which would
 client = TestClient(build_server(manager, *[None] * 6))
 json.dump(client.get("/v1/models").json(), sys.stdout)
 """
+_BAD = """
+import json, sys
+from types import SimpleNamespace
+from fastapi.testclient import TestClient
+from forge.talking._transformers_server import refuse_bad_requests
+from transformers.cli.serving import server
+from transformers.cli.serving.chat_completion import ChatCompletionHandler
+
+def apply_chat_template(*_, **__):
+    raise ValueError("2 tokens of images, 1 image")
+
+class Handler(ChatCompletionHandler):
+    def __init__(self):
+        self.model_manager = SimpleNamespace(get_model_modality=lambda *_, **__: SimpleNamespace(value="VLM"))
+        self.generation_state = SimpleNamespace(use_continuous_batching=lambda *_: False, get_manager=lambda *_, **__: None)
+        self.chat_template_kwargs = {}
+    def _resolve_model(self, body):
+        return "m", None, SimpleNamespace(apply_chat_template=apply_chat_template)
+
+refuse_bad_requests()
+client = TestClient(server.build_server(None, Handler(), *[None] * 5))
+part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,@@@"}}
+asked = [{}, {"messages": [{"role": "user", "content": [part]}]}, {"messages": [{"role": "user", "content": "hi"}]}]
+found = [client.post("/v1/chat/completions", json=each) for each in asked]
+json.dump([(each.status_code, each.json()["error"]["message"]) for each in found], sys.stdout)
+"""
 
 
 @pytest.mark.slow
@@ -33,3 +59,16 @@ def test_the_served_model_is_listed_without_a_cache(tmp_path: Path, monkeypatch:
     answer = json.loads(done.stdout)
     assert answer["object"] == "list"
     assert [(model["id"], model["object"]) for model in answer["data"]] == [("/runs/first/export", "model")]
+
+
+@pytest.mark.slow
+def test_bad_requests_are_answered_with_what_is_wrong() -> None:
+    """Status 400 and OpenAI's error object, where transformers' server answers 500."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("PIL")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _BAD], capture_output=True, text=True, check=True)
+    (none, image, text) = json.loads(done.stdout)
+    assert none == [400, "messages: nothing came; give a list of messages"]
+    assert image[0] == text[0] == 400
+    assert image[1].startswith("messages[0].content[0].image_url: 'data:image/png;base64,@@@' is no image that can be read")
+    assert text[1] == "messages: this model's template and processor cannot read it: 2 tokens of images, 1 image"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, strategies as st
 
-from forge.tasks._fullest_rows import Update, with_keys
+from forge.tasks._fullest_rows import Update, fullest_lines, with_keys
+from forge_algos.online.updates._divide import divide_shards
 
 
 def update_of(prompt_tokens: list[tuple[int, ...]], **more: object) -> Update:
@@ -76,3 +77,27 @@ def test_short_completions_fill_a_row_behind_the_prompts_that_add_up_to_it() -> 
     assert max(row.tokens for row in taught) == (41 + 40 + 2) + (40 + 41 + 2)
     repeated = update_of([(10,), (9,)], each=4, max_new_tokens=1, max_tokens=31, shares=False).fullest()
     assert max(row.tokens for row in repeated) == 31
+
+
+@given(st.data(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 12), st.integers(0, 200), st.integers(1, 2))
+def test_no_division_into_lines_has_more_places(
+    data: st.DataObject, prompts: int, each: int, new: int, spare: int, ranks: int
+) -> None:
+    """Nor more tokens of images, nor of completions, where every completion has the same length."""
+    tokens = np.array(data.draw(st.lists(st.integers(1, 40), min_size=prompts, max_size=prompts)))
+    images = np.array([data.draw(st.integers(0, each)) for each in tokens.tolist()])
+    owner, own = np.repeat(np.arange(prompts), each), np.full(prompts * each, new)
+    most = int(tokens.max()) + new + spare
+    shards = divide_shards(
+        np.arange(len(owner)), owner, tokens[owner], own, max_tokens=most, data_parallel_size=ranks, share_prompts=False,
+        layout="lines",
+    )  # fmt: skip
+    update = {"groups": prompts, "each": each, "max_new_tokens": new, "max_tokens": most, "ranks": ranks}
+    for shuffled in (False, True):
+        found = fullest_lines(tokens, images, **update, shuffled=shuffled)
+        assert all(row.tokens <= most for row in found)
+        for row in (row for shard in shards for row in shard if len(row)):
+            taken = owner[row]
+            assert len(row) * int((tokens[taken] + new).max()) <= max(each.tokens for each in found)
+            assert int(images[taken].sum()) <= max(int(images[each.prompts].sum()) for each in found)
+            assert len(row) * new <= max(int(each.lengths.sum()) for each in found)

@@ -10,8 +10,8 @@ import pytest
 
 import forge_algos
 import forge_packing
-from forge.tasks import _rollouts
-from forge.tasks._rollouts import RehearsedRollouts
+from forge.tasks import _rehearsed_rollouts
+from forge.tasks._rehearsed_rollouts import RehearsedRollouts
 from forge.tasks._sharing import Sharing
 
 SYSTEM = np.arange(100, 200)
@@ -35,7 +35,7 @@ def rehearsed(
         batch=lambda rows: [SimpleNamespace(input_ids=prompts[row], prompt="", columns={}) for row in rows],
     )
     plan = forge_packing.plan(lengths, batch_size=len(prompts), max_tokens=most)
-    monkeypatch.setattr(_rollouts, "sharing", lambda _: sharing)
+    monkeypatch.setattr(_rehearsed_rollouts, "sharing", lambda _: sharing)
     run: Any = SimpleNamespace(settings=settings, train=train, plan=plan)
     return RehearsedRollouts(run, forge_algos.GRPO(objective))
 

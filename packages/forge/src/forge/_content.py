@@ -15,6 +15,9 @@ def content_text(content: Any) -> str:
     if not isinstance(content, list):
         return str(content)
     parts = [part for part in content if isinstance(part, dict)]
-    return "".join(
-        f"[{os.path.basename(str(part['image']))}] " if "image" in part else str(part.get("text", "")) for part in parts
-    )
+    return "".join(f"[{_name(part['image'])}] " if "image" in part else str(part.get("text", "")) for part in parts)
+
+
+def _name(medium: Any) -> str:
+    """Return the name of an image's file; of one that a row holds as bytes there is none."""
+    return os.path.basename(medium) if isinstance(medium, str) else "image"

@@ -67,7 +67,7 @@ def pack_media(
     least, more = made_up_lengths(model)
     first, second = documents[:2]
     pair = longer(first, max(least - len(first.input_ids), 0) + 3), longer(second, max(more - len(second.input_ids), 0))
-    ways: tuple[Way, ...] = (*(("bounds", "positions") if packing else ()), *(() if _has_experts(model) else ("lines",)))
+    ways: tuple[Way, ...] = (*(("bounds", "positions") if packing else ()), *(() if has_experts(model) else ("lines",)))
     for way in ways:
         if way == "lines" and go_by_lines(model, torch.as_tensor(np.asarray(first.input_ids, np.int64)), first.inputs):
             problem += ("; " if problem else "") + "in lines, positions go by the images of the lines before"
@@ -122,7 +122,8 @@ def require_media(
     _require(model, what, with_and_without_autocast(problem_of, autocast), device, "Take a model of text and images")
 
 
-def _has_experts(model: nn.Module) -> bool:
+def has_experts(model: nn.Module) -> bool:
+    """Return whether a model is a mixture of experts."""
     return any(name.endswith("experts") for name, _ in causal_model(model).named_modules())
 
 
@@ -155,13 +156,13 @@ def require_image_attention(
     def problem_of(model: nn.Module, device: torch.device) -> str | None:
         ours = cache(partial(_alone, model, document, device))
         with Compare(model, decides(model)) as compare:
-            _set_attention(causal, "eager")
+            set_attention(causal, "eager")
             try:
                 plain = _alone(model, document, device)
                 with _changed_token(model, document) as earlier:
                     changed = _alone(model, document, device)
             finally:
-                _set_attention(causal, own)
+                set_attention(causal, own)
             moved = bool(earlier) and bool((changed - plain)[list(earlier)].abs().max() > 1e-3 * plain.abs().max())
             if not compare.holds(lambda: not moved):
                 return "lets the tokens of an image see those behind them, and this attention is causal"
@@ -214,14 +215,14 @@ def unreached_by_images(
 
 
 def _alone(model: nn.Module, document: MediaDocument, device: torch.device) -> torch.Tensor:
-    return _run(model, [_on(device, document)], [document.inputs])
+    return run_documents(model, [_on(device, document)], [document.inputs])
 
 
 def _on(device: torch.device, document: MediaDocument) -> torch.Tensor:
     return torch.tensor(np.asarray(document.input_ids), dtype=torch.int64, device=device)
 
 
-def _set_attention(causal: Any, name: str | None) -> None:
+def set_attention(causal: Any, name: str | None) -> None:
     """Set the attention of the language part, and the one that a model names as a whole."""
     config = causal.config
     text = config.get_text_config()
@@ -298,7 +299,7 @@ def _problem(
     ends = np.cumsum([0, *map(len, ids)]).tolist()
     places = [list(range(start, stop)) for start, stop in pairwise(ends)]
 
-    packed = cache(partial(_run, model, ids, media))
+    packed = cache(partial(run_documents, model, ids, media))
     with Compare(model, decides(model)) as compare:
         for at, name in ((1, "the first of two"), (3, "the second of two"), (2, "text between two")):
             alone, inside = cache(partial(_plain_forward, model, row[at], device)), _media_places(row[at])
@@ -311,7 +312,7 @@ def _problem(
                 )
             ):
                 return f"{name} comes out otherwise than alone"
-        other = partial(_run, model, [ids[0], changed, *ids[2:]], media)
+        other = partial(run_documents, model, [ids[0], changed, *ids[2:]], media)
         if not compare.equal(lambda: packed()[places[3]], lambda: other()[places[3]]):
             return "the second of two changes with the first"
     return None
@@ -324,7 +325,7 @@ def _plain_forward(model: nn.Module, document: MediaDocument, device: torch.devi
     return batch_hidden_states(model, inputs | {"attention_mask": torch.ones_like(ids)[None]})[0]
 
 
-def _run(model: nn.Module, documents: Sequence[torch.Tensor], media: Sequence[MediaInputs]) -> torch.Tensor:
+def run_documents(model: nn.Module, documents: Sequence[torch.Tensor], media: Sequence[MediaInputs]) -> torch.Tensor:
     """Run documents in one row; returns hidden states (or logits) float[T, D]."""
     lengths = [len(document) for document in documents]
     ids, boundaries = torch.cat(list(documents)), [0, *np.cumsum(lengths).tolist()]

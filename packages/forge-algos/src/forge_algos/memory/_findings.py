@@ -12,6 +12,7 @@ from torch import nn
 
 from forge_algos._modules import attention_of, causal_model
 from forge_algos.batches import _media
+from forge_algos.batches._media import Way
 from forge_algos.heads import _head, _packable
 from forge_algos.isolation import _alone, _isolation, _layers, _prompt_sharing
 
@@ -42,12 +43,12 @@ def adopt_findings(
     _prompt_sharing.assume(model, share=share, why=why, device=device)
 
 
-def pass_for_probed(model: nn.Module, *, device: torch.device) -> None:
+def pass_for_probed(model: nn.Module, *, device: torch.device, media_way: Way | None = None) -> None:
     """Let the outermost module `model` pass for one whose documents were found to stay apart."""
     causal = causal_model(model)
     for module in (model, causal):
         # Where rows of text run alone, several documents with images are laid out in lines.
-        _media.set_packed(module, "lines" if _alone.runs_alone(causal) else "bounds")
+        _media.set_packed(module, media_way or ("lines" if _alone.runs_alone(causal) else "bounds"))
         _isolation._passed[module] = _packable._passed[module] = attention_of(causal), device
     if causal not in _head._assumed:
         _head.assume(causal, "chunked", "assumed: no small model of its configuration can be made")

@@ -15,10 +15,12 @@ from forge_algos._errors import RehearsalError
 from forge_algos._modules import head, keep_blocks, repeated_blocks, trainable
 from forge_algos._parallel import ALONE, Alone
 from forge_algos.adaptations.base._adaptation import Adaptation
+from forge_algos.batches._media import MediaInputs, Way
 from forge_algos.heads._media import MediaDocument, unreached_by_images
 from forge_algos.memory._fake import fake_mode, without_data, without_launches
 from forge_algos.memory._findings import adopt_findings, pass_for_probed
 from forge_algos.memory._gathered import Gathered
+from forge_algos.memory._media_rows import ExpectedRows, expected_media_rows
 from forge_algos.memory._tracker import Peak, Products, Tracker
 from forge_algos.objectives import Objective
 from forge_algos.optimizers._schedules import schedule
@@ -58,6 +60,9 @@ class Rehearsal:
     time is not counted."""
     shares: Mapping[str, int] = attrs.field(factory=dict)
     """Part of the memory → how many ranks divide it: the worst moment is that of one of them. Parts are given whole."""
+    media_way: Way | None = None
+    """How rows with images hold several documents, as `media_rows` has it; None: packed, or in lines where rows of text run
+    alone."""
     check: Callable[[], None] | None = None
     """Called before each kernel of a step or an evaluation; what it raises ends that."""
     _mode: Any = attrs.field(factory=fake_mode, init=False)
@@ -107,7 +112,7 @@ class Rehearsal:
     def placed(self, model: nn.Module) -> nn.Module:
         """Put an adapted outline on the device, without data, for an optimizer to be made."""
         without_data(model, self._mode, self.device)
-        pass_for_probed(model, device=self.device)
+        pass_for_probed(model, device=self.device, media_way=self.media_way)
         return model
 
     def unreached(self, model: nn.Module, document: MediaDocument) -> list[str]:
@@ -118,6 +123,22 @@ class Rehearsal:
         """
         with _explained(), without_launches(), torch.random.fork_rng(devices=[]), Tracker():
             return unreached_by_images(model, document, device=self.device, autocast=self.autocast)
+
+    def media_rows(
+        self,
+        model: nn.Module,
+        documents: Sequence[MediaDocument],
+        *,
+        packing: bool,
+        join: Callable[[Sequence[MediaInputs]], Sequence[MediaInputs]] = list,
+    ) -> ExpectedRows:
+        """Return what `expected_media_rows` does, of a placed model.
+
+        Raises:
+            RehearsalError: it needs values.
+        """
+        with _explained(), without_launches(), torch.random.fork_rng(devices=[]), Tracker():
+            return expected_media_rows(model, documents, device=self.device, packing=packing, join=join)
 
     def step(
         self,

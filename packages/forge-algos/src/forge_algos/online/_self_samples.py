@@ -1,6 +1,7 @@
 """Prompts of a student and its teacher → the student's own completions, and batches of both."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -11,8 +12,11 @@ from forge_algos._gather import gather, share_of
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.batches._taught import TaughtBatch
 from forge_algos.online._prompts import check_completions
+from forge_algos.online.sampling._media_rows import MediaOf
 from forge_algos.online.sampling._sampler import Sampler, draw_options
 from forge_algos.online.updates._collate import Collate
+from forge_algos.online.updates._divide import Layout
+from forge_algos.online.updates._media import JoinMedia
 from forge_algos.online.updates._updates import beginnings_of, packed, token_places, update_indices
 from forge_algos.settings._self_distill import SDFTSettings
 
@@ -44,6 +48,7 @@ def sample_self(
     seed: int,
     parallel: Parallel = ALONE,
     rank: int | None = None,
+    media: Sequence[MediaOf] | None = None,
 ) -> SelfSamples:
     """Sample the student's completions; each data shard its share, and every rank gets all.
 
@@ -55,6 +60,7 @@ def sample_self(
         seed: where all random numbers come from.
         parallel: the ranks.
         rank: number of this rank's data shard; `parallel`'s own by default.
+        media: of each prompt, as the sampler takes them.
 
     Raises:
         RolloutError: no prompt, prompts that are not two for each row, or a sampler that gives something else.
@@ -64,12 +70,15 @@ def sample_self(
     shard = parallel.data_parallel_rank if rank is None else rank
     each, share = settings.num_generations, share_of(len(prompts), shard, parallel.data_parallel_size)
     chosen = range(len(prompts))[share]
+    # Of a sampler that has images; others need not know the argument.
+    pictures: dict[str, Any] = {} if media is None else {"images": [media[i] for i in chosen]}
     made = sampler.sample(
         [prompts[i] for i in chosen],
         max_new_tokens=settings.max_new_tokens,
         **draw_options(settings),
         seed=seed,
         numbers=chosen,
+        **pictures,
     )
     check_completions(made, len(chosen) * each, settings.max_new_tokens)
     lengths = gather([len(completion.ids) for completion in made], parallel, shard).astype(np.int64)
@@ -94,6 +103,9 @@ def taught_batches(
     collate: Collate | None = None,
     parallel: Parallel = ALONE,
     rank: int | None = None,
+    media: tuple[Sequence[MediaOf], Sequence[MediaOf]] | None = None,
+    join_media: JoinMedia = list,
+    layout: Layout = "packed",
 ) -> list[TaughtBatch]:
     """Divide samples into micro-batches of one step, equally many on every data shard.
 
@@ -107,6 +119,9 @@ def taught_batches(
         collate: as `rollout_batches` takes it.
         parallel: the ranks.
         rank: number of this rank's data shard; `parallel`'s own by default.
+        media: those of each prompt, as the student is asked and as the teacher is; prompts are not shared then.
+        join_media: as `rollout_batches` takes it.
+        layout: as `rollout_batches` takes it.
 
     Raises:
         RolloutError: a completion with its longer prompt does not fit into `max_tokens`.
@@ -128,6 +143,7 @@ def taught_batches(
         data_parallel_size=parallel.data_parallel_size,
         share_prompts=share_prompts,
         beginnings=beginnings_of(samples.prompt_ids, samples.teacher_ids, least_prefix=least_prefix, collate=collate),
+        layout=layout,
     )
     starts = np.append(0, lengths.cumsum())
     inside = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
@@ -142,8 +158,10 @@ def taught_batches(
                 share_prompts=share_prompts,
                 collate=collate,
                 max_tokens=max_tokens,
+                media=pictures,
+                join_media=join_media,
             )
-            for prompts in (samples.prompt_ids, samples.teacher_ids)
+            for prompts, pictures in zip((samples.prompt_ids, samples.teacher_ids), media or (None, None), strict=True)
         )
         own, teacher = rows
         kept = np.flatnonzero(inside[token_places(starts, indices)] >= skip_tokens)

@@ -130,6 +130,11 @@ class MediaInputs:
         return found
 
     @property
+    def placeholders(self) -> tuple[str, ...]:
+        """What a chat template writes for a medium of each kind, in whose place the processor puts its tokens."""
+        return tuple(self._processor.placeholders.values())
+
+    @property
     def token_ids(self) -> frozenset[int]:
         """Tokens that the model takes for parts of an image, a video or a sound; no answer has one."""
         return self._processor.token_ids | self._processor.other_token_ids

@@ -21,13 +21,15 @@ from forge._progress import Reporter
 from forge.memory._divided import Groups, divided, keeps_casts, shares
 from forge.memory._largest import largest_batch, largest_held_out, largest_micro_batch, largest_micro_batches
 from forge.memory._memory_plan import MemoryPlan
+from forge.memory._outline import outline_of
 from forge.memory._planned import Planned
 from forge.memory._target import Target
 from forge.tasks._base_kl import BaseDivergence
 from forge.tasks._media import media_documents, media_join, with_rehearsed_media
-from forge.tasks._parts import adapted_parts, freeze_unreached, loaded_parts
+from forge.tasks._parts import adapted_parts, freeze_unreached
 from forge.tasks._reference_logps import make_up_references
-from forge.tasks._rollouts import LOOKED_AT, RehearsedRollouts
+from forge.tasks._rehearsed_rollouts import RehearsedRollouts
+from forge.tasks._rollouts import LOOKED_AT
 from forge.tasks._task import Run
 from forge.tasks.items._items import Items
 from forge.tasks.items._prompts import Prompts
@@ -49,7 +51,9 @@ def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
         return _plan_of(bare, target)
     try:
         plan, note = _plan_of(bare, target), ""
-        if bare.planned.settings.packing.packing != "off" and media_join(bare.planned.settings):
+        if bare.planned.media_rows == "lines":
+            note = "samples with images are counted in padded lines: masks of this model show that they are not packed"
+        elif bare.planned.settings.packing.packing != "off" and media_join(bare.planned.settings):
             note = "samples with images are counted as packed, which not every model can be"
     except (forge_algos.RehearsalError, forge_accel.AttentionError) as error:
         # A run takes another attention than the one of a text where that cannot compute images (Mllama's queries of a text).
@@ -59,7 +63,7 @@ def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
 
 
 def _plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
-    planned = bare.planned
+    planned = bare.rows
     notes = [] if planned.draft is not None else ["no small model of its configuration could be probed: packing is assumed"]
     tried = []
     for worst, several in largest_micro_batches(planned):
@@ -139,6 +143,8 @@ class Rehearsed(NamedTuple):
     """Model without numbers, adapted and wrapped as the run's would be."""
 
     planned: Planned
+    rows: Planned
+    """The same with images read for its rows, and its plan of those."""
     rehearsal: Any
     model: Any
     optimizer: Any
@@ -170,10 +176,11 @@ class Rehearsed(NamedTuple):
             library_bytes=0 if target.elsewhere else machine.library_bytes(),
             gather_dtype=planned.gathers,
             shares=shares(planned),
+            media_way="lines" if planned.media_rows == "lines" else None,
             check=check,
         )
         check()
-        outline = _outline(planned, planned.model_path)
+        outline = outline_of(planned, planned.model_path)
         number = len(forge_algos.repeated_blocks(outline))
         model: Any = rehearsal.model(outline, planned.draft, packed=planned.packed, blocks=blocks)
         forge_algos.score_rows_at_once(model, machine.head_rows)
@@ -213,11 +220,11 @@ class Rehearsed(NamedTuple):
             placed,
             lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value),
         )
-        return cls(planned, rehearsal, model, optimizer, adaptation, [], weights, groups, number)
+        return cls(planned, _with_rows(planned), rehearsal, model, optimizer, adaptation, [], weights, groups, number)
 
     def with_plan(self, planned: Planned) -> Rehearsed:
         """Return it for another plan of steps."""
-        return self._replace(planned=planned)
+        return self._replace(planned=planned, rows=_with_rows(planned))
 
     def step(self, worst: Any, *, several: bool, first: bool) -> Any:
         """Rehearse a step on the largest micro-batch, after a small one where a rank has several."""
@@ -226,8 +233,8 @@ class Rehearsed(NamedTuple):
             if isinstance(source, RehearsedRollouts):
                 found = [self._step(source, batches, first=first) for batches in source.worst()]
                 return max(found, key=lambda peak: sum(size / peak.shares.get(part, 1) for part, size in peak.parts.items()))
-            plan, largest = getattr(source, "run", self.planned).plan, (worst, several)
-            if plan is not self.planned.plan:  # it shares nothing after all
+            plan, largest = getattr(source, "run", self.rows).plan, (worst, several)
+            if plan is not self.rows.plan:  # it shares nothing after all
                 largest = largest_micro_batch(plan)
             before = [items.batch([int(items.lengths.argmin())])] if largest[1] else []
             return self._step(source, [*before, largest_batch(plan, items, largest[0])], first=first)
@@ -253,7 +260,7 @@ class Rehearsed(NamedTuple):
         """Rehearse the measuring of the held-out rows of which most is computed."""
 
         def rehearse(source: Any, _: Any, held_out: Any) -> Any:
-            batch = largest_held_out(self.planned, held_out)
+            batch = largest_held_out(self.rows, held_out)
             return self.rehearsal.evaluation(
                 self.model, self.optimizer, batch, objective=lambda: source.objective, others=self.others
             )
@@ -291,7 +298,7 @@ class Rehearsed(NamedTuple):
 
     def _within(self, body: Callable[[Any, Items, Items | None], Any]) -> Any:
         """Call `body` with the run's step source, whose further models have no numbers either."""
-        planned, machine = self.planned, self.planned.machine
+        planned, machine = self.rows, self.planned.machine
         self.others.clear()
         for path in planned.task.text_readers(planned.settings).values():
             self.others.append(self.rehearsal.placed(_judge(planned, path)).requires_grad_(requires_grad=False))
@@ -321,8 +328,6 @@ class Rehearsed(NamedTuple):
                 identity=planned.identity,
                 optimizer=self.optimizer,
             )
-            if planned.media:
-                run = with_rehearsed_media(run)
             make_up_references(run)
             source: Any = planned.task.rehearsal_source(run)
             BaseDivergence(run)  # A second copy of the model is held beside it, where there is one.
@@ -331,7 +336,7 @@ class Rehearsed(NamedTuple):
     def _other(self, path: str | None) -> Any:
         """Return a further model without numbers; None is the model as the run begins."""
         planned = self.planned
-        outline = _outline(planned, path or planned.model_path, frozen=True, initial=path is None)
+        outline = outline_of(planned, path or planned.model_path, frozen=True, initial=path is None)
         found = self.rehearsal.model(outline, None, packed=planned.packed)
         if path is None and planned.settings.adapter.adapter_path is not None:
             with self.rehearsal.adapting():
@@ -372,6 +377,11 @@ class Derived(NamedTuple):
     def planned(self) -> Planned:
         """The run."""
         return self.fewer.planned
+
+    @property
+    def rows(self) -> Planned:
+        """The same with images read for its rows."""
+        return self.fewer.rows
 
     @property
     def groups(self) -> Groups:
@@ -423,25 +433,13 @@ class Derived(NamedTuple):
         return fewer + (self.fewer.blocks - _FEWER) * (more - fewer)
 
 
+def _with_rows(planned: Planned) -> Planned:
+    return with_rehearsed_media(planned, planned.media_rows) if planned.media else planned
+
+
 def one_rank() -> forge_dist.Ranks:
     """Return the ranks of one process, without a process group."""
     return forge_dist.Ranks(forge_dist.topology(forge_dist.LaunchSettings(), environ={}))
-
-
-def _outline(planned: Planned, path: str, *, frozen: bool = False, initial: bool = False) -> Any:
-    return forge_dist.outline_model(
-        forge_dist.LoadRequest(
-            model_path=path,
-            dtype=planned.dtype if planned.frozen or frozen else planned.weights,
-            attention=planned.attention.name,
-            attention_function=planned.attention.function,
-            task=planned.task.model_task(planned.settings),
-            # As it is loaded: float32 beside float32.
-            other_dtype=planned.dtype if (planned.media or planned.shown) and planned.dtype.itemsize == 4 else None,
-            trained=("language_model",) if frozen else loaded_parts(planned.settings),
-            **({} if frozen and not initial else planned.loading),
-        )
-    )
 
 
 def _judge(planned: Planned, path: str) -> Any:

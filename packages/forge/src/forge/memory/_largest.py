@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,8 @@ _VIRTUAL_AS = (1, 1 / 4, 1 / 16)
 def largest_micro_batches(planned: Planned) -> list[tuple[Any, bool]]:
     """Return the micro-batches that may take the most memory, each as `largest_micro_batch`."""
     s = planned.settings
+    if planned.media and planned.media_rows == "lines" and not isinstance(planned.train, Prompts):
+        return _largest_lines(planned.plan, planned.train)
     if planned.media and not isinstance(planned.train, Prompts):
         found = [largest_micro_batch(planned.plan), _most_media(planned, padded=False)]
         if pads_media(s, planned.tokenizer):
@@ -73,6 +76,54 @@ def _most_media(planned: Planned, *, padded: bool) -> tuple[Any, bool]:
     return max(((row, len(rows) > 1) for rows in each for row in rows), key=lambda found: size(found[0]))
 
 
+_NEARLY = 4
+"""Micro-batches with nearly the most of all that are rehearsed too."""
+
+
+def _largest_lines(plan: forge_packing.BatchPlan, items: Any) -> list[tuple[Any, bool]]:
+    """Return the micro-batches that may take the most, where rows with images are padded.
+
+    They have the most places, mask, tokens of images, learned tokens, and of all these together. Those of text are packed
+    beside them, each row under a mask of its own. The widest come first in a step, when
+    there are no gradients; so those that come later are looked at by themselves.
+    """
+    steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
+    each = [plan.micro_batches(step, rank) for step in steps for rank in range(plan.world_size)]
+    found = [(rows[0], False) for rows in each if len(rows)], [(row, True) for rows in each for row in rows[1:]]
+    return [row for part in found if part for row in _most_of_each(plan, items, part)]
+
+
+def _most_of_each(plan: forge_packing.BatchPlan, items: Any, found: list[tuple[Any, bool]]) -> list[tuple[Any, bool]]:
+    tokens = items.media_counts[:, 1]
+    sizes = [(plan.places(row), int(tokens[row].sum()), int(items.loss_counts[row].sum())) for row, _ in found]
+    # What these say is rough: of the first ones the micro-batches themselves are looked at.
+    together = _together(sizes)
+    chosen = sorted(range(len(found)), key=lambda at: -together[at])[:_COLLATED]
+    for by in range(len(sizes[0])):
+        chosen += sorted(range(len(found)), key=lambda at, by=by: -sizes[at][by])[: _COLLATED // 4]
+    chosen = list(dict.fromkeys(chosen))
+    features = [(*_places_and_mask(items.batch(found[at][0])), *sizes[at][1:]) for at in chosen]
+    together = _together(features)
+    best = {max(range(len(chosen)), key=lambda at, by=by: (features[at][by], together[at])) for by in range(len(features[0]))}
+    nearly = [int(at) for at in together.argsort()[::-1][:_NEARLY] if together[at] >= 0.95 * together.max()]
+    return [found[chosen[at]] for at in sorted({*best, *nearly})]
+
+
+def _together(sizes: Sequence[tuple[int, ...]]) -> Any:
+    """Return float[M], the sum of what each has of the most of each size."""
+    array = np.array(sizes)
+    return (array / np.maximum(array.max(axis=0), 1)).sum(axis=1)
+
+
+def _places_and_mask(batch: Any) -> tuple[int, int]:
+    """Return the places of the row that is learned, and those of its mask."""
+    row = next((getattr(batch, name) for name in ("completions", "groups") if hasattr(batch, name)), batch)
+    lengths = np.diff(row.cu_seqlens)
+    if getattr(row, "media_inputs", None) is None:
+        return int(lengths.sum()), int(lengths.sum()) ** 2
+    return len(lengths) * int(lengths.max()), len(lengths) * int(lengths.max()) ** 2
+
+
 def _lines(plan: forge_packing.BatchPlan, rows: Any) -> int:
     return len(rows) if plan.lines is None else int(plan.lines[rows].sum())
 
@@ -84,7 +135,9 @@ _COLLATED = 128
 def largest_batch(plan: forge_packing.BatchPlan, items: Items, worst: Any) -> Any:
     """Return the micro-batch of which most is computed, which need not be the largest."""
     batch = items.batch(worst)
-    if not (getattr(items, "share_prefix", False) or isinstance(items, Conversations)):
+    if getattr(items, "media_rows", "") == "lines" or not (
+        getattr(items, "share_prefix", False) or isinstance(items, Conversations)
+    ):
         return batch
     steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
     rows = [row for step in steps for rank in range(plan.world_size) for row in plan.micro_batches(step, rank)]

@@ -12,6 +12,7 @@ import forge_accel
 import forge_packing
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
+from forge.tasks.items._media import MediaRows
 
 SHARDED = ("fsdp2", "hsdp")
 """Strategies by PyTorch's `fully_shard`."""
@@ -46,6 +47,8 @@ class Planned:
     identity: Mapping[str, str]
     media: bool = False
     """Whether rows have images, which the parts beside the language compute on."""
+    media_rows: MediaRows | None = None
+    """How rows hold samples with images; None where that is known of the loaded model alone."""
     shown: bool = False
     """Whether `eval_prompts` have some."""
 

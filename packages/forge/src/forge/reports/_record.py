@@ -24,7 +24,7 @@ from forge.settings._recipe import origins_in, values_in
 _STARTS = ("started", "resumed")
 _ENDINGS = ("finished", "preempted", "interrupted", "failed")
 # What was found out before the first step stands in sections of its own.
-SETUP = ("machine", "read", "data", "planned", "adapted")
+SETUP = ("machine", "read", "data", "planned", "adapted", "parts")
 _MOST_BYTES = 8 * 2**20
 """Of a longer file of answers or events, the first and the last half of so many bytes are read."""
 

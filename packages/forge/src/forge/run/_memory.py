@@ -18,6 +18,7 @@ from forge._counted import first_of
 from forge._progress import Reporter
 from forge.memory._largest import computed_tokens
 from forge.memory._measured_steps import forecast_steps
+from forge.memory._media_rows import expected_rows
 from forge.memory._memory_plan import MEASURED, MemoryPlan, Phase, size
 from forge.memory._planned import Planned
 from forge.memory._target import Target
@@ -66,7 +67,7 @@ def planned_of(
     if tried is None or tried.task != task.model_task(s):
         tried = try_ways(task, s, machine)
     dtype = machine.dtype(s.device.dtype).value
-    return Planned(
+    planned = Planned(
         task=task,
         settings=with_kept_adapter(prepared.settings, start),
         machine=machine,
@@ -88,6 +89,20 @@ def planned_of(
         media=has_media(*(getattr(items, "store", None) for items in (prepared.train, prepared.held_out))),
         shown=any(asked.media for asked in read_prompts(task, s)),
     )
+    return _with_media_rows(planned, task, s) if planned.media else planned
+
+
+def _with_media_rows(planned: Planned, task: Task, s: Any) -> Planned:
+    """Return a run with the rows, and the attention, that a model with images will take."""
+    expected = expected_rows(planned)
+    if expected is None:
+        return planned
+    rows = "packed" if expected.way in ("bounds", "positions") else expected.way or "single"
+    if expected.ahead and planned.attention.function is not None and s.device.attention == "auto":
+        # Attention of our own is causal. The next that a run tries reads masks.
+        tried = try_ways(task, s.with_value("device", "attention", "sdpa"), planned.machine)
+        planned = attrs.evolve(planned, attention=tried.attention, packed=tried.packed, draft=tried.model)
+    return attrs.evolve(planned, media_rows=rows)
 
 
 def write_plan(plan: MemoryPlan, former: Path, folder: Path, report: Reporter, *, dry: bool) -> None:

@@ -1,10 +1,13 @@
-"""Program that `forge serve` starts: transformers' server, whose list names its model."""
+"""Program that `forge serve` starts: transformers' server, with OpenAI's errors."""
 
 from __future__ import annotations
 
 import sys
 from importlib.metadata import entry_points
+from traceback import walk_tb
 from typing import Any
+
+from forge.talking._requests import BadRequest, check_messages
 
 
 def list_only(model: str) -> None:
@@ -26,8 +29,56 @@ def list_only(model: str) -> None:
     manager.get_gen_models = staticmethod(get_gen_models)
 
 
+def refuse_bad_requests() -> None:
+    """Let this process answer what it cannot read by status 400 and OpenAI's error object."""
+    from transformers.cli.serving import server
+    from transformers.cli.serving.chat_completion import ChatCompletionHandler
+    from transformers.cli.serving.response import ResponseHandler
+    from transformers.cli.serving.utils import BaseHandler
+
+    base: Any = BaseHandler
+    served: Any = server
+    read, build = base.get_processor_inputs_from_messages, served.build_server
+
+    def checked(messages: Any, modality: Any) -> Any:
+        check_messages(messages, str(getattr(modality, "value", modality)))
+        return read(messages, modality)
+
+    def answering(answer: Any, field: str) -> Any:
+        async def handle_request(self: Any, body: dict[str, Any], request_id: str) -> Any:
+            if field not in body:
+                raise BadRequest("nothing came; give a list of messages", field)
+            try:
+                return await answer(self, body, request_id)
+            except BadRequest:
+                raise
+            except Exception as error:
+                if any(frame.f_code.co_name == "apply_chat_template" for frame, _ in walk_tb(error.__traceback__)):
+                    why = " ".join(str(error).split())[:300]
+                    raise BadRequest(f"this model's template and processor cannot read it: {why}", field) from error
+                raise
+
+        return handle_request
+
+    def build_server(*given: Any, **more: Any) -> Any:
+        app = build(*given, **more)
+
+        @app.exception_handler(BadRequest)
+        def refused(_: Any, error: BadRequest) -> Any:
+            return served.JSONResponse(error.as_json(), status_code=400)
+
+        return app
+
+    base.get_processor_inputs_from_messages = staticmethod(checked)
+    for handler, field in ((ChatCompletionHandler, "messages"), (ResponseHandler, "input")):
+        asked: Any = handler
+        asked.handle_request = answering(asked.handle_request, field)
+    served.build_server = build_server
+
+
 if __name__ == "__main__":
     list_only(sys.argv[2])
+    refuse_bad_requests()
     # The command of the very transformers that is installed beside this package, wherever its scripts are.
     (script,) = entry_points(group="console_scripts", name="transformers")
     script.load()()

@@ -2,6 +2,9 @@
 
 A completion may have any length up to `max_new_tokens`. Long ones fill a row with tokens. Short ones behind a long prompt make
 a row of few tokens and many gathered keys, which take memory too (`with_keys`).
+
+Behind prompts with images a row is packed, or has padded lines: a line is a prompt with its completion, padded to the longest
+of them, and `max_tokens` bounds the places of all lines.
 """
 
 from __future__ import annotations
@@ -217,4 +220,123 @@ class Update:
 
 def _spread(number: int, most: int) -> list[int]:
     """Return at most so many of the numbers below one, spread over them."""
-    return np.unique(np.linspace(0, number - 1, most).astype(np.int64)).tolist()
+    return np.unique(np.linspace(0, number - 1, most).astype(np.int64)).tolist() if number > 0 else []
+
+
+_WIDTHS, _NUMBERS = 12, 32
+"""Widths of lines, and numbers of them, that are tried, spread over those that there are."""
+
+
+def fullest_lines(
+    prompt_tokens: Ints,
+    image_tokens: Ints,
+    *,
+    groups: int,
+    each: int,
+    max_new_tokens: int,
+    max_tokens: int,
+    ranks: int = 1,
+    shuffled: bool,
+) -> list[MadeUpRow]:
+    """Return the micro-batches of padded lines that may take the most.
+
+    They have the most places, tokens of images, tokens of completions, and of all these together.
+
+    Args:
+        prompt_tokens: int64[G].
+        image_tokens: int64[G], of each prompt.
+        groups: prompts of an optimizer step.
+        each: completions of a prompt.
+        max_new_tokens: tokens of a completion, at most.
+        max_tokens: places of a micro-batch, at most.
+        ranks: data shards that divide a step.
+        shuffled: whether any `groups` of the prompts may be a step, in any order; else they are those of one in its order.
+    """
+    found: list[MadeUpRow] = []
+    sizes: list[tuple[int, int, int]] = []
+    step = each * int((np.sort(prompt_tokens)[-groups:] + max_new_tokens).sum())
+    tried = (
+        _lines(prompt_tokens, image_tokens, groups, each, max_new_tokens, max_tokens)
+        if shuffled
+        else _neighbours(prompt_tokens, each, max_new_tokens, max_tokens)
+    )
+    for prompts, lengths in tried:
+        # `divide_shards` adds no line to those that have an even share of the step's tokens.
+        tokens = step - max_new_tokens * len(lengths) + int(lengths.sum())
+        before = int((prompt_tokens[prompts] + lengths)[1:].max(initial=0))
+        if (len(lengths) - 1) * before >= min(max_tokens, -(-tokens // ranks)):
+            continue
+        by_prompt = np.argsort(prompts, kind="stable")
+        prompts, lengths = prompts[by_prompt], lengths[by_prompt]  # noqa: PLW2901
+        places = len(prompts) * int((prompt_tokens[prompts] + lengths).max())
+        found.append(MadeUpRow(prompts, lengths, places, places))
+        sizes.append((places, int(image_tokens[prompts].sum()), int(lengths.sum())))
+    features = np.array(sizes)
+    together = (features / np.maximum(features.max(axis=0), 1)).sum(axis=1)
+    # Of several with the same most, the one that has most of the rest.
+    best = {max(range(len(found)), key=lambda at, by=by: (features[at, by], together[at])) for by in range(features.shape[1])}
+    return [found[at] for at in sorted(best | {int(together.argmax())})]
+
+
+def most_media(
+    prompt_tokens: Ints, image_tokens: Ints, *, groups: int, each: int, max_new_tokens: int, max_tokens: int
+) -> MadeUpRow | None:
+    """Return the packed micro-batch with the most tokens of images, as full as it then may be.
+
+    None where no prompt has any. Arguments as of `fullest_lines`. No completion shares its prompt.
+    """
+    order = np.argsort(-image_tokens / (prompt_tokens + 1), kind="stable")
+    order = order[image_tokens[order] > 0][:groups]
+    lines = np.repeat(order, each)
+    lines = lines[np.cumsum(prompt_tokens[lines] + 1) <= max_tokens]
+    if not len(lines):
+        return None
+    room = max_tokens - int((prompt_tokens[lines] + 1).sum())
+    lengths = 1 + np.clip(room - (max_new_tokens - 1) * np.arange(len(lines)), 0, max_new_tokens - 1)
+    by_prompt = np.argsort(lines, kind="stable")
+    tokens = int(prompt_tokens[lines].sum() + lengths.sum())
+    return MadeUpRow(lines[by_prompt], lengths[by_prompt], tokens, tokens)
+
+
+def _lines(
+    prompt_tokens: Ints, image_tokens: Ints, groups: int, each: int, max_new_tokens: int, max_tokens: int
+) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the prompt of each line, and the tokens of its completion.
+
+    The first one here, which a micro-batch may have last, may be wider than the others.
+    """
+    widths = np.unique(prompt_tokens)
+    for widest in widths[_spread(len(widths), _WIDTHS)].tolist():
+        longest = np.flatnonzero(prompt_tokens == widest)
+        last = longest[image_tokens[longest].argmax()]
+        narrower = widths[widths <= widest][_spread(int((widths <= widest).sum()), _WIDTHS)] + max_new_tokens
+        for before in narrower.tolist():
+            fit = np.flatnonzero(prompt_tokens < before)
+            for order in (np.lexsort((-prompt_tokens[fit], -image_tokens[fit])), np.argsort(prompt_tokens[fit], kind="stable")):
+                chosen = fit[order]
+                among = np.isin(chosen, np.append(chosen[chosen != last][: groups - 1], last))
+                others = np.repeat(chosen[among], np.where(chosen[among] == last, each - 1, each))
+                lines = np.append(last, others)
+                most = min(len(lines), max_tokens // (widest + 1))
+                for number in (1 + at for at in _spread(most, _NUMBERS)):
+                    width = min(widest + max_new_tokens, max_tokens // number)
+                    prompts = lines[:number]
+                    room = np.minimum(before, width) - prompt_tokens[prompts]
+                    room[0] = width - widest
+                    if room.min() > 0:
+                        yield prompts, np.minimum(max_new_tokens, room)
+
+
+def _neighbours(prompt_tokens: Ints, each: int, max_new_tokens: int, max_tokens: int) -> Iterator[tuple[Ints, Ints]]:
+    """Yield lines as `_lines` does, of completions that follow each other."""
+    lines, widths = np.repeat(np.arange(len(prompt_tokens)), each), np.unique(prompt_tokens) + max_new_tokens
+    for start in _spread(len(lines), 4 * _WIDTHS):
+        for number in (1 + at for at in _spread(len(lines) - start, _NUMBERS)):
+            prompts = np.roll(lines[start : start + number], 1)
+            own = prompt_tokens[prompts]
+            width = min(int(own.max()) + max_new_tokens, max_tokens // number)
+            for before in widths[_spread(len(widths), _WIDTHS)].tolist():
+                room = np.minimum(before, width) - own
+                room[0] = width - own[0]
+                if room.min() > 0:
+                    yield prompts, np.minimum(max_new_tokens, room)

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
-import numpy as np
 
 import forge_algos
 import forge_data
@@ -16,6 +15,7 @@ from forge.settings._settings import row_tokens
 from forge.tasks._parts import check_any_media, chosen_parts
 from forge.tasks._reward_model import check_reward_media
 from forge.tasks.items._items import VIRTUAL, padding
+from forge.tasks.items._media_tokens import check_texts_beside_media
 from forge.tasks.items._pairs import LoneAnswers, Pairs
 from forge.tasks.items._prompts import Prompts
 from forge.tasks.items._samples import Conversations, Samples
@@ -76,19 +76,31 @@ def check_media(s: Any, *stores: Any) -> None:
         )
 
 
+def check_media_texts(s: Any, *stores: Any) -> None:
+    """Refuse rows without images that have a token of one, beside rows with images.
+
+    The lint stops them too, where it is on.
+
+    Raises:
+        forge_data.DataError: the first such row.
+    """
+    if has_media(*stores):
+        check_texts_beside_media(media_inputs(s).token_ids, *stores)
+
+
 def check_prompt_media(s: Any, *stores: Any) -> None:
     """Refuse settings with which prompts with images cannot be answered and rewarded.
 
     Raises:
         SettingsError: the one that stands against them, and what to do.
-        forge_data.DataError: a prompt has a token of an image in its text, which the lint finds in rows that are learned.
+        forge_data.DataError: as of `check_media_texts`.
     """
     if not has_media(*stores):
         return
     check_media(s, *stores)
-    _check_texts(s, *stores)
+    check_media_texts(s, *stores)
     own = s.objective
-    if own.sampler != "transformers":
+    if getattr(own, "sampler", "transformers") != "transformers":
         if any("audio" in store.media_kinds for store in stores if store is not None):
             raise SettingsError(
                 f"sampler={own.sampler} and prompts with audio: servers are given images here, and no audio. Leave sampler "
@@ -96,7 +108,7 @@ def check_prompt_media(s: Any, *stores: Any) -> None:
             )
         if s.parts.beside:
             _check_served_parts(s)
-    if own.reward_model_path is not None:
+    if getattr(own, "reward_model_path", None) is not None:
         check_reward_media(own.reward_model_path)
 
 
@@ -113,22 +125,6 @@ def _check_served_parts(s: Any) -> None:
             f"{chosen} and sampler=sglang: SGLang keeps what its former weights made of an image. Leave it out, or take "
             "sampler=vllm, or leave sampler out."
         )
-
-
-def _check_texts(s: Any, *stores: Any) -> None:
-    """Refuse prompts without images whose text has a token of one.
-
-    It would be given an image of another row.
-    """
-    of_media = media_inputs(s).token_ids
-    for store in (store for store in stores if store is not None):
-        for row in np.flatnonzero(store.media_counts[:, 0] == 0).tolist():
-            if found := of_media.intersection(store[row].input_ids.tolist()):
-                token = store.tokenizer().convert_ids_to_tokens(min(found))
-                raise forge_data.DataError(
-                    f"{store.source(row)}: its prompt has {token!r} in a text, which stands for a part of an image of this "
-                    "model, and no image; images are parts of a content, or in the column images, so take it out of the text"
-                )
 
 
 def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.MediaDocument]:
@@ -283,17 +279,20 @@ def check_layers_of_media(run: Run) -> None:
         )
 
 
-def with_rehearsed_media(run: Run) -> Run:
-    """Return a run without numbers with images read for its rows, packed if any may be."""
+def with_rehearsed_media(run: Any, rows: MediaRows | None) -> Any:
+    """Return a run without numbers with images read for its rows.
+
+    Where those are not known, they are packed if any may be. It is a Run, or one as it is planned.
+    """
     if not has_media(run.train.store, run.held_out and run.held_out.store):
         return run
     alone = "lines" if isinstance(run.train, Pairs | Prompts) else "single"
     inputs = media_inputs(run.settings, run.tokenizer)
-    rows = alone if run.settings.packing.packing == "off" or not inputs.joins else "packed"
+    rows = rows or (alone if run.settings.packing.packing == "off" or not inputs.joins else "packed")
     return _reading(run, MediaRead(inputs, rows, ""))
 
 
-def _reading(run: Run, media: MediaRead) -> Run:
+def _reading(run: Any, media: MediaRead) -> Any:
     read: dict[str, Any] = {"train": media.of(run.train), "held_out": media.of(run.held_out)}
     if isinstance(run.train, Prompts):
         return attrs.evolve(run, **read)  # the plan divides prompts, and rollouts their completions

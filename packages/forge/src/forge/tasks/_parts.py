@@ -101,8 +101,9 @@ def report_parts(s: Any, model: Any, report: Reporter) -> None:
     """Log how much trains of each part of an adapted model; errors as `check_trained`."""
     moving = check_trained(s, model)
     if chosen_parts(s):
-        said = [f"{part} {sum(p.numel() for p in weights):,}" for part, weights in moving.items()]
-        report.note(f"parts: weights that train: {', '.join(said)}")
+        numbers = {part: sum(p.numel() for p in weights) for part, weights in moving.items()}
+        said = ", ".join(f"{part} {number:,}" for part, number in numbers.items())
+        report.note(f"parts: weights that train: {said}", event="parts", weights=numbers)
 
 
 def check_trained(s: Any, model: Any) -> dict[str, list[Any]]:

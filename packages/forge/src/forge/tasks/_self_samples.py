@@ -11,13 +11,17 @@ import numpy as np
 
 import forge_algos
 import forge_dist
+from forge._content import content_text
 from forge.settings._settings import row_keys, row_tokens
 from forge.tasks._fullest_rows import MadeUpRow
+from forge.tasks._media import sampled_media
 from forge.tasks._reference_model import why_not_off
-from forge.tasks._rollouts import RehearsedRollouts, made_up, sampler_of
+from forge.tasks._rehearsed_rollouts import RehearsedRollouts, made_up
+from forge.tasks._rollouts import sampler_of
 from forge.tasks._seeds import step_seed
 from forge.tasks._sharing import Sharing, sharing
 from forge.tasks._task import Evaluation, Run
+from forge.tasks.items._media import read_ahead
 
 _HELD_OUT = -1
 """Step index in the seed of held-out completions: every evaluation of the same weights samples the same ones."""
@@ -33,7 +37,8 @@ class SelfSampleSteps:
         self._share = sharing(run, *([teacher] if hasattr(teacher, "forward") else []))
         several = self._share.prompt and self._own.num_generations > 1
         self._share.note(run, "a group" if several else "a completion", "prompts")
-        self._sampler = sampler_of(run, None)
+        media = sampled_media(run)
+        self._sampler, self._of_media = sampler_of(run, media), frozenset() if media is None else media.token_ids
         self._held_out: list[Any] = []
         self.objective: forge_algos.Objective = forge_algos.SelfDistill(settings=self._own, teacher=teacher)
 
@@ -60,7 +65,7 @@ class SelfSampleSteps:
             samples = self._sample(run.train, rows, step_seed(run.settings.plan.seed, step, 0))
             run.ranks.first(lambda rows=rows, samples=samples, step=step: self._write(step + 1, rows, samples))
             run.machine.seed(step_seed(run.settings.plan.seed, step, run.strategy.data_parallel_rank))
-            yield self._batches(samples)
+            yield read_ahead(self._batches(run.train, rows, samples))
 
     def evaluate(self, model: Any) -> Evaluation | None:
         """Measure the divergence from the teacher on held-out prompts.
@@ -71,7 +76,8 @@ class SelfSampleSteps:
         if run.held_out is None or model is not run.model:
             return None
         rows = list(range(len(run.held_out)))
-        self._held_out = self._batches(self._sample(run.held_out, rows, step_seed(run.settings.plan.seed, _HELD_OUT, 0)))
+        samples = self._sample(run.held_out, rows, step_seed(run.settings.plan.seed, _HELD_OUT, 0))
+        self._held_out = self._batches(run.held_out, rows, samples)
         found = forge_algos.evaluate(
             model, self._held_out, objective=self.objective, device=run.device, autocast=run.autocast, parallel=run.strategy
         )
@@ -92,11 +98,13 @@ class SelfSampleSteps:
             seed=seed,
             parallel=run.strategy,
             rank=run.strategy.data_parallel_rank,
+            **items.media_of(rows),
         )
 
-    def _batches(self, samples: forge_algos.online.SelfSamples) -> list[Any]:
-        run = self._run
-        return _taught(run, self._share, samples, parallel=run.strategy, rank=run.strategy.data_parallel_rank)
+    def _batches(self, items: Any, rows: list[int], samples: forge_algos.online.SelfSamples) -> list[Any]:
+        run, how = self._run, items.both_media(rows)
+        how |= {"layout": items.layout} if how else {}
+        return _taught(run, self._share, samples, parallel=run.strategy, rank=run.strategy.data_parallel_rank, **how)
 
     def _write(self, step: int, rows: list[int], samples: forge_algos.online.SelfSamples) -> None:
         """Write what was sampled for a step, in words."""
@@ -106,12 +114,22 @@ class SelfSampleSteps:
         for group, ids, finished in zip(samples.groups, samples.completion_ids, samples.finished, strict=True):
             row = rows[int(group)]
             texts = {
-                "prompt": decode(samples.prompt_ids[group]),
-                "teacher_prompt": decode(samples.teacher_ids[group]),
+                "prompt": self._in_words(row, samples.prompt_ids[group]),
+                "teacher_prompt": self._in_words(row, samples.teacher_ids[group]),
                 "completion": decode(ids),
             }
             lines.append(json.dumps({"row": row, **texts, "finished": bool(finished)}, ensure_ascii=False) + "\n")
         forge_dist.write_text_atomically(folder / f"step_{step}.jsonl", "".join(lines))
+
+    def _in_words(self, row: int, ids: Any) -> str:
+        """Return a prompt as text, with the names of its images in the place of their tokens."""
+        decode = self._run.tokenizer.decode
+        if not self._of_media.intersection(ids.tolist()):
+            return decode(ids)
+        (prompt,) = self._run.train.batch([row])
+        parts = [part for each in prompt.prompt if isinstance(each["content"], list) for part in each["content"]]
+        names = content_text([part for part in parts if part.get("type") == "image"])
+        return names + decode([token for token in ids.tolist() if token not in self._of_media])
 
 
 class RehearsedSelfSamples(RehearsedRollouts):
@@ -120,6 +138,8 @@ class RehearsedSelfSamples(RehearsedRollouts):
     def __init__(self, run: Run) -> None:
         self._run, self._own = run, run.settings.objective
         self._share = sharing(run)
+        media = sampled_media(run)
+        self._never = frozenset() if media is None else media.token_ids
         teacher: Any = lambda _: nullcontext()  # noqa: E731 - the same weights: other ones would be as large
         if self._own.teacher != "current" and why_not_off(run.settings) is not None:
             # The copy of the initial model, or the averages of all weights.
@@ -134,7 +154,7 @@ class RehearsedSelfSamples(RehearsedRollouts):
 
     def _batch(self, rows: list[int], row: MadeUpRow) -> Any:
         """Make up samples of these completions, and lay them out as one micro-batch."""
-        run = self._run
+        run: Any = self._run
         used, groups = np.unique(row.prompts, return_inverse=True)
         chosen = [rows[at] for at in used]
         own, teacher = self._prompt_ids(chosen)
@@ -142,14 +162,14 @@ class RehearsedSelfSamples(RehearsedRollouts):
             prompt_ids=tuple(own),
             teacher_ids=tuple(teacher),
             groups=groups,
-            completion_ids=made_up(row.lengths, own),
+            completion_ids=made_up(row.lengths, own, never=self._never),
             finished=np.zeros(len(row.lengths), bool),
         )
-        (batch,) = _taught(run, self._share, samples)
+        (batch,) = _taught(run, self._share, samples, **run.train.both_media(chosen))
         return batch
 
 
-def _taught(run: Run, share: Sharing, samples: forge_algos.online.SelfSamples, **of_rank: Any) -> list[Any]:
+def _taught(run: Run, share: Sharing, samples: forge_algos.online.SelfSamples, **more: Any) -> list[Any]:
     """Divide samples into micro-batches as the run's settings have it."""
     return forge_algos.online.taught_batches(
         samples,
@@ -157,5 +177,5 @@ def _taught(run: Run, share: Sharing, samples: forge_algos.online.SelfSamples, *
         max_keys=row_keys(run.settings),
         skip_tokens=run.settings.objective.skip_tokens,
         **share.of_rows,
-        **of_rank,
+        **more,
     )

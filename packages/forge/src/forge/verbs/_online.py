@@ -17,7 +17,8 @@ from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
 from forge.tasks._media import check_prompt_media, with_media
 from forge.tasks._reference_model import check_moves, check_moving
-from forge.tasks._rollouts import RehearsedRollouts, RolloutSteps
+from forge.tasks._rehearsed_rollouts import RehearsedRollouts
+from forge.tasks._rollouts import RolloutSteps
 from forge.tasks._sampling_server import check_server_settings
 from forge.tasks._task import Run
 from forge.tasks.items._prompts import Prompts

@@ -12,7 +12,7 @@ import forge_data
 from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
 from forge.tasks._lint_check import check_kind, check_lint
-from forge.tasks._media import check_media, has_media, with_media
+from forge.tasks._media import check_media, check_media_texts, has_media, with_media
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._reference_logps import read_references, store_references
 from forge.tasks._reference_model import (
@@ -62,6 +62,7 @@ class Preferences(Task):
         """Refuse what the lint stops, and settings that rows with images cannot have."""
         check_media(s, train, held_out)
         check_lint(s, report, train, held_out)
+        check_media_texts(s, train, held_out)
 
     def shared(self, s: Any, items: Any) -> dict[str, Any]:
         """Return the prompts of pairs, and what these begin with where no dropout is their own."""

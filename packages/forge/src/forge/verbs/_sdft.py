@@ -10,6 +10,7 @@ import forge_algos
 import forge_data
 from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
+from forge.tasks._media import check_prompt_media, has_media, media_inputs, with_media
 from forge.tasks._self_samples import RehearsedSelfSamples, SelfSampleSteps
 from forge.tasks._task import Run
 from forge.tasks.items._demonstrations import Demonstrations
@@ -54,6 +55,7 @@ class SDFT(PromptTask):
 
     name = "sdft"
     settings = SDFTSettings
+    media = True
     about = (
         "Self-distillation: learn from demonstrations on the model's own samples, taught by itself with them in its context."
     )
@@ -64,10 +66,15 @@ class SDFT(PromptTask):
 
     def items(self, s: Any, store: Any) -> Demonstrations:
         """Plan prompts with their demonstrations."""
-        return Demonstrations(store, template=s.objective.demonstration_template, max_new_tokens=s.objective.max_new_tokens)
+        own = s.objective
+        placeholders = media_inputs(s).placeholders if has_media(store) else ()
+        return Demonstrations(
+            store, template=own.demonstration_template, max_new_tokens=own.max_new_tokens, placeholders=placeholders
+        )
 
-    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Accept all rows: demonstrations are checked as they are read."""
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:  # noqa: ARG002 - nothing to say
+        """Refuse settings that images cannot have; demonstrations are checked as they are read."""
+        check_prompt_media(s, train, held_out)
 
     def rehearsal_source(self, run: Run) -> RehearsedSelfSamples:
         """Make up completions: what a model without numbers samples has none."""
@@ -75,7 +82,7 @@ class SDFT(PromptTask):
 
     def step_source(self, run: Run) -> SelfSampleSteps:
         """Sample at each step, and learn from the teacher at each token."""
-        return SelfSampleSteps(run)
+        return SelfSampleSteps(with_media(run))
 
 
 sdft = verb(SDFT())

@@ -11,7 +11,7 @@ import forge_algos
 import forge_data
 from forge.settings._settings import RunSettings
 from forge.tasks._lint_check import check_kind, check_lint
-from forge.tasks._media import check_media, has_media, with_media
+from forge.tasks._media import check_media, check_media_texts, has_media, with_media
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._sharing import may_share
 from forge.tasks._task import Run, Task
@@ -48,6 +48,7 @@ class SFT(Task):
         """Refuse what the lint stops, and settings that rows with images cannot have."""
         check_media(s, train, held_out)
         check_lint(s, report, train, held_out)
+        check_media_texts(s, train, held_out)
 
     def shared(self, s: Any, items: Any) -> dict[str, Any]:
         """Return what samples begin with, where none has noise of its own."""

@@ -43,11 +43,14 @@ _KEPT = 8
 class PromptMedia(Mapping[int, "Mapping[str, Any]"]):
     """Rows of prompts with images → what a processor makes of them, when it is asked for."""
 
-    def __init__(self, store: forge_data.PromptStore, inputs: forge_data.MediaInputs) -> None:
+    def __init__(
+        self, store: forge_data.PromptStore, inputs: forge_data.MediaInputs, asked: Callable[[int], Any] | None = None
+    ) -> None:
+        """Make none yet; `asked` gives a row's prompt in other words, with the same images."""
         self.join = inputs.join
         self._rows = store.media_counts[:, 0].nonzero()[0].tolist()
         self._known = frozenset(self._rows)
-        self._made = lru_cache(_KEPT)(lambda row: inputs(store[row], store.source(row)))
+        self._made = lru_cache(_KEPT)(lambda row: inputs((asked or store.__getitem__)(row), store.source(row)))
 
     def __getitem__(self, row: int) -> Mapping[str, Any]:
         if row not in self._known:
@@ -97,7 +100,7 @@ def media_row_of(
     return media_row(row, [store[int(i)] for i in indices], [store.source(int(i)) for i in indices], inputs)
 
 
-_ROWS_OF_BATCHES = ("mismatched", "completions", "groups")
+_READ = ("",), ("mismatched",), ("completions",), ("groups", "teacher")
 """Fields of micro-batches that are rows, in the order in which a step reads them: KTO's mismatched answers of all before."""
 
 
@@ -108,7 +111,7 @@ def read_ahead(batches: Sequence[Any]) -> list[Any]:
     held at once: of the last one that was asked for, which a reference is given too, and of the next.
     """
     rows_of = [_rows_of(batch) for batch in batches]
-    with_media = [rows[name] for name in ("", *_ROWS_OF_BATCHES) for rows in rows_of if name in rows]
+    with_media = [rows[name] for names in _READ for rows in rows_of for name in names if name in rows]
     ahead = iter(with_media)
     started: list[Future[MediaInputs]] = []
 
@@ -143,5 +146,5 @@ def _rows_of(batch: Any) -> dict[str, Any]:
     """Return the rows with images that a micro-batch has, by field; "" where it is one itself."""
     if getattr(batch, "media_inputs", None) is not None:
         return {"": batch}
-    found = {name: getattr(batch, name, None) for name in _ROWS_OF_BATCHES}
+    found = {name: getattr(batch, name, None) for names in _READ for name in names if name}
     return {name: row for name, row in found.items() if getattr(row, "media_inputs", None) is not None}

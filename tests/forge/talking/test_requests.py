@@ -1,0 +1,81 @@
+"""Messages that a server is asked with: what cannot be read is said with its place."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import pytest
+
+from forge.talking._requests import BadRequest, check_messages
+
+
+def asked(*content: Any) -> list[dict[str, Any]]:
+    """One question, of these parts."""
+    return [{"role": "user", "content": list(content)}]
+
+
+def image(url: Any) -> list[dict[str, Any]]:
+    """A question of an image."""
+    return asked({"type": "image_url", "image_url": url})
+
+
+@pytest.fixture
+def png() -> str:
+    """A PNG file as a data: URI."""
+    pillow = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    pillow.new("RGB", (4, 3)).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def test_what_can_be_read_passes(png: str) -> None:
+    """Texts, images of models that take them, audio of those that take it, calls of tools, and nothing."""
+    part = {"type": "image_url", "image_url": {"url": png}}
+    check_messages([{"role": "user", "content": "hi"}, {"role": "user", "content": None}], "LLM")
+    check_messages(asked(part, {"type": "input_media", "image_url": png}, {"type": "input_text", "text": "?"}), "VLM")
+    check_messages(asked({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}), "MULTIMODAL")
+    check_messages([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}], "content": 3}], "LLM")
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        (None, "messages: nothing came"),
+        ("hi", "messages: a str came"),
+        ([{"content": "hi"}], "messages[0]: a dict came"),
+        ([{"role": "user", "content": 5}], "messages[0].content: a int came"),
+        (asked("hi"), "messages[0].content[0]: a str came"),
+        (asked({"type": "text", "text": "a"}, {"type": "text"}), "messages[0].content[1]: a part of type 'text' has a text"),
+        (asked({"type": "image", "image": "a.png"}), "messages[0].content[0]: parts of type 'image' are not known"),
+        (image({"url": "data:image/png;base64,@@@"}), "'data:image/png;base64,@@@' is no image that can be read"),
+        (image({"url": "data:text/plain;base64,aGk="}), "is no data: URI of an image"),
+        (
+            image({"url": "http://localhost:1/a.png"}),
+            "messages[0].content[0].image_url: 'http://localhost:1/a.png' is an address",
+        ),
+        (image({"url": "FILE:///a.png"}), "is an address"),
+        (image({"url": __file__}), "is no image that can be read"),
+        (image({"url": "/none.png"}), "is no image that can be read"),
+        (image({}), 'image_url must be {"url": '),
+        (image(7), 'image_url must be {"url": '),
+        (asked({"type": "input_audio", "input_audio": {"data": "AAAA"}}), "this model takes no audio"),
+        (asked({"type": "video_url", "video_url": {"url": "https://a/b.mp4"}}), "is an address"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], "messages[0].tool_calls[0]: function.arg"),
+    ],
+)
+def test_what_cannot_be_read(messages: Any, said: str) -> None:
+    """OpenAI's error object, which says where it is and what to do."""
+    with pytest.raises(BadRequest) as caught:
+        check_messages(messages, "VLM")
+    error = caught.value.as_json()["error"]
+    assert said in error["message"]
+    assert error["message"].startswith(error["param"])
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_model_of_text_takes_no_images(png: str) -> None:
+    """They were left out without a word."""
+    with pytest.raises(BadRequest, match="takes no images"):
+        check_messages(image({"url": png}), "LLM")
