@@ -175,26 +175,27 @@ def test_unlike_images(
     assert found[6:] == plain_answers(run.model_dir, folder, asked)
 
 
-@pytest.mark.lane
-def test_layers_of_images_are_not_divided(unlike: tuple[Path, list[list[int]]], tmp_path: Path) -> None:
-    """Ranks that are asked nothing would not compute them, and the one that is would wait."""
-    data = write_rows(tmp_path / "texts.jsonl", [pictures.conversation(tmp_path, number, 0) for number in range(8)])
-    model = pictures.save("mllama", tmp_path / "model")
-    given = {**SHORT, "model_path": str(model), "data_path": str(data), "eval_prompts": [str(unlike[0] / "asked.jsonl")]}
-    more = {"adapter": "none", "strategy": "fsdp2", "ckpt_output_dir": str(tmp_path / "run")}
-    with pytest.raises(forge.SettingsError, match="layers that compute only where a row has an image, and strategy=fsdp2"):
-        run_on_ranks(run_verb, 2, "sft", given | more, joined=False, timeout=120)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("padded", ci_keeps([False], [False, True]))
-def test_divided_over_ranks(padded: bool, model: Path, folder: Path, tmp_path: Path) -> None:
-    """Ranks that share the weights answer together, also where prompts and rows have images."""
-    model = spread("llava-next", tmp_path / "model") if padded else model
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    ci_keeps(
+        [("gemma3", "fsdp2")],
+        [(name, strategy) for name in ("gemma3", "llava-next", "mllama") for strategy in ("fsdp2", "zero3")],
+    ),
+)
+def test_divided_over_ranks(name: str, strategy: str, model: Path, folder: Path, tmp_path: Path) -> None:
+    """Ranks that share the weights answer together, also where prompts have images, and rows have or not (Mllama)."""
+    model = model if name == "gemma3" else spread(name, tmp_path / "model")
     data = pictures.rows(tmp_path, 8)
+    if name == "mllama":
+        data = write_rows(tmp_path / "texts.jsonl", [pictures.conversation(tmp_path, number, 0) for number in range(8)])
     given = {**SHORT, "model_path": str(model), "data_path": str(data), "eval_prompts": [str(folder / "asked.jsonl")]}
     for ranks in (1, 2):
-        more = {"ckpt_output_dir": str(tmp_path / str(ranks)), "strategy": "auto" if ranks == 1 else "fsdp2", "adapter": "none"}
+        more = {
+            "ckpt_output_dir": str(tmp_path / str(ranks)),
+            "strategy": "auto" if ranks == 1 else strategy,
+            "adapter": "none",
+        }
         run_on_ranks(run_verb, ranks, "sft", given | more | {"learning_rate": 1e-4}, joined=False)
     one, two = ([line["answer"] for line in answers(tmp_path / name)] for name in ("1", "2"))
     assert one == two
@@ -205,12 +206,6 @@ def test_divided_over_ranks(padded: bool, model: Path, folder: Path, tmp_path: P
     [
         ("pretrain", {}, {"image": "0.png"}, "asked.jsonl:1: has an image, and forge pretrain trains on text alone"),
         ("sft", {"adapter": "prompt"}, {"image": "0.png"}, "the virtual tokens of adapter=prompt move the places of images"),
-        (
-            "sft",
-            {"strategy": "zero3"},
-            {"image": "0.png"},
-            "asked.jsonl:1: has an image, and strategy=zero3 divides the vision",
-        ),
         (
             "sft",
             {},

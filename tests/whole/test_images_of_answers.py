@@ -240,7 +240,6 @@ def test_images_within_answers(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "refusal"),
     [
-        ({"strategy": "zero3"}, "strategy=zero3 and rows with images.*fsdp2"),
         ({"backend": "trl", "validation_split": 0}, "backend=trl and rows with images.*text alone"),
     ],
 )

@@ -261,10 +261,8 @@ def test_a_killed_run(given: dict[str, Any], whole: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("verb", "more", "refusal"),
     [
-        ("dpo", {"strategy": "zero3"}, "strategy=zero3 and rows with images.*fsdp2"),
         ("dpo", {"backend": "trl", "validation_split": 0}, "backend=trl and rows with images.*text alone"),
         ("orpo", {"learn_prompt": True}, "learn_prompt and rows with images.*Leave learn_prompt out"),
-        ("reward", {"strategy": "zero3"}, "strategy=zero3 and rows with images.*fsdp2"),
     ],
 )
 def test_what_cannot_have_images(

@@ -445,7 +445,6 @@ def test_the_memory_plan(given: dict[str, Any], tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("verb", "more", "refusal"),
     [
-        ("grpo", {"strategy": "zero3"}, "strategy=zero3 and rows with images.*fsdp2"),
         ("grpo", {"adapter": "prefix"}, "adapter=prefix and rows with images.*lora"),
         ("grpo", {"data_path": "TEXT"}, r"text\.jsonl:2: its prompt has '<img>' in its text, .* take it out of the text"),
     ],

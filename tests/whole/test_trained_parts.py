@@ -155,15 +155,18 @@ def one(given: dict[str, Any], few: Path, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize(
     ("divided", "settings"),
     ci_keeps(
-        [({"strategy": "fsdp2"}, ALL)],
+        [({"strategy": "fsdp2"}, ALL), ({"strategy": "zero3"}, ALL)],
         [
             ({"strategy": "ddp"}, ALL),
             ({"strategy": "fsdp2"}, ALL),
             ({"strategy": "fsdp2"}, ALONE),
             ({"strategy": "zero2"}, ALL),
+            ({"strategy": "zero3"}, ALL),
+            ({"strategy": "zero3"}, ALONE),
             ({"strategy": "fsdp2", "tp_size": 2}, ALL),
             ({"strategy": "ddp"}, LORA),
             ({"strategy": "fsdp2"}, LORA),
+            ({"strategy": "zero3"}, LORA),
         ],
     ),
 )

@@ -51,10 +51,10 @@ class Row:
             self.media_inputs = lambda: [images]
 
 
-def steps(net, rows):
+def steps(net, rows, **more):
     optimizer = make_optimizer(net, OptimizerSettings(learning_rate=1e-2, weight_decay=0.1))
     plan = schedule(optimizer, OptimizerSettings(lr_scheduler="constant"), num_steps=len(rows))
-    return list(train(net, rows, objective=SFT(), optimizer=optimizer, scheduler=plan, max_grad_norm=0))
+    return list(train(net, rows, objective=SFT(), optimizer=optimizer, scheduler=plan, max_grad_norm=0, **more))
 
 
 def test_a_row_without_images_gives_zeros():
@@ -72,6 +72,53 @@ def test_a_row_without_images_gives_zeros():
     for name, gradient in found[0].items():
         assert torch.equal(gradient, found[1][name]), name
     assert any(gradient.any() for gradient in found[0].values())
+
+
+def mllama(seed=0):
+    """A tiny Llama 3.2 Vision, which runs its tower before the embeddings, and a layer on images alone."""
+    torch.manual_seed(seed)
+    text = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tower = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_global_layers": 1, "attention_heads": 2}
+    tiles = {"max_num_tiles": 1, "supported_aspect_ratios": [[1, 1]], "image_size": 28, "patch_size": 14}
+    config = transformers.MllamaConfig(
+        text_config={**text, "num_key_value_heads": 2, "cross_attention_layers": [1], "pad_token_id": 0},
+        vision_config={**tower, **tiles, "vision_output_dim": 16, "intermediate_layers_indices": [0]},
+        image_token_index=IMAGE,
+    )
+    return transformers.MllamaForConditionalGeneration(config)
+
+
+ONE_TILE = {
+    "pixel_values": PIXELS["pixel_values"][None, None],
+    "aspect_ratio_ids": np.ones((1, 1), np.int64),
+    "aspect_ratio_mask": np.ones((1, 1, 1), np.int64),
+    "cross_attention_mask": np.ones((1, len(IDS), 1, 1), np.int64),
+}
+
+
+@pytest.mark.parametrize(("make", "images"), [(model, PIXELS), (mllama, ONE_TILE)])
+def test_gradients_are_complete_in_the_same_order(make, images):
+    """Ranks whose rows have images or not sum the same weights at a time, as ZeRO does while a backward pass goes on."""
+    orders = []
+    for row in (Row(np.arange(1, 9, dtype=np.int32)), Row(IDS, images)):
+        net, order = make(), []
+        names = {parameter: name for name, parameter in net.named_parameters()}
+        for parameter in names:
+            parameter.register_post_accumulate_grad_hook(order.append)
+        steps(net, [[row]], images=True)
+        order = [names[parameter] for parameter in order]
+        assert sorted(order) == sorted(names.values())
+        orders.append(order)
+    assert orders[0] == orders[1]
+
+
+def test_layers_of_images_without_images():
+    """Where no row has images they have no gradient: an optimizer passes them over, and they stay as they are."""
+    net = mllama()
+    steps(net, [[Row(np.arange(1, 9, dtype=np.int32))]])
+    idle = [p for name, p in net.named_parameters() if "language_model.layers.1." in name]
+    assert idle
+    assert all(p.grad is None for p in idle)
 
 
 def test_no_weight_beside_the_language_part():

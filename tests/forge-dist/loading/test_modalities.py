@@ -10,7 +10,8 @@ import transformers
 from safetensors.torch import load_file
 
 from forge_dist import LoadRequest, ModelError, check_model_path, export_model, load_model, vision_parts
-from forge_dist.loading._modalities import PROCESSOR_FILES, language_dtype, other_modalities, processor_files
+from forge_dist.loading._fsdp_groups import RESHARDED, without_shared
+from forge_dist.loading._modalities import PROCESSOR_FILES, language_dtype, other_modalities, passed_over, processor_files
 from forge_dist.loading._outline import outline_model
 from forge_dist.loading._quantization import four_bit_layers
 
@@ -125,6 +126,20 @@ def test_which_modules_are_tower_and_projector(kind):
     assert vision_parts(model, BOTH[:1]) == {BOTH[0]: PARTS[kind][BOTH[0]]}
     names = tuple(f"{name}." for names in PARTS[kind].values() for name in names)
     assert all(f"{name}.".startswith(names) for name in other_modalities(model))
+
+
+def test_what_a_row_without_images_passes_over():
+    """What stands beside the language part, and Mllama's layers of cross-attention: no groups of their own with images."""
+    assert passed_over(outline("Gemma3")) == ["model.vision_tower", "model.multi_modal_projector"]
+    with torch.device("meta"):
+        text = {**TEXT, "pad_token_id": 0, "cross_attention_layers": [1]}
+        config = transformers.MllamaConfig(text_config=text, vision_config={"num_hidden_layers": 1, "num_global_layers": 1})
+        model = transformers.MllamaForConditionalGeneration(config)
+    layers = [f"model.language_model.layers.{number}" for number in range(2)]
+    assert passed_over(model) == ["model.vision_model", "model.multi_modal_projector", layers[1]]
+    groups = dict.fromkeys(layers, RESHARDED)
+    assert [*without_shared(model, groups)] == layers
+    assert [*without_shared(model, groups, images=True)] == layers[:1]
 
 
 def test_parts_that_cannot_be_told_apart():

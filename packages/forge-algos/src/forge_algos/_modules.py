@@ -78,6 +78,16 @@ def language_modules(model: nn.Module) -> set[nn.Module]:
     return {module for part in parts if isinstance(part, nn.Module) for module in part.modules()}
 
 
+def layers_of_media(model: nn.Module) -> set[nn.Module]:
+    """Return the modules of the decoder's layers that attend to images alone (Mllama).
+
+    They do not run on a row without images.
+    """
+    numbers, body = getattr(text_config(model), "cross_attention_layers", None), _ask(causal_model(model), "get_decoder")
+    layers: Any = getattr(body, "layers", ())
+    return {module for number in numbers or () for module in layers[number].modules()}
+
+
 def text_config(model: nn.Module) -> Any:
     """Return the configuration of the language part; None for other than transformers' models."""
     config: Any = getattr(causal_model(model), "config", None)
@@ -264,7 +274,7 @@ def gathering(model: nn.Module) -> Iterator[None]:
 
 
 def free_gathered(model: nn.Module) -> None:
-    """Free the weights that FSDP keeps gathered after a forward without a backward.
+    """Free the weights that FSDP or ZeRO-3 keeps gathered after a forward without a backward.
 
     Whoever moves weights outside of a step calls this first: the next forward would compute with the former ones.
     """

@@ -425,7 +425,8 @@ def froze_less(ranks, path, stage):
     for k in range(HALF):
         run.step(k)
     now = together(run.state())
-    weight = run.whole()[name] if ranks.is_first else None
+    whole = run.whole()
+    weight = whole[name] if ranks.is_first else None
     old = now | {f"{MODEL}{name}": torch.tensor(ranks.broadcast(weight if weight is None else weight.tolist()))}
     layer = "model.layers.0.input_layernorm.weight"
     old |= {f"{OPTIMIZER}{name}/{key}": torch.zeros_like(now[f"{OPTIMIZER}{layer}/{key}"]) for key in ("exp_avg", "exp_avg_sq")}

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from forge_algos._errors import PackedBatchError
-from forge_algos._modules import attention_of, causal_model, language_modules, mode
+from forge_algos._modules import attention_of, causal_model, embeddings, language_modules, mode
 from forge_algos.batches._media import MediaInputs, Way, go_by_lines, is_seen, media_row_inputs, set_packed
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import lay_out
@@ -193,8 +194,8 @@ def unreached_by_images(
 ) -> list[str]:
     """Return names of trained weights beside the language part that no image's loss depends on.
 
-    LLaVA reads a layer before the last one of its tower, whose last layers and pooling head are of no use then. A forward and a
-    backward pass are made; gradients are dropped.
+    LLaVA reads a layer before the last one of its tower, whose last layers and pooling head are of no use then. A forward is
+    made, and its graph is followed.
 
     Args:
         model: bare; where it is divided over ranks, every rank calls this with the same document.
@@ -202,16 +203,31 @@ def unreached_by_images(
         device: where it goes.
         autocast: makes the context of the forward.
     """
-    with mode(model, training=False), torch.enable_grad():
-        with autocast():
-            hidden = _alone(model, document, device)
-        hidden.float().sum().backward()
-    language = {id(p) for module in language_modules(model) for p in module.parameters(recurse=False)}
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in language]
-    found = [name for name, p in named if p.grad is None]
-    for parameter in model.parameters():
-        parameter.grad = None
-    return found
+    language, layer = language_modules(model), embeddings(model)
+    places = {
+        f"{name}.{own}".lstrip("."): (module, own)
+        for name, module in model.named_modules()
+        if module not in language
+        for own, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    }
+    if layer is None or not places:
+        return []
+    edges: dict[str, Any] = {}
+
+    def note(*_: Any) -> None:
+        # By name and within the forward, as `_idle_parts`: ranks may have put gathered weights in these places.
+        edges.update({name: get_gradient_edge(getattr(module, own)).node for name, (module, own) in places.items()})
+
+    with mode(model, training=False), torch.enable_grad(), autocast(), layer.register_forward_hook(note):
+        hidden = _alone(model, document, device)
+    # By the graph alone: a backward pass would need weights that ranks have divided again.
+    seen, following = set[Any](), [hidden.grad_fn]
+    while following:
+        if (node := following.pop()) is not None and node not in seen:
+            seen.add(node)
+            following += [before for before, _ in node.next_functions]
+    return [name for name, node in edges.items() if node not in seen]
 
 
 def _alone(model: nn.Module, document: MediaDocument, device: torch.device) -> torch.Tensor:

@@ -82,6 +82,7 @@ def train(
     router_aux_loss_coef: float | None = None,
     average: WeightAverage | None = None,
     keep_casts: bool = False,
+    media: bool = False,
 ) -> Iterator[StepOutput]:
     """Take one optimizer step for each element of `steps`.
 
@@ -119,6 +120,8 @@ def train(
         average: moving average of the weights, which follows the steps.
         keep_casts: make the casts of `autocast` once a step, not for each micro-batch and recomputation. They lie beside the
             weights until the step's last backward pass: not for weights that ranks divide.
+        media: whether rows have images: layers that attend to images alone (Mllama's) then have gradients of zero by rows
+            without, however a step is cut; otherwise none, and the optimizer passes them over.
 
     Yields:
         StepOutput: after each step.
@@ -141,7 +144,7 @@ def train(
     adaptation.check_optimizer(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     device = next(model.parameters()).device if device is None else torch.device(device)
-    with mode(model, training=True), guard_packed(model), idle_parts_take_part(model), ExitStack() as hooks:
+    with mode(model, training=True), guard_packed(model), idle_parts_take_part(model, media=media), ExitStack() as hooks:
         # What a probe tries is what trains: the same kernels, in the same dtype.
         with autocast():
             bound = objective.bind(model, device=device)

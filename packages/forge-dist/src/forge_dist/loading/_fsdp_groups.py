@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from forge_dist.loading._modalities import other_modalities
+from forge_dist.loading._modalities import is_inside, other_modalities, passed_over
 from forge_dist.loading._parallel_plan import keep_plan, wildcard
 from forge_dist.loading._task import HEAD, Task, auto_class
 
@@ -31,8 +31,10 @@ _UNSET = frozenset({"mup_vector"})
 """
 
 
-def shardable_class(config: "PreTrainedConfig", task: Task = "causal") -> "type[PreTrainedModel]":
+def shardable_class(config: "PreTrainedConfig", task: Task = "causal", *, media: bool = False) -> "type[PreTrainedModel]":
     """Return transformers' class for `config` and `task`, with the groups of this file.
+
+    `media` as of `without_shared`.
 
     Builds the model on the meta device, to inspect it.
 
@@ -55,7 +57,7 @@ def shardable_class(config: "PreTrainedConfig", task: Task = "causal") -> "type[
             head._is_hf_initialized = True
 
     def expand_parallel_plan(self: Any, plan: dict[str, str]) -> dict[str, str]:
-        return without_shared(self, kind._expand_parallel_plan(self, plan))
+        return without_shared(self, kind._expand_parallel_plan(self, plan), media=media)
 
     # The name stays: a saved config.json names the class by it.
     own = {"post_init": post_init, "_expand_parallel_plan": expand_parallel_plan, "__module__": kind.__module__}
@@ -96,18 +98,21 @@ def _learns(name: str, module: nn.Module, others: set[str]) -> bool:
     return any(f"{name}.{own}".lstrip(".") not in others for own, _ in module.named_parameters())
 
 
-def without_shared(model: "PreTrainedModel", groups: Mapping[str, str]) -> dict[str, str]:
+def without_shared(model: "PreTrainedModel", groups: Mapping[str, str], *, media: bool = False) -> dict[str, str]:
     """Return module → style, without modules that hold a weight which others hold too.
 
-    In the place of such a module stand the largest ones in it that share nothing; the root's group has the rest. Entries of
-    other styles than those of groups stay.
+    In the place of such a module stand the largest ones in it that share nothing; the root's group has the rest. Where rows
+    have `media` it has layers that a row without passes over, too. Entries of other styles than those of groups stay.
     """
+    idle = passed_over(model) if media else []
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     shared = [same for same in names.values() if len(same) > 1]
     found: dict[str, str] = {}
     for name, style in groups.items():
+        if style in _GROUPS and is_inside(name, idle):
+            continue
         inner = _sharing_nothing(name, model.get_submodule(name), shared) if style in _GROUPS else iter([name])
         found |= dict.fromkeys(inner, style)
     return found

@@ -151,7 +151,7 @@ def read_model(
             quantized = request.quantization is not None
             dequantized = dequantizing(path, named, request.dtype, whole=divided is None, quantized=quantized)
             if divided is not None:
-                kind, arguments = _divided_class(path, config, divided, task)
+                kind, arguments = _divided_class(path, config, divided, request)
             if request.quantization is not None:
                 outline = None
                 if is_multimodal(named):
@@ -237,18 +237,19 @@ def _config(path: str, attention: str | None, task: Task) -> "PreTrainedConfig |
 
 
 def _divided_class(
-    path: str, config: "PreTrainedConfig | None", divided: "DistributedConfig", task: Task
+    path: str, config: "PreTrainedConfig | None", divided: "DistributedConfig", request: LoadRequest
 ) -> "tuple[type[PreTrainedModel], dict[str, object]]":
     """Return the class that reads this rank's shards alone, and its arguments."""
     from transformers import AutoConfig
 
     from forge_dist.loading._fsdp_groups import shardable_class
 
+    task = request.task
     config = AutoConfig.from_pretrained(path, trust_remote_code=False) if config is None else config
     # Asked with a configuration of its own: the other may name an attention that is not installed.
     asked = task_config(path, task)
     asked._attn_implementation = None
-    kind = shardable_class(asked, task)
+    kind = shardable_class(asked, task, media=request.media)
     if kind.config_class is not None and not isinstance(config, kind.config_class):
         config = config.get_text_config()  # what AutoModelForCausalLM does for a model of text inside a larger one
     made = class_arguments(kind) if task == "embedding" else {}

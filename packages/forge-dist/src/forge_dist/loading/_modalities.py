@@ -64,6 +64,17 @@ def modules_beside_language(model: "PreTrainedModel") -> list[str]:
     return found
 
 
+def passed_over(model: "PreTrainedModel") -> list[str]:
+    """Return names of the outermost modules that a row without images does not run.
+
+    They stand beside the language part, or are layers of it that attend to images alone (Mllama's cross-attention).
+    """
+    numbers = getattr(model.config.get_text_config(), "cross_attention_layers", None) or ()
+    decoder: Any = model.get_decoder() if numbers else None
+    layers = {decoder.layers[number] for number in numbers}
+    return [*modules_beside_language(model), *(name for name, module in model.named_modules() if module in layers)]
+
+
 def vision_parts(model: "PreTrainedModel", parts: Collection[str]) -> dict[str, list[str]]:
     """Return part → names of the outermost modules and parameters that it consists of.
 
@@ -110,8 +121,8 @@ def vision_parts(model: "PreTrainedModel", parts: Collection[str]) -> dict[str, 
     return {part: found[part] for part in found if part in parts}
 
 
-def _inside(name: str, modules: Iterable[str]) -> bool:
-    """Return whether a parameter is one of these, or within one of these modules."""
+def is_inside(name: str, modules: Iterable[str]) -> bool:
+    """Return whether a parameter or module is one of these, or within one of these modules."""
     return any(name == outer or name.startswith(f"{outer}.") for outer in modules)
 
 
@@ -150,7 +161,7 @@ def freeze_parts(model: "PreTrainedModel", stored: torch.dtype, where: str, trai
         raise ModelError(f"model_path {where}: {error}") from None
     replaced: dict[int, nn.Parameter] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if _inside(name, moving) if name in others else LANGUAGE[0] in trained:
+        if is_inside(name, moving) if name in others else LANGUAGE[0] in trained:
             continue
         parameter.requires_grad = False
         # ZeRO-3 keeps its partitions in one dtype.

@@ -41,3 +41,6 @@ class LoadRequest:
 
     trained: tuple[str, ...] = LANGUAGE
     """Parts of such a model that train: any of language_model, vision_tower, multi_modal_projector."""
+
+    media: bool = False
+    """Whether rows have images, `Strategy.media`."""

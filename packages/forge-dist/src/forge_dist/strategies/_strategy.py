@@ -69,6 +69,9 @@ class Strategy(abc.ABC):
 
     divides: bool = False
     """Whether the weights themselves are divided over the ranks, so that every forward is collective."""
+    media: bool = False
+    """Whether rows have images, set before `load`. A rank whose rows have none passes over parts of a model: where weights are
+    divided those are gathered with the whole of it, by all ranks alike."""
     autocasts: bool = True
     """Whether a forward with float32 weights takes autocast to compute in 16 bits. Not where weights are gathered in those:
     autocast would keep a second copy of what has been gathered until the backward pass."""
@@ -151,6 +154,7 @@ class Strategy(abc.ABC):
             quantization=quantization,
             other_dtype=other_dtype,
             trained=tuple(trained),
+            media=self.media,
         )
         if self.settings.cp_size > 1 and attention is not None and attention_function is None:
             raise StrategyError(
@@ -186,6 +190,7 @@ class Strategy(abc.ABC):
             task=task,
             quantization=quantization,
             other_dtype=other_dtype,
+            media=self.media,
         )
         return self._cut(request, self.read_frozen)
 
@@ -246,6 +251,12 @@ class Strategy(abc.ABC):
         """
         s = self.settings
         checkpoint_activations(model, str(s.activation_checkpointing), offload=s.activation_offloading)
+
+    def release(self, model: nn.Module) -> None:  # noqa: B027 - most have nothing to do
+        """Divide weights again that forwards of a wrapped model left gathered.
+
+        Whoever reads weights outside of a forward calls this first.
+        """
 
     @abc.abstractmethod
     def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, torch.optim.Optimizer]:

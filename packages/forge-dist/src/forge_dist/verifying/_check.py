@@ -115,6 +115,7 @@ def check_export(
         # The reloaded model's attention, as whoever loads the directory gets: sdpa wherever the architecture has it.
         with inference_mode(model, base, str(base_of(reloaded).config._attn_implementation)):
             ours = _score(model, usable, device)
+        strategy.release(model)
         reloaded.eval()
         with strategy.computing(reloaded):
             theirs = same_weights = _score_there(reloaded, usable, strategy)

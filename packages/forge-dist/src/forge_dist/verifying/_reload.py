@@ -81,7 +81,9 @@ def _loader(strategy: "Strategy", *, quantized: bool, adapter: bool) -> "Strateg
     if not adapter and not offloads:
         return strategy
     settings = attrs.evolve(strategy.settings, strategy=strategy.name, cpu_offload=strategy.settings.cpu_offload or offloads)
-    return make_strategy(settings, strategy.ranks, device=strategy.device, adapter=False)
+    loader = make_strategy(settings, strategy.ranks, device=strategy.device, adapter=False)
+    loader.media = strategy.media
+    return loader
 
 
 _OFFLOADED = ("fsdp2", "hsdp", "zero3")
@@ -139,7 +141,9 @@ def copy_weights(source: torch.nn.Module, target: torch.nn.Module) -> None:
             wanted, tensor = ours[name], theirs[name]
             if isinstance(wanted, DTensor) and not isinstance(tensor, DTensor):
                 continue  # a quantized base, whose copy is not divided, and which nothing rounds
-            if isinstance(wanted, torch.nn.Parameter) and isinstance(tensor, torch.nn.Parameter) and is_partitioned(tensor):
+            # An adapter's weights are partitioned with the engine, and those of the copy are not.
+            partitioned = is_partitioned(wanted) or is_partitioned(tensor)
+            if isinstance(wanted, torch.nn.Parameter) and isinstance(tensor, torch.nn.Parameter) and partitioned:
                 copy_partitioned(wanted, tensor)
             else:
                 local(tensor).copy_(local(wanted))

@@ -67,7 +67,8 @@ def adapt_model(
         return found
 
     def unreached(document: forge_algos.MediaDocument) -> Sequence[str]:
-        return measure(partial(forge_algos.unreached_by_images, device=strategy.device), document)
+        with strategy.computing(model):
+            return measure(partial(forge_algos.unreached_by_images, device=strategy.device), document)
 
     if names := freeze_unreached(s, model, media, unreached):
         more = f" and {counted(len(names) - 1, 'others')}" if names[1:] else ""

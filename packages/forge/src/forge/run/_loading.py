@@ -51,6 +51,7 @@ def load_with_attention(
         The settings with the choices, the model, and the reasons: of the attention, and of packing.
 
     """
+    strategy.media = strategy.media or bool(media)
     load = partial(_load_in_some_way, task, s, path, machine, dtype, strategy, longest, media)
     try:
         found = load()

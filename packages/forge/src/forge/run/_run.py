@@ -375,6 +375,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 router_aux_loss_coef=s.moe.router_aux_loss_coef,
                 average=source.average,
                 keep_casts=keeps_casts(strategy.name),
+                media=getattr(train.store, "has_media", False),
             ):
                 seen, planned = at.samples, (last.step - 1) // updates
                 # Those of the plan: a row of several documents, as a block of pretraining, is one of its samples.

@@ -18,7 +18,7 @@ import forge_dist
 from forge._content import content_text
 from forge._disk import writing
 from forge._errors import SettingsError
-from forge.tasks._media import check_layers_of_media, media_inputs
+from forge.tasks._media import media_inputs
 from forge.tasks._rollouts import sampler_of
 from forge.tasks._task import Run, Task
 from forge.tasks.items._items import VIRTUAL
@@ -101,11 +101,6 @@ def _check_media(task: Task, s: Any, asked: Asked) -> None:
             f"{what} the virtual tokens of adapter={s.adapter.adapter} move the places of images. Use adapter=lora, or take "
             "the image out."
         )
-    if s.strategy.strategy == "zero3":
-        raise SettingsError(
-            f"{what} strategy=zero3 divides the vision tower, whose parts the ranks that ask nothing would not compute. Use "
-            "strategy=fsdp2 or zero2, or take the image out."
-        )
 
 
 def is_prompt_file(prompt: str) -> bool:
@@ -132,8 +127,6 @@ class Answers:
         self._step = -1
         if not prompts:
             return
-        if any(asked.media for asked in prompts):
-            check_layers_of_media(run)
         self._asked: list[Prompt] | None = None
         if run.ranks.is_first and self._file.exists():
             # Bytes: a line may be torn within a sign, and a text splits at more than newlines.

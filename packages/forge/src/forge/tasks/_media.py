@@ -69,11 +69,6 @@ def check_media(s: Any, *stores: Any) -> None:
         raise SettingsError(
             f"cp_size={s.strategy.cp_size} and rows with images: ranks cannot share such a row. Leave cp_size out."
         )
-    if s.strategy.strategy == "zero3":
-        raise SettingsError(
-            "strategy=zero3 and rows with images: a rank without images in its row would leave the others waiting for its part "
-            "of the vision tower. Use strategy=fsdp2 or zero2."
-        )
 
 
 def check_media_texts(s: Any, *stores: Any) -> None:
@@ -239,7 +234,6 @@ def media_of(run: Run) -> MediaRead | None:
     documents = media_documents(run.settings, run.tokenizer, run.train, run.held_out)
     if not documents:
         return None
-    check_layers_of_media(run)
     inputs = media_inputs(run.settings, run.tokenizer)
     rows, why = _rows(run, documents, inputs)
     if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
@@ -255,28 +249,6 @@ def media_of(run: Run) -> MediaRead | None:
             "answers with sft, or take another model."
         )
     return MediaRead(inputs, rows, why)
-
-
-def check_layers_of_media(run: Run) -> None:
-    """Refuse to divide a model of which layers compute rows with images alone (Mllama).
-
-    A rank whose row has none, or that has no row in the end, would leave the others waiting for its part of these layers.
-    Ranks with whole copies (ddp) wait for no layer.
-
-    Raises:
-        SettingsError: naming the model.
-    """
-    configs = [getattr(module, "config", None) for module in run.model.modules()]
-    if (
-        run.ranks.world_size > 1
-        and run.strategy.name != "ddp"
-        and any(getattr(each, "cross_attention_layers", None) for each in configs)
-    ):
-        raise SettingsError(
-            f"{run.settings.model.model_path} has layers that compute only where a row has an image, and "
-            f"strategy={run.strategy.name} divides them, so that ranks would wait for each other where some have none. Use "
-            "strategy=ddp, or one rank."
-        )
 
 
 def with_rehearsed_media(run: Any, rows: MediaRows | None) -> Any:

@@ -31,7 +31,7 @@ from forge_algos.online.sampling._generation import (
     cache_of,
     default_generation_config,
     first_frequencies,
-    gather_root,
+    gathered_for_media,
     grow,
     made_up_token,
     of_keys_alone,
@@ -460,9 +460,9 @@ class GenerateSampler:
         )
         # PEFT adds virtual tokens in its own `generate`; any other adapter lies within the causal model.
         sampled: Any = unwrap(self._model) if virtual_tokens(self._model) else causal_model(self._model)
-        if self._media is not None and self._synced:
-            gather_root(sampled)  # on all ranks alike, whichever have images now
-        with self._autocast(), warnings.catch_warnings(), first_frequencies(self._model):
+        # On all ranks alike, whichever have images now.
+        gathered = gathered_for_media(self._model) if self._media is not None and self._synced else nullcontext()
+        with self._autocast(), gathered, warnings.catch_warnings(), first_frequencies(self._model):
             # PEFT computes positions itself, as intended.
             warnings.filterwarnings("ignore", message="Position ids are not supported")
             return sampled.generate(

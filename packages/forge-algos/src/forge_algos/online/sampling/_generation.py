@@ -1,13 +1,15 @@
 """Parts of a call of transformers' `generate`: logits processors, cache, settings."""
 
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from forge_algos._cache_argument import cache_argument
+from forge_algos._modules import causal_model, free_gathered, language_modules
 from forge_algos.isolation._rotary import reset_frequencies
 from forge_algos.online.sampling._draw import RepetitionPenalty, Warp
 
@@ -73,15 +75,25 @@ def with_penalty(warps: Sequence[Warp], penalty: float, ids: torch.Tensor, mask:
     return warps if penalty == 1.0 else [RepetitionPenalty(penalty, ids, mask), *warps]
 
 
-def gather_root(causal: nn.Module) -> None:
-    """Gather the weights of a divided model that stand in none of its layers.
+@contextmanager
+def gathered_for_media(model: nn.Module) -> Iterator[None]:
+    """Gather the weights of a divided model that compute on images.
 
-    Its forward gathers them, and `generate` runs what computes on images before that.
+    `generate` runs them before the model's forward, which gathers them itself.
+
+    Args:
+        model: wrapped, so that what an earlier forward left gathered can be divided again.
     """
     from torch.distributed.fsdp import FSDPModule
 
+    free_gathered(model)
+    causal: Any = causal_model(model)
     if isinstance(causal, FSDPModule):
         causal.unshard()
+    language = language_modules(causal)
+    own = [p for module in causal.modules() if module not in language for p in module.parameters(recurse=False)]
+    with sys.modules["deepspeed"].zero.GatheredParameters(own) if any(hasattr(p, "ds_id") for p in own) else nullcontext():
+        yield
 
 
 @contextmanager

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def shard_quantized(model: "PreTrainedModel", *, device: torch.device, sizes: tuple[int, int], cpu_offload: bool) -> None:
+def shard_quantized(
+    model: "PreTrainedModel", *, device: torch.device, sizes: tuple[int, int], cpu_offload: bool, media: bool = False
+) -> None:
     """Shard every parameter of `model` that is not trained, in place; collective.
 
     The codes of a weight are sharded like any tensor; the few constants that scale them (0.01 to 0.5 bits a weight) stay whole
-    on every rank. `sizes` are the number of copies, and the ranks that share one.
+    on every rank. `sizes` are the number of copies, and the ranks that share one; `media` as of `without_shared`.
     """
     shape = sizes[-1:] if sizes[0] == 1 else sizes
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard")[-len(shape) :])
@@ -34,7 +36,7 @@ def shard_quantized(model: "PreTrainedModel", *, device: torch.device, sizes: tu
     states = [layer.weight.quant_state for layer in layers]
     rules = fsdp_groups(model)
     groups = {name: rules[rule] for name, _ in model.named_modules() if (rule := wildcard(name)) in rules}
-    for name, style in without_shared(model, groups).items():
+    for name, style in without_shared(model, groups, media=media).items():
         fully_shard(
             model.get_submodule(name),
             mesh=mesh,

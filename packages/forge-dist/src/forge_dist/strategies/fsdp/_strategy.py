@@ -221,7 +221,7 @@ class FSDP(TorchStrategy):
         base = base_of(model)  # pyrefly: ignore[bad-argument-type]  it came from `load`
         if awaits_sharding(base):
             sizes = (self.dims.dp_replicate, self.shard_size)
-            shard_quantized(base, device=self.device, sizes=sizes, cpu_offload=self.settings.cpu_offload)
+            shard_quantized(base, device=self.device, sizes=sizes, cpu_offload=self.settings.cpu_offload, media=self.media)
             self._configure_groups(model)
         unshard_copied_modules(model)
         self._root = next(fsdp_modules(model), None)

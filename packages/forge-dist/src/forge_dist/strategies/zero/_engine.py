@@ -19,6 +19,8 @@ _BUCKET = 50_000_000
 # Elements that stay whole between a layer's forward and its backward; DeepSpeed's own number, which a small model never
 # reaches.
 _LIVE = 1_000_000_000
+# Elements of a weight that stays whole all the time; DeepSpeed's own number, below which lie all weights of a small model.
+_WHOLE = 100_000
 
 
 def prepare_import(ranks: "Ranks", device: torch.device) -> None:
@@ -91,6 +93,7 @@ def engine_config(
     if stage == 3:
         live = min(_LIVE, elements // 4)
         zero |= {"stage3_prefetch_bucket_size": bucket, "stage3_max_live_parameters": live, "stage3_max_reuse_distance": live}
+        zero["stage3_param_persistence_threshold"] = min(_WHOLE, elements // 1000)
     if settings.cpu_offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
         if stage == 3:

@@ -35,10 +35,25 @@ def load_partitioned(
     # transformers keeps a weak reference: it reads this object while it builds and reads the model, and not afterwards.
     switch = HfDeepSpeedConfig(config)
     try:
-        return read_model(request, device, broadcast=broadcast)
+        model = read_model(request, device, broadcast=broadcast)
     finally:
         unset_hf_deepspeed_config()
         del switch
+    _keep_used_renamings(model)
+    return model
+
+
+def _keep_used_renamings(model: "PreTrainedModel") -> None:
+    """Keep the renamings of files that gave a weight its name.
+
+    So does transformers where a model is not partitioned. All of them are turned round for an export, whose names would be
+    those of no release of the architecture.
+    """
+    from transformers.core_model_loading import WeightRenaming
+
+    if (conversions := getattr(model, "_weight_conversions", None)) is not None:
+        kept = [each for each in conversions if not isinstance(each, WeightRenaming) or each.was_used()]
+        model._weight_conversions = kept  # pyrefly: ignore[bad-argument-type]  transformers' own attribute
 
 
 def _check_on_first(model_path: str, ranks: "Ranks", *, task: Task) -> None:

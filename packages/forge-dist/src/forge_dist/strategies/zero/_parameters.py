@@ -10,16 +10,18 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from forge_dist.loading._unwrap import is_partitioned
+from forge_dist.loading._modalities import passed_over
+from forge_dist.loading._unwrap import base_of, is_partitioned
 
 
 @contextmanager
-def computing(model: torch.nn.Module) -> Iterator[None]:
+def computing(model: torch.nn.Module, *, media: bool = False) -> Iterator[None]:
     """Gather each module's own weights while it computes, within the block.
 
-    Forwards are collective and without gradients. A model that is not partitioned is left as it is.
+    Forwards are collective and without gradients. A model that is not partitioned is left as it is. `media` as of
+    `gather_on_forward`.
     """
-    hooks = gather_on_forward(model)
+    hooks = gather_on_forward(model, media=media)
     try:
         yield
     finally:
@@ -27,14 +29,23 @@ def computing(model: torch.nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def gather_on_forward(model: torch.nn.Module) -> list[RemovableHandle]:
+def gather_on_forward(model: torch.nn.Module, *, media: bool = False) -> list[RemovableHandle]:
     """Register hooks that gather each module's own weights while it computes; return them.
 
-    A module that has such hooks keeps those: DeepSpeed refuses to gather a weight within its gathering.
+    Where rows have `media`, those of modules that a row without passes over are gathered with the whole model's own: so all
+    ranks gather the same, whatever their rows are. A module that has such hooks keeps those: DeepSpeed refuses to gather a
+    weight within its gathering.
     """
     hooks: list[RemovableHandle] = []
+    base: torch.nn.Module = base_of(model)  # pyrefly: ignore[bad-argument-type]  it came from `load`
+    shared = _passed_over(base) if media else {}
+    inner = {module for outer in shared.values() for module in outer.modules()}
     for module in model.modules():
+        if module in inner:
+            continue
         own = [parameter for parameter in module.parameters(recurse=False) if is_partitioned(parameter)]
+        if module is base:
+            own += [p for outer in shared.values() for p in outer.parameters() if is_partitioned(p)]
         gathers = any(isinstance(getattr(hook, "__self__", None), _Gathering) for hook in module._forward_pre_hooks.values())
         if own and not gathers:
             gathering = _Gathering(own)
@@ -43,6 +54,49 @@ def gather_on_forward(model: torch.nn.Module) -> list[RemovableHandle]:
                 module.register_forward_hook(gathering.leave, always_call=True),
             ]
     return hooks
+
+
+def _passed_over(base: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Return the modules that a row without images passes over, by their names."""
+    return {name: base.get_submodule(name) for name in passed_over(base)}  # pyrefly: ignore[bad-argument-type]
+
+
+@contextmanager
+def gathered_with_the_model(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Let an engine that is made in the block gather the parts for images with the model.
+
+    They are the modules that a row without images passes over.
+    Their weights are divided like all others, and are whole from the beginning of the model's forward to its end, and again in
+    the backward pass. DeepSpeed follows no module in them: ranks whose rows have images make the same collectives in the same
+    order as others.
+    """
+    import deepspeed
+
+    base: torch.nn.Module = base_of(model)  # pyrefly: ignore[bad-argument-type]  it came from `load`
+    found = _passed_over(base)
+    places = [(base.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], outer) for name, outer in found.items()]
+    for parent, own, outer in places:
+        setattr(parent, own, _Weights(outer))
+    try:
+        yield
+    finally:
+        for parent, own, outer in places:
+            setattr(parent, own, outer)
+    for outer in found.values():
+        for parameter in outer.parameters():
+            deepspeed.zero.register_external_parameter(base, parameter)
+        for module in outer.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(device))  # the engine moves those of modules that it knows
+
+
+class _Weights(torch.nn.Module):
+    """Weights of a module, without what computes with them."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        for number, parameter in enumerate(module.parameters()):
+            self.register_parameter(str(number), parameter)
 
 
 def give_inputs_gradients(modules: Iterable[torch.nn.Module]) -> None:
@@ -107,7 +161,7 @@ def gathered_submodules(model: torch.nn.Module, name: str, modules: Sequence[str
 
 
 def copy_partitioned(source: torch.nn.Parameter, target: torch.nn.Parameter) -> None:
-    """Copy the values of one partitioned parameter into another; collective."""
+    """Copy a parameter into another, where one of them at least is partitioned; collective."""
     import deepspeed
 
     with (

@@ -7,7 +7,7 @@ not used: see `_state`.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,12 @@ from forge_dist.strategies._parallel_dims import ParallelDims
 from forge_dist.strategies._strategy import MakeOptimizer, StoredState, Strategy, Wanted
 from forge_dist.strategies.zero._engine import engine_config, import_deepspeed, prepare_import
 from forge_dist.strategies.zero._load import load_partitioned, with_whole_shapes
-from forge_dist.strategies.zero._parameters import computing, gather_on_forward, give_inputs_gradients
+from forge_dist.strategies.zero._parameters import (
+    computing,
+    gather_on_forward,
+    gathered_with_the_model,
+    give_inputs_gradients,
+)
 from forge_dist.strategies.zero._state import ZeroState, whole_tensors
 
 if TYPE_CHECKING:
@@ -53,6 +58,14 @@ class ZeroModel(nn.Module):
         enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         self._autocast.append(torch.autocast(kind, dtype=dtype, enabled=enabled))
         return self._engine[0](*args, **kwargs)
+
+    def reshard(self) -> None:
+        """Divide the weights again that a forward or backward pass left gathered.
+
+        Some may be on their way still, for a module that did not compute.
+        """
+        if self._engine[0].zero_optimization_partition_weights():
+            self._engine[0].empty_partition_cache()
 
     def _enter(self, _module: nn.Module, _args: Any) -> None:
         if self._autocast:
@@ -106,11 +119,12 @@ class ZeroStrategy(Strategy):
 
     def read_frozen(self, request: LoadRequest) -> "PreTrainedModel":
         model = super().read_frozen(request)
-        gather_on_forward(model)
+        gather_on_forward(model, media=self.media)
         return model
 
     def computing(self, model: nn.Module) -> AbstractContextManager[None]:
-        return computing(model)
+        # The engine gathers what it wraps.
+        return nullcontext() if isinstance(model, ZeroModel) else computing(model, media=self.media)
 
     def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         deepspeed = import_deepspeed()
@@ -128,7 +142,8 @@ class ZeroStrategy(Strategy):
         self._trained = [parameter for group in groups for parameter in group]
         elements = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
         config = engine_config(self.settings, self.stage, elements=elements)
-        self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        with gathered_with_the_model(model, self.device) if self.media and self.stage == 3 else nullcontext():
+            self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         if self.stage == 3:
             give_inputs_gradients(module for module in model.modules() if deepspeed.utils.z3_leaf_module(module))
         optimizer.register_step_pre_hook(self._before_step)
@@ -227,11 +242,18 @@ class ZeroStrategy(Strategy):
 
     def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:  # noqa: ARG002
         assert self._state is not None
+        self.release(model)
         return self._state.tensors()
 
     def load_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: StoredState) -> None:  # noqa: ARG002
         assert self._state is not None
+        self.release(model)
         self._state.load(checkpoint)
 
     def whole(self, model: nn.Module, names: Wanted | None = None) -> Iterator[tuple[str, torch.Tensor | None]]:
+        self.release(model)
         return whole_tensors(model, names, self.ranks)
+
+    def release(self, model: nn.Module) -> None:
+        if isinstance(model, ZeroModel):
+            model.reshard()
