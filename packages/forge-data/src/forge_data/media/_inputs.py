@@ -131,7 +131,7 @@ class MediaInputs:
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """What a chat template writes for a medium of each kind, in whose place the processor puts its tokens."""
+        """What a chat template writes for a medium, of each kind that the processor takes."""
         return tuple(self._processor.placeholders.values())
 
     @property
