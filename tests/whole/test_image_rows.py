@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForMultimodalLM, Qwen2_5OmniThinkerConfig
+from transformers import AutoModelForMultimodalLM, Phi4MultimodalConfig, Qwen2_5OmniThinkerConfig
 
 import forge_accel
 import forge_algos
@@ -304,6 +304,41 @@ def test_completions(name: str, attention: str, way: str) -> None:
     shared = forge_packing.collate_groups([prompt], share_prompt=True)
     with pytest.raises(forge_algos.PackedBatchError, match="images has completions that share a prompt.* share_prompt=False"):
         trained(made, [completions(shared, [{}, {}])])
+
+
+def test_a_mask_of_pixels_stays_one() -> None:
+    """Whether a model sees an image is tried with other pixels; the float array that says which of them count is as it was."""
+    made, first = model("gemma3", "eager"), documents("gemma3")[0]
+    mask, seen = np.ones((1, 2, 4, 4), np.float32), []
+
+    def taken(_: Any, args: Any, given: dict[str, Any]) -> Any:
+        seen.append(given.pop("media_attention_mask"))
+        return args, given
+
+    made.base_model.register_forward_pre_hook(taken, with_kwargs=True)
+    inputs = {**first.inputs, "media_attention_mask": mask}
+    forge_algos.require_media(made, first._replace(inputs=inputs), device=torch.device("cpu"))
+    assert len(seen) > 1
+    assert all(each.tolist() == mask.tolist() for each in seen)
+
+
+def test_images_within_the_language_model() -> None:
+    """Phi-4's tower is a part of its decoder, and would train unasked: that is one error, behind the test that it sees them."""
+    config = Phi4MultimodalConfig(
+        **{name: size for name, size in modalities.TEXT.items() if name != "head_dim"},
+        vision_config={**modalities.VISION, "num_hidden_layers": 2, "image_size": 56, "crop_size": 56, "image_token_id": 500},
+        audio_config={"num_blocks": 1, "hidden_size": 16, "intermediate_size": 8, "num_attention_heads": 2},
+    )
+    torch.manual_seed(20)
+    made = AutoModelForMultimodalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    inputs = {
+        "media_pixel_values": np.random.default_rng(0).standard_normal((1, 2, 3, 56, 56)).astype(np.float32),
+        "image_sizes": np.array([[56, 56]]),
+        "media_attention_mask": np.ones((1, 2, 4, 4), np.float32),
+    }
+    ids = np.array([5, *[500] * 13, 7, 9])
+    with pytest.raises(forge_algos.PackedBatchError, match="computes images within its language model, and names no part"):
+        forge_algos.require_media(made, Document(ids, inputs, [(1, 14)]), device=torch.device("cpu"))
 
 
 def test_a_plan_with_one_sample_a_row() -> None:

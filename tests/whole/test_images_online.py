@@ -6,7 +6,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -23,14 +23,12 @@ from forge_algos.online.updates._divide import divide_shards
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
-from . import modalities, pictures, reference
+from . import modalities, pictures
 from .conftest import write_rows
+from .policies import logits, oracle
 from .starts import metrics, untimed, weights
 from .three_steps import SETTINGS, figures
 from .verbs import run_verb, run_verb_killed
-
-if TYPE_CHECKING:
-    from torch import nn
 
 REWARDS = '''
 SEEN = []
@@ -55,7 +53,6 @@ OWN: dict[str, dict[str, Any]] = {
     "rloo": {"num_generations": 3, "kl_weight": 0.1},
     "ppo": {"num_generations": 2},
 }
-CLIP = 0.2
 
 
 @pytest.fixture(scope="module")
@@ -88,26 +85,6 @@ def asked(data: Path, model: Path) -> list[dict[str, torch.Tensor]]:
     """What the processor makes of each row."""
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     return [pictures.prompt_inputs(model, row["prompt"], data.parent) for row in rows]
-
-
-def logits(plain: nn.Module, prompt: dict[str, torch.Tensor], completion: Any) -> torch.Tensor:
-    """Logits[S, V] before each token of a completion, in a forward of its own."""
-    before, more = prompt["input_ids"].shape[1], torch.tensor(np.asarray(completion), dtype=torch.int64)[None]
-    given = {
-        name: torch.cat([array, array.new_zeros(1, more.shape[1])], 1) if array.shape == (1, before) else array
-        for name, array in prompt.items()
-    }
-    if (seen := prompt.get("cross_attention_mask")) is not None:
-        # As `generate` goes on with Mllama's.
-        given["cross_attention_mask"] = torch.cat([seen, seen[:, -1:].expand(-1, more.shape[1], -1, -1)], 1)
-    given["input_ids"] = torch.cat([prompt["input_ids"], more], 1)
-    return plain(**given, use_cache=False).logits[0, before - 1 : -1]
-
-
-def token_logps(plain: nn.Module, prompt: dict[str, torch.Tensor], completion: Any) -> torch.Tensor:
-    """The log-probability of each token."""
-    found = logits(plain, prompt, completion).log_softmax(-1)
-    return found.gather(1, torch.tensor(np.asarray(completion), dtype=torch.int64)[:, None])[:, 0]
 
 
 @pytest.fixture(
@@ -232,63 +209,6 @@ def test_images_of_another_number(sampled: Any) -> None:
         sampler = online.GenerateSampler(plain, eos_ids=[2], pad_id=0, batch_tokens=100, media=mine)
         with pytest.raises(forge_algos.RolloutError, match="images: of"):
             sampler.sample(ids, num_generations=1, temperature=1.0, media=several, **OPTIONS)
-
-
-def k3(logp: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Estimate of the KL divergence from another distribution (http://joschu.net/blog/kl-approx.html)."""
-    return (other - logp).exp() - (other - logp) - 1
-
-
-def grpo_terms(logp: torch.Tensor, old: torch.Tensor, other: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
-    """Clipped surrogate and KL of each token (arXiv 2402.03300, equation 3), as a loss."""
-    ratio = (logp - old).exp()
-    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
-    return -(surrogate - 0.1 * k3(logp, other))
-
-
-def oracle(
-    run: Path, plain: Any, first: Any, prompts: list[dict[str, torch.Tensor]], never: frozenset[int]
-) -> list[tuple[float, float]]:
-    """(loss, gradient norm) of each of two updates on every rollout of a run of GRPO: a mean over its tokens (DAPO).
-
-    What the run sampled, none of the tokens `never`, is what the plain model's probabilities give.
-    """
-    recipe = reference.Recipe(3e-3, 4, lr_scheduler="constant", max_grad_norm=0.5)
-    optimizer, found = reference.AdamW(plain, recipe, lambda _name, _parameter: False), []
-    for step in (1, 3):
-        rollout = online.Rollout.read(run / "rollouts" / f"step_{step}.jsonl")
-        given = [prompts[int(rollout.prompt_rows[group])] for group in rollout.groups]
-        with torch.no_grad():
-            old, other = (
-                [token_logps(each, *both) for both in zip(given, rollout.completion_ids, strict=True)]
-                for each in (plain, first)
-            )
-        for at, (prompt, completion) in enumerate(zip(given, rollout.completion_ids, strict=True)):
-            drawn = uniforms(rollout.seed, [divmod(at, 3)], 7)[0, : len(completion)]
-            with torch.no_grad():
-                scores = logits(plain, prompt, completion)
-            scores[:, [*never]] = -torch.inf
-            assert inverse_cdf(scores, drawn).tolist() == completion.tolist()
-        np.testing.assert_allclose(rollout.old_logps, torch.cat(old), atol=1e-5)
-        np.testing.assert_allclose(rollout.ref_logps, torch.cat(other), atol=1e-5)
-        rewards = torch.tensor(rollout.rewards).view(-1, 3)
-        advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)).ravel()
-        for _ in range(2):
-            plain.zero_grad()
-            terms = [
-                grpo_terms(token_logps(plain, prompt, completion), *rest)
-                for prompt, completion, *rest in zip(given, rollout.completion_ids, old, other, advantages, strict=True)
-            ]
-            loss = torch.cat(terms).mean()
-            loss.backward()
-            gradients = {
-                name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                for name, parameter in plain.named_parameters()
-                if parameter.requires_grad
-            }
-            found.append((float(loss.detach()), reference.norm(gradients)))
-            optimizer.step(reference.clip(gradients, 0.5), 3e-3)
-    return found
 
 
 @pytest.mark.parametrize(

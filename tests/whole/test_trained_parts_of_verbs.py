@@ -32,6 +32,7 @@ from . import (
     test_images_online as online,
 )
 from .conftest import write_rows
+from .policies import oracle, token_logps
 from .starts import untimed, weights
 from .three_steps import figures, samples
 from .verbs import run_verb, run_verb_killed
@@ -70,7 +71,7 @@ def same(
     run: forge.RunResult, plain: Any, model: Path, expected: list[tuple[float, float]], folder: Path, atol: float = 1e-4
 ) -> None:
     """Losses and gradient norms of every step, and weights behind the last one; tower and projector have moved."""
-    assert figures(run.output_dir) == pytest.approx([loss for loss, _ in expected], rel=1e-5, abs=1e-6)
+    assert figures(run.output_dir) == pytest.approx([loss for loss, _ in expected], rel=1e-5, abs=2e-6)
     assert figures(run.output_dir, "grad_norm") == pytest.approx([norm for _, norm in expected], rel=1e-4)
     plain.save_pretrained(folder / "plain")
     file = "adapter_model.safetensors" if hasattr(plain, "peft_config") else "model.safetensors"
@@ -192,26 +193,33 @@ def test_distill(name: str, lora: bool, saved: Callable[[str], Path], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("name", "lora"),
+    ("verb", "name", "lora"),
     [
-        ("llava-next", False),
+        ("grpo", "llava-next", False),
+        ("ppo", "gemma3", False),
+        ("rloo", "llava-before-last", True),
         *(
             pytest.param(*case, marks=pytest.mark.lane)
-            for case in (("gemma3", False), ("llava-before-last", True), ("idefics2", False), ("mllama", False))
+            for case in (
+                *(("grpo", name, False) for name in ("gemma3", "idefics2", "mllama")),
+                *((verb, name, False) for verb in ("rloo", "ppo") for name in ("llava-next", "idefics2", "mllama")),
+                ("rloo", "gemma3", False),
+                *((verb, "llava-before-last", True) for verb in ("grpo", "ppo")),
+            )
         ),
     ],
 )
-def test_grpo(name: str, lora: bool, saved: Callable[[str], Path], prompts: Path, tmp_path: Path) -> None:
-    """It samples by the tower of now, and the KL is from the tower of the start."""
+def test_online(verb: str, name: str, lora: bool, saved: Callable[[str], Path], prompts: Path, tmp_path: Path) -> None:
+    """It samples by the tower of now, and the KL is from the tower of the start; a value head learns beside them."""
     model = saved(name)
     plain, first, more = whole(model), whole(model), {}
     if lora:
         plain, more = adapted(plain, tmp_path / "adapter")
         first = PeftModel.from_pretrained(first, tmp_path / "adapter")
-    given = GIVEN["grpo"] | more | {"model_path": str(model), "data_path": str(prompts)}
-    run = forge.grpo(**given, ckpt_output_dir=tmp_path / "run")
+    given = GIVEN[verb] | more | {"model_path": str(model), "data_path": str(prompts)}
+    run = getattr(forge, verb)(**given, ckpt_output_dir=tmp_path / "run")
     never = forge_data.MediaInputs(model).token_ids
-    expected = online.oracle(run.output_dir, plain.eval(), first.eval(), online.asked(prompts, model), never)
+    expected = oracle(run.output_dir, plain.eval(), first.eval(), online.asked(prompts, model), never, verb)
     same(run, plain, model, expected, tmp_path, atol=3e-4)
 
 
@@ -231,7 +239,7 @@ def test_references_of_adapted_towers(saved: Callable[[str], Path], rated: Path,
     first, asked, rollout = whole(model).eval(), online.asked(prompts, model), Rollout.read(run / "rollouts" / "step_3.jsonl")
     with torch.no_grad():
         expected = [
-            online.token_logps(first, asked[int(rollout.prompt_rows[group])], ids)
+            token_logps(first, asked[int(rollout.prompt_rows[group])], ids)
             for group, ids in zip(rollout.groups, rollout.completion_ids, strict=True)
         ]
     assert rollout.ref_logps is not None

@@ -105,7 +105,7 @@ def test_gradients_are_complete_in_the_same_order(make, images):
         names = {parameter: name for name, parameter in net.named_parameters()}
         for parameter in names:
             parameter.register_post_accumulate_grad_hook(order.append)
-        steps(net, [[row]], images=True)
+        steps(net, [[row]], media=True)
         order = [names[parameter] for parameter in order]
         assert sorted(order) == sorted(names.values())
         orders.append(order)

@@ -250,3 +250,37 @@ def test_a_family_without_rewards_is_refused(tmp_path):
     transformers.Mistral3ForConditionalGeneration(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"mistral3 gives no rewards: .* no class \.\.\.ForSequenceClassification"):
         load(str(tmp_path), task="reward")
+
+
+def test_a_text_is_marked_where_a_model_trains_on_nothing_else(tmp_path):
+    """Molmo 2 trains on rows of text, which it refuses without `mm_token_type_ids`, as on those of its processor."""
+    vision = {
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "image_size": [28, 28],
+        "patch_size": 14,
+        "num_position_embeddings": 4,
+    }
+    adapter = {**vision, "vision_feature_layer": [-1], "text_hidden_size": 16}
+    config = transformers.Molmo2Config(text_config=TEXT, vision_config=vision, adapter_config=adapter)
+    transformers.Molmo2ForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+    model, ids = load(str(tmp_path / "base")), torch.tensor([[5, 7, 9, 11]])
+    assert not model.training
+    marks = torch.zeros_like(ids)
+    for training in (False, True):
+        model.train(training)
+        for given in ({"input_ids": ids}, {"inputs_embeds": model.get_input_embeddings()(ids)}):
+            found = model(**given, use_cache=False).logits
+            assert torch.equal(found, model(**given, use_cache=False, mm_token_type_ids=marks).logits)
+    model.train().base_model._forward_pre_hooks.clear()
+    with pytest.raises(ValueError, match="`mm_token_type_ids` is required"):
+        model(input_ids=ids, use_cache=False)
+
+
+def test_no_other_model_is_marked(saved):
+    """A model that trains on text as it is gets no hook."""
+    assert not any(module._forward_pre_hooks for module in load(saved).modules())

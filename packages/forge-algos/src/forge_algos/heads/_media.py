@@ -102,16 +102,17 @@ def require_media(
     A model of text may take pixels as an argument and pass over them. So with other pixels it has to compute something else.
 
     Raises:
-        PackedBatchError: it does not, or it cannot run the document.
+        PackedBatchError: it does not, it cannot run the document, or its configuration does not tell the language from the rest
+            (Phi-4 multimodal), so that a vision tower would train unasked.
     """
     what = type(causal_model(model)).__name__
 
     def problem_of(model: nn.Module, device: torch.device) -> str | None:
-        # No constant, which a model that standardizes its pixels would take off again.
+        # No constant, which a model that standardizes its pixels would take off again. Zeros and ones are a mask (Phi-4).
         floats = {
             name: array + np.resize(np.array([1, -1, 2], array.dtype), array.shape)
             for name, array in document.inputs.items()
-            if array.dtype.kind == "f"
+            if array.dtype.kind == "f" and not np.isin(array, (0, 1)).all()
         }
         other = document._replace(inputs={**document.inputs, **floats})
         with Compare(model, decides(model)) as compare:
@@ -121,6 +122,11 @@ def require_media(
         return None
 
     _require(model, what, with_and_without_autocast(problem_of, autocast), device, "Take a model of text and images")
+    if len(language_modules(model)) == len({*causal_model(model).modules()}):
+        raise PackedBatchError(
+            f"{what} computes images within its language model, and names no part for them that could stay frozen. Take a "
+            "model whose configuration has a text_config of its own"
+        )
 
 
 def has_experts(model: nn.Module) -> bool:

@@ -71,7 +71,7 @@ def sample_self(
     each, share = settings.num_generations, share_of(len(prompts), shard, parallel.data_parallel_size)
     chosen = range(len(prompts))[share]
     # Of a sampler that has images; others need not know the argument.
-    pictures: dict[str, Any] = {} if media is None else {"images": [media[i] for i in chosen]}
+    pictures: dict[str, Any] = {} if media is None else {"media": [media[i] for i in chosen]}
     made = sampler.sample(
         [prompts[i] for i in chosen],
         max_new_tokens=settings.max_new_tokens,

@@ -14,7 +14,7 @@ from forge_dist._third_party_logs import quiet_imports, quiet_transformers
 from forge_dist.loading._attention import AttentionFunction, register_attention
 from forge_dist.loading._config_changes import change_config
 from forge_dist.loading._dtype import base_dtype
-from forge_dist.loading._modalities import LANGUAGE, attend_plainly, freeze_parts, is_multimodal, processor_files
+from forge_dist.loading._modalities import LANGUAGE, attend_plainly, freeze_parts, is_multimodal, mark_text, processor_files
 from forge_dist.loading._model_path import check_config, check_model_path, expand_user, is_hub_name
 from forge_dist.loading._moving import moved
 from forge_dist.loading._mxfp4 import dequantizing
@@ -193,6 +193,7 @@ def read_model(
     if is_multimodal(model.config) or request.trained != LANGUAGE:
         stored = request.other_dtype or base_dtype(model_path, task=task)
         freeze_parts(model, stored, model_path, request.trained)
+        mark_text(model)
         if request.attention_function is not None:
             attend_plainly(model)
         processor_files(model_path, fetch=True)

@@ -4,6 +4,7 @@ Such a directory holds a vision tower, a projector, perhaps audio layers beside 
 not run them. What is frozen is kept in the dtype of its files.
 """
 
+import inspect
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -32,6 +33,8 @@ PROCESSOR_FILES = (
 
 _PROJECTOR = re.compile(r"merger|connector|projector")
 """In names of projectors that stand in a tower, or that are models of their own."""
+_MARKS = "mm_token_type_ids"
+"""Argument of a forward: 1 for each token that stands for a part of an image, 0 for one of text."""
 LANGUAGE = ("language_model",)
 """The parts that train where nothing else is said."""
 
@@ -169,6 +172,60 @@ def freeze_parts(model: "PreTrainedModel", stored: torch.dtype, where: str, trai
             narrow = replaced.setdefault(id(parameter), nn.Parameter(parameter.detach().to(stored), requires_grad=False))
             parent, _, own = name.rpartition(".")
             setattr(model.get_submodule(parent), own, narrow)
+
+
+def mark_text(model: "PreTrainedModel") -> None:
+    """Mark text as text, `mm_token_type_ids` of 0, for a model that trains on nothing else.
+
+    Molmo 2 of transformers 5.23 and 5.24 refuses to train without; its processor gives them with every text. A forward with a
+    cache is left as it is.
+    """
+    body: Any = model.base_model
+    if not _wants_marks(body):
+        return
+
+    def marked(_module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"][..., 0]
+        if tokens is None or any(given.get(name) is not None for name in (_MARKS, "cache", "past_key_values")):
+            return args, given
+        return args, given | {_MARKS: torch.zeros_like(tokens, dtype=torch.int64)}
+
+    body.register_forward_pre_hook(marked, with_kwargs=True)
+
+
+class _Began(Exception):  # noqa: N818 - no error: the forward got as far as its embeddings
+    pass
+
+
+def _wants_marks(body: Any) -> bool:
+    """Return whether a training forward of text is refused for want of `mm_token_type_ids`."""
+    if _MARKS not in inspect.signature(body.forward).parameters:
+        return False
+    ids, modes = torch.zeros(1, 1, dtype=torch.int64), {module: module.training for module in body.modules()}
+
+    def begin(*_: Any) -> None:
+        raise _Began
+
+    def begins(**marks: torch.Tensor) -> bool:
+        try:
+            body.forward(input_ids=ids, use_cache=False, **marks)
+        except _Began:
+            return True
+        except ValueError:
+            return False
+        except Exception:  # noqa: BLE001 - whatever else a forward may raise on meta tensors or shards says nothing of marks
+            return True
+        return True
+
+    # Before hooks that gather a divided layer's weights, which only its forward would divide again.
+    hook = body.get_input_embeddings().register_forward_pre_hook(begin, prepend=True)
+    try:
+        body.train()
+        return not begins() and begins(**{_MARKS: ids})
+    finally:
+        hook.remove()
+        for module, training in modes.items():
+            module.training = training
 
 
 def attend_plainly(model: "PreTrainedModel") -> None:

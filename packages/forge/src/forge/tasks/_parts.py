@@ -125,7 +125,8 @@ def check_trained(s: Any, model: Any) -> dict[str, list[Any]]:
     moving = {part: [p for p in weights if id(p) in trained] for part, weights in parts.items()}
     for part, weights in moving.items():
         setting, frozen = f"freeze_{part}", getattr(s.parts, f"freeze_{part}")
-        if not frozen and not weights and part != "language_model":
+        # Inkling has no projector beside its tower.
+        if not frozen and not weights and parts[part] and part != "language_model":
             raise SettingsError(f"{setting}=False: nothing of it would train: {_why_none(s, part)}.")
         if frozen and weights and s.adapter.adapter_path:
             raise SettingsError(f"the adapter in adapter_path has weights of what {setting}=True freezes: set {setting}=False.")

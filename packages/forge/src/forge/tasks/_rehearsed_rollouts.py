@@ -49,7 +49,7 @@ class RehearsedRollouts:
             found = [(rows, row) for rows in self._looked_at() for row in self._update(rows).fullest()]
             most = (max(found, key=lambda each, size=size: size(each[1].tokens, each[1].keys)) for size in (_tokens, with_keys))
             chosen = {id(row): (rows, row) for rows, row in most}
-            if getattr(self._run.train, "images", None) is not None:
+            if getattr(self._run.train, "media", None) is not None:
                 of_media = [(rows, most_media(*self._media_sizes(rows), **self._limits(rows))) for rows in self._looked_at()]
                 chosen |= {id(row): (rows, row) for rows, row in of_media if row is not None}
         steps = []

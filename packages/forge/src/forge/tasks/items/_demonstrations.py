@@ -81,7 +81,7 @@ class Demonstrations(Prompts):
             [partial(each.__getitem__, row) if row in each else None for row in rows]
             for each in (self.media, self.teacher_media)
         ]
-        return {"images": tuple(of), "join_media": self.media.join}
+        return {"media": tuple(of), "join_media": self.media.join}
 
     def teacher_ids(self, indices: Sequence[int] | Ints) -> list[Any]:
         """Return int32[S] of each prompt as the teacher is asked."""
