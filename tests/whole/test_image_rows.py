@@ -312,11 +312,11 @@ def test_a_mask_of_pixels_stays_one() -> None:
     mask, seen = np.ones((1, 2, 4, 4), np.float32), []
 
     def taken(_: Any, args: Any, given: dict[str, Any]) -> Any:
-        seen.append(given.pop("media_attention_mask"))
+        seen.append(given.pop("image_attention_mask"))
         return args, given
 
     made.base_model.register_forward_pre_hook(taken, with_kwargs=True)
-    inputs = {**first.inputs, "media_attention_mask": mask}
+    inputs = {**first.inputs, "image_attention_mask": mask}
     forge_algos.require_media(made, first._replace(inputs=inputs), device=torch.device("cpu"))
     assert len(seen) > 1
     assert all(each.tolist() == mask.tolist() for each in seen)
@@ -332,9 +332,9 @@ def test_images_within_the_language_model() -> None:
     torch.manual_seed(20)
     made = AutoModelForMultimodalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     inputs = {
-        "media_pixel_values": np.random.default_rng(0).standard_normal((1, 2, 3, 56, 56)).astype(np.float32),
+        "image_pixel_values": np.random.default_rng(0).standard_normal((1, 2, 3, 56, 56)).astype(np.float32),
         "image_sizes": np.array([[56, 56]]),
-        "media_attention_mask": np.ones((1, 2, 4, 4), np.float32),
+        "image_attention_mask": np.ones((1, 2, 4, 4), np.float32),
     }
     ids = np.array([5, *[500] * 13, 7, 9])
     with pytest.raises(forge_algos.PackedBatchError, match="computes images within its language model, and names no part"):

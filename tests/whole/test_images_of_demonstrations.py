@@ -95,7 +95,7 @@ def test_losses_are_plain_transformers(family: str, teacher: str, tmp_path: Path
 
 
 def _learns(name: str) -> bool:
-    return "vision_tower" not in name and "multi_modal_projector" not in name and "media_newline" not in name
+    return "vision_tower" not in name and "multi_modal_projector" not in name and "image_newline" not in name
 
 
 @pytest.mark.lane

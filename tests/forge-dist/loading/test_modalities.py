@@ -107,7 +107,7 @@ PARTS = {
     "Gemma3": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector"]},
     "Gemma4": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.embed_vision"]},
     "Llava": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector"]},
-    "LlavaNext": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector", "model.media_newline"]},
+    "LlavaNext": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector", "model.image_newline"]},
     "Idefics3": {BOTH[0]: ["model.vision_model"], BOTH[1]: ["model.connector"]},
     "SmolVLM": {BOTH[0]: ["model.vision_model"], BOTH[1]: ["model.connector"]},
     "InternVL": {BOTH[0]: ["model.vision_tower"], BOTH[1]: ["model.multi_modal_projector"]},
@@ -139,7 +139,7 @@ def test_what_a_row_without_images_passes_over():
     assert passed_over(model) == ["model.vision_model", "model.multi_modal_projector", layers[1]]
     groups = dict.fromkeys(layers, RESHARDED)
     assert [*without_shared(model, groups)] == layers
-    assert [*without_shared(model, groups, images=True)] == layers[:1]
+    assert [*without_shared(model, groups, media=True)] == layers[:1]
 
 
 def test_parts_that_cannot_be_told_apart():
