@@ -138,12 +138,12 @@ def main() -> None:
             measured=options.steps,
             threads=options.threads,
             tolerance=1e-4,
-            objective="_media",
+            objective="_images",
         )
         lengths = store.lengths
         longest = [int(lengths[first : first + options.rows].max()) for first in range(0, len(lengths), options.rows)]
     emit(
-        "media_vs_trl",
+        "images_vs_trl",
         "tokens per second of forge's pieces over TRL's SFTTrainer on the same rows with images, on a CPU",
         race.ratio,
         1.0,

@@ -32,7 +32,7 @@ from _here import CHECKS, Here
 from _report import versions
 
 SECONDS = 600.0
-MODULES = ("_right", "_right_media", "_right_training", "_right_state", "_families", "_verbs", "_speed", "_speed_trl", "_tax")
+MODULES = ("_right", "_right_images", "_right_training", "_right_state", "_families", "_verbs", "_speed", "_speed_trl", "_tax")
 for module in MODULES:
     importlib.import_module(module)
 

@@ -137,7 +137,7 @@ def test_dpo_vs_trl():
 @needs_trl
 def test_images_vs_trl():
     """images_vs_trl.py trains both sides on the same rows with images, to the same first loss."""
-    figures = run_toy("media_vs_trl.py")
+    figures = run_toy("images_vs_trl.py")
     assert figures["first_loss"]["forge"] == pytest.approx(figures["first_loss"]["trl"], rel=1e-5)
 
 
