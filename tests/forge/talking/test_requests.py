@@ -34,7 +34,7 @@ def test_what_can_be_read_passes(png: str) -> None:
     """Texts, images of models that take them, audio of those that take it, calls of tools, and nothing."""
     part = {"type": "image_url", "image_url": {"url": png}}
     check_messages([{"role": "user", "content": "hi"}, {"role": "user", "content": None}], "LLM")
-    check_messages(asked(part, {"type": "input_media", "image_url": png}, {"type": "input_text", "text": "?"}), "VLM")
+    check_messages(asked(part, {"type": "input_image", "image_url": png}, {"type": "input_text", "text": "?"}), "VLM")
     check_messages(asked({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}), "MULTIMODAL")
     check_messages([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}], "content": 3}], "LLM")
 

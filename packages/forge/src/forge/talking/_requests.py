@@ -13,7 +13,7 @@ from typing import Any
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of parts that are texts → their field."""
-_IMAGES = ("image_url", "input_media")
+_IMAGES = ("image_url", "input_image")
 _KNOWN = "text, image_url, and of models that take them input_audio, audio_url and video_url"
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
