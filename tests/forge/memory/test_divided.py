@@ -14,9 +14,12 @@ BLOCK = 1000
 GROUPS = Groups(layers=8, block=BLOCK, root=100)
 
 
-def planned(strategy: str = "fsdp2", *, gathers: Any = None, shard_size: int | None = None, frozen: bool = False) -> Any:
+def planned(
+    strategy: str = "fsdp2", *, gathers: Any = None, shard_size: int | None = None, frozen: bool = False, beside: Any = ()
+) -> Any:
     """A run on four ranks."""
-    settings = SimpleNamespace(strategy=SimpleNamespace(shard_size=shard_size, cp_size=1))
+    parts = SimpleNamespace(beside=beside)
+    settings = SimpleNamespace(strategy=SimpleNamespace(shard_size=shard_size, cp_size=1), parts=parts)
     return SimpleNamespace(
         strategy=strategy, ranks=4, settings=settings, frozen=frozen, gathers=gathers, weights=forge_accel.float32
     )
@@ -58,3 +61,13 @@ def test_what_ranks_of_a_host_exchange(gathers: Any, parts: dict[str, int], exch
     phase = divided(planned(gathers=gathers), "step", parts, GROUPS, on_host=True)
     assert phase.parts["collectives"] == exchanged + outside
     assert phase.parts["gradients"] == parts.get("gradients", 0) // 4
+
+
+@pytest.mark.parametrize(("beside", "times"), [((), 1), (("vision_tower",), 2)])
+def test_what_zero3_gathers_for_images(beside: Any, times: int) -> None:
+    """The parts that a row without images passes over, whole, and their gradients where they train."""
+    parts = {"weights": 8 * 4 * BLOCK, "gradients": 8 * 4 * BLOCK}
+    made = [
+        divided(planned("zero3", beside=beside), "step", parts, GROUPS._replace(beside=each), on_host=True) for each in (0, 500)
+    ]
+    assert made[1].parts["collectives"] - made[0].parts["collectives"] == times * 500

@@ -31,6 +31,8 @@ class Groups(NamedTuple):
     """Weights of its largest repeated block."""
     root: int
     """Weights outside of the blocks, which stay gathered from the forward pass to the end of the backward pass."""
+    beside: int = 0
+    """Bytes of the weights that a row without media passes over, which ZeRO-3 gathers with the whole model."""
 
 
 def shares(planned: Planned) -> dict[str, int]:
@@ -56,6 +58,8 @@ def divided(planned: Planned, name: str, parts: Mapping[str, int], groups: Group
         elif "weights" in _DIVIDED[planned.strategy] and name != "saving":
             # The weights of the layer that computes and of the next, gathered, and the gradients of one before they are summed.
             found["collectives"] = 3 * parts.get("weights", 0) // max(1, groups.layers)
+            trained = name == "step" and bool(planned.settings.parts.beside)
+            found["collectives"] += groups.beside * (2 if trained else 1)
     elif ranks > 1 and on_host and name == "step":
         # Gradients lie in DDP's buckets. On a host a bucket is sent from a copy and received into another.
         found["collectives"] = 2 * min(_BUCKET, parts.get("gradients", 0))

@@ -139,6 +139,15 @@ def _row_lengths(planned: Planned) -> int:
     return len(found)
 
 
+def _groups(model: Any, layers: int, *, media: bool) -> Groups:
+    """Return what ranks that divide a model gather together, where rows may have `media`."""
+    whole = [model.get_submodule(name) for name in forge_dist.passed_over(model)] if media else []
+    blocks = [each for each in forge_algos.repeated_blocks(model) if not any(each is outer for outer in whole)]
+    sizes = [sum(p.numel() for p in each.parameters()) for each in blocks]
+    beside = {p: p.numel() * p.element_size() for outer in whole for p in outer.parameters()}
+    return Groups(layers, max(sizes, default=0), sum(p.numel() for p in model.parameters()) - sum(sizes), sum(beside.values()))
+
+
 class Rehearsed(NamedTuple):
     """Model without numbers, adapted and wrapped as the run's would be."""
 
@@ -186,8 +195,7 @@ class Rehearsed(NamedTuple):
         forge_algos.score_rows_at_once(model, machine.head_rows)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
-        sizes = [sum(p.numel() for p in each.parameters()) for each in forge_algos.repeated_blocks(model)]
-        groups = Groups(layers, max(sizes, default=0), sum(p.numel() for p in model.parameters()) - sum(sizes))
+        groups = _groups(model, layers, media=planned.media)
         with rehearsal.adapting():
             adaptation = forge_algos.adapt(
                 model,
