@@ -205,21 +205,22 @@ def test_causal_attention(given: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ci_keeps(["fsdp2"], ["ddp", "fsdp2", "zero3"]))
+@pytest.mark.parametrize("strategy", ci_keeps(["fsdp2"], ["ddp", "fsdp2", "hsdp", "zero3"]))
 def test_two_ranks(strategy: str, given: dict[str, Any], tmp_path: Path) -> None:
     """Divided it trains as on one rank, also where a rank's rows have no images, or it has none in the end."""
     numbers = range(12)
     data = write_rows(tmp_path / "few.jsonl", [pictures.conversation(tmp_path, each, int(each % 3 == 0)) for each in numbers])
-    run = given | {"data_path": str(data), "effective_batch_size": 3}
+    run = given | {"data_path": str(data), "effective_batch_size": 4 if strategy == "hsdp" else 3}
     forge.sft(**run, ckpt_output_dir=tmp_path / "one")
-    run |= {"strategy": strategy, "ckpt_output_dir": str(tmp_path / "two")}
-    run_on_ranks(run_verb, 2, "sft", run, joined=False)
+    ranks, more = (4, {"shard_size": 2}) if strategy == "hsdp" else (2, {})
+    run |= {"strategy": strategy, "ckpt_output_dir": str(tmp_path / "two"), **more}
+    run_on_ranks(run_verb, ranks, "sft", run, joined=False)
     assert figures(tmp_path / "two") == pytest.approx(figures(tmp_path / "one"), rel=1e-5)
     assert figures(tmp_path / "two", "grad_norm") == pytest.approx(figures(tmp_path / "one", "grad_norm"), rel=1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ci_keeps(["fsdp2"], ["ddp", "fsdp2", "zero2", "zero3"]))
+@pytest.mark.parametrize("strategy", ci_keeps(["fsdp2"], ["ddp", "fsdp2", "hsdp", "zero2", "zero3"]))
 def test_layers_of_images_alone(strategy: str, given: dict[str, Any], tmp_path: Path) -> None:
     """Mllama's layers that attend to images have no part in rows without: ranks train as one, its tower too."""
     model = pictures.save("mllama", tmp_path / "model")
@@ -227,8 +228,9 @@ def test_layers_of_images_alone(strategy: str, given: dict[str, Any], tmp_path: 
     data = write_rows(tmp_path / "few.jsonl", [pictures.conversation(tmp_path, each, int(each % 3 == 0)) for each in numbers])
     run = given | {"model_path": str(model), "data_path": str(data), "effective_batch_size": 4, "freeze_vision_tower": False}
     forge.sft(**run, ckpt_output_dir=tmp_path / "one")
-    run |= {"strategy": strategy, "ckpt_output_dir": str(tmp_path / "two")}
-    run_on_ranks(run_verb, 2, "sft", run, joined=False)
+    ranks, more = (4, {"shard_size": 2}) if strategy == "hsdp" else (2, {})
+    run |= {"strategy": strategy, "ckpt_output_dir": str(tmp_path / "two"), **more}
+    run_on_ranks(run_verb, ranks, "sft", run, joined=False)
     assert figures(tmp_path / "two") == pytest.approx(figures(tmp_path / "one"), rel=1e-5)
     assert figures(tmp_path / "two", "grad_norm") == pytest.approx(figures(tmp_path / "one", "grad_norm"), rel=1e-4)
 
