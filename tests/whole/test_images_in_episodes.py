@@ -19,9 +19,10 @@ from forge_algos.online.sampling._draw import inverse_cdf, uniforms
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from . import modalities, pictures, reference
+from .policies import KL, k3, logits, surrogate
 from .sampling_stub import served
 from .starts import metrics
-from .test_images_online import GIVEN, OWN, asked, grpo_terms, logits
+from .test_images_online import GIVEN, OWN, asked
 from .verbs import run_verb
 
 if TYPE_CHECKING:
@@ -132,10 +133,10 @@ def oracle(run: Path, plain: Any, first: Any, prompts: list[Any], never: frozens
         advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)).ravel()
         for _ in range(2):
             plain.zero_grad()
-            terms = [
-                grpo_terms(learned_logps(plain, *episode), *rest)
-                for episode, *rest in zip(episodes, old, other, advantages, strict=True)
-            ]
+            terms = []
+            for episode, before, reference_logps, advantage in zip(episodes, old, other, advantages, strict=True):
+                logp = learned_logps(plain, *episode)
+                terms.append(KL["grpo"] * k3(logp, reference_logps) - surrogate(logp - before, advantage))
             loss = torch.cat(terms).mean()
             loss.backward()
             gradients = {
