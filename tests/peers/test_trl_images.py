@@ -310,7 +310,7 @@ def _ours_online(verb: str, model_path: Path, made: list[list[list[int]]], scrat
         for step, ids in enumerate(made):
             drawn = [online.Completion(ids=np.array(one, np.int32), finished=True) for one in ids]
             chosen = range(step * GROUPS, (step + 1) * GROUPS)
-            how: dict[str, Any] = {"images": images, "layout": "lines", "max_tokens": 400}
+            how: dict[str, Any] = {"media": images, "layout": "lines", "max_tokens": 400}
             rollout = online.make_rollout(
                 model,
                 SimpleNamespace(sample=lambda *_args, drawn=drawn, **_kwargs: drawn),
