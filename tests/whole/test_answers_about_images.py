@@ -204,12 +204,12 @@ def test_divided_over_ranks(padded: bool, model: Path, folder: Path, tmp_path: P
     ("verb", "more", "row", "said"),
     [
         ("pretrain", {}, {"image": "0.png"}, "asked.jsonl:1: has an image, and forge pretrain trains on text alone"),
-        ("sft", {"adapter": "prompt"}, {"image": "0.png"}, "the virtual tokens of adapter=prompt move the places of images"),
+        ("sft", {"adapter": "prompt"}, {"image": "0.png"}, "the virtual tokens of adapter=prompt move its place"),
         (
             "sft",
             {"strategy": "zero3"},
             {"image": "0.png"},
-            "asked.jsonl:1: has an image, and strategy=zero3 divides the vision",
+            "asked.jsonl:1: has an image, and strategy=zero3 divides the tower",
         ),
         (
             "sft",
@@ -219,13 +219,13 @@ def test_divided_over_ranks(padded: bool, model: Path, folder: Path, tmp_path: P
         ),
         ("sft", {}, {"image": "https://a.b/c.png"}, "field image is .*, and nothing is fetched while training"),
         ("sft", {}, {"images": ["0.png", "1.png"], "prompt": "<image>?"}, "field images holds 2 images, and <image> stands"),
-        ("sft", {}, {"videos": ["a.mp4"]}, "asked.jsonl:1: has the field videos, and is asked with text and images alone"),
+        ("sft", {}, {"videos": ["a.mp4"]}, "asked.jsonl:1: has the field videos, and is asked with text, images and audio alone"),
         ("sft", {"model_path": "TEXT"}, {"image": "0.png"}, "asked.jsonl:1: the chat template does not write it"),
         (
             "sft",
             {"model_path": "TEXT", "chat_template": "PARTS"},
             {"image": "0.png"},
-            "asked.jsonl:1: there are images, and the m",
+            "asked.jsonl:1: there are images or audio, and the m",
         ),
     ],
 )

@@ -197,7 +197,7 @@ def test_causal_attention(given: dict[str, Any], tmp_path: Path) -> None:
     """An attention by which the tokens of an image do not see each other is one error, said once."""
     with pytest.raises(forge_algos.PackedBatchError, match="attention=sdpa or eager") as caught:
         forge.sft(**given, attention="documents", ckpt_output_dir=tmp_path / "run")
-    assert str(caught.value).count("lets the tokens of an image see those behind them") == 1
+    assert str(caught.value).count("lets the tokens of an image or a clip see those behind them") == 1
 
 
 @pytest.mark.slow
@@ -289,7 +289,7 @@ def test_an_image_that_changes_meanwhile(
         ("sft", {"adapter": "prefix"}, "adapter=prefix and rows with images.*lora"),
         ("sft", {"adapter": "prompt"}, "adapter=prompt and rows with images.*lora"),
         ("sft", {"backend": "trl"}, "backend=trl and rows with images.*text alone"),
-        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are images, and the model has no processor"),
+        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are images or audio, and the model has no processor"),
         ("distill", {"teacher_path": "MODEL", "strategy": "zero3"}, "strategy=zero3 and rows with images.*fsdp2"),
         ("sdft", {}, r"rows\.jsonl:1: field prompt\[0\].* only text is trained here: forge sft"),
     ],

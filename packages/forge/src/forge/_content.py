@@ -1,4 +1,4 @@
-"""Content of a message, text or parts → its text, with the names of its images."""
+"""Content of a message, text or parts → its text, with the names of its images and clips."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ def content_text(content: Any) -> str:
     if not isinstance(content, list):
         return str(content)
     parts = [part for part in content if isinstance(part, dict)]
+    media = [next((part[kind] for kind in ("image", "audio") if kind in part), None) for part in parts]
     return "".join(
-        f"[{os.path.basename(str(part['image']))}] " if "image" in part else str(part.get("text", "")) for part in parts
+        str(part.get("text", "")) if medium is None else f"[{os.path.basename(str(medium))}] "
+        for part, medium in zip(parts, media, strict=True)
     )

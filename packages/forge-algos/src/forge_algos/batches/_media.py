@@ -65,7 +65,7 @@ def with_media(model: nn.Module, row: Any, inputs: dict[str, Any]) -> dict[str, 
         return inputs
     if inputs.get("kv_rows") is not None:
         raise PackedBatchError(
-            "a row with images has completions that share a prompt (kv_rows), whose tokens may stand for other images: collate "
+            "a row with media has completions that share a prompt (kv_rows), whose tokens may stand for others: collate "
             "with share_prompt=False and share_prefix=False"
         )
     boundaries = np.asarray(row.cu_seqlens).tolist()
@@ -98,7 +98,7 @@ def media_row_inputs(
     """
     if len(documents) != len(boundaries) - 1:
         raise PackedBatchError(
-            f"image_inputs must give one mapping for each of {len(boundaries) - 1} documents, got {len(documents)}"
+            f"media_inputs must give one mapping for each of {len(boundaries) - 1} documents, got {len(documents)}"
         )
     dtype = _pixel_dtype(model)
     own_ids = ids.cpu() if on_host is None else torch.tensor(on_host, dtype=torch.int64)
@@ -112,8 +112,8 @@ def media_row_inputs(
     way = _packed.get(causal_model(model))
     if way is None:
         raise PackedBatchError(
-            f"a row of {len(documents)} documents has images, and {type(causal_model(model)).__name__} was not shown to keep "
-            "such documents apart: give each a row of its own, or call forge_algos.pack_images first"
+            f"a row of {len(documents)} documents has media, and {type(causal_model(model)).__name__} was not shown to keep "
+            "such documents apart: give each a row of its own, or call forge_algos.pack_media first"
         )
     lengths = np.diff(boundaries).tolist()
     joined = _joined(documents, lengths)
@@ -192,7 +192,7 @@ def _joined(documents: Sequence[MediaInputs], lengths: Sequence[int]) -> dict[st
         if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
             shapes = ", ".join(str(list(part.shape)) for part in parts)
             raise PackedBatchError(
-                f"image_inputs {name} of the row's documents are of unlike sizes, {shapes}: give each a row of its own"
+                f"media_inputs {name} of the row's documents are of unlike sizes, {shapes}: give each a row of its own"
             )
         joined[name] = np.concatenate(parts)
     return joined

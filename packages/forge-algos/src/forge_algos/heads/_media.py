@@ -1,4 +1,4 @@
-"""Tests whether a model keeps the documents of a packed row with images apart.
+"""Tests whether a model keeps the documents of a packed row with images or audio apart.
 
 As for rows of text, nothing about an architecture is assumed: two documents of the run's own data are run packed and alone.
 """
@@ -83,10 +83,10 @@ def pack_media(
             found = f"it cannot run them: {error}"
         if not found:
             how = "in lines of their own, padded" if way == "lines" else "in a row"
-            return way, f"{what} keeps documents with images apart {how}{f' ({problem})' if problem and way == 'lines' else ''}"
+            return way, f"{what} keeps documents with media apart {how}{f' ({problem})' if problem and way == 'lines' else ''}"
         problem = problem or f"packed, {found}"
     set_packed(model, None)
-    return None, f"{what} does not keep documents with images apart in a row: {problem}"
+    return None, f"{what} does not keep documents with media apart in a row: {problem}"
 
 
 def require_media(
@@ -116,10 +116,10 @@ def require_media(
         with Compare(model, decides(model)) as compare:
             seen = [_alone(model, each, device) for each in (document, other)]
             if floats and not compare.holds(lambda: not torch.equal(*seen)):
-                return "sees no images: other pixels change nothing of what it computes"
+                return "sees no images and hears no audio: other pixels or samples change nothing of what it computes"
         return None
 
-    _require(model, what, with_and_without_autocast(problem_of, autocast), device, "Take a model of text and images")
+    _require(model, what, with_and_without_autocast(problem_of, autocast), device, "Take a model of text and of these")
 
 
 def _has_experts(model: nn.Module) -> bool:
@@ -164,9 +164,9 @@ def require_image_attention(
                 _set_attention(causal, own)
             moved = bool(earlier) and bool((changed - plain)[list(earlier)].abs().max() > 1e-3 * plain.abs().max())
             if not compare.holds(lambda: not moved):
-                return "lets the tokens of an image see those behind them, and this attention is causal"
+                return "lets the tokens of an image or a clip see those behind them, and this attention is causal"
             if not compare.equal(ours, lambda: plain):
-                return "computes a document with images otherwise than eager attention does"
+                return "computes a document with images or audio otherwise than eager attention does"
         return None
 
     _require(model, what, with_and_without_autocast(problem_of, autocast), device, "Use attention=sdpa or eager")
@@ -178,7 +178,7 @@ def _require(
     """Raise PackedBatchError where a test with images finds a problem, or cannot run."""
     problem, refusal = run_test(test, model, device)
     if refusal is not None:
-        raise PackedBatchError(f"{what} cannot run a document with images: {refusal}") from refusal
+        raise PackedBatchError(f"{what} cannot run a document with images or audio: {refusal}") from refusal
     if problem:
         raise PackedBatchError(f"{what} {problem}. {remedy}")
 

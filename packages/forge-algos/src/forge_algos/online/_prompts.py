@@ -46,7 +46,7 @@ def check_arguments(
     if not rewards and not episodic:
         raise RewardError("nothing rewards the completions: give reward functions, a reward model, an environment, or several")
     if episodic and pictured:
-        raise RolloutError("images and episodes: what environments write is text; leave one of the two out")
+        raise RolloutError("images or audio and episodes: what environments write is text; leave one of the two out")
     if not prompts:
         raise RolloutError("a rollout needs a prompt at least, and there is none")
     if seed < 0:

@@ -12,7 +12,7 @@ import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._errors import DataError, StoreError
-from forge_data._media import Media
+from forge_data._media import MANY, Kind, Media
 from forge_data._shard import Shard
 from forge_data._values import counted
 from forge_data.media._read import sha256_of
@@ -23,7 +23,7 @@ from forge_data.store._fetch import local_directory
 from forge_data.store._files import Files, stable, verify
 from forge_data.store._held_out import held_out_of, write_held_out
 from forge_data.store._manifest import MEDIA, MEDIA_OFFSETS, PROMPTS, TOKENIZER, Manifest, read_manifest
-from forge_data.store._media import counts_at, files_at, known_at
+from forge_data.store._media import counts_at, files_at, kinds_at, known_at
 from forge_data.store._split import split_indices
 
 if TYPE_CHECKING:
@@ -115,6 +115,16 @@ class Store:
             for row in np.flatnonzero(self._pick(np.diff(self._arrays[MEDIA_OFFSETS]))).tolist():
                 found[row] = counts_at(self._arrays, int(at[row]))
         return found
+
+    @cached_property
+    def media_kinds(self) -> tuple[Kind, ...]:
+        """Kinds of media that any of its samples or prompts has: image, audio, in this order."""
+        if not self.has_media:
+            return ()
+        at = self._pick(np.arange(len(self._arrays[MEDIA_OFFSETS]) - 1))
+        with_some = at[self._pick(np.diff(self._arrays[MEDIA_OFFSETS])) > 0].tolist()
+        found = set[Kind]().union(*(kinds_at(self._arrays, row) for row in with_some))
+        return tuple(kind for kind in MANY if kind in found)
 
     @property
     def weights(self) -> list[float] | None:

@@ -1,4 +1,4 @@
-"""Model and rows with images → how its rows are made: several documents with images, or one."""
+"""Model and rows with images or audio → how its rows are made: several documents with media, or one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from forge.settings._backends import FORGE
 from forge.settings._settings import row_tokens
 from forge.tasks._parts import check_any_media
 from forge.tasks.items._items import VIRTUAL, padding
+from forge.tasks.items._media import media_names
 from forge.tasks.items._pairs import LoneAnswers, Pairs
 from forge.tasks.items._prompts import Prompts
 from forge.tasks.items._samples import Conversations, Samples
@@ -31,7 +32,7 @@ _TRIED = 64
 
 
 def has_media(*stores: Any) -> bool:
-    """Return whether samples of token stores have images."""
+    """Return whether samples of token stores have images or audio."""
     return any(getattr(store, "has_media", False) for store in stores if store is not None)
 
 
@@ -49,29 +50,30 @@ def check_media(s: Any, *stores: Any) -> None:
     check_any_media(s, stores[0])
     if not has_media(*stores):
         return
+    what = media_names(*stores)
     if any(store.kind == "preference" for store in stores if store is not None) and not media_join(s):
         raise SettingsError(
-            "pairs of answers with images: the processor of this model makes arrays that are not joined, or joined in a way of "
-            "its own, so that it is given one sample at a time, and the two answers of a pair are computed together. Learn the "
-            "chosen answers with sft, or take another model."
+            f"pairs of answers with {what}: the processor of this model makes arrays that are not joined, or joined in a way "
+            "of its own, so that it is given one sample at a time, and the two answers of a pair are computed together. Learn "
+            "the chosen answers with sft, or take another model."
         )
     if s.backend.backend != FORGE:
         raise SettingsError(
-            f"backend={s.backend.backend} and rows with images: it trains on text alone. Leave backend out, or take the "
-            "images out."
+            f"backend={s.backend.backend} and rows with {what}: it trains on text alone. Leave backend out, or take the "
+            f"{what} out."
         )
     if s.adapter.adapter in VIRTUAL:
         raise SettingsError(
-            f"adapter={s.adapter.adapter} and rows with images: virtual tokens move the places of images. Use adapter=lora."
+            f"adapter={s.adapter.adapter} and rows with {what}: virtual tokens move their places. Use adapter=lora."
         )
     if s.strategy.cp_size > 1:
         raise SettingsError(
-            f"cp_size={s.strategy.cp_size} and rows with images: ranks cannot share such a row. Leave cp_size out."
+            f"cp_size={s.strategy.cp_size} and rows with {what}: ranks cannot share such a row. Leave cp_size out."
         )
     if s.strategy.strategy == "zero3":
         raise SettingsError(
-            "strategy=zero3 and rows with images: a rank without images in its row would leave the others waiting for its part "
-            "of the vision tower. Use strategy=fsdp2 or zero2."
+            f"strategy=zero3 and rows with {what}: a rank without any in its row would leave the others waiting for its part "
+            "of the tower. Use strategy=fsdp2 or zero2."
         )
 
 
@@ -86,21 +88,21 @@ def check_prompt_media(s: Any, *stores: Any) -> None:
         return
     check_media(s, *stores)
     _check_texts(s, *stores)
-    own = s.objective
+    own, what = s.objective, media_names(*stores)
     if own.sampler != "transformers":
         raise SettingsError(
-            f"sampler={own.sampler} and prompts with images: servers are given tokens here, and no images. Leave sampler out, "
+            f"sampler={own.sampler} and prompts with {what}: servers are given tokens alone here. Leave sampler out, "
             "so that the trained model itself samples."
         )
     if own.env is not None:
         raise SettingsError(
-            f"env={own.env} and prompts with images: an environment's turns are text here. Reward completions by functions "
-            "(reward), or take the images out."
+            f"env={own.env} and prompts with {what}: an environment's turns are text here. Reward completions by functions "
+            f"(reward), or take the {what} out."
         )
     if own.reward_model_path is not None:
         raise SettingsError(
-            "reward_model_path and prompts with images: reward models read text here. Reward completions by functions "
-            "(reward), which are given the images."
+            f"reward_model_path and prompts with {what}: reward models read text here. Reward completions by functions "
+            "(reward), which are given them."
         )
 
 
@@ -115,8 +117,9 @@ def _check_texts(s: Any, *stores: Any) -> None:
             if found := of_media.intersection(store[row].input_ids.tolist()):
                 token = store.tokenizer().convert_ids_to_tokens(min(found))
                 raise forge_data.DataError(
-                    f"{store.source(row)}: its prompt has {token!r} in a text, which stands for a part of an image of this "
-                    "model, and no image; images are parts of a content, or in the column images, so take it out of the text"
+                    f"{store.source(row)}: its prompt has {token!r} in a text, which stands for a part of an image or audio "
+                    "of this model, and it has none; those are parts of a content, or in columns of their own, so take it out "
+                    "of the text"
                 )
 
 
@@ -217,7 +220,8 @@ def with_media(run: Run) -> Run:
     media = media_of(run)
     if media is None:
         return run
-    run.report.note(f"images: {_ROWS[media.rows]}: {media.why}")
+    names = media_names(run.train.store, run.held_out and run.held_out.store)
+    run.report.note(f"{names.replace('audio clips', 'audio')}: {_ROWS[media.rows]}: {media.why}")
     return _reading(run, media)
 
 
@@ -236,16 +240,16 @@ def media_of(run: Run) -> MediaRead | None:
     inputs = media_inputs(run.settings, run.tokenizer)
     rows, why = _rows(run, documents, inputs)
     if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
-        raise SettingsError(f"packing=on: {why}. With packing=auto samples with images are in no packed row.")
+        raise SettingsError(f"packing=on: {why}. With packing=auto samples with media are in no packed row.")
     if rows == "single" and any(isinstance(items, Conversations) for items in (run.train, run.held_out)):
         raise SettingsError(
-            "turns=auto makes several samples of a row, and this model takes one sample with images in a row; set "
+            "turns=auto makes several samples of a row, and this model takes one sample with media in a row; set "
             f"turns=history ({why})"
         )
     if rows == "single" and isinstance(run.train, Pairs) and not isinstance(run.train, LoneAnswers):
         raise SettingsError(
-            f"pairs of answers with images: {why}, and the two answers of a pair are computed together. Learn the chosen "
-            "answers with sft, or take another model."
+            f"pairs of answers with {media_names(run.train.store)}: {why}, and the two answers of a pair are computed "
+            "together. Learn the chosen answers with sft, or take another model."
         )
     return MediaRead(inputs, rows, why)
 

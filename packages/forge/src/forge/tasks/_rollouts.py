@@ -315,7 +315,7 @@ class RehearsedRollouts:
         return rows[: -(-len(rows) // self._run.plan.world_size)]
 
     def _looked_at(self) -> Iterator[list[int]]:
-        """Yield the prompts of the steps with most tokens, the longest one, most tokens of images."""
+        """Yield the prompts of the steps with most tokens, the longest one, most tokens of media."""
         plan, items = self._run.plan, self._run.train
         steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))
         lengths = [items.lengths[plan.samples(step)] for step in steps]
@@ -398,7 +398,7 @@ def _tokens(tokens: int, keys: int) -> tuple[int, int]:
 def sampler_of(run: Run, media: forge_algos.online.SampledMedia | None) -> forge_algos.online.GenerateSampler:
     """Return what samples from the model of a run, given prompts with these images."""
     ends, padding = end_ids(run), run.tokenizer.pad_token_id
-    # A model would take the padding for images where it looks at ids alone.
+    # A model would take the padding for media where it looks at ids alone.
     usable = padding is not None and (media is None or padding not in media.token_ids)
     return forge_algos.online.GenerateSampler(
         run.model,

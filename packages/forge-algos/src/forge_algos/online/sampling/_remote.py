@@ -73,7 +73,7 @@ class RemoteSampler:
             RolloutError: the server failed, was late, or gave something else than was asked for; or prompts have images.
         """
         if any(media or ()):
-            raise RolloutError("a server is given tokens here, and no images: sample with a GenerateSampler")
+            raise RolloutError("a server is given tokens here, and no images or audio: sample with a GenerateSampler")
         if top_p < 1 or top_k or min_p or repetition_penalty != 1:
             raise RolloutError(
                 "a server samples from the whole distribution here: leave out top_p, top_k, min_p and repetition_penalty"
