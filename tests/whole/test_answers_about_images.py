@@ -219,7 +219,12 @@ def test_divided_over_ranks(padded: bool, model: Path, folder: Path, tmp_path: P
         ),
         ("sft", {}, {"image": "https://a.b/c.png"}, "field image is .*, and nothing is fetched while training"),
         ("sft", {}, {"images": ["0.png", "1.png"], "prompt": "<image>?"}, "field images holds 2 images, and <image> stands"),
-        ("sft", {}, {"videos": ["a.mp4"]}, "asked.jsonl:1: has the field videos, and is asked with text, images and audio alone"),
+        (
+            "sft",
+            {},
+            {"videos": ["a.mp4"]},
+            "asked.jsonl:1: has the field videos, and is asked with text, images and audio alone",
+        ),
         ("sft", {"model_path": "TEXT"}, {"image": "0.png"}, "asked.jsonl:1: the chat template does not write it"),
         (
             "sft",

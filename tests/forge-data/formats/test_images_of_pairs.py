@@ -146,7 +146,7 @@ def test_images_of_the_answers():
         ({"prompt": [asked(image="a")], "chosen": [GOOD], "rejected": [BAD], "images": ["b"]}, DataError,
          r"parts that are images and do not say which stand in its messages 0 times"),
         ({"prompt": [{"role": "user", "content": "a"}], "chosen": [GOOD, asked(), GOOD], "rejected": [BAD], "images": ["b"]},
-         BadPairError, r"f:1: chosen and rejected have the row's images in other places of the prompt"),
+         BadPairError, r"f:1: chosen and rejected have the row's media in other places of the prompt"),
     ],
 )  # fmt: skip
 def test_refused(row, kind, expected):

@@ -42,7 +42,7 @@ def bot(**more):
         ([USER | {"content": [{"type": "video_url", "video_url": "v.mp4"}]}], r"content\[0\] is a part of the type "
                                                                               r"'video_url', and video is not trained; take"),
         ([USER | {"content": [{"type": "file", "file": {}}]}], r"content\[0\] is a part of the type 'file'; a part is text "
-                                                               r"\(.*\) or an image: take the row out"),
+                                                               r"\(.*\), an image or audio: take the row out"),
         ([USER | {"content": [{"type": "text", "text": "x", "cache": 1}]}], r"content\[0\].cache is int 1; a part has type and "
                                                                             r"text"),
         ([bot(audio={"id": 1})], r"messages\[0\].audio is an object with 'id', which is not known, and would be ignored; "

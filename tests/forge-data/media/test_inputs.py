@@ -93,7 +93,7 @@ def test_a_processor_of_other_settings(gemma3_directory):
     processor = AutoProcessor.from_pretrained(gemma3_directory)
     processor.full_image_sequence = processor.full_image_sequence.replace("<end", "<image_soft_token><end")
     with pytest.raises(
-        DataError, match=r"^rows.jsonl:2: .* makes 20 tokens of the row's images, which were prepared as 16; prepare"
+        DataError, match=r"^rows.jsonl:2: .* makes 20 tokens of the row's media, which were prepared as 16; prepare"
     ):
         MediaInputs(processor)(example, "rows.jsonl:2")
 
@@ -123,12 +123,12 @@ def test_no_processor(gemma3_directory, tmp_path):
     """A directory without processor, and a tokenizer from nowhere, are told apart."""
     load_tokenizer(gemma3_directory).save_pretrained(tmp_path / "text")
     with pytest.raises(
-        TokenizerError, match=r"no processor of images can be loaded from '.*text': .*; use a model that takes images"
+        TokenizerError, match=r"no processor of them can be loaded from '.*text': .*; use a model that takes them"
     ):
         MediaInputs(tmp_path / "text")
     with pytest.raises(TokenizerError, match=r"the tokenizer was not loaded from a directory"):
         load_processor("")
-    with pytest.raises(TokenizerError, match=r"no processor of text and images, but"):
+    with pytest.raises(TokenizerError, match=r"no processor of text and of these, but"):
         MediaInputs(load_tokenizer(gemma3_directory))
 
 

@@ -166,7 +166,7 @@ def test_a_token_of_an_image_in_a_text(model):
     rows = [{"messages": [{"role": "user", "content": "a <image_soft_token> b"}, ANSWER]}]
     (found,) = lint(rows, model, media=True).findings
     assert (found.rule, found.severity, found.field) == ("special_token_in_text", "stop", "messages[0].content")
-    assert "'<image_soft_token>', which stands for a part of an image of this model" in found.what
+    assert "'<image_soft_token>', which stands for a part of a medium of this model" in found.what
     (found,) = lint(rows, model).findings
     assert found.severity == "warn"
 

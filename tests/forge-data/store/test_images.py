@@ -101,7 +101,7 @@ def test_views(make):
 
 def test_versions(make):
     """A store with images has a version that earlier releases refuse; one without keeps theirs."""
-    assert json.loads((make().path / "store.json").read_text())["version"] == 5
+    assert json.loads((make().path / "store.json").read_text())["version"] == 6
     assert json.loads((make([text("a", "b")], "texts").path / "store.json").read_text())["version"] == 4
 
 

@@ -193,7 +193,7 @@ def test_contents_in_parts_alone(templated):
 FORGED = [
     ([0, f"see {START} here"], r"field messages\[0\].content has '<start_of_image>' in its text, which stands for an image"),
     ([f"see {START} here", "and", 0], r"field messages\[0\].content\[0\].text has '<start_of_image>'"),
-    ([0, "<image_soft_token>"], r"field messages\[0\] has '<image_soft_token>' in it, which stands for a part of an image"),
+    ([0, "<image_soft_token>"], r"field messages\[0\] has '<image_soft_token>' in it, which stands for a part of a medium"),
 ]
 
 
@@ -264,7 +264,7 @@ def test_no_processor(gemma3_directory, tmp_path):
     encoder = Encoder(load_tokenizer(tmp_path))
     for _ in range(2):
         with pytest.raises(
-            TokenizerError, match=r"^rows.jsonl:1: there are images, and no processor of images can be loaded from"
+            TokenizerError, match=r"^rows.jsonl:1: there are images or audio, and no processor of them can be loaded from"
         ):
             encoder.encode([chat(("user", [0]), ("assistant", "a cat"))])
     assert len(encoder.encode([chat(("user", "hello"), ("assistant", "a cat"))])) == 1

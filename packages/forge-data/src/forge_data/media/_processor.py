@@ -467,7 +467,7 @@ def load_processor(directory: str | os.PathLike[str], tokenizer: "PreTrainedToke
 
 def _not_loaded(name: str, error: Exception) -> str:
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    package = next((each for each in ("torchvision", "pillow") if each in line.lower()), None)
+    package = next((each for each in ("torchvision", "torchaudio", "pillow") if each in line.lower()), None)
     if package is None and not isinstance(error, ImportError):
         return (
             f"there are images or audio, and no processor of them can be loaded from {name!r}: {line.rstrip('.')}; use a model "
@@ -475,10 +475,11 @@ def _not_loaded(name: str, error: Exception) -> str:
         )
     remedy = {
         "torchvision": "install the torchvision that belongs to this torch",
+        "torchaudio": "install the torchaudio that belongs to this torch",
         "pillow": "install pillow",
         None: "install it",
     }
     return (
-        f"there are images, and the processor of {name!r} needs a package that cannot be imported: {line.partition('. ')[0]}; "
-        f"{remedy[package]}"
+        f"there are images or audio, and the processor of {name!r} needs a package that cannot be imported: "
+        f"{line.partition('. ')[0]}; {remedy[package]}"
     )

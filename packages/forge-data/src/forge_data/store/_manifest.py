@@ -47,9 +47,9 @@ from forge_data._values import parsed_json
 
 FORMAT = "forge-data token store"
 VERSION = 4
-WITH_MEDIA = 5
-"""Version of stores with images, which earlier releases would train without them."""
-READABLE = (2, 3, 4, 5)
+WITH_MEDIA = 6
+"""Version of stores with media, which earlier releases would train without them, or take for images."""
+READABLE = (2, 3, 4, 5, 6)
 """Versions that can be read; earlier ones lack weights and turns, 2 margins and prompts too, and are otherwise the same."""
 MANIFEST = "store.json"
 DROPPED = "dropped.jsonl"
