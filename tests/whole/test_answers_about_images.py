@@ -223,7 +223,7 @@ def test_divided_over_ranks(padded: bool, model: Path, folder: Path, tmp_path: P
             "sft",
             {},
             {"videos": ["a.mp4"]},
-            "asked.jsonl:1: has the field videos, and is asked with text, images and audio alone",
+            "has the field videos, and is asked with text, images and audio alone",
         ),
         ("sft", {"model_path": "TEXT"}, {"image": "0.png"}, "asked.jsonl:1: the chat template does not write it"),
         (

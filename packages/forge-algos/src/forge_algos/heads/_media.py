@@ -16,9 +16,10 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, language_modules, mode
-from forge_algos.batches._media import MediaInputs, Way, go_by_lines, is_seen, media_row_inputs, set_packed
+from forge_algos.batches._media import MediaInputs, Way, go_by_lines, is_seen, lay_texts_alike, media_row_inputs, set_packed
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import lay_out
+from forge_algos.isolation._alone import runs_alone
 from forge_algos.isolation._compare import REFUSALS, Compare, decides
 from forge_algos.isolation._isolation import batch_hidden_states, made_up_lengths, run_test, with_and_without_autocast
 
@@ -68,6 +69,7 @@ def pack_media(
     first, second = documents[:2]
     pair = longer(first, max(least - len(first.input_ids), 0) + 3), longer(second, max(more - len(second.input_ids), 0))
     ways: tuple[Way, ...] = (*(("bounds", "positions") if packing else ()), *(() if _has_experts(model) else ("lines",)))
+    lay_texts_alike(model, alike=False)
     for way in ways:
         if way == "lines" and go_by_lines(model, torch.as_tensor(np.asarray(first.input_ids, np.int64)), first.inputs):
             problem += ("; " if problem else "") + "in lines, positions go by the images of the lines before"
@@ -82,10 +84,12 @@ def pack_media(
         except (*REFUSALS, PackedBatchError) as error:
             found = f"it cannot run them: {error}"
         if not found:
+            lay_texts_alike(model, alike=way != "bounds" and runs_alone(model))
             how = "in lines of their own, padded" if way == "lines" else "in a row"
             return way, f"{what} keeps documents with media apart {how}{f' ({problem})' if problem and way == 'lines' else ''}"
         problem = problem or f"packed, {found}"
     set_packed(model, None)
+    lay_texts_alike(model, alike=runs_alone(model))
     return None, f"{what} does not keep documents with media apart in a row: {problem}"
 
 

@@ -58,9 +58,10 @@ def largest_micro_batch(plan: forge_packing.BatchPlan, *, spared: float = 0) -> 
 
 
 def _most_media(planned: Planned, of: Literal["tokens", "padded", "number"]) -> tuple[Any, bool]:
-    """Return the micro-batch with the most tokens of media, or the most media, and whether its step has several.
+    """Return the micro-batch with the most tokens of media, or the most media.
 
-    Padded, each counts as the largest of its micro-batch, or each item as the one with the most.
+    And whether its step has several. Padded, each counts as the largest of its micro-batch, or each item as the one with the
+    most.
     """
     assert isinstance(planned.train, Samples | Pairs)
     plan, (media, tokens) = planned.plan, planned.train.media_counts.T

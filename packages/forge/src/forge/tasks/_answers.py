@@ -324,7 +324,7 @@ def _has_parts(asked: str | list[Any]) -> bool:
 
 
 def _has_media(row: dict[str, Any]) -> bool:
-    """Return whether a row of JSON has an image or audio: in a column, or as a part of a content."""
+    """Return whether a row of JSON has images or audio: a column, or a part of a content."""
     given = [row.get("prompt"), row.get("messages")]
     messages = [each for part in given if isinstance(part, list) for each in part if isinstance(each, dict)]
     contents = [each["content"] for each in messages if isinstance(each.get("content"), list)]

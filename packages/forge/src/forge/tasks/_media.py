@@ -1,4 +1,4 @@
-"""Model and rows with images or audio → how its rows are made: several documents with media, or one."""
+"""Model and rows with images or audio → how many documents a row holds, and how."""
 
 from __future__ import annotations
 
@@ -300,6 +300,7 @@ _ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", 
 def _rows(run: Run, documents: list[forge_algos.MediaDocument], inputs: forge_data.MediaInputs) -> tuple[MediaRows, str]:
     """Return what rows with images the model takes, and why."""
     if not inputs.joins:
+        forge_algos.lay_texts_alike(run.model, alike=True)
         return "single", "the model's processor makes arrays that are not joined, or joined in a way of its own"
     with run.strategy.computing(run.model):
         way, why = take_media(run.settings, run.model, documents, device=run.device, autocast=run.autocast)
