@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import transformers
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -174,6 +175,30 @@ def _qwen2_audio() -> tuple[Any, Any]:
     return config, processor
 
 
+def _one_clip(name: str) -> tuple[Any, Any]:
+    """GLM-ASR's and Qwen3-ASR's processors take one clip a text, and give tensors of PyTorch alone."""
+    marks = {"audio_token": "<AUDIO>", "audio_bos_token": "<abos>", "audio_eos_token": "<aeos>"}
+    tokenizer = _tokenizer("<AUDIO>" if name == "GlmAsr" else "<abos><AUDIO><aeos>", **marks)
+    audio = {"num_mel_bins": 8, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if name == "GlmAsr":
+        audio |= {"intermediate_size": 64, "max_position_embeddings": 100}
+    else:
+        audio = {"num_mel_bins": 8, "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24}
+        audio |= {"max_source_positions": 100, "output_dim": 32, "downsample_hidden_size": 8}
+    config = getattr(transformers, f"{name}Config")(
+        audio_config=audio,
+        text_config={**modalities.TEXT, "model_type": "llama" if name == "GlmAsr" else "qwen3"},
+        audio_token_id=tokenizer.convert_tokens_to_ids("<AUDIO>"),
+    )
+    own = getattr(transformers, f"{name}FeatureExtractor", None)
+    extractor = own(feature_size=8) if own else WhisperFeatureExtractor(feature_size=8, chunk_length=2)
+    more = {"audio_token": "<AUDIO>"} if name == "GlmAsr" else {}
+    processor = getattr(transformers, f"{name}Processor")(
+        feature_extractor=extractor, tokenizer=tokenizer, chat_template=tokenizer.chat_template, **more
+    )
+    return config, processor
+
+
 FAMILIES = {
     "gemma3": _gemma3,
     "llava": _llava,
@@ -182,6 +207,8 @@ FAMILIES = {
     "idefics2": _idefics2,
     "mllama": _mllama,
     "qwen2-audio": _qwen2_audio,
+    "glm-asr": partial(_one_clip, "GlmAsr"),
+    "qwen3-asr": partial(_one_clip, "Qwen3ASR"),
 }
 """Models whose processors need no torchvision."""
 

@@ -75,6 +75,30 @@ def test_sft(whole: Path, model: Path, data: Path) -> None:
     assert all(torch.equal(stored[name], written[name]) for name in beside)
 
 
+@pytest.mark.parametrize("name", ["glm-asr", "qwen3-asr"])
+def test_processors_of_one_clip(name: str, tmp_path: Path) -> None:
+    """Packed, beside rows without audio; two clips in a row are one error."""
+    if name == "qwen3-asr":
+        pytest.importorskip("transformers", minversion="5.24")
+    model = pictures.save(name, tmp_path / "model")
+    # Qwen3-ASR's processor, with which the losses are compared, takes no text without a clip.
+    rows = [pictures.conversation(tmp_path, each, int(name == "qwen3-asr" or each % 2), "audio") for each in range(6)]
+    given = {"model_path": str(model), **GIVEN, "max_tokens_per_gpu": 400}
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    run = forge.sft(**given, data_path=str(data), ckpt_output_dir=tmp_path / "run").output_dir
+    assert "audio: several in a row" in (run / "log.txt").read_text()
+    expected = oracle(run, modalities.plain(model), inputs=pictures.inputs_of(model, data))
+    assert figures(run) == pytest.approx([step.loss for step in expected], rel=1e-5)
+    assert figures(run, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
+    rows = [pictures.conversation(tmp_path, each, each % 2, "audio") for each in range(2)]
+    data = write_rows(tmp_path / "text.jsonl", rows * 3)
+    forge.sft(**given, data_path=str(data), ckpt_output_dir=tmp_path / "text")
+    two = write_rows(tmp_path / "two.jsonl", [pictures.conversation(tmp_path, 0, 2, "audio")])
+    with pytest.raises(forge_data.DataError, match=r"two\.jsonl:1: the processor .* refuses the row: ") as caught:
+        forge.sft(**given, data_path=str(two), ckpt_output_dir=tmp_path / "two")
+    assert caught.value.exit_status == 2
+
+
 def test_what_is_said_of_audio(whole: Path, tmp_path: Path) -> None:
     """The log counts clips and their tokens, as the store's numbers do; the card names the processor."""
     store, log = forge_data.TokenStore.open(whole / "data" / "train"), (whole / "log.txt").read_text()
