@@ -1,4 +1,4 @@
-"""Tiny models with processors of their own, rows with images, and what plain transformers makes of them."""
+"""Tiny models with processors of their own, rows with images or audio, and what plain transformers makes of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import transformers
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -24,7 +25,11 @@ from transformers import (
     MllamaConfig,
     MllamaProcessor,
     PreTrainedTokenizerFast,
+    Qwen2AudioConfig,
+    Qwen2AudioProcessor,
+    WhisperFeatureExtractor,
 )
+from transformers.audio_utils import load_audio
 from transformers.image_utils import load_image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -42,13 +47,13 @@ if TYPE_CHECKING:
 
 TEMPLATE = (
     "{% for message in messages %}<start>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}PLACEHOLDER{% else %}{{ part['text'] }}"
+    "{% else %}{% for part in message['content'] %}{% if part['type'] != 'text' %}PLACEHOLDER{% else %}{{ part['text'] }}"
     "{% endif %}{% endfor %}{% endif %}<end>\n{% endfor %}{% if add_generation_prompt %}<start>assistant\n{% endif %}"
 )
 
 
 def _tokenizer(placeholder: str, **marks: str) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with the special tokens `marks`, whose template writes `placeholder` for an image."""
+    """A byte-level tokenizer with the special tokens `marks`, whose template writes `placeholder` for a medium."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -152,6 +157,48 @@ def _mllama() -> tuple[Any, Any]:
     return config, MllamaProcessor(image_processor=images, tokenizer=tokenizer, chat_template=tokenizer.chat_template)
 
 
+def _qwen2_audio() -> tuple[Any, Any]:
+    """A token for 40 ms of audio, of which clips in a forward are padded to the longest: packed documents."""
+    marks = {"audio_token": "<AUDIO>", "audio_bos_token": "<abos>", "audio_eos_token": "<aeos>"}
+    tokenizer = _tokenizer("<abos><AUDIO><aeos>", **marks)
+    sizes = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24}
+    config = Qwen2AudioConfig(
+        audio_config={**sizes, "num_mel_bins": 8, "max_source_positions": 50},
+        text_config={**modalities.TEXT, "model_type": "qwen2"},
+        audio_token_index=tokenizer.convert_tokens_to_ids("<AUDIO>"),
+    )
+    processor = Qwen2AudioProcessor(
+        feature_extractor=WhisperFeatureExtractor(feature_size=8, chunk_length=1),
+        tokenizer=tokenizer,
+        chat_template=tokenizer.chat_template,
+    )
+    return config, processor
+
+
+def _one_clip(name: str) -> tuple[Any, Any]:
+    """GLM-ASR's and Qwen3-ASR's processors take one clip a text, and give tensors of PyTorch alone."""
+    marks = {"audio_token": "<AUDIO>", "audio_bos_token": "<abos>", "audio_eos_token": "<aeos>"}
+    tokenizer = _tokenizer("<AUDIO>" if name == "GlmAsr" else "<abos><AUDIO><aeos>", **marks)
+    audio = {"num_mel_bins": 8, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if name == "GlmAsr":
+        audio |= {"intermediate_size": 64, "max_position_embeddings": 100}
+    else:
+        audio = {"num_mel_bins": 8, "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24}
+        audio |= {"max_source_positions": 100, "output_dim": 32, "downsample_hidden_size": 8}
+    config = getattr(transformers, f"{name}Config")(
+        audio_config=audio,
+        text_config={**modalities.TEXT, "model_type": "llama" if name == "GlmAsr" else "qwen3"},
+        audio_token_id=tokenizer.convert_tokens_to_ids("<AUDIO>"),
+    )
+    own = getattr(transformers, f"{name}FeatureExtractor", None)
+    extractor = own(feature_size=8) if own else WhisperFeatureExtractor(feature_size=8, chunk_length=2)
+    more = {"audio_token": "<AUDIO>"} if name == "GlmAsr" else {}
+    processor = getattr(transformers, f"{name}Processor")(
+        feature_extractor=extractor, tokenizer=tokenizer, chat_template=tokenizer.chat_template, **more
+    )
+    return config, processor
+
+
 FAMILIES = {
     "gemma3": _gemma3,
     "llava": _llava,
@@ -159,6 +206,9 @@ FAMILIES = {
     "llava-next": _llava_next,
     "idefics2": _idefics2,
     "mllama": _mllama,
+    "qwen2-audio": _qwen2_audio,
+    "glm-asr": partial(_one_clip, "GlmAsr"),
+    "qwen3-asr": partial(_one_clip, "Qwen3ASR"),
 }
 """Models whose processors need no torchvision."""
 
@@ -186,58 +236,78 @@ def picture(seed: int) -> Image.Image:
     return Image.fromarray(draw.integers(0, 255, (height, width, 3), dtype=np.uint8))
 
 
-def conversation(folder: Path, number: int, images: int) -> dict[str, Any]:
-    """A conversation of one or two turns, with images of its own before, in and behind the user's texts."""
+def clip(file: Path, seed: int) -> None:
+    """Write noise of a length, a rate and a number of channels that its seed draws."""
+    import soundfile  # not everywhere that images are
+
+    draw, rate = np.random.default_rng(seed), (16_000, 22_050, 8_000)[seed % 3]
+    samples = draw.uniform(-0.5, 0.5, (int(rate * draw.uniform(0.1, 0.9)), 1 + seed % 2))
+    soundfile.write(file, samples.astype(np.float32), rate)
+
+
+def conversation(folder: Path, number: int, media: int, kind: str = "image") -> dict[str, Any]:
+    """A conversation of one or two turns, with images or audio of its own before, in and behind the user's texts."""
     (folder / "images").mkdir(exist_ok=True)
     (row,) = conversations(number + 1)[number:]
     asked = [message for message in row["messages"] if message["role"] == "user"]
-    for image in range(images):
-        file = f"images/{number}_{image}.png"
-        picture(10 * number + image).save(folder / file)
-        message: dict[str, Any] = asked[image % len(asked)]
+    for medium in range(media):
+        file = f"images/{number}_{medium}.{'png' if kind == 'image' else 'wav'}"
+        if kind == "image":
+            picture(10 * number + medium).save(folder / file)
+        else:
+            clip(folder / file, 10 * number + medium)
+        message: dict[str, Any] = asked[medium % len(asked)]
         if isinstance(message["content"], str):
             message["content"] = [{"type": "text", "text": message["content"]}]
-        message["content"].insert((number + image) % 2, {"type": "image", "image": file})
+        message["content"].insert((number + medium) % 2, {"type": kind, kind: file})
     return row
 
 
-def rows(folder: Path, number: int = 24, name: str = "rows.jsonl", first: int = 0) -> Path:
-    """Conversations with one image, with two, and with none, in turn."""
+def rows(folder: Path, number: int = 24, name: str = "rows.jsonl", first: int = 0, kind: str = "image") -> Path:
+    """Conversations with one image or clip, with two, and with none, in turn."""
     numbers = range(first, first + number)
-    return write_rows(folder / name, [conversation(folder, each, (each + 1) % 3) for each in numbers])
+    return write_rows(folder / name, [conversation(folder, each, (each + 1) % 3, kind) for each in numbers])
 
 
-def pair(folder: Path, number: int, images: int) -> dict[str, Any]:
-    """A preference whose prompt has images."""
-    row = conversation(folder, number, images)
+def pair(folder: Path, number: int, images: int, kind: str = "image") -> dict[str, Any]:
+    """A preference whose prompt has images, or audio."""
+    row = conversation(folder, number, images, kind)
     at = next(at for at, message in enumerate(row["messages"]) if message["role"] == "assistant")
     chosen = row["messages"][at]
     rejected = {"role": "assistant", "content": "it is " + "not " * (number % 4) + "there."}
     return {"prompt": row["messages"][:at], "chosen": [chosen], "rejected": [rejected]}
 
 
-def pairs(folder: Path, number: int = 24, images: int = 3) -> Path:
+def pairs(folder: Path, number: int = 24, images: int = 3, kind: str = "image") -> Path:
     """Preferences with one image, with two, and with none, in turn; with `images` 2 half have none."""
-    return write_rows(folder / "pairs.jsonl", [pair(folder, each, (each + 1) % images) for each in range(number)])
+    return write_rows(folder / "pairs.jsonl", [pair(folder, each, (each + 1) % images, kind) for each in range(number)])
 
 
-def rated(folder: Path, number: int = 24, images: int = 3) -> Path:
+def rated(folder: Path, number: int = 24, images: int = 3, kind: str = "image") -> Path:
     """Rated answers to the same prompts: the chosen ones are wanted, and the rejected ones, which a third of rows have, not."""
     found = []
     for each in range(number):
-        row = pair(folder, each, (each + 1) % images)
+        row = pair(folder, each, (each + 1) % images, kind)
         found.append(
             {"prompt": row["prompt"], "completion": row["chosen" if each % 3 else "rejected"], "label": bool(each % 3)}
         )
     return write_rows(folder / "rated.jsonl", found)
 
 
-def prompts(folder: Path, number: int = 12, images: int = 3) -> Path:
+def prompts(folder: Path, number: int = 12, images: int = 3, kind: str = "image") -> Path:
     """Prompts with one image, with two, and with none, in turn, and what is to be answered; with `images` 2 half have none."""
-    made = [pair(folder, each, (each + 1) % images) for each in range(number)]
+    made = [pair(folder, each, (each + 1) % images, kind) for each in range(number)]
     return write_rows(
         folder / "prompts.jsonl", [{"prompt": row["prompt"], "answer": row["chosen"][0]["content"]} for row in made]
     )
+
+
+def load(part: dict[str, Any], folder: Path) -> None:
+    """Decode the medium of a part, whose path begins in a folder; of audio, as a processor at 16 kHz is given it."""
+    if part["type"] == "image":
+        part["image"] = load_image(str(folder / part["image"]))
+    elif part["type"] == "audio":
+        part["audio"] = load_audio(str(folder / part["audio"]), 16_000, backend="soundfile")
 
 
 def prompt_inputs(model: Path, messages: list[dict[str, Any]], folder: Path | None = None) -> dict[str, torch.Tensor]:
@@ -245,8 +315,7 @@ def prompt_inputs(model: Path, messages: list[dict[str, Any]], folder: Path | No
     asked = json.loads(json.dumps(messages))
     for message in asked:
         for part in message["content"] if isinstance(message["content"], list) else []:
-            if part["type"] == "image":
-                part["image"] = load_image(str((folder or Path()) / part["image"]))
+            load(part, folder or Path())
     made = _processor(model).apply_chat_template(
         asked, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
     )
@@ -263,8 +332,7 @@ def read(model: Path, folder: Path, messages: list[dict[str, Any]]) -> tuple[lis
     """What the model's processor makes of messages whose images lie in a folder: ids, and the rest of a forward's arguments."""
     messages = json.loads(json.dumps(messages))
     for part in (part for message in messages for part in message["content"] if isinstance(part, dict)):
-        if part["type"] == "image":
-            part["image"] = str(folder / part["image"])
+        load(part, folder)
     made = dict(_processor(model).apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt"))
     ids = made.pop("input_ids")[0].tolist()
     del made["attention_mask"]
@@ -302,8 +370,7 @@ def inputs_of(model: Path, data: Path) -> Any:
             # What the template of a processor is given for a text too.
             parts = message["content"] if isinstance(message["content"], list) else []
             for part in parts:
-                if part["type"] == "image":
-                    part["image"] = load_image(str(data.parent / part["image"]))
+                load(part, data.parent)
         made = processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
         ids, sample = made.pop("input_ids")[0], store[at]
         assert ids.tolist() == sample.input_ids.tolist()

@@ -205,7 +205,7 @@ def test_divided_over_ranks(name: str, strategy: str, model: Path, folder: Path,
     ("verb", "more", "row", "said"),
     [
         ("pretrain", {}, {"image": "0.png"}, "asked.jsonl:1: has an image, and forge pretrain trains on text alone"),
-        ("sft", {"adapter": "prompt"}, {"image": "0.png"}, "the virtual tokens of adapter=prompt move the places of images"),
+        ("sft", {"adapter": "prompt"}, {"image": "0.png"}, "the virtual tokens of adapter=prompt move its place"),
         (
             "sft",
             {},
@@ -214,7 +214,12 @@ def test_divided_over_ranks(name: str, strategy: str, model: Path, folder: Path,
         ),
         ("sft", {}, {"image": "https://a.b/c.png"}, "field image is .*, and nothing is fetched while training"),
         ("sft", {}, {"images": ["0.png", "1.png"], "prompt": "<image>?"}, "field images holds 2 images, and <image> stands"),
-        ("sft", {}, {"videos": ["a.mp4"]}, "asked.jsonl:1: has the field videos, and is asked with text and images alone"),
+        (
+            "sft",
+            {},
+            {"videos": ["a.mp4"]},
+            "has the field videos, and is asked with text, images and audio alone",
+        ),
         ("sft", {"model_path": "TEXT"}, {"image": "0.png"}, "asked.jsonl:1: the chat template does not write it"),
         (
             "sft",

@@ -223,7 +223,7 @@ def test_a_model_without_a_way() -> None:
     way, why = forge_algos.pack_media(made, [given[0], wide], device=CPU)
     assert way is None
     assert "unlike sizes" in why
-    with pytest.raises(forge_algos.PackedBatchError, match="row of 3 documents has images, and Gemma3.* give each a row"):
+    with pytest.raises(forge_algos.PackedBatchError, match="row of 3 documents has media, and Gemma3.* give each a row"):
         trained(made, [row(given[:3])])
 
 
@@ -243,7 +243,7 @@ def test_attention_that_reads_no_mask() -> None:
     """A causal attention of our own is refused where the tokens of an image see each other, and taken elsewhere."""
     forge_algos.require_image_attention(model("qwen3-vl", "documents"), documents("qwen3-vl")[0], device=CPU)
     made = model("gemma3", "documents")
-    with pytest.raises(forge_algos.PackedBatchError, match="tokens of an image see those behind them.* attention=sdpa"):
+    with pytest.raises(forge_algos.PackedBatchError, match="tokens of an image or a clip see those .* attention=sdpa"):
         forge_algos.require_image_attention(made, documents("gemma3")[0], device=CPU)
     assert made.config._attn_implementation == made.config.text_config._attn_implementation == "documents"
     assert made.config.vision_config._attn_implementation == "sdpa"
@@ -302,7 +302,7 @@ def test_completions(name: str, attention: str, way: str) -> None:
     same(trained(made, [groups]), name)
     prompt = [(np.arange(5, 12), np.where(np.arange(7) > 4, np.arange(5, 12), -100))] * 2
     shared = forge_packing.collate_groups([prompt], share_prompt=True)
-    with pytest.raises(forge_algos.PackedBatchError, match="images has completions that share a prompt.* share_prompt=False"):
+    with pytest.raises(forge_algos.PackedBatchError, match="media has completions that share a prompt.* share_prompt=False"):
         trained(made, [completions(shared, [{}, {}])])
 
 

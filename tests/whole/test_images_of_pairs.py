@@ -84,7 +84,8 @@ def pairs_of(store: forge_data.TokenStore, data: Path, model: Path) -> list[list
             assert ids == store[at].input_ids.tolist()
             learned = store[at].input_ids[store[at].labels != -100]
             assert tokenizer.decode(learned) == f"{row[side][0]['content']}<end>"
-            assert len(store[at].media) == sum("image" in part for m in row["prompt"] for part in m["content"])
+            parts = [part for message in row["prompt"] for part in message["content"] if isinstance(part, dict)]
+            assert len(store[at].media) == sum(part["type"] != "text" for part in parts)
             sides.append(reference.Sample(ids, store[at].labels.tolist(), made))
         found.append(sides)
     return found

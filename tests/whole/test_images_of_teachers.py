@@ -97,12 +97,12 @@ def test_what_can_be_a_teacher(
     blind = tmp_path / "blind"
     AutoModelForCausalLM.from_config(modalities.plain(models[1]).config.text_config).save_pretrained(blind)
     forge_data.load_tokenizer(models[1]).save_pretrained(blind)
-    with pytest.raises(forge_algos.PackedBatchError, match="blind cannot be given images: .*sees no images"):
+    with pytest.raises(forge_algos.PackedBatchError, match="blind cannot be given the rows' media: .*sees no images"):
         forge.distill(**given, teacher_path=str(blind), ckpt_output_dir=tmp_path / "blind_run")
     if not single:
         # Nor can it learn from images, whatever lies beside it.
         AutoProcessor.from_pretrained(models[1]).save_pretrained(blind)
-        with pytest.raises(forge_algos.PackedBatchError, match="blind cannot be given images: .*sees no images"):
+        with pytest.raises(forge_algos.PackedBatchError, match="blind cannot be given the rows' media: .*sees no images"):
             own = {name: value for name, value in given.items() if name != "beta"} | {"model_path": str(blind)}
             forge.sft(**own, ckpt_output_dir=tmp_path / "blind_run")
 

@@ -207,7 +207,7 @@ def test_images_of_another_number(sampled: Any) -> None:
     plain, _, known, ids, images = sampled
     for mine, several in ((known, images[:2]), (None, images)):
         sampler = online.GenerateSampler(plain, eos_ids=[2], pad_id=0, batch_tokens=100, media=mine)
-        with pytest.raises(forge_algos.RolloutError, match="images: of"):
+        with pytest.raises(forge_algos.RolloutError, match="media: of"):
             sampler.sample(ids, num_generations=1, temperature=1.0, media=several, **OPTIONS)
 
 
@@ -230,7 +230,7 @@ def test_losses_are_those_of_plain_transformers(
     said = (run / "log.txt").read_text()
     assert f"images: {rows}" in said
     assert "12 prompts; 12 images, for which" in said
-    assert "prompts: computed once a completion: its tokens may stand for other images" in said
+    assert "prompts: computed once a completion: its tokens may stand for other media" in said
     never = forge_data.MediaInputs(path).token_ids
     expected = oracle(run, modalities.plain(path).eval(), modalities.plain(path).eval(), asked(data, path), never)
     lines = [line for line in metrics(run) if "loss" in line]

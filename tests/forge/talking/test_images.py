@@ -73,7 +73,7 @@ def test_an_adapter_is_asked_with_the_processor_of_its_base(pictured: Path, tmp_
     file = pictured / "0.png"
     asked = {"prompt": "what?", "image": [file], "max_new_tokens": 5}
     assert forge.generate(tmp_path / "lora", **asked) == expected(pictured, [file], "what?", 5)
-    with pytest.raises(forge.SettingsError, match="virtual tokens move the places of images"):
+    with pytest.raises(forge.SettingsError, match="virtual tokens move the places of media"):
         forge.generate(tmp_path / "prompt", **asked)
 
 
@@ -86,9 +86,9 @@ def test_a_conversation_about_an_image(
     asked = []
     answer = _chat.AnsweringModel.answer
 
-    def seen(self: Any, messages: Any, sampling: Any, shown: Any, *, images: Any) -> str:
-        asked.append((messages[-1]["content"], len(images)))
-        return answer(self, messages, sampling, shown, images=images)
+    def seen(self: Any, messages: Any, sampling: Any, shown: Any, *, media: Any) -> str:
+        asked.append((messages[-1]["content"], len(media)))
+        return answer(self, messages, sampling, shown, media=media)
 
     monkeypatch.setattr(_chat.AnsweringModel, "answer", seen)
     file, config = pictured / "0.png", pictured / "config.json"
@@ -116,7 +116,8 @@ def test_what_is_no_image_is_refused(pictured: Path, model_dir: Path) -> None:
             forge.generate(pictured, "what?", image=[image])
     file = pictured / "0.png"
     with pytest.raises(
-        forge.data.TokenizerError, match="cannot be asked about images: .* the model has no processor of text and of these"
+        forge.data.TokenizerError,
+        match="cannot be asked about images or audio: .* the model has no processor of text and of these",
     ):
         forge.generate(model_dir, "what?", image=[file])
     with pytest.raises(forge.data.DataError, match="writes 2 of '<boi>', the placeholder of an image, for 1 image"):

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from forge_algos.batches._media import (
         MediaInputs as MediaInputs,
+        lay_texts_alike as lay_texts_alike,
         media_row_inputs as media_row_inputs,
         pack_media_like as pack_media_like,
         packs_media as packs_media,
@@ -151,7 +152,7 @@ _PUBLIC = {
     "adaptations.peft._cache_named": "name_cache_for_peft",
     "batches._copies": "pin_batches",
     "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",
-    "batches._media": "MediaInputs media_row_inputs pack_media_like packs_media",
+    "batches._media": "MediaInputs lay_texts_alike media_row_inputs pack_media_like packs_media",
     "batches._packed": "PackedBatch",
     "heads._chunks": "score_rows_at_once",
     "isolation._alone": "keep_documents_apart places_alone",

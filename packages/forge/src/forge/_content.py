@@ -1,4 +1,4 @@
-"""Content of a message, text or parts → its text, with the names of its images."""
+"""Content of a message, text or parts → its text, with the names of its images and clips."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ def content_text(content: Any) -> str:
     """
     if not isinstance(content, list):
         return str(content)
-    parts = [part for part in content if isinstance(part, dict)]
-    return "".join(f"[{_name(part['image'])}] " if "image" in part else str(part.get("text", "")) for part in parts)
+    return "".join(_text(part) for part in content if isinstance(part, dict))
 
 
-def _name(medium: Any) -> str:
-    """Return the name of an image's file; of one that a row holds as bytes there is none."""
-    return os.path.basename(medium) if isinstance(medium, str) else "image"
+def _text(part: dict[str, Any]) -> str:
+    """Return a part's text, or the name of its file; of a medium that a row holds as bytes its kind."""
+    for kind in ("image", "audio"):
+        if kind in part:
+            return f"[{os.path.basename(part[kind]) if isinstance(part[kind], str) else kind}] "
+    return str(part.get("text", ""))

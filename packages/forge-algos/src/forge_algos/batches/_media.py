@@ -8,7 +8,7 @@ a row apart (`isolation.pack_media`).
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ LINES = "media_lines"
 _packed: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
 """Causal model that keeps the documents of a row with images apart → how it is told where they begin."""
 
+_texts_alike: WeakSet[nn.Module] = WeakSet()
+"""Causal models that rows of text alone are laid out for as rows with media are."""
+
 
 def packs_media(model: nn.Module) -> Way | None:
     """Return how rows with images may hold several documents; None: they hold one."""
@@ -40,6 +43,7 @@ def packs_media(model: nn.Module) -> Way | None:
 def pack_media_like(model: nn.Module, other: nn.Module) -> None:
     """Have `model` take rows with images as `other` does, a model of the same kind."""
     set_packed(model, _packed.get(causal_model(other)))
+    lay_texts_alike(model, alike=causal_model(other) in _texts_alike)
 
 
 def set_packed(model: nn.Module, way: Way | None) -> None:
@@ -48,6 +52,15 @@ def set_packed(model: nn.Module, way: Way | None) -> None:
         _packed.pop(causal_model(model), None)
     else:
         _packed[causal_model(model)] = way
+
+
+def lay_texts_alike(model: nn.Module, *, alike: bool) -> None:
+    """Lay out rows of text alone as rows with media.
+
+    For a model that runs their documents alone otherwise: there ranks agree on how many forwards they make, and a rank whose
+    row has media makes one without asking the others.
+    """
+    (_texts_alike.add if alike else _texts_alike.discard)(causal_model(model))
 
 
 def with_media(model: nn.Module, row: Any, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -61,11 +74,15 @@ def with_media(model: nn.Module, row: Any, inputs: dict[str, Any]) -> dict[str, 
     Raises:
         PackedBatchError: as `media_row_inputs`, or completions that share prompts.
     """
-    if (media := getattr(row, "media_inputs", None)) is None:
+    media = getattr(row, "media_inputs", None)
+    if media is None and inputs.get("kv_rows") is None and (causal := causal_model(model)) in _texts_alike:
+        several = len(row.cu_seqlens) - 1
+        media = (lambda: [{}] * several) if several == 1 or causal in _packed else None
+    if media is None:
         return inputs
     if inputs.get("kv_rows") is not None:
         raise PackedBatchError(
-            "a row with images has completions that share a prompt (kv_rows), whose tokens may stand for other images: collate "
+            "a row with media has completions that share a prompt (kv_rows), whose tokens may stand for others: collate "
             "with share_prompt=False and share_prefix=False"
         )
     boundaries = np.asarray(row.cu_seqlens).tolist()
@@ -112,7 +129,7 @@ def media_row_inputs(
     way = _packed.get(causal_model(model))
     if way is None:
         raise PackedBatchError(
-            f"a row of {len(documents)} documents has images, and {type(causal_model(model)).__name__} was not shown to keep "
+            f"a row of {len(documents)} documents has media, and {type(causal_model(model)).__name__} was not shown to keep "
             "such documents apart: give each a row of its own, or call forge_algos.pack_media first"
         )
     lengths = np.diff(boundaries).tolist()

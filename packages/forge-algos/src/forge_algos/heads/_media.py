@@ -1,4 +1,4 @@
-"""Tests whether a model keeps the documents of a packed row with images apart.
+"""Tests whether a model keeps the documents of a packed row with images or audio apart.
 
 As for rows of text, nothing about an architecture is assumed: two documents of the run's own data are run packed and alone.
 """
@@ -17,9 +17,10 @@ from torch.autograd.graph import get_gradient_edge
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, embeddings, language_modules, mode
-from forge_algos.batches._media import MediaInputs, Way, go_by_lines, is_seen, media_row_inputs, set_packed
+from forge_algos.batches._media import MediaInputs, Way, go_by_lines, is_seen, lay_texts_alike, media_row_inputs, set_packed
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import lay_out
+from forge_algos.isolation._alone import runs_alone
 from forge_algos.isolation._compare import REFUSALS, Compare, decides
 from forge_algos.isolation._isolation import batch_hidden_states, made_up_lengths, run_test, with_and_without_autocast
 
@@ -69,6 +70,7 @@ def pack_media(
     first, second = documents[:2]
     pair = longer(first, max(least - len(first.input_ids), 0) + 3), longer(second, max(more - len(second.input_ids), 0))
     ways: tuple[Way, ...] = (*(("bounds", "positions") if packing else ()), *(() if has_experts(model) else ("lines",)))
+    lay_texts_alike(model, alike=False)
     for way in ways:
         if way == "lines" and go_by_lines(model, torch.as_tensor(np.asarray(first.input_ids, np.int64)), first.inputs):
             problem += ("; " if problem else "") + "in lines, positions go by the images of the lines before"
@@ -83,11 +85,13 @@ def pack_media(
         except (*REFUSALS, PackedBatchError) as error:
             found = f"it cannot run them: {error}"
         if not found:
+            lay_texts_alike(model, alike=way != "bounds" and runs_alone(model))
             how = "in lines of their own, padded" if way == "lines" else "in a row"
-            return way, f"{what} keeps documents with images apart {how}{f' ({problem})' if problem and way == 'lines' else ''}"
+            return way, f"{what} keeps documents with media apart {how}{f' ({problem})' if problem and way == 'lines' else ''}"
         problem = problem or f"packed, {found}"
     set_packed(model, None)
-    return None, f"{what} does not keep documents with images apart in a row: {problem}"
+    lay_texts_alike(model, alike=runs_alone(model))
+    return None, f"{what} does not keep documents with media apart in a row: {problem}"
 
 
 def require_media(
@@ -118,10 +122,10 @@ def require_media(
         with Compare(model, decides(model)) as compare:
             seen = [_alone(model, each, device) for each in (document, other)]
             if floats and not compare.holds(lambda: not torch.equal(*seen)):
-                return "sees no images: other pixels change nothing of what it computes"
+                return "sees no images and hears no audio: other pixels or samples change nothing of what it computes"
         return None
 
-    _require(model, what, with_and_without_autocast(problem_of, autocast), device, "Take a model of text and images")
+    _require(model, what, with_and_without_autocast(problem_of, autocast), device, "Take a model of text and of these")
     if len(language_modules(model)) == len({*causal_model(model).modules()}):
         raise PackedBatchError(
             f"{what} computes images within its language model, and names no part for them that could stay frozen. Take a "
@@ -172,9 +176,9 @@ def require_image_attention(
                 set_attention(causal, own)
             moved = bool(earlier) and bool((changed - plain)[list(earlier)].abs().max() > 1e-3 * plain.abs().max())
             if not compare.holds(lambda: not moved):
-                return "lets the tokens of an image see those behind them, and this attention is causal"
+                return "lets the tokens of an image or a clip see those behind them, and this attention is causal"
             if not compare.equal(ours, lambda: plain):
-                return "computes a document with images otherwise than eager attention does"
+                return "computes a document with images or audio otherwise than eager attention does"
         return None
 
     _require(model, what, with_and_without_autocast(problem_of, autocast), device, "Use attention=sdpa or eager")
@@ -186,7 +190,7 @@ def _require(
     """Raise PackedBatchError where a test with images finds a problem, or cannot run."""
     problem, refusal = run_test(test, model, device)
     if refusal is not None:
-        raise PackedBatchError(f"{what} cannot run a document with images: {refusal}") from refusal
+        raise PackedBatchError(f"{what} cannot run a document with images or audio: {refusal}") from refusal
     if problem:
         raise PackedBatchError(f"{what} {problem}. {remedy}")
 

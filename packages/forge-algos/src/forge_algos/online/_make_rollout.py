@@ -248,15 +248,15 @@ def make_rollout(
 
 
 def _media_named(messages: Any) -> str:
-    """Return the names of the images of messages, whose tokens are no text.
+    """Return the names of the images and clips of messages, whose tokens are no text.
 
     >>> _media_named([{"role": "user", "content": [{"type": "image", "image": "/data/plum.png"}]}])
     '[plum.png] '
     """
     contents = [message.get("content") for message in messages] if isinstance(messages, list) else []
     parts = (part for content in contents if isinstance(content, list) for part in content)
-    media = [part["image"] for part in parts if isinstance(part, dict) and "image" in part]
-    return "".join(f"[{os.path.basename(each) if isinstance(each, str) else 'image'}] " for each in media)
+    media = [(kind, part[kind]) for part in parts if isinstance(part, dict) for kind in ("image", "audio") if kind in part]
+    return "".join(f"[{os.path.basename(each) if isinstance(each, str) else kind}] " for kind, each in media)
 
 
 def _with_media(media: Sequence[MediaOf] | None, chosen: Sequence[int]) -> dict[str, Any]:

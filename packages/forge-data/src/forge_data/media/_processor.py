@@ -121,6 +121,9 @@ class ModelProcessor:
         return " or ".join(ONE[kind] for kind in self.placeholders) or "an image"
 
     def _ids(self, kind: Kind) -> frozenset[int]:
+        if kind == "audio" and kind in self.placeholders:
+            # `audio_token_ids` may have the marks around a clip too, which templates write (Qwen3-ASR).
+            return frozenset({int(self._processor.tokenizer.convert_tokens_to_ids(self.placeholders[kind]))})
         found = frozenset(each for each in getattr(self._processor, f"{kind}_token_ids", None) or () if isinstance(each, int))
         if not found and kind in self.placeholders:
             return frozenset({int(self._processor.tokenizer.convert_tokens_to_ids(self.placeholders[kind]))})
@@ -305,7 +308,12 @@ class ModelProcessor:
         rows = [made[:1], made[1:3], *([medium] for medium in made[3:])]
         # Of audio `padding` would be another than each has alone.
         padding: dict[str, Any] = {"padding": True} if kind == "image" else {"text_kwargs": {"padding": True}}
-        apart = [self.arrays(row, "") for row in rows]
+        try:
+            apart = [self.arrays(row, "") for row in rows]
+        except DataError:
+            # One clip a text is all that some take (GLM-ASR).
+            rows = [[medium] for medium in made]
+            apart = [self.arrays(row, "") for row in rows]
         together = self._arrays_of_media("", rows, **padding)
         return {
             name: joining([of[name] for of in apart], np.asarray(together[name]), exactly=kind == "image") for name in apart[0]
@@ -397,9 +405,10 @@ class ModelProcessor:
         try:
             return dict(self._call(place, texts, media, return_tensors="np", **options))
         except DataError as error:
-            if _BFLOAT16 not in str(error).lower():
+            if not any(each in str(error).lower() for each in (_BFLOAT16, "return_tensors")):
                 raise
-        # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers.
+        # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers. Others (GLM-ASR) give
+        # tensors of PyTorch alone.
         made = self._call(place, texts, media, return_tensors="pt", **options)
         return {
             name: values.float() if _BFLOAT16 in str(getattr(values, "dtype", "")) else values for name, values in made.items()

@@ -35,7 +35,9 @@ _COUNTS = ("_tokens", "_pairs", "_answers", "_prompts", "_samples", "_queries", 
 _PIPELINES = {"causal": "text-generation", "reward": None, "embedding": "sentence-similarity"}
 """Task → the Hub's name of it."""
 _PROCESSOR = ("processor_config.json", "preprocessor_config.json")
-"""Files of a directory whose model takes images."""
+"""Files of a directory whose model takes images or audio."""
+_TAKES = {"images": "image_processor", "audio": "sampling_rate"}
+"""What a model takes → what its processor's files name."""
 _PACKAGES = ("forge", "forge_data", "forge_packing", "forge_accel", "forge_dist", "forge_algos")
 _OTHERS = ("torch", "transformers", "peft", "gguf")
 
@@ -66,7 +68,7 @@ def model_card(
         what += " with new tokens" if own_base else ""
     samples = request.folder.name.removeprefix("samples_") if run is not None else ""
     steps, figures = (0, []) if run is None else _figures(run, samples)
-    media = request.task in ("causal", "reward") and any((request.folder / name).is_file() for name in _PROCESSOR)
+    media = _media_of(request.folder) if request.task in ("causal", "reward") else []
     return render(
         "exporting/templates/model_card.md",
         head=_head(request, verb, origin, media=media),
@@ -86,12 +88,19 @@ def model_card(
         peft=request.adapter and not request.merge,
         auto_class=_auto_class(architecture),
         reward=reward,
-        media=media,
+        media=media and ", ".join(["text", *media[:-1]]) + f" and {media[-1]}",
         labels=len(labels) if (labels := getattr(request.task, "labels", ())) else 0,
         base=last_part(request.base),
         proofs=proofs,
         versions=_versions(),
     )
+
+
+def _media_of(folder: Path) -> list[str]:
+    """Return what the processor of a directory takes beside text; [] without one."""
+    written = [(folder / name).read_text(encoding="utf-8") for name in _PROCESSOR if (folder / name).is_file()]
+    found = [name for name, key in _TAKES.items() if any(key in text for text in written)]
+    return found or ["images"] * bool(written)
 
 
 def _auto_class(architecture: str) -> str:
@@ -102,7 +111,7 @@ def _auto_class(architecture: str) -> str:
     return "AutoModel" if architecture.endswith("Model") and "LMHead" not in architecture else "AutoModelForCausalLM"
 
 
-def _head(request: ExportRequest, verb: str, origin: str, *, media: bool) -> str:
+def _head(request: ExportRequest, verb: str, origin: str, *, media: Sequence[str]) -> str:
     """Write the metadata that the Hub reads, as YAML."""
     from huggingface_hub import ModelCardData
 
@@ -114,7 +123,7 @@ def _head(request: ExportRequest, verb: str, origin: str, *, media: bool) -> str
         # The Hub knows no other base than its own.
         base_model=origin if on_hub else None,
         library_name="gguf" if gguf else "peft" if peft else "transformers",
-        pipeline_tag="image-text-to-text"
+        pipeline_tag=("image-text-to-text" if "images" in media else "audio-text-to-text")
         if media and not gguf and request.task == "causal"
         else _PIPELINES.get(request.task, "text-classification"),
         tags=["forge", *([verb] if verb else []), *(["gguf"] if gguf else [])],

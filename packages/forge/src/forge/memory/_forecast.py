@@ -32,6 +32,7 @@ from forge.tasks._rehearsed_rollouts import RehearsedRollouts
 from forge.tasks._rollouts import LOOKED_AT
 from forge.tasks._task import Run
 from forge.tasks.items._items import Items
+from forge.tasks.items._media import media_names
 from forge.tasks.items._prompts import Prompts
 
 ROLLOUT = "rollout"
@@ -49,16 +50,18 @@ def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
     """
     if not bare.planned.media:
         return _plan_of(bare, target)
+    what = media_names(bare.planned.train.store)
+    computed = {"images": "pixels", "audio clips": "spectrograms"}.get(what, "pixels and spectrograms")
     try:
         plan, note = _plan_of(bare, target), ""
         if bare.planned.media_rows == "lines":
-            note = "samples with images are counted in padded lines: masks of this model show that they are not packed"
+            note = f"samples with {what} are counted in padded lines: masks of this model show that they are not packed"
         elif bare.planned.settings.packing.packing != "off" and media_join(bare.planned.settings):
-            note = "samples with images are counted as packed, which not every model can be"
+            note = f"samples with {what} are counted as packed, which not every model can be"
     except (forge_algos.RehearsalError, forge_accel.AttentionError) as error:
         # A run takes another attention than the one of a text where that cannot compute images (Mllama's queries of a text).
         plan = _plan_of(bare.with_plan(attrs.evolve(bare.planned, media=False)), target)
-        note = f"pixels, and the forward of what computes on them, are not counted: {error}"
+        note = f"{computed}, and the forward of what computes on them, are not counted: {error}"
     return attrs.evolve(plan, notes=(*plan.notes, *([note] if note else [])))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,9 +29,12 @@ def largest_micro_batches(planned: Planned) -> list[tuple[Any, bool]]:
     if planned.media and planned.media_rows == "lines" and not isinstance(planned.train, Prompts):
         return _largest_lines(planned.plan, planned.train)
     if planned.media and not isinstance(planned.train, Prompts):
-        found = [largest_micro_batch(planned.plan), _most_media(planned, padded=False)]
+        found = [largest_micro_batch(planned.plan), _most_media(planned, "tokens")]
         if pads_media(s, planned.tokenizer):
-            found.append(_most_media(planned, padded=True))
+            found.append(_most_media(planned, "padded"))
+        if "audio" in planned.train.store.media_kinds:
+            # Many towers are given 30 s of each clip, however few tokens stand for it (Whisper's).
+            found.append(_most_media(planned, "number"))
         return list({rows.tobytes(): (rows, several) for rows, several in found}.values())
     if s.adapter.adapter != "prefix" or isinstance(planned.train, Prompts):
         return [largest_micro_batch(planned.plan)]
@@ -57,18 +60,19 @@ def largest_micro_batch(plan: forge_packing.BatchPlan, *, spared: float = 0) -> 
     return best, several
 
 
-def _most_media(planned: Planned, *, padded: bool) -> tuple[Any, bool]:
-    """Return the micro-batch with the most tokens of images, and whether its step has several.
+def _most_media(planned: Planned, of: Literal["tokens", "padded", "number"]) -> tuple[Any, bool]:
+    """Return the micro-batch with the most tokens of media, or the most media.
 
-    Padded, each image counts as the largest of its micro-batch, or each item as the one with the most.
+    And whether its step has several. Padded, each counts as the largest of its micro-batch, or each item as the one with the
+    most.
     """
     assert isinstance(planned.train, Samples | Pairs)
     plan, (media, tokens) = planned.plan, planned.train.media_counts.T
     each_tokens = tokens / np.maximum(media, 1)
 
     def size(rows: Any) -> float:
-        if not padded:
-            return float(tokens[rows].sum())
+        if of != "padded":
+            return float((tokens if of == "tokens" else media)[rows].sum())
         return max(media[rows].sum() * each_tokens[rows].max(), (media[rows] > 0).sum() * tokens[rows].max())
 
     steps = range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT))

@@ -285,7 +285,7 @@ def _check_media(
     try:
         forge_algos.require_media(model, media[0], **where)
     except forge_algos.PackedBatchError as error:
-        raise forge_algos.PackedBatchError(f"{path} cannot be given images: {error}") from error
+        raise forge_algos.PackedBatchError(f"{path} cannot be given the rows' media: {error}") from error
     if way.attention.value.function is not None:
         forge_algos.require_image_attention(model, media[0], **where)
 
@@ -308,7 +308,7 @@ def _take_media(
         way, why = take_media(s, model, media, device=machine.device.value, autocast=computing(machine, dtype, strategy))
     if way is None:
         raise forge_algos.PackedBatchError(
-            f"{path} cannot be given the rows with images: {why}. Take a model of the kind of model_path."
+            f"{path} cannot be given the rows with media: {why}. Take a model of the kind of model_path."
         )
 
 

@@ -21,6 +21,7 @@ from forge._progress import Reporter
 from forge.saving._directories import remove_at_once
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
+from forge.tasks.items._media import media_names
 
 STORES = "stores"
 """Entry of run.json: name of each store → its fingerprint, by which one that was lost is known again."""
@@ -88,11 +89,12 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
             differs = f"tokens {was[:12]} then, {new.fingerprint[:12]} now" if fault else _difference(found, new, report)
             raise SettingsError(
                 f"ckpt_output_dir {path}: the rows of {which} are not those that its run was made with ({differs}): the rows, "
-                f"their images, the tokenizer or its template changed.{damaged} Put them back, or give another ckpt_output_dir."
+                f"their images or audio, the tokenizer or its template changed.{damaged} Put them back, or give another "
+                "ckpt_output_dir."
             )
         moved = fault is None and found.sha256.get(_MEDIA_FILES) != new.sha256.get(_MEDIA_FILES)
         if moved:
-            report.note(f"images of {which} are read from where its rows name them now: they are those of the run")
+            report.note(f"{media_names(new)} of {which} are read from where its rows name them now: they are those of the run")
         if fault is not None:
             report.note(
                 f"WARNING: {fault}. It was made again from the rows of {which}: their tokens have the run's fingerprint"

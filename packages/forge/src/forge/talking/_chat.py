@@ -11,11 +11,11 @@ from typing import Any
 import forge_data
 from forge._errors import SettingsError
 from forge.talking._generate import check_text, undecoded
-from forge.talking._model import AnsweringModel, Sampling, check_image, find_model, with_media
+from forge.talking._model import AnsweringModel, Sampling, check_medium, find_model, with_media
 
 _HELP = (
-    "/image FILE is shown with the next line, /reset forgets the conversation, /system TEXT changes the system message (and "
-    "forgets it too), /quit ends."
+    "/image FILE and /audio FILE go with the next line, /reset forgets the conversation, /system TEXT changes the system "
+    "message (and forgets it too), /quit ends."
 )
 
 
@@ -25,13 +25,13 @@ class _Side:
     def __init__(self, name: str, model: AnsweringModel) -> None:
         self.name, self._model = name, model
         self._history: list[dict[str, Any]] = []
-        self._images: list[str] = []
+        self._media: list[forge_data.Media] = []
 
     def forget(self, system: str | None) -> None:
         self._history = [{"role": "system", "content": system}] if system else []
-        self._images = []
+        self._media = []
 
-    def say(self, line: str, images: Sequence[str], sampling: Sampling) -> None:
+    def say(self, line: str, media: Sequence[forge_data.Media], sampling: Sampling) -> None:
         """Show the answer while it is made; Ctrl-C ends it, and what was shown stays in the history."""
         made: list[str] = []
 
@@ -39,10 +39,10 @@ class _Side:
             made.append(text)
             print(visible(text), end="", flush=True)
 
-        asked = [*self._history, {"role": "user", "content": with_media(line, len(images))}]
-        shown = [*self._images, *images]
+        asked = [*self._history, {"role": "user", "content": with_media(line, media)}]
+        given = [*self._media, *media]
         try:
-            self._model.answer(asked, sampling, show, images=shown)
+            self._model.answer(asked, sampling, show, media=given)
             if not "".join(made).strip():
                 print("(ended at once, without a word)", end="")
         except KeyboardInterrupt as stopped:
@@ -50,7 +50,7 @@ class _Side:
             print(" (stopped)", end="")
         finally:
             print()
-        self._history, self._images = [*asked, {"role": "assistant", "content": "".join(made).strip()}], shown
+        self._history, self._media = [*asked, {"role": "assistant", "content": "".join(made).strip()}], given
 
 
 def _only_ctrl_c(stopped: KeyboardInterrupt) -> None:
@@ -80,8 +80,9 @@ def chat(
 ) -> None:
     """Talk with a model: it answers each line of standard input, and remembers what was said.
 
-    Lines that begin with a slash are commands: /image FILE is shown with the next line, /reset forgets the conversation,
-    /system TEXT changes the system message, /quit ends. Ctrl-C ends an answer, and twice at the prompt the conversation.
+    Lines that begin with a slash are commands: /image FILE and /audio FILE go with the next line, /reset forgets the
+    conversation, /system TEXT changes the system message, /quit ends. Ctrl-C ends an answer, and twice at the prompt the
+    conversation.
 
     Args:
         model_path: A model directory, an adapter directory, a run directory (its last export), or a hub name.
@@ -119,20 +120,19 @@ def chat(
 def _converse(sides: list[_Side], system: str | None, sampling: Sampling) -> None:
     for side in sides:
         side.forget(system)
-    images: list[str] = []
+    media: list[forge_data.Media] = []
     for line in _lines():
         command, _, rest = line.partition(" ")
         if command == "/quit":
             return
-        if command == "/image":
+        if command in ("/image", "/audio"):
             try:
-                check_image(rest.strip())
-                images.append(rest.strip())
+                media.append(check_medium(rest.strip(), "image" if command == "/image" else "audio"))
             except SettingsError as error:
                 print(error, file=sys.stderr)
             continue
         if command in ("/reset", "/system"):
-            images = []
+            media = []
             system = (rest.strip() or None) if command == "/system" else system
             for side in sides:
                 side.forget(system)
@@ -145,12 +145,12 @@ def _converse(sides: list[_Side], system: str | None, sampling: Sampling) -> Non
             if len(sides) > 1:
                 print(f"[{visible(side.name)}]")
             try:
-                side.say(line, images, sampling)
+                side.say(line, media, sampling)
             except SettingsError as error:
                 print(f"{error} /reset forgets it.", file=sys.stderr)
             except forge_data.ForgeDataError as error:
                 print(error, file=sys.stderr)
-        images = []
+        media = []
 
 
 def _lines() -> Iterator[str]:

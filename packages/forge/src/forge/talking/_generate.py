@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forge._errors import SettingsError
-from forge.talking._model import AnsweringModel, Sampling, check_image, find_model, with_media
+from forge.talking._model import AnsweringModel, Sampling, check_medium, find_model, with_media
 
 
 def generate(
@@ -16,6 +16,7 @@ def generate(
     prompt: str | None = None,
     *,
     image: Sequence[str | Path] = (),
+    audio: Sequence[str | Path] = (),
     max_new_tokens: int = 256,
     temperature: float = 0.0,
     system: str | None = None,
@@ -28,6 +29,7 @@ def generate(
         prompt: What the user says; by default what standard input holds. With a tokenizer that has a chat template it becomes a
             user message.
         image: Images that the prompt asks about, shown before its text; needs a multimodal model and a chat template.
+        audio: Audio clips that it asks about, heard before its text, as images are shown.
         max_new_tokens: Stop after so many tokens.
         temperature: 0 always takes the likeliest token; a higher one samples more freely.
         system: A system message before the prompt; needs a chat template.
@@ -37,16 +39,14 @@ def generate(
         The answer, without special tokens. Which template it was asked with is said on standard error.
 
     Raises:
-        SettingsError: a value is out of range, or there is no model at `model_path`, or no image.
+        SettingsError: a value is out of range, or there is no model at `model_path`, or no image or clip.
         forge_dist.ModelError: the model cannot be loaded, or the hub cannot be asked for it.
-        forge_data.ForgeDataError: an image cannot be read, or the model takes none.
+        forge_data.ForgeDataError: an image or a clip cannot be read, or the model takes none.
 
     """
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
     find_model(model_path)
-    images = [str(each) for each in image]
-    for each in images:
-        check_image(each)
+    media = [*(check_medium(str(each), "image") for each in image), *(check_medium(str(each), "audio") for each in audio)]
     prompt = _read_prompt() if prompt is None else prompt
     check_text(prompt, system)
     model = AnsweringModel(model_path, seed=seed)
@@ -54,14 +54,14 @@ def generate(
     if not model.converses:
         if system is not None:
             raise SettingsError("system has no effect here: this tokenizer has no chat template.")
-        if images:
-            raise SettingsError("image has no effect here: this tokenizer has no chat template, which places it.")
+        if media:
+            raise SettingsError(f"{media[0].kind} has no effect here: this tokenizer has no chat template, which places it.")
         return model.answer(prompt, sampling)
     if (said := model.about_system(system)) is not None:
         print(said, file=sys.stderr)
     first = [{"role": "system", "content": system}] if system is not None else []
-    asked = {"role": "user", "content": with_media(prompt, len(images))}
-    return model.answer([*first, asked], sampling, images=images)
+    asked = {"role": "user", "content": with_media(prompt, media)}
+    return model.answer([*first, asked], sampling, media=media)
 
 
 def check_text(prompt: str, system: str | None) -> None:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -27,6 +27,7 @@ from forge.saving._directories import last_export, run_values
 from forge.tasks._system_message import shared_system
 
 _SWITCH = "enable_thinking"
+Kind = Literal["image", "audio"]
 _PROCESSOR = ("processor_config.json", "preprocessor_config.json")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
@@ -82,30 +83,35 @@ def find_model(model_path: str | Path) -> str:
     return directory
 
 
-def check_image(path: str) -> None:
-    """Refuse an image that is no file of this machine.
+_FORMS: dict[Kind, str] = {"image": "a PNG, JPEG or WebP", "audio": "a WAV, FLAC, Ogg or MP3"}
+
+
+def check_medium(path: str, kind: Kind) -> forge_data.Media:
+    """Return an image or an audio clip of a file of this machine.
 
     Raises:
-        SettingsError: saying what it is.
+        SettingsError: it is none, saying what it is.
 
     """
+    remedy = f"{_FORMS[kind]} file"
     if path[:5].lower() == "data:":
-        raise SettingsError(f"image {path[:40]}…: is a data: URI. Give the path of a PNG, JPEG or WebP file.")
+        raise SettingsError(f"{kind} {path[:40]}…: is a data: URI. Give the path of {remedy}.")
     file = Path(path).expanduser()
     if _URL.match(path) and not file.exists():
-        raise SettingsError(f"image {path}: nothing is fetched. Download it, and give the path of the file.")
+        raise SettingsError(f"{kind} {path}: nothing is fetched. Download it, and give the path of the file.")
     if not file.is_file():
         found = "is no file" if file.exists() else "there is no such file"
-        raise SettingsError(f"image {path}: {found}. Give a PNG, JPEG or WebP file.")
+        raise SettingsError(f"{kind} {path}: {found}. Give {remedy}.")
+    return forge_data.Media(kind, path=os.path.abspath(file), kind=kind)
 
 
-def with_media(text: str, images: int) -> str | list[dict[str, str]]:
-    """Return the content of a message, with images before its text where it has some.
+def with_media(text: str, media: Sequence[forge_data.Media]) -> str | list[dict[str, str]]:
+    """Return the content of a message, with images and audio before its text where it has some.
 
-    >>> with_media("What is it?", 1)
+    >>> with_media("What is it?", [forge_data.Media("image", "plum.png")])
     [{'type': 'image'}, {'type': 'text', 'text': 'What is it?'}]
     """
-    return [*({"type": "image"} for _ in range(images)), {"type": "text", "text": text}] if images else text
+    return [*({"type": each.kind} for each in media), {"type": "text", "text": text}] if media else text
 
 
 class AnsweringModel:
@@ -127,7 +133,7 @@ class AnsweringModel:
                 directory,
                 dtype=dtype,
                 device=self._machine.device.value,
-                # What computes on images does so in float32 too, as while training.
+                # What computes on images and audio does so in float32 too, as while training.
                 other_dtype=dtype if dtype.itemsize == 4 else None,
             )
         self._directory = directory
@@ -164,7 +170,7 @@ class AnsweringModel:
         sampling: Sampling,
         shown: Callable[[str], None] | None = None,
         *,
-        images: Sequence[str] = (),
+        media: Sequence[forge_data.Media] = (),
     ) -> str:
         """Answer a conversation, or continue a text where there is no chat template.
 
@@ -172,17 +178,17 @@ class AnsweringModel:
             asked: messages, or a text that is continued as it stands.
             sampling: how the answer is drawn.
             shown: is given the answer piece by piece, as it is made.
-            images: paths of the images of the messages' parts `{"type": "image"}`, in their order.
+            media: of the messages' parts `{"type": "image"}` and `{"type": "audio"}`, in their order.
 
         Returns:
             The answer, without special tokens.
 
         Raises:
-            SettingsError: there is no room for an answer, or the model takes no images.
-            forge_data.ForgeDataError: an image cannot be read, or the model has no processor that could be used.
+            SettingsError: there is no room for an answer, or the model takes no such media.
+            forge_data.ForgeDataError: one cannot be read, or the model has no processor that could be used.
 
         """
-        inputs = self._inputs(asked, images)
+        inputs = self._inputs(asked, media)
         self._check_room(inputs["input_ids"].shape[1], sampling)
         drawn = (
             {"do_sample": True, "temperature": sampling.temperature}
@@ -206,19 +212,18 @@ class AnsweringModel:
         made = str(self._tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
         return made[: _end(made, sampling.stop)].strip()
 
-    def _inputs(self, asked: str | Sequence[Mapping[str, Any]], images: Sequence[str]) -> dict[str, Any]:
+    def _inputs(self, asked: str | Sequence[Mapping[str, Any]], media: Sequence[forge_data.Media]) -> dict[str, Any]:
         """Return the arguments of the first forward, as training makes them, on the device."""
         device = self._machine.device.value
         if isinstance(asked, str):
             inputs = self._tokenizer(asked, return_tensors="pt")
         else:
-            of_media = self._of_media if images else None
+            of_media = self._of_media if media else None
             text = self._written(asked)
             if of_media is not None:
                 import torch
 
-                found = [forge_data.Media("image", path=os.path.abspath(os.path.expanduser(path))) for path in images]
-                arrays = of_media.prompt(text, found)
+                arrays = of_media.prompt(text, media)
                 ids = torch.tensor(arrays.pop("input_ids"), device=device)
                 inputs = forge_algos.media_row_inputs(self._model, ids[0], (0, ids.shape[1]), [arrays], packed={})
                 inputs.pop("use_cache")  # which training does without
@@ -230,7 +235,7 @@ class AnsweringModel:
         """Return a conversation as the chat template writes it.
 
         Raises:
-            SettingsError: it does not write contents with images.
+            SettingsError: it does not write contents with media.
 
         """
         try:
@@ -239,8 +244,8 @@ class AnsweringModel:
             if all(isinstance(message["content"], str) for message in asked):
                 raise
             raise SettingsError(
-                f"{self._directory}: its chat template does not write a message with an image: {' '.join(str(error).split())}. "
-                "Use the template of the model's processor."
+                f"{self._directory}: its chat template does not write a message with images or audio: "
+                f"{' '.join(str(error).split())}. Use the template of the model's processor."
             ) from error
 
     @cached_property
@@ -253,14 +258,14 @@ class AnsweringModel:
 
         """
         if getattr(getattr(self._model, "active_peft_config", None), "is_prompt_learning", False):
-            raise SettingsError(f"{self._directory}: virtual tokens move the places of images. Ask it without an image.")
+            raise SettingsError(f"{self._directory}: virtual tokens move the places of media. Ask it with text alone.")
         folder, directory = Path(self._directory).expanduser(), self._directory
         if (folder / "adapter_config.json").is_file() and not any((folder / name).is_file() for name in _PROCESSOR):
             directory = forge_dist.adapter_base(folder).path
         try:
             return forge_data.MediaInputs(directory, tokenizer=self._tokenizer)
         except forge_data.TokenizerError as error:
-            raise forge_data.TokenizerError(f"{directory} cannot be asked about images: {error}") from error
+            raise forge_data.TokenizerError(f"{directory} cannot be asked about images or audio: {error}") from error
 
     def _check_room(self, tokens: int, sampling: Sampling) -> None:
         """Raise SettingsError where prompt and answer exceed the model's table of positions."""

@@ -24,7 +24,7 @@ from forge.tasks._task import Run, Task
 from forge.tasks.items._items import VIRTUAL
 
 _FILE = "answers.jsonl"
-_NOT_ASKED = ("video", "videos", "audio", "audios")
+_NOT_ASKED = ("video", "videos")
 """Columns of rows with which a model would not be asked."""
 Messages = list[dict[str, Any]]
 
@@ -36,18 +36,18 @@ class Asked(NamedTuple):
     where: str
     """File and row, or the text itself where it was given so."""
     media: tuple[forge_data.Media, ...] = ()
-    """Images of the parts `{"type": "image"}` of its messages, in order."""
+    """Media of the parts `{"type": "image"}` and `{"type": "audio"}` of its messages, in order."""
 
     @property
     def shown(self) -> str | Messages:
-        """The prompt with the names of its images: their files, or the fields that hold them."""
+        """The prompt with the names of its media: their files, or the fields that hold them."""
         if isinstance(self.prompt, str) or not self.media:
             return self.prompt
         names = iter([medium.path or medium.field for medium in self.media])
 
         def named(content: Any) -> Any:
             parts = content if isinstance(content, list) else ()
-            return [part | {"image": next(names)} if part["type"] == "image" else part for part in parts] or content
+            return [part if part["type"] == "text" else part | {part["type"]: next(names)} for part in parts] or content
 
         return [message | {"content": named(message["content"])} for message in self.prompt]
 
@@ -58,16 +58,16 @@ class Prompt(NamedTuple):
     ids: Any
     """int32[S]."""
     inputs: dict[str, Any]
-    """What the model's processor makes of its images."""
+    """What the model's processor makes of its media."""
 
 
 def read_prompts(task: Task, s: Any) -> list[Asked]:
     """Read the prompts of `eval_prompts`: texts, and those of files.
 
     Raises:
-        SettingsError: a file cannot be read or holds something else, or the verb trains no model that writes text; or an image
+        SettingsError: a file cannot be read or holds something else, or the verb trains no model that writes text; or a medium
             where it cannot be asked about.
-        forge_data.DataError: an image in a form that no row has.
+        forge_data.DataError: a medium in a form that no row has.
 
     """
     given = s.evaluation.eval_prompts or ()
@@ -92,14 +92,14 @@ def read_prompts(task: Task, s: Any) -> list[Asked]:
 
 
 def _check_media(task: Task, s: Any, asked: Asked) -> None:
-    """Refuse an image where the verb, the adapter or the strategy allows for none."""
-    what = f"eval_prompts {asked.where}: has an image, and"
+    """Refuse a medium where the verb, the adapter or the strategy allows for none."""
+    one = {"image": "an image", "audio": "an audio clip"}[kind := asked.media[0].kind]
+    what = f"eval_prompts {asked.where}: has {one}, and"
     if not task.media:
-        raise SettingsError(f"{what} forge {task.name} trains on text alone. Ask an export: forge generate RUN --image FILE.")
+        raise SettingsError(f"{what} forge {task.name} trains on text alone. Ask an export: forge generate RUN --{kind} FILE.")
     if s.adapter.adapter in VIRTUAL:
         raise SettingsError(
-            f"{what} the virtual tokens of adapter={s.adapter.adapter} move the places of images. Use adapter=lora, or take "
-            "the image out."
+            f"{what} the virtual tokens of adapter={s.adapter.adapter} move its place. Use adapter=lora, or take it out."
         )
 
 
@@ -227,7 +227,7 @@ def _written(tokenizer: Any, asked: Asked) -> str:
     """Return the text of a prompt as the chat template writes it.
 
     Raises:
-        SettingsError: it does not, or there is none, and the prompt has images.
+        SettingsError: it does not, or there is none, and the prompt has media.
 
     """
     prompt, where, _ = asked
@@ -241,7 +241,7 @@ def _written(tokenizer: Any, asked: Asked) -> str:
                 "template takes conversations, or leave it out."
             ) from error
     if asked.media:
-        raise SettingsError(f"eval_prompts {where}: has an image, which a chat template places, and the tokenizer has none.")
+        raise SettingsError(f"eval_prompts {where}: has media, which a chat template places, and the tokenizer has none.")
     return str(messages[-1]["content"])
 
 
@@ -275,7 +275,7 @@ def _of_file(path: Path) -> list[Asked]:
 def _of_row(row: Any, where: str, folder: Path) -> Asked:
     """Return the prompt of a row: its `prompt`, or its messages before the last answer.
 
-    Relative paths of images begin in `folder`.
+    Relative paths of media begin in `folder`.
     """
     row = row if isinstance(row, dict) else {"prompt": row}
     name = "prompt" if "prompt" in row else "messages"
@@ -284,9 +284,9 @@ def _of_row(row: Any, where: str, folder: Path) -> Asked:
         asked = None
     if (other := next((each for each in _NOT_ASKED if row.get(each)), None)) is not None:
         raise SettingsError(
-            f"eval_prompts {where}: has the field {other}, and is asked with text and images alone. Take it out."
+            f"eval_prompts {where}: has the field {other}, and is asked with text, images and audio alone. Take it out."
         )
-    if asked and (_has_image(row) or _has_parts(asked)):
+    if asked and (_has_media(row) or _has_parts(asked)):
         asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         while isinstance(asked, list) and _is_answer(asked):
             asked = asked[:-1]
@@ -316,13 +316,15 @@ def _has_parts(asked: str | list[Any]) -> bool:
     return any(isinstance(each, list) and each and isinstance(each[0], dict) for each in contents)
 
 
-def _has_image(row: dict[str, Any]) -> bool:
-    """Return whether a row of JSON has an image: in a column, or as a part of a content."""
+def _has_media(row: dict[str, Any]) -> bool:
+    """Return whether a row of JSON has images or audio: a column, or a part of a content."""
     given = [row.get("prompt"), row.get("messages")]
     messages = [each for part in given if isinstance(part, list) for each in part if isinstance(each, dict)]
     contents = [each["content"] for each in messages if isinstance(each.get("content"), list)]
     parts = [part for content in contents for part in content if isinstance(part, dict)]
-    return bool(row.get("image") or row.get("images")) or any("image" in str(part.get("type")) for part in parts)
+    return any(map(row.get, ("image", "images", "audio", "audios"))) or any(
+        kind in str(part.get("type")) for part in parts for kind in ("image", "audio")
+    )
 
 
 def _step_of(line: bytes) -> int:

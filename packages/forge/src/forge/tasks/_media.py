@@ -1,4 +1,4 @@
-"""Model and rows with images → how its rows are made: several documents with images, or one."""
+"""Model and rows with images or audio → how many documents a row holds, and how."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from forge.settings._settings import row_tokens
 from forge.tasks._parts import check_any_media, chosen_parts
 from forge.tasks._reward_model import check_reward_media
 from forge.tasks.items._items import VIRTUAL, padding
+from forge.tasks.items._media import media_names
 from forge.tasks.items._media_tokens import check_texts_beside_media
 from forge.tasks.items._pairs import LoneAnswers, Pairs
 from forge.tasks.items._prompts import Prompts
@@ -32,7 +33,7 @@ _TRIED = 64
 
 
 def has_media(*stores: Any) -> bool:
-    """Return whether samples of token stores have images."""
+    """Return whether samples of token stores have images or audio."""
     return any(getattr(store, "has_media", False) for store in stores if store is not None)
 
 
@@ -50,24 +51,25 @@ def check_media(s: Any, *stores: Any) -> None:
     check_any_media(s, stores[0])
     if not has_media(*stores):
         return
+    what = media_names(*stores)
     if any(store.kind == "preference" for store in stores if store is not None) and not media_join(s):
         raise SettingsError(
-            "pairs of answers with images: the processor of this model makes arrays that are not joined, or joined in a way of "
-            "its own, so that it is given one sample at a time, and the two answers of a pair are computed together. Learn the "
-            "chosen answers with sft, or take another model."
+            f"pairs of answers with {what}: the processor of this model makes arrays that are not joined, or joined in a way "
+            "of its own, so that it is given one sample at a time, and the two answers of a pair are computed together. Learn "
+            "the chosen answers with sft, or take another model."
         )
     if s.backend.backend != FORGE:
         raise SettingsError(
-            f"backend={s.backend.backend} and rows with images: it trains on text alone. Leave backend out, or take the "
-            "images out."
+            f"backend={s.backend.backend} and rows with {what}: it trains on text alone. Leave backend out, or take the "
+            f"{what} out."
         )
     if s.adapter.adapter in VIRTUAL:
         raise SettingsError(
-            f"adapter={s.adapter.adapter} and rows with images: virtual tokens move the places of images. Use adapter=lora."
+            f"adapter={s.adapter.adapter} and rows with {what}: virtual tokens move their places. Use adapter=lora."
         )
     if s.strategy.cp_size > 1:
         raise SettingsError(
-            f"cp_size={s.strategy.cp_size} and rows with images: ranks cannot share such a row. Leave cp_size out."
+            f"cp_size={s.strategy.cp_size} and rows with {what}: ranks cannot share such a row. Leave cp_size out."
         )
 
 
@@ -219,7 +221,8 @@ def with_media(run: Run) -> Run:
     media = media_of(run)
     if media is None:
         return run
-    run.report.note(f"images: {_ROWS[media.rows]}: {media.why}")
+    names = media_names(run.train.store, run.held_out and run.held_out.store)
+    run.report.note(f"{names.replace('audio clips', 'audio')}: {_ROWS[media.rows]}: {media.why}")
     return _reading(run, media)
 
 
@@ -237,16 +240,16 @@ def media_of(run: Run) -> MediaRead | None:
     inputs = media_inputs(run.settings, run.tokenizer)
     rows, why = _rows(run, documents, inputs)
     if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
-        raise SettingsError(f"packing=on: {why}. With packing=auto samples with images are in no packed row.")
+        raise SettingsError(f"packing=on: {why}. With packing=auto samples with media are in no packed row.")
     if rows == "single" and any(isinstance(items, Conversations) for items in (run.train, run.held_out)):
         raise SettingsError(
-            "turns=auto makes several samples of a row, and this model takes one sample with images in a row; set "
+            "turns=auto makes several samples of a row, and this model takes one sample with media in a row; set "
             f"turns=history ({why})"
         )
     if rows == "single" and isinstance(run.train, Pairs) and not isinstance(run.train, LoneAnswers):
         raise SettingsError(
-            f"pairs of answers with images: {why}, and the two answers of a pair are computed together. Learn the chosen "
-            "answers with sft, or take another model."
+            f"pairs of answers with {media_names(run.train.store)}: {why}, and the two answers of a pair are computed "
+            "together. Learn the chosen answers with sft, or take another model."
         )
     return MediaRead(inputs, rows, why)
 
@@ -278,6 +281,7 @@ _ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", 
 def _rows(run: Run, documents: list[forge_algos.MediaDocument], inputs: forge_data.MediaInputs) -> tuple[MediaRows, str]:
     """Return what rows with images the model takes, and why."""
     if not inputs.joins:
+        forge_algos.lay_texts_alike(run.model, alike=True)
         return "single", "the model's processor makes arrays that are not joined, or joined in a way of its own"
     with run.strategy.computing(run.model):
         way, why = take_media(run.settings, run.model, documents, device=run.device, autocast=run.autocast)

@@ -262,7 +262,7 @@ def shown_figures(figures: Mapping[str, float]) -> str:
 def sampler_of(run: Run, media: forge_algos.online.SampledMedia | None) -> forge_algos.online.GenerateSampler:
     """Return what samples from the model of a run, given prompts with these images."""
     ends, padding = end_ids(run), run.tokenizer.pad_token_id
-    # A model would take the padding for images where it looks at ids alone.
+    # A model would take the padding for media where it looks at ids alone.
     usable = padding is not None and (media is None or padding not in media.token_ids)
     return forge_algos.online.GenerateSampler(
         run.model,

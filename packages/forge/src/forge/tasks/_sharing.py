@@ -59,7 +59,7 @@ def sharing(run: Run, *others: Any) -> Sharing:
     Every rank calls this.
     """
     if has_media(*(items.store for items in (run.train, run.held_out) if items is not None)):
-        return Sharing(prompt=False, prefix=False, why="its tokens may stand for other images")
+        return Sharing(prompt=False, prefix=False, why="its tokens may stand for other media")
     share, why = False, ""
     for model in (run.model, *others):
         share, why = forge_algos.shares_prompts(model, device=run.device, autocast=run.autocast)

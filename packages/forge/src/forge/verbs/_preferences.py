@@ -27,6 +27,7 @@ from forge.tasks._reference_model import (
 )
 from forge.tasks._sharing import may_share, sharing
 from forge.tasks._task import Evaluation, Run, Task
+from forge.tasks.items._media import media_names
 from forge.tasks.items._pairs import Answers, LoneAnswers, Pairs
 from forge.verbs._registry import verb
 
@@ -129,8 +130,8 @@ class ORPO(Preferences):
         """Refuse to learn prompts with images too: what stands for an image is never learned."""
         if s.objective.learn_prompt and has_media(train, held_out):
             raise SettingsError(
-                "learn_prompt and rows with images: tokens that stand for an image are never learned, and it learns all of a "
-                "prompt. Leave learn_prompt out."
+                f"learn_prompt and rows with {media_names(train, held_out)}: tokens that stand for those are never learned, "
+                "and it learns all of a prompt. Leave learn_prompt out."
             )
         super().check_data(s, report, train, held_out)
 

@@ -482,8 +482,8 @@ def _checked(media: Sequence[MediaOf] | None, prompts: int, known: SampledMedia 
         return [None] * prompts
     if known is None or len(media) != prompts:
         raise RolloutError(
-            f"images: of {len(media)} prompts, where there are {prompts}; each has some or None, and the sampler is made with "
-            "`images`"
+            f"media: of {len(media)} prompts, where there are {prompts}; each has some or None, and the sampler is made with "
+            "`media`"
         )
     return media
 

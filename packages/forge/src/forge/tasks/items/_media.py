@@ -1,4 +1,4 @@
-"""Samples with images → rows whose forward is given what a processor makes of them."""
+"""Samples with images or audio → rows whose forward is given what a processor makes of them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,23 @@ _next = ThreadPoolExecutor(1, "next-images")
 
 
 def media_in_words(store: forge_data.TokenStore | forge_data.PromptStore, counts: Ints) -> str:
-    """Say how many images and tokens of images int64[N, 2] has; "" of a store without any."""
+    """Say how many media and tokens of media int64[N, 2] has; "" of a store without any."""
     if not store.has_media:
         return ""
     media, tokens = (int(number) for number in counts.sum(axis=0))
     rows = int((counts[:, 0] > 0).sum())
     each = ", counted in each of a row's samples" if len(store) > len(counts) else ""
-    return f"; {counted(media, 'images')}{each}, for which {counted(tokens, 'tokens')} stand, in {rows:,} of the rows"
+    what = counted(media, media_names(store))
+    return f"; {what}{each}, for which {counted(tokens, 'tokens')} stand, in {rows:,} of the rows"
+
+
+_NAMES = {"image": "images", "audio": "audio clips"}
+
+
+def media_names(*stores: Any) -> str:
+    """Name the kinds of media of stores: "images", "audio clips", or "images and audio clips"."""
+    found = {kind for store in stores for kind in getattr(store, "media_kinds", ())}
+    return " and ".join(name for kind, name in _NAMES.items() if kind in found) or "images"
 
 
 _KEPT = 8
