@@ -8,7 +8,18 @@ import json
 import numpy as np
 import pytest
 
-from forge_data import DataError, MediaInputs, TokenizerError, TokenStore, lint, load_tokenizer, prepare, prepare_prompts, show
+from forge_data import (
+    DataError,
+    MediaInputs,
+    TokenizerError,
+    TokenStore,
+    lint,
+    load_tokenizer,
+    prepare,
+    prepare_prompts,
+    show,
+    tokenize,
+)
 
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
@@ -254,3 +265,42 @@ def test_what_the_model_does_not_take(directory, tmp_path):
         DataError, match=r"field messages\[0\].content has '<AUDIO>' in its text, which stands for an audio clip"
     ):
         prepare([text], str(folder), tmp_path / "store", media=True, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("clip", "expected"),
+    [
+        (np.full(4_000, 3e38, np.float32), r"Qwen2AudioProcessor makes infinite numbers of the row's audio, which is too loud"),
+        (
+            np.zeros(1, np.float32),
+            r"content\[0\]: the processor Qwen2AudioProcessor makes no token of this audio, which is too",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_clips_of_which_nothing_can_be_learned(directory, clip, expected):
+    """A clip whose spectrum is infinite, and one that is too short for a token, are refused when they are prepared."""
+    with pytest.raises(DataError, match=expected):
+        tokenize(asked({"type": "audio", "audio": {"array": clip, "sampling_rate": 16_000}}), str(directory[0]), media=True)
+
+
+def test_errors_of_broken_clips_name_no_object(tmp_path):
+    """The error of a broken clip is the same in each run, and names the file alone."""
+    with pytest.raises(DataError, match=r"the audio cannot be read as audio: Format not recognised.; give a WAV"):
+        read_audio(Media("audio", data=b"not audio", kind="audio"), "rows:1", 16_000)
+
+
+def test_processors_that_make_arrays_of_torch_alone(directory, monkeypatch):
+    """A processor that refuses NumPy's arrays (GLM-ASR) is asked for torch's."""
+    row, expected = asked({"type": "audio", "audio": DATA}), AutoProcessor.from_pretrained(directory[0])
+    example = tokenize(row, str(directory[0]), media=True)
+    made, call = MediaInputs(expected)(example), type(expected).__call__
+
+    def of_torch(self, *args, return_tensors=None, **options):
+        if return_tensors == "np":
+            raise ValueError("GlmAsrProcessor only supports `return_tensors='pt'`.")
+        return call(self, *args, return_tensors="np" if return_tensors else None, **options)
+
+    monkeypatch.setattr(type(expected), "__call__", of_torch)
+    assert tokenize(row, str(directory[0]), media=True).input_ids.tolist() == example.input_ids.tolist()
+    assert np.array_equal(MediaInputs(expected)(example)["input_features"], made["input_features"])
