@@ -32,8 +32,6 @@ _OF_TEXT = ("input_ids", "attention_mask", "text_replacement_offsets")
 _FILES = ("processor_config.json", "preprocessor_config.json")
 """Files of a directory that say what its processor does."""
 _BFLOAT16 = "bfloat16"
-_NOT_NUMPY = (_BFLOAT16, "return_tensors='pt'")
-"""Words of errors of processors whose arrays are torch's alone."""
 _OF_TOKENS = ("mm_token_type_ids", "token_type_ids", "moe_mm_token_type_ids")
 """Arrays with a number for each token that processors make of the ids."""
 
@@ -199,7 +197,7 @@ class ModelProcessor:
         else:
             replacements = [Replacement(each["span"][0], each["span"][1], each["replacement"]) for each in offsets[0]]
         ids = np.asarray(made["input_ids"][0], dtype=np.int32)
-        if "audio" in kinds and not all(np.isfinite(values).all() for values in self._arrays_alone(made).values()):
+        if "audio" in kinds and not all(np.isfinite(made[name]).all() for name in made.keys() - {*_OF_TEXT}):
             raise DataError(f"{place}: {self.name} makes infinite numbers of the row's audio, which is too loud; mend it")
         self._check_arrays(place, made, ids, media)
         return Expanded(replacements, ids)
@@ -280,10 +278,6 @@ class ModelProcessor:
                 f"{place}: {self.name} makes {now} tokens of the row's media, which were prepared as {then}; prepare the rows "
                 "again, with the processor in use, and with `on_overflow` set to drop if they were cut"
             )
-        return self._arrays_alone(made)
-
-    @staticmethod
-    def _arrays_alone(made: dict[str, Any]) -> "dict[str, NDArray[Any]]":
         return {name: np.asarray(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
 
     def joining(self) -> "dict[str, Joining] | None":
@@ -405,10 +399,10 @@ class ModelProcessor:
         try:
             return dict(self._call(place, texts, media, return_tensors="np", **options))
         except DataError as error:
-            if not any(each in str(error).lower() for each in _NOT_NUMPY):
+            if not any(each in str(error).lower() for each in (_BFLOAT16, "return_tensors")):
                 raise
-        # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers. Others make
-        # no NumPy at all (GLM-ASR, Audio Flamingo 3).
+        # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers. Others (GLM-ASR) give
+        # tensors of PyTorch alone.
         made = self._call(place, texts, media, return_tensors="pt", **options)
         return {
             name: values.float() if _BFLOAT16 in str(getattr(values, "dtype", "")) else values for name, values in made.items()
