@@ -18,6 +18,7 @@ from forge_data import (
     prepare,
     prepare_prompts,
     show,
+    stats,
     tokenize,
 )
 
@@ -222,6 +223,8 @@ def test_ids_and_arrays_are_those_of_the_processor(directory, tmp_path, capsys):
     assert TokenStore.open(tmp_path / "files").media_files == store.media_files
     show(store)
     assert "<audio 1-0.wav, 12 tokens>" in capsys.readouterr().out
+    assert "\n3 audio clips in 2 samples, for which " in str(stats(store))
+    assert "Audio clips" in show(store, html=tmp_path / "page.html").read_text()
     # Clips of several texts are given as one array each.
     assert inputs.joins
     joined = inputs.join([inputs(example) for example in examples if example.media])

@@ -12,7 +12,7 @@ import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._errors import DataError, StoreError
-from forge_data._media import Media
+from forge_data._media import MANY, Kind, Media
 from forge_data._shard import Shard
 from forge_data._values import counted
 from forge_data.media._read import sha256_of
@@ -107,14 +107,6 @@ class Store:
         return bool(self._pick(np.diff(self._arrays[MEDIA_OFFSETS])).any())
 
     @cached_property
-    def media_kinds(self) -> frozenset[str]:
-        """Kinds of media that its samples or prompts have: `image`, `audio`."""
-        if not self.has_media:
-            return frozenset()
-        at = self._pick(np.arange(len(self._arrays[MEDIA_OFFSETS]) - 1))
-        return frozenset[str]().union(*(kinds_at(self._arrays, int(each)) for each in at.tolist()))
-
-    @cached_property
     def media_counts(self) -> "NDArray[np.int64]":
         """int64[N, 2], how many images each has, and how many of its tokens stand for them."""
         found = np.zeros((len(self), 2), dtype=np.int64)
@@ -123,6 +115,16 @@ class Store:
             for row in np.flatnonzero(self._pick(np.diff(self._arrays[MEDIA_OFFSETS]))).tolist():
                 found[row] = counts_at(self._arrays, int(at[row]))
         return found
+
+    @cached_property
+    def media_kinds(self) -> tuple[Kind, ...]:
+        """Kinds of media that any of its samples or prompts has: image, audio, in this order."""
+        if not self.has_media:
+            return ()
+        at = self._pick(np.arange(len(self._arrays[MEDIA_OFFSETS]) - 1))
+        with_some = at[self._pick(np.diff(self._arrays[MEDIA_OFFSETS])) > 0].tolist()
+        found = set[Kind]().union(*(kinds_at(self._arrays, row) for row in with_some))
+        return tuple(kind for kind in MANY if kind in found)
 
     @property
     def weights(self) -> list[float] | None:

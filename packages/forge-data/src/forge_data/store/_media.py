@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_data._media import Media
+from forge_data._media import Kind, Media
 from forge_data.store._manifest import MEDIA, MEDIA_FILE_OFFSETS, MEDIA_FILES, MEDIA_OFFSETS
 
 if TYPE_CHECKING:
@@ -76,17 +76,13 @@ def counts_at(arrays: "dict[str, NDArray[Any]]", at: int) -> tuple[int, int]:
     return len(known), sum(stop - start for _, start, stop, *_ in known)
 
 
-def kinds_at(arrays: "dict[str, NDArray[Any]]", at: int) -> set[str]:
-    """Return the kinds of media that sample `at` has."""
-    known = json.loads(known_at(arrays, at) or b"[]")
-    return {kind for *_, kind in ((*each, "image")[:4] for each in known)}
+def kinds_at(arrays: "dict[str, NDArray[Any]]", at: int) -> set[Kind]:
+    """Return the kinds of media of sample `at`; nothing else is read."""
+    return {kind[0] if kind else "image" for _, _, _, *kind in json.loads(known_at(arrays, at) or b"[]")}
 
 
 def known_of(media: tuple[Media, ...]) -> bytes:
-    """Write what media are, as a store keeps it: equal for equal media alone.
-
-    An image does not say its kind.
-    """
+    """Write what media are, as a store keeps it: equal for equal media alone. An image does not say its kind."""
     found = [(each.sha256, each.start, each.stop, *(() if each.kind == "image" else (each.kind,))) for each in media]
     return _json(found) if media else b""
 
