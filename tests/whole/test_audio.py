@@ -234,7 +234,6 @@ def test_the_memory_plan(given: dict[str, Any], tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("verb", "more", "refusal"),
     [
-        ("sft", {"strategy": "zero3"}, "strategy=zero3 and rows with audio clips.*fsdp2"),
         ("sft", {"adapter": "prefix"}, "adapter=prefix and rows with audio clips.*lora"),
         ("sft", {"freeze_vision_tower": False}, "freeze_vision_tower=False: no row of data_path has an image.*takes audio"),
         (
@@ -243,7 +242,6 @@ def test_the_memory_plan(given: dict[str, Any], tmp_path: Path, monkeypatch: pyt
             "freeze_multi_modal_projector=False: no row of data_path has an image",
         ),
         ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are images or audio, and the model has no processor"),
-        ("sdft", {}, r"rows\.jsonl:1: .* only text is trained here"),
     ],
 )
 def test_what_cannot_have_audio(

@@ -8,7 +8,19 @@ import json
 import numpy as np
 import pytest
 
-from forge_data import DataError, MediaInputs, TokenizerError, TokenStore, lint, load_tokenizer, prepare, prepare_prompts, show
+from forge_data import (
+    DataError,
+    MediaInputs,
+    TokenizerError,
+    TokenStore,
+    lint,
+    load_tokenizer,
+    prepare,
+    prepare_prompts,
+    show,
+    stats,
+    tokenize,
+)
 
 pytest.importorskip("soundfile")
 pytest.importorskip("soxr")
@@ -107,8 +119,12 @@ def test_images_beside():
         (asked({"type": "audio", "base64": "a!"}), r"content\[0\].base64 is no base64 of an audio clip"),
         (asked({"type": "audio", "audio": 3}), r"content\[0\].audio is int 3, and no audio; give the path of its file"),
         (asked({"type": "audio", "audio": {"array": ["a"], "sampling_rate": 1}}), r"is decoded audio that is no array of"),
-        (asked({"type": "audio", "audio": {"array": [], "sampling_rate": 1}}), r"decoded audio of the shape \[0\] at int 1 Hz"),
-        (asked({"type": "audio", "audio": {"array": [0.0], "sampling_rate": 0}}), r"of the shape \[1\] at int 0 Hz; give"),
+        (asked({"type": "audio", "audio": {"array": np.zeros(9, complex), "sampling_rate": 1}}), r"is decoded audio "),
+        (asked({"type": "audio", "audio": {"array": np.zeros((9, 2)), "sampling_rate": 1}}), r"9 channels of 2 samples; give"),
+        (asked({"type": "audio", "audio": {"array": [0, -32768], "sampling_rate": 1}}), r"numbers up to 32768; divide them by"),
+        *((asked({"type": "audio", "audio": {"array": [0.0], "sampling_rate": rate}}), r"with a sampling_rate that is")
+          for rate in (0, -1, True, "16000", 0.5, 2**40, float("inf"), float("nan"), None)),
+        (asked({"type": "audio", "audio": {"array": [], "sampling_rate": 1}}), r"decoded audio of the shape \[0\]; give"),
         (asked({"type": "audio", "audio": "a", "path": "b"}), r"content\[0\] has both audio and path; keep the one that"),
         (asked({"type": "audio", "audio": "a", "image": "b"}), r"content\[0\].image is .*a part that is an audio clip has one"),
         (asked({"type": "audio"}), r"content\[0\] is a part that is an audio clip and does not say which; give it audio"),
@@ -207,6 +223,8 @@ def test_ids_and_arrays_are_those_of_the_processor(directory, tmp_path, capsys):
     assert TokenStore.open(tmp_path / "files").media_files == store.media_files
     show(store)
     assert "<audio 1-0.wav, 12 tokens>" in capsys.readouterr().out
+    assert "\n3 audio clips in 2 samples, for which " in str(stats(store))
+    assert "Audio clips" in show(store, html=tmp_path / "page.html").read_text()
     # Clips of several texts are given as one array each.
     assert inputs.joins
     joined = inputs.join([inputs(example) for example in examples if example.media])
@@ -254,3 +272,42 @@ def test_what_the_model_does_not_take(directory, tmp_path):
         DataError, match=r"field messages\[0\].content has '<AUDIO>' in its text, which stands for an audio clip"
     ):
         prepare([text], str(folder), tmp_path / "store", media=True, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("clip", "expected"),
+    [
+        (np.full(4_000, 3e38, np.float32), r"Qwen2AudioProcessor makes infinite numbers of the row's audio, which is too loud"),
+        (
+            np.zeros(1, np.float32),
+            r"content\[0\]: the processor Qwen2AudioProcessor makes no token of this audio, which is too",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_clips_of_which_nothing_can_be_learned(directory, clip, expected):
+    """A clip whose spectrum is infinite, and one that is too short for a token, are refused when they are prepared."""
+    with pytest.raises(DataError, match=expected):
+        tokenize(asked({"type": "audio", "audio": {"array": clip, "sampling_rate": 16_000}}), str(directory[0]), media=True)
+
+
+def test_errors_of_broken_clips_name_no_object(tmp_path):
+    """The error of a broken clip is the same in each run, and names the file alone."""
+    with pytest.raises(DataError, match=r"the audio cannot be read as audio: Format not recognised.; give a WAV"):
+        read_audio(Media("audio", data=b"not audio", kind="audio"), "rows:1", 16_000)
+
+
+def test_processors_that_make_arrays_of_torch_alone(directory, monkeypatch):
+    """A processor that refuses NumPy's arrays (GLM-ASR) is asked for torch's."""
+    row, expected = asked({"type": "audio", "audio": DATA}), AutoProcessor.from_pretrained(directory[0])
+    example = tokenize(row, str(directory[0]), media=True)
+    made, call = MediaInputs(expected)(example), type(expected).__call__
+
+    def of_torch(self, *args, return_tensors=None, **options):
+        if return_tensors == "np":
+            raise ValueError("GlmAsrProcessor only supports `return_tensors='pt'`.")
+        return call(self, *args, return_tensors="np" if return_tensors else None, **options)
+
+    monkeypatch.setattr(type(expected), "__call__", of_torch)
+    assert tokenize(row, str(directory[0]), media=True).input_ids.tolist() == example.input_ids.tolist()
+    assert np.array_equal(MediaInputs(expected)(example)["input_features"], made["input_features"])

@@ -89,3 +89,22 @@ def test_modes_and_attention_come_back(make_model):
         raise RuntimeError("body")
     assert model.config._attn_implementation == "sdpa"
     assert [name for name, module in model.named_modules() if not module.training] == ["model.norm"]
+
+
+def test_parts_beside_the_language_keep_their_attention():
+    """A tower that sees a whole image is not given the language part's attention, neither for the check nor after it."""
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**small, "model_type": "clip_vision_model", "image_size": 28, "patch_size": 14, "projection_dim": 16}
+    text = {**small, "model_type": "llama", "vocab_size": 32, "num_key_value_heads": 2}
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=31)
+    model = transformers.LlavaForConditionalGeneration(config)
+    model.set_attn_implementation({"": "eager", "text_config": "eager", "vision_config": "sdpa"})
+
+    def attentions():
+        parts = (model.config, model.config.text_config, model.config.vision_config)
+        return [part._attn_implementation for part in parts]
+
+    with inference_mode(model, model, "sdpa"):
+        assert attentions() == ["sdpa"] * 3
+    assert attentions() == ["eager", "eager", "sdpa"]

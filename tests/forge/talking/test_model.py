@@ -145,7 +145,7 @@ def test_the_history_is_part_of_what_is_asked(model_dir: Path, monkeypatch: pyte
 
     asked = []
 
-    def answer(self: object, messages: object, sampling: object, shown: object, *, images: object) -> str:
+    def answer(self: object, messages: object, sampling: object, shown: object, *, media: object) -> str:
         asked.append(messages)
         shown("fine")  # ty: ignore
         return "fine"

@@ -53,10 +53,10 @@ def test_what_can_be_read_passes(png: str) -> None:
         (image({"url": "data:text/plain;base64,aGk="}), "is no data: URI of an image"),
         (
             image({"url": "http://localhost:1/a.png"}),
-            "messages[0].content[0].image_url: 'http://localhost:1/a.png' is an address",
+            "messages[0].content[0].image_url: 'http://localhost:1/a.png' is an address or a path",
         ),
         (image({"url": "FILE:///a.png"}), "is an address"),
-        (image({"url": __file__}), "is no image that can be read"),
+        (image({"url": __file__}), "is an address or a path, and this server fetches nothing"),
         (image({"url": "/none.png"}), "is no image that can be read"),
         (image({}), 'image_url must be {"url": '),
         (image(7), 'image_url must be {"url": '),
@@ -79,3 +79,19 @@ def test_a_model_of_text_takes_no_images(png: str) -> None:
     """They were left out without a word."""
     with pytest.raises(BadRequest, match="takes no images"):
         check_messages(image({"url": png}), "LLM")
+
+
+@pytest.mark.parametrize("where", [__file__, "https://localhost:1/a.wav", "file:///a.wav"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda where: {"type": "input_audio", "input_audio": where},
+        lambda where: {"type": "input_audio", "input_audio": {"data": where}},
+        lambda where: {"type": "audio_url", "audio_url": {"url": where}},
+        lambda where: {"type": "video_url", "video_url": {"url": where}},
+    ],
+)
+def test_no_file_of_the_server_is_read_and_nothing_fetched(where: str, part: Any) -> None:
+    """transformers would open the path, or ask the address, for whoever asks."""
+    with pytest.raises(BadRequest, match="is an address or a path, and this server fetches nothing; send the bytes"):
+        check_messages(asked(part(where)), "MULTIMODAL")

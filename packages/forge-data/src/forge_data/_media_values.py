@@ -28,6 +28,8 @@ _STRUCT = {"bytes", "path"}
 """Fields of an image or audio of `datasets`, in tables too."""
 _DECODED = {"array", "sampling_rate"}
 """Fields of decoded audio, beside its path."""
+_MOST = 2**32
+"""What a WAV file's numbers of 32 bits stay below."""
 _EXAMPLES: dict[Kind, str] = {"image": "data:image/png;base64,", "audio": "data:audio/wav;base64,"}
 
 
@@ -164,17 +166,27 @@ def as_wav(place: str, field: str, array: Any, sampling_rate: Any) -> bytes:
     """Encode decoded audio, [N] or [channels, N], as a WAV file of its numbers, without a loss.
 
     Raises:
-        DataError: it is no array of finite numbers with a rate in Hz.
+        DataError: it is no array of finite numbers with a rate in Hz, it has more channels than samples, or whole numbers of 16
+            or 32 bits, which would be as many times too loud.
     """
+    what = f"{place}: field {field} is decoded audio"
     try:
-        samples = np.asarray(array, dtype=np.float64 if getattr(array, "dtype", None) == np.float64 else np.float32)
-        rate = int(sampling_rate)
+        given = np.asarray(array)
+        if np.iscomplexobj(given):
+            raise TypeError("they are complex")
+        samples = given.astype(np.float64 if given.dtype == np.float64 and isinstance(array, np.ndarray) else np.float32)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{place}: field {field} is decoded audio that is no array of numbers with a rate: {error}") from error
-    if samples.ndim not in (1, 2) or not samples.size or not np.isfinite(samples).all() or rate <= 0:
+        raise DataError(f"{what} that is no array of numbers: {error}; give finite numbers, [N] or [channels, N]") from error
+    if samples.ndim not in (1, 2) or not samples.size or not np.isfinite(samples).all():
+        raise DataError(f"{what} of the shape {list(samples.shape)}; give finite numbers, [N] or [channels, N]")
+    if isinstance(sampling_rate, bool | str) or not (0 < (rate := _whole(sampling_rate)) < _MOST):
+        raise DataError(f"{what} with a sampling_rate that is {describe(sampling_rate)}; give samples in a second, in Hz")
+    if samples.ndim == 2 and samples.shape[0] > samples.shape[1]:
+        raise DataError(f"{what} of {samples.shape[0]} channels of {samples.shape[1]} samples; give it as [channels, N]")
+    if given.dtype.kind in "iu" and (loudest := int(np.abs(samples).max())) > 1:
         raise DataError(
-            f"{place}: field {field} is decoded audio of the shape {list(samples.shape)} at {describe(sampling_rate)} Hz; give "
-            "finite numbers, [N] or [channels, N], and their rate"
+            f"{what} of whole numbers up to {loudest}; divide them by the largest of their type (32768 for 16 bits), so that "
+            "they lie between -1 and 1"
         )
     frames = samples.reshape(-1, samples.shape[-1]).T
     width = frames.itemsize
@@ -182,3 +194,11 @@ def as_wav(place: str, field: str, array: Any, sampling_rate: Any) -> bytes:
     body = np.ascontiguousarray(frames, dtype=f"<f{width}").tobytes()
     chunks = b"".join(name + struct.pack("<I", len(data)) + data for name, data in ((b"fmt ", head), (b"data", body)))
     return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
+
+
+def _whole(number: Any) -> int:
+    """Return a number that is whole; 0 for anything else."""
+    try:
+        return int(number) if int(number) == number else 0
+    except (TypeError, ValueError, OverflowError):
+        return 0

@@ -18,7 +18,7 @@ def content_text(content: Any) -> str:
 
 
 def _text(part: dict[str, Any]) -> str:
-    """Return a part's text, or the name of its file; of a medium that a row holds as bytes its kind."""
+    """Return a part's text, or its file's name; of a medium that a row holds as bytes its kind."""
     for kind in ("image", "audio"):
         if kind in part:
             return f"[{os.path.basename(part[kind]) if isinstance(part[kind], str) else kind}] "

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import io
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _THUMBNAIL = (192, 192)
 """Pixels of the largest one."""
 _OPAQUE = 255
+_OPENED = re.compile(r"Error opening <.*?>: ")
+"""How errors of soundfile begin, by an object in memory."""
 _SHOWN = 300
 """Characters of a path that an error shows."""
 
@@ -67,7 +70,7 @@ def read_audio(medium: Media, place: str, sampling_rate: int) -> "tuple[NDArray[
         ) from error
     except Exception as error:
         # libsndfile's errors are of its own class, and those of formats that are video's RuntimeError.
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        line = _OPENED.sub("", str(error)).partition("\n")[0] or type(error).__name__
         raise _error(medium, place, f"cannot be read as audio: {line}", "give a WAV, FLAC, Ogg or MP3 file") from error
     if not len(samples) or not np.isfinite(samples).all():
         raise _error(medium, place, "is audio of no samples, or of infinite ones", "mend it, or take the row out")

@@ -53,6 +53,11 @@ class MediaSpans:
         found = []
         outside = np.isin(ids, [*self.processor.token_ids])
         for medium, (start, stop) in zip(self.media, self.spans, strict=True):
+            if start == stop:
+                raise DataError(
+                    f"{self.place}: field {medium.field}: {self.processor.name} makes no token of this {medium.kind}, which is "
+                    "too short or too small for it; take the row out"
+                )
             (inside,) = np.nonzero((offsets[:, 0] >= start) & (offsets[:, 1] <= stop))
             if not len(inside):
                 raise DataError(

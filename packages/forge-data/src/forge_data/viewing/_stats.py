@@ -7,6 +7,7 @@ import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._example import ROLES
+from forge_data._media import MANY, Kind
 from forge_data._values import counted
 from forge_data.store._manifest import PROMPTS
 
@@ -70,8 +71,9 @@ class Stats:
     """Tokens of those that are in the loss."""
     media: int = 0
     image_tokens: int = 0
-    """Tokens that stand for images."""
+    """Tokens that stand for images and audio clips."""
     samples_with_media: int = 0
+    media_kinds: tuple[Kind, ...] = ()
 
     @property
     def learned_share(self) -> float:
@@ -119,7 +121,8 @@ class Stats:
         if not self.media:
             return []
         stand = f"for which {counted(self.image_tokens, 'tokens')} stand ({_part(self.image_tokens, self.tokens).strip()})"
-        return [f"{counted(self.media, 'images')} in {counted(self.samples_with_media, 'samples')}, {stand}"]
+        kinds = " and ".join(MANY[each] for each in self.media_kinds)
+        return [f"{counted(self.media, kinds)} in {counted(self.samples_with_media, 'samples')}, {stand}"]
 
     def _row(self, share: Share) -> list[str]:
         samples, tokens, learned = map(_number, (share.samples, share.tokens, share.learned))
@@ -150,6 +153,7 @@ def stats(store: "TokenStore | PromptStore") -> Stats:
         media=int(media[:, 0].sum()),
         image_tokens=int(media[:, 1].sum()),
         samples_with_media=int((media[:, 0] > 0).sum()),
+        media_kinds=store.media_kinds,
     )
 
 

@@ -205,15 +205,22 @@ def _vector(values: Any, device: torch.device) -> torch.Tensor:
 def inference_mode(model: torch.nn.Module, base: "PreTrainedModel", attention: str) -> Iterator[None]:
     """Set every module of `model` to eval mode and `base` to `attention`; then restore each.
 
-    Some modules may be in eval mode by intent.
+    Some modules may be in eval mode by intent. Parts beside the language keep the attention that they have.
     """
     training = {module: module.training for module in model.modules()}
     before = str(base.config._attn_implementation)
     model.eval()
-    base.set_attn_implementation(attention)
+    _set_attention(base, attention)
     try:
         yield
     finally:
-        base.set_attn_implementation(before)
+        _set_attention(base, before)
         for module, mode in training.items():
             module.training = mode
+
+
+def _set_attention(base: "PreTrainedModel", attention: str) -> None:
+    # A name alone would be every part's, and ours is causal where a tower is not.
+    text = base.config.get_text_config()
+    own = [name for name in base.config.sub_configs if getattr(base.config, name, None) is text]
+    base.set_attn_implementation({"": attention, **dict.fromkeys(own, attention)})

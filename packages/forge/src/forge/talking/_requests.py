@@ -7,6 +7,7 @@ that the model cannot take is left out without a word.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -111,9 +112,12 @@ def _url(part: Mapping[str, Any], field: str, place: str) -> str:
 
 
 def _refuse_address(url: str, place: str) -> None:
-    if _ADDRESS.match(url):
+    # transformers opens what is the path of a file here, whoever asks.
+    if _ADDRESS.match(url) or (url[:5].lower() != "data:" and os.path.exists(url)):
         raise BadRequest(
-            f"{_short(url)} is an address, and this server fetches nothing; send the bytes: data:image/png;base64,...", place
+            f"{_short(url)} is an address or a path, and this server fetches nothing; send the bytes: "
+            "data:image/png;base64,... (or another type)",
+            place,
         )
 
 
@@ -143,6 +147,7 @@ def _check_audio(part: Mapping[str, Any], kind: str, place: str) -> None:
     data = value.get("data") if isinstance(value, Mapping) else value
     if not isinstance(data, str) or not data:
         raise BadRequest('input_audio must be {"data": "(bytes in base64)", "format": "wav"}', f"{place}.{kind}")
+    _refuse_address(data, f"{place}.{kind}")
 
 
 def _short(url: str) -> str:
