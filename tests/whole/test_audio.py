@@ -22,6 +22,7 @@ from forge.cli._app import main
 from forge.run import _memory, _run
 from forge_algos import online
 
+from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from . import modalities, pictures, test_images_of_answers, test_images_of_pairs, test_images_of_teachers, test_images_online
 from .conftest import write_rows
@@ -182,9 +183,10 @@ def test_grpo(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-def test_two_ranks(given: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ci_keeps(["fsdp2"], ["fsdp2", "zero2", "zero3"]))
+def test_two_ranks(strategy: str, given: dict[str, Any], whole: Path, tmp_path: Path) -> None:
     """Divided, a sample a row, it trains as on one rank, packed: also where a rank's row has no clips, and the other's has."""
-    settings = given | {"packing": "off", "strategy": "fsdp2", "ckpt_output_dir": str(tmp_path / "two")}
+    settings = given | {"packing": "off", "strategy": strategy, "ckpt_output_dir": str(tmp_path / "two")}
     run_on_ranks(run_verb, 2, "sft", settings, joined=False, timeout=60)
     assert figures(tmp_path / "two") == pytest.approx(figures(whole), rel=1e-5)
     assert figures(tmp_path / "two", "grad_norm") == pytest.approx(figures(whole, "grad_norm"), rel=1e-4)
