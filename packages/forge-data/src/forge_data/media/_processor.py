@@ -121,11 +121,9 @@ class ModelProcessor:
         return " or ".join(ONE[kind] for kind in self.placeholders) or "an image"
 
     def _ids(self, kind: Kind) -> frozenset[int]:
-        if kind == "audio" and kind in self.placeholders:
-            # `audio_token_ids` may have the marks around a clip too, which templates write (Qwen3-ASR).
-            return frozenset({int(self._processor.tokenizer.convert_tokens_to_ids(self.placeholders[kind]))})
         found = frozenset(each for each in getattr(self._processor, f"{kind}_token_ids", None) or () if isinstance(each, int))
-        if not found and kind in self.placeholders:
+        # `audio_token_ids` may have the marks around a clip too, which templates write (Qwen3-ASR).
+        if kind in self.placeholders and (not found or kind == "audio"):
             return frozenset({int(self._processor.tokenizer.convert_tokens_to_ids(self.placeholders[kind]))})
         return found
 
