@@ -198,7 +198,7 @@ class ModelProcessor:
         else:
             replacements = [Replacement(each["span"][0], each["span"][1], each["replacement"]) for each in offsets[0]]
         ids = np.asarray(made["input_ids"][0], dtype=np.int32)
-        if "audio" in kinds and not all(np.isfinite(made[name]).all() for name in made.keys() - {*_OF_TEXT}):
+        if "audio" in kinds and not all(np.isfinite(np.asarray(made[name])).all() for name in made.keys() - {*_OF_TEXT}):
             raise DataError(f"{place}: {self.name} makes infinite numbers of the row's audio, which is too loud; mend it")
         self._check_arrays(place, made, ids, media)
         return Expanded(replacements, ids)
