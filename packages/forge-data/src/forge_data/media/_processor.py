@@ -121,11 +121,9 @@ class ModelProcessor:
         return " or ".join(ONE[kind] for kind in self.placeholders) or "an image"
 
     def _ids(self, kind: Kind) -> frozenset[int]:
-        if kind == "audio" and kind in self.placeholders:
-            # `audio_token_ids` may have the marks around a clip too, which templates write (Qwen3-ASR).
-            return frozenset({int(self._processor.tokenizer.convert_tokens_to_ids(self.placeholders[kind]))})
         found = frozenset(each for each in getattr(self._processor, f"{kind}_token_ids", None) or () if isinstance(each, int))
-        if not found and kind in self.placeholders:
+        # `audio_token_ids` may have the marks around a clip too, which templates write (Qwen3-ASR).
+        if kind in self.placeholders and (not found or kind == "audio"):
             return frozenset({int(self._processor.tokenizer.convert_tokens_to_ids(self.placeholders[kind]))})
         return found
 
@@ -200,7 +198,7 @@ class ModelProcessor:
         else:
             replacements = [Replacement(each["span"][0], each["span"][1], each["replacement"]) for each in offsets[0]]
         ids = np.asarray(made["input_ids"][0], dtype=np.int32)
-        if "audio" in kinds and not all(np.isfinite(made[name]).all() for name in made.keys() - {*_OF_TEXT}):
+        if "audio" in kinds and not all(np.isfinite(np.asarray(made[name])).all() for name in made.keys() - {*_OF_TEXT}):
             raise DataError(f"{place}: {self.name} makes infinite numbers of the row's audio, which is too loud; mend it")
         self._check_arrays(place, made, ids, media)
         return Expanded(replacements, ids)

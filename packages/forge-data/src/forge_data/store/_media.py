@@ -82,7 +82,10 @@ def kinds_at(arrays: "dict[str, NDArray[Any]]", at: int) -> set[Kind]:
 
 
 def known_of(media: tuple[Media, ...]) -> bytes:
-    """Write what media are, as a store keeps it: equal for equal media alone. An image does not say its kind."""
+    """Write what media are, as a store keeps it: equal for equal media alone.
+
+    An image does not say its kind.
+    """
     found = [(each.sha256, each.start, each.stop, *(() if each.kind == "image" else (each.kind,))) for each in media]
     return _json(found) if media else b""
 
