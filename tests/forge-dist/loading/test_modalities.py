@@ -221,7 +221,16 @@ def edit(path, **changes):
 def test_a_class_that_does_not_exist_is_refused(saved):
     """A class that transformers does not have for this type is named, before weights are read."""
     edit(saved, architectures=["Gemma5ForConditionalGeneration"])
-    with pytest.raises(ModelError, match=r"names the class Gemma5ForConditionalGeneration.*'gemma3'"):
+    with pytest.raises(
+        ModelError, match=r"names the class Gemma5ForConditionalGeneration.* has none of that name for .*'gemma3'"
+    ):
+        load(saved)
+
+
+def test_a_class_that_is_not_listed_is_refused(saved):
+    """A class that transformers has, and loads by no configuration, is said to be that."""
+    edit(saved, architectures=["AudioFlamingo3ForConditionalGeneration"])
+    with pytest.raises(ModelError, match="does not list it in AutoModelForMultimodalLM"):
         load(saved)
 
 

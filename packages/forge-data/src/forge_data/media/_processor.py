@@ -87,7 +87,7 @@ class ModelProcessor:
         """Check a processor.
 
         Raises:
-            TokenizerError: it has no images, or does not say what it writes for one.
+            TokenizerError: it takes neither images nor audio, or does not say what it writes for one.
         """
         self.name = f"the processor {type(processor).__name__}"
         ears = getattr(processor, "audio_processor", None) or getattr(processor, "feature_extractor", None)

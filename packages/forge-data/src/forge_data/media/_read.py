@@ -25,6 +25,8 @@ _THUMBNAIL = (192, 192)
 _OPAQUE = 255
 _OPENED = re.compile(r"Error opening <.*?>: ")
 """How errors of soundfile begin, by an object in memory."""
+_UNKNOWN_SIZE = 0x7FFFF000
+"""Bytes from which on a WAV file's size is not known."""
 _SHOWN = 300
 """Characters of a path that an error shows."""
 
@@ -55,9 +57,11 @@ def read_audio(medium: Media, place: str, sampling_rate: int) -> "tuple[NDArray[
         sampling_rate: in Hz.
 
     Raises:
-        DataError: it is missing, unreadable, no audio, empty, or another clip than before.
+        DataError: it is missing, unreadable, cut off, no audio, empty, or another clip than before.
     """
     data, sha256 = _checked(medium, place)
+    if missing := _missing_bytes(data):
+        raise _error(medium, place, f"is cut off: its header tells of {missing:,} bytes more", "give the whole file")
     from transformers.audio_utils import load_audio
 
     try:
@@ -75,6 +79,15 @@ def read_audio(medium: Media, place: str, sampling_rate: int) -> "tuple[NDArray[
     if not len(samples) or not np.isfinite(samples).all():
         raise _error(medium, place, "is audio of no samples, or of infinite ones", "mend it, or take the row out")
     return samples, sha256
+
+
+def _missing_bytes(data: bytes) -> int:
+    """Count the bytes that a WAV file lacks of what its header says, which libsndfile reads as a shorter clip.
+
+    Programs that write into a pipe do not know the size, and say 0 or more than 2 GiB.
+    """
+    said = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0
+    return max(0, said + 8 - len(data)) if 0 < said < _UNKNOWN_SIZE else 0
 
 
 def close(decoded: "Iterable[Pixels | NDArray[np.float32]]") -> None:

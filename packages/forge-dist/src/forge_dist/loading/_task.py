@@ -83,9 +83,11 @@ def auto_class(task: Task, config: "PreTrainedConfig") -> Any:
     if kind in known and getattr(known[kind], "__name__", None) in named:
         return transformers.AutoModelForMultimodalLM
     if any(name.endswith(MULTIMODAL) for name in named):
+        # Audio Flamingo 3's is there, and none that loads a class by its configuration knows it.
+        lacks = "does not list it in AutoModelForMultimodalLM" if hasattr(transformers, named[0]) else "has none of that name"
         raise ModelError(
-            f"{config.name_or_path}/config.json names the class {named[0]}, and transformers {transformers.__version__} has "
-            f"none of that name for model_type {config.model_type!r}"
+            f"{config.name_or_path}/config.json names the class {named[0]}, and transformers {transformers.__version__} "
+            f"{lacks} for model_type {config.model_type!r}"
         )
     return transformers.AutoModelForCausalLM
 
