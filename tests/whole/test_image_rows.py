@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 TOKEN_TYPES = {"gemma3": "token_type_ids"}
+CLIP = (505, 504, 506)
+"""Tokens before, of and behind a clip."""
 
 
 def _qwen_omni() -> Any:
-    """Counts images in two dimensions where it is given a mask, and not by the kinds of tokens."""
+    """Counts images in two dimensions where it is given a mask, by the lengths of clips beside them."""
     audio = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "output_dim": 32}
     vision = {"fullatt_block_indexes": [1], "window_size": 56, "depth": 2, "hidden_size": 16, "intermediate_size": 24}
     config = Qwen2_5OmniThinkerConfig(
@@ -38,11 +40,12 @@ def _qwen_omni() -> Any:
         audio_config={**audio, "num_mel_bins": 16, "max_source_positions": 20, "n_window": 10},
         image_token_index=modalities.IMAGE,
         video_token_index=modalities.VIDEO,
-        audio_token_index=504,
+        audio_token_index=CLIP[1],
     )
-    for name, token in (("image", modalities.IMAGE), ("video", modalities.VIDEO), ("audio", 504)):
+    for name, token in (("image", modalities.IMAGE), ("video", modalities.VIDEO), ("audio", CLIP[1])):
         setattr(config, f"{name}_token_id", token)
     config.vision_start_token_id, config.vision_end_token_id = modalities.START, modalities.END
+    config.audio_start_token_id, config.audio_end_token_id = CLIP[0], CLIP[2]
     return config
 
 
@@ -74,11 +77,21 @@ def document(name: str, images: int, seed: int) -> Document:
             number = height * width // 4
         spans.append((len(ids), len(ids) + number + 2))
         ids += [modalities.START, *[modalities.IMAGE] * number, modalities.END]
-    ids += draw.integers(5, 400, draw.integers(4, 9)).tolist()
     inputs = {}
+    if images and name == "qwen2.5-omni":
+        frames = int(draw.integers(20, 60))
+        number = (((frames - 1) // 2 + 1) - 2) // 2 + 1
+        spans.append((len(ids), len(ids) + number + 2))
+        ids += [CLIP[0], *[CLIP[1]] * number, CLIP[2]]
+        heard = (np.arange(60) < frames).astype(np.int64)
+        inputs = {
+            "input_features": (draw.standard_normal((1, 16, 60)) * heard).astype(np.float32),
+            "feature_attention_mask": heard[None],
+        }
+    ids += draw.integers(5, 400, draw.integers(4, 9)).tolist()
     if images:
         types = (np.array(ids) == modalities.IMAGE).astype(np.int64)[None]
-        inputs = {"pixel_values": np.concatenate(pixels).astype(np.float32)}
+        inputs |= {"pixel_values": np.concatenate(pixels).astype(np.float32)}
         inputs |= {} if name == "qwen2.5-omni" else {TOKEN_TYPES.get(name, "mm_token_type_ids"): types}
         inputs |= {"image_grid_thw": np.array(grids)} if grids else {}
     return Document(np.array(ids), inputs, spans)

@@ -6,7 +6,7 @@ a row apart (`isolation.pack_media`).
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -235,12 +235,20 @@ def _positions(
         if not given:
             found.append(text.expand(4, 1, length))
             continue
-        arguments = {name: torch.as_tensor(array) for name, array in given.items() if name in names}
-        if "attention_mask" in names:
-            arguments["attention_mask"] = torch.ones_like(own)
-        positions: Any = of_document(input_ids=own, **arguments)
+        positions: Any = of_document(input_ids=own, **_of_positions(names, given, own))
         found.append(torch.cat([text, positions[0].to(torch.int64)]))
     return torch.cat(found, dim=-1)
+
+
+def _of_positions(names: Collection[str], media: MediaInputs, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return those of the arguments `names` that tokens [B, S] with media have, beside `input_ids`."""
+    found = {name: torch.as_tensor(array) for name, array in media.items() if name in names}
+    if "audio_seqlens" in names and (heard := media.get("feature_attention_mask")) is not None:
+        # Of clips beside images: a forward counts them so itself (Qwen-Omni).
+        found["audio_seqlens"] = torch.as_tensor(heard).sum(dim=1)
+    if "attention_mask" in names:
+        found["attention_mask"] = torch.ones_like(ids)
+    return found
 
 
 def go_by_lines(model: nn.Module, ids: torch.Tensor, media: MediaInputs) -> bool:
@@ -256,10 +264,8 @@ def go_by_lines(model: nn.Module, ids: torch.Tensor, media: MediaInputs) -> bool
     body: Any = causal_model(model).base_model
     if not media or not callable(of_lines := getattr(body, "get_rope_index", None)):
         return False
-    names = inspect.signature(of_lines).parameters
-    arguments = {name: torch.as_tensor(np.concatenate([array] * 2)) for name, array in media.items() if name in names}
-    two = ids[None].expand(2, -1)
-    arguments |= {"attention_mask": torch.ones_like(two)} if "attention_mask" in names else {}
+    twice, two = {name: np.concatenate([array] * 2) for name, array in media.items()}, ids[None].expand(2, -1)
+    arguments = _of_positions(inspect.signature(of_lines).parameters, twice, two)
     positions: Any = of_lines(input_ids=two, **arguments)
     return not torch.equal(positions[0][:, 0], positions[0][:, 1])
 
