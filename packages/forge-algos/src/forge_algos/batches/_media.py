@@ -241,7 +241,7 @@ def _positions(
 
 
 def _of_positions(names: Collection[str], media: MediaInputs, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return those of the arguments `names` that tokens [B, S] with media have, beside `input_ids`."""
+    """Return those of the arguments `names` that tokens [B, S] with media have."""
     found = {name: torch.as_tensor(array) for name, array in media.items() if name in names}
     if "audio_seqlens" in names and (heard := media.get("feature_attention_mask")) is not None:
         # Of clips beside images: a forward counts them so itself (Qwen-Omni).

@@ -50,6 +50,7 @@ def pass_for_probed(model: nn.Module, *, device: torch.device, media_way: Way | 
         # Where rows of text run alone, several documents with images are laid out in lines.
         _media.set_packed(module, media_way or ("lines" if _alone.runs_alone(causal) else "bounds"))
         _isolation._passed[module] = _packable._passed[module] = attention_of(causal), device
+    _media.lay_texts_alike(causal, alike=media_way not in (None, "bounds") and _alone.runs_alone(causal))
     if causal not in _head._assumed:
         _head.assume(causal, "chunked", "assumed: no small model of its configuration can be made")
     if causal not in _prompt_sharing._answers:

@@ -82,9 +82,10 @@ def read_audio(medium: Media, place: str, sampling_rate: int) -> "tuple[NDArray[
 
 
 def _missing_bytes(data: bytes) -> int:
-    """Count the bytes that a WAV file lacks of what its header says, which libsndfile reads as a shorter clip.
+    """Count the bytes that a WAV file lacks of what its header says.
 
-    Programs that write into a pipe do not know the size, and say 0 or more than 2 GiB.
+    libsndfile reads such a file as a shorter clip. Programs that write into a pipe do not know the size, and say 0 or more than
+    2 GiB.
     """
     said = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0
     return max(0, said + 8 - len(data)) if 0 < said < _UNKNOWN_SIZE else 0

@@ -188,7 +188,7 @@ class Rehearsed(NamedTuple):
             library_bytes=0 if target.elsewhere else machine.library_bytes(),
             gather_dtype=planned.gathers,
             shares=shares(planned),
-            media_way="lines" if planned.media_rows == "lines" else None,
+            media_way="lines" if planned.media_rows == "lines" or (planned.media and not planned.packed) else None,
             check=check,
         )
         check()
