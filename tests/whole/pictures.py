@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ from .conftest import conversations, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
     import forge_data
 
@@ -355,6 +358,12 @@ def steps(plain: Any, plan: Any, loss: Callable[[list[int]], torch.Tensor]) -> l
         found.append((float(value.detach()), reference.norm(gradients)))
         optimizer.step(reference.clip(gradients, 0.5), 1e-3)
     return found
+
+
+def import_beside(data: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the module `name`, which lies beside `data`, be imported, and not one of another test."""
+    monkeypatch.syspath_prepend(data.parent)
+    monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def inputs_of(model: Path, data: Path) -> Any:

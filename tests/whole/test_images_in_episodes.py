@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,8 +87,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _game(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(data.parent)
-    monkeypatch.delitem(sys.modules, "picture_game", raising=False)
+    pictures.import_beside(data, "picture_game", monkeypatch)
 
 
 def turns_of(learned: Any) -> list[tuple[int, int]]:

@@ -71,8 +71,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _rewards(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(data.parent)
-    monkeypatch.delitem(sys.modules, "picture_rewards", raising=False)
+    pictures.import_beside(data, "picture_rewards", monkeypatch)
 
 
 @pytest.fixture(scope="module")

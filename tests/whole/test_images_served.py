@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _rewards(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(data.parent)
-    monkeypatch.delitem(sys.modules, "picture_rewards", raising=False)
+    pictures.import_beside(data, "picture_rewards", monkeypatch)
 
 
 def run(kind: str, model: Path, data: Path, out: Path, *, fault: str = "", **more: Any) -> Stub:

@@ -101,14 +101,14 @@ class Store:
 
     @cached_property
     def has_media(self) -> bool:
-        """Whether any of its samples or prompts has images, `store[i].images`."""
+        """Whether any of its samples or prompts has media, `store[i].media`."""
         if MEDIA_OFFSETS not in self._arrays:
             return False
         return bool(self._pick(np.diff(self._arrays[MEDIA_OFFSETS])).any())
 
     @cached_property
     def media_counts(self) -> "NDArray[np.int64]":
-        """int64[N, 2], how many images each has, and how many of its tokens stand for them."""
+        """int64[N, 2], how many media each has, and how many of its tokens stand for them."""
         found = np.zeros((len(self), 2), dtype=np.int64)
         if self.has_media:
             at = self._pick(np.arange(len(self._arrays[MEDIA_OFFSETS]) - 1))
