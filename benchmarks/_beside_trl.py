@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from _lockstep import agree, race
+from _models import SHAPES
 
 
 class Race(NamedTuple):
@@ -50,26 +51,35 @@ def race_parser(description: str | None, *, steps: int) -> argparse.ArgumentPars
     return parser
 
 
+def add_chats(parser: argparse.ArgumentParser) -> None:
+    """Add the options of what is trained: `--model`, `--adapter` and `--chats`."""
+    parser.add_argument(
+        "--model", default="tiny", help=f"a model directory, or a shape made from a config: {', '.join(SHAPES)}"
+    )
+    parser.add_argument("--adapter", choices=["none", "lora"], default="none")
+    parser.add_argument("--chats", choices=["answers", "code", "both"], default="both", help="what the chats are made of")
+
+
 def race_on_a_cpu(
     job: dict[str, Any],
     folder: Path,
+    options: argparse.Namespace,
     *,
-    warmup: int,
-    measured: int,
-    threads: int | None,
-    tolerance: float,
+    tolerance: float = 1e-4,
     objective: str = "",
     trl_attention: str = "sdpa",
 ) -> Race:
     """Train both sides, fp32 on a CPU, a step of each in turn; end where first losses differ by more than `tolerance`.
 
-    `objective` is the ending of the sides' files (`_side_forge_dpo.py`), empty for supervised fine-tuning.
+    `options` are those of `race_parser`. `objective` is the ending of the sides' files (`_side_forge_dpo.py`), empty for
+    supervised fine-tuning.
     """
     job = {**job, "trl_attention": trl_attention, "attention": "auto", "device": "cpu", "dtype": "float32"}
-    found, ends = race(job, folder, [f"forge{objective}", f"trl{objective}"], warmup + measured, threads=threads)
+    names = [f"forge{objective}", f"trl{objective}"]
+    found, ends = race(job, folder, names, options.warmup + options.steps, threads=options.threads)
     figures = {side.removesuffix(objective): done for side, done in found.items()}
     first = agree(figures, tolerance=tolerance)
-    sides = {side: _summary(done[warmup:], ends[f"{side}{objective}"]) for side, done in figures.items()}
+    sides = {side: _summary(done[options.warmup :], ends[f"{side}{objective}"]) for side, done in figures.items()}
     return Race(sides, first, ends[f"forge{objective}"]["threads"])
 
 

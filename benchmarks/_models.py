@@ -79,6 +79,11 @@ def write_model(shape: str, directory: Path) -> Path:
     return directory
 
 
+def model_directory(name: str, directory: Path) -> Path:
+    """Return the directory of a model: `name` itself, or `directory`, where a model of the shape of that name is written."""
+    return write_model(name, directory) if name in SHAPES else Path(name)
+
+
 def describe(directory: Path, name: str) -> Described:
     """Read a model's sizes from the directory's config; no weights are loaded."""
     import torch

@@ -43,15 +43,7 @@ def main() -> None:
             "model": str(directory), "vocabulary": vocabulary, "adapter": "none", "rows": str(folder / "rows.npz"),
             "tokens": options.tokens, "trl_packing": "padded", "learning_rate": 1e-5,
         }  # fmt: skip
-        done = race_on_a_cpu(
-            job,
-            folder,
-            warmup=options.warmup,
-            measured=options.steps,
-            threads=options.threads,
-            tolerance=1e-4,
-            trl_attention="eager",
-        )
+        done = race_on_a_cpu(job, folder, options, trl_attention="eager")
     lengths = [rows.lengths(step) for step in range(steps)]
     tokens = sum(map(sum, lengths))
     emit(

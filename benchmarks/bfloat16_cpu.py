@@ -10,7 +10,6 @@ its head make forward and backward, and `bound`: float32's step over the time th
     python benchmarks/bfloat16_cpu.py --steps 10
 """
 
-import argparse
 import copy
 import statistics
 import tempfile
@@ -21,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _models import SHAPES, write_model
-from _repeated_steps import repeated_steps, take_turns
+from _models import write_model
+from _repeated_steps import load_on_cpu, repeated_steps, sizes, steps_options, steps_parser, take_turns
 from _report import emit, machine, note
 
 SIDES = ("float32", "bfloat16")
@@ -65,51 +64,26 @@ def products(model: Any, lengths: list[int], learned: list[int], dtype: Any) -> 
 
 def main() -> None:
     """Measure and print the line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="smollm2-135m")
-    parser.add_argument("--tokens", type=int, default=2048, help="most tokens in a micro-batch")
-    parser.add_argument("--micro-batches", type=int, default=1, help="micro-batches in a step")
-    parser.add_argument("--steps", type=int, default=10, help="measured steps")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not counted")
+    parser = steps_parser(__doc__, shape="smollm2-135m", tokens=2048, micro_batches=1, steps=10, warmup=2)
     parser.add_argument("--compile", action="store_true", help="both sides with compile=blocks")
-    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
-    options = parser.parse_args()
-    shape, tokens, warmup, measured = options.shape, options.tokens, options.warmup, options.steps
-    if options.toy:
-        shape, tokens, warmup, measured = "toy-llama", 128, 1, 4
+    options = steps_options(parser)
     at = machine()
 
     import torch
 
     from forge_accel import CompiledBlocks, accelerator
     from forge_algos import SFT, OptimizerSettings, adamw, repeated_blocks, schedule, train
-    from forge_dist import load_model
 
     found = accelerator("cpu")
-    device = found.device.value
     settings = OptimizerSettings(learning_rate=1e-5, lr_scheduler="cosine", warmup_steps=2, max_grad_norm=1.0)
     with tempfile.TemporaryDirectory(prefix="forge-bench-") as scratch:
-        directory = write_model(shape, Path(scratch) / "model")
-        steps = repeated_steps(
-            directory,
-            shape,
-            tokens=tokens,
-            micro_batches=options.micro_batches,
-            steps=warmup + measured,
-            toy=options.toy,
-        )
+        directory = write_model(options.shape, Path(scratch) / "model")
+        steps = repeated_steps(directory, options)
         loops: dict[str, Iterator[float]] = {}
         models: dict[str, Any] = {}
         for side in SIDES:
             dtype = found.dtype(side).value
-            attention = found.attention("auto", dtype).value
-            model = load_model(
-                str(directory),
-                dtype=torch.float32,
-                device=device,
-                attention=attention.name,
-                attention_function=attention.function,
-            )
+            model = load_on_cpu(directory, dtype)
             models[side] = copy.deepcopy(model)
             if options.compile:
                 CompiledBlocks(repeated_blocks(model), note=note)
@@ -121,7 +95,7 @@ def main() -> None:
                 optimizer=optimizer,
                 scheduler=schedule(optimizer, settings, num_steps=len(steps)),
                 max_grad_norm=1.0,
-                device=device,
+                device=found.device.value,
                 autocast=partial(found.autocast, dtype),
                 keep_casts=True,
             )
@@ -132,11 +106,11 @@ def main() -> None:
             raise SystemExit(f"step {step + 1}: the sides do not train the same thing: losses {losses}")
 
     taken, _, losses = take_turns(loops, len(steps), same)
-    seconds = {side: times[warmup:] for side, times in taken.items()}
+    seconds = {side: times[options.warmup :] for side, times in taken.items()}
     lengths = [len(batch.input_ids) for batch in steps[-1]]
     learned = [int((batch.labels != -100).sum()) for batch in steps[-1]]
     alone = {side: products(models[side], lengths, learned, getattr(torch, side)) for side in SIDES}
-    tokens_of = [sum(len(batch.input_ids) for batch in micro_batches) for micro_batches in steps][warmup:]
+    tokens_of = [sum(len(batch.input_ids) for batch in micro_batches) for micro_batches in steps][options.warmup :]
     note(f"loss after {len(steps)} steps: {losses}")
     emit(
         "bfloat16_cpu",
@@ -156,14 +130,7 @@ def main() -> None:
             for side in SIDES
         },
         final_loss=losses,
-        sizes={
-            "shape": shape,
-            "tokens_per_micro_batch": tokens,
-            "micro_batches": options.micro_batches,
-            "steps": measured,
-            "compile": options.compile,
-            "threads": torch.get_num_threads(),
-        },
+        sizes={**sizes(options), "compile": options.compile},
     )
 
 

@@ -14,9 +14,9 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from _beside_trl import race_on_a_cpu, race_parser, require_trl
+from _beside_trl import add_chats, race_on_a_cpu, race_parser, require_trl
 from _chats import Kind, chats_for
-from _models import SHAPES, describe, write_model
+from _models import describe, model_directory
 from _preferences import write_pairs
 from _report import emit, machine
 
@@ -24,11 +24,7 @@ from _report import emit, machine
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = race_parser(__doc__, steps=8)
-    parser.add_argument(
-        "--model", default="tiny", help=f"a model directory, or a shape made from a config: {', '.join(SHAPES)}"
-    )
-    parser.add_argument("--adapter", choices=["none", "lora"], default="none")
-    parser.add_argument("--chats", choices=["answers", "code", "both"], default="both", help="what the chats are made of")
+    add_chats(parser)
     parser.add_argument("--tokens", type=int, default=1024, help="most tokens of one side of a pair")
     parser.add_argument("--pairs", type=int, default=8, help="pairs of an optimizer step")
     parser.add_argument("--learning-rate", type=float, default=1e-6)
@@ -46,7 +42,7 @@ def main() -> None:
     at = machine()
     with tempfile.TemporaryDirectory(prefix="forge-bench-") as scratch:
         folder = Path(scratch)
-        directory = write_model(options.model, folder / "model") if options.model in SHAPES else Path(options.model)
+        directory = model_directory(options.model, folder / "model")
         model = describe(directory, options.model)
         kind: Kind = options.chats
         chats = chats_for(options.model, directory, model.vocabulary, kind=kind, tokens=options.tokens, toy=options.toy)
@@ -56,15 +52,7 @@ def main() -> None:
             "rows": str(folder / "rows.npz"),
             "learning_rate": options.learning_rate, "share": not options.prompts_twice,
         }  # fmt: skip
-        race = race_on_a_cpu(
-            job,
-            folder,
-            warmup=options.warmup,
-            measured=options.steps,
-            threads=options.threads,
-            tolerance=1e-4,
-            objective="_dpo",
-        )
+        race = race_on_a_cpu(job, folder, options, objective="_dpo")
     lengths = [length for row in range(steps) for length in rows.lengths(row)]
     emit(
         "dpo_vs_trl",

@@ -131,15 +131,7 @@ def main() -> None:
             "model": str(directory), "data": str(data), "store": str(folder / "store"), "adapter": "none",
             "rows": str(folder / "rows.npz"), "learning_rate": options.learning_rate,
         }  # fmt: skip
-        race = race_on_a_cpu(
-            job,
-            folder,
-            warmup=options.warmup,
-            measured=options.steps,
-            threads=options.threads,
-            tolerance=1e-4,
-            objective="_images",
-        )
+        race = race_on_a_cpu(job, folder, options, objective="_images")
         lengths = store.lengths
         longest = [int(lengths[first : first + options.rows].max()) for first in range(0, len(lengths), options.rows)]
     emit(

@@ -8,7 +8,6 @@ loop's seconds over forge's for the same batches.
     python benchmarks/loop_overhead.py --steps 60
 """
 
-import argparse
 import copy
 import statistics
 import tempfile
@@ -16,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _models import SHAPES, write_model
-from _repeated_steps import repeated_steps, take_turns
+from _models import write_model
+from _repeated_steps import load_on_cpu, repeated_steps, sizes, steps_options, steps_parser, take_turns
 from _report import emit, machine, note
 
 Steps = list[list[Any]]
@@ -70,44 +69,24 @@ def bare_loop(model: Any, steps: Steps, optimizer: Any, scheduler: Any, device: 
 
 def main() -> None:
     """Measure and print the line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
-    parser.add_argument("--tokens", type=int, default=512, help="most tokens in a micro-batch")
-    parser.add_argument("--micro-batches", type=int, default=2, help="micro-batches in a step")
-    parser.add_argument("--steps", type=int, default=40, help="measured steps")
-    parser.add_argument("--warmup", type=int, default=4, help="steps before them that are not counted")
+    parser = steps_parser(__doc__, shape="tiny", tokens=512, micro_batches=2, steps=40, warmup=4)
     parser.add_argument("--threads", type=int, default=None, help="threads of torch (default: its own choice)")
-    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
-    options = parser.parse_args()
-    shape, tokens, warmup, measured = options.shape, options.tokens, options.warmup, options.steps
-    if options.toy:
-        shape, tokens, warmup, measured = "toy-llama", 128, 1, 4
+    options = steps_options(parser)
     at = machine()
 
     import torch
 
     from forge_accel import accelerator
     from forge_algos import SFT, OptimizerSettings, adamw, schedule, train
-    from forge_dist import load_model
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     found = accelerator("cpu")
-    device, dtype = found.device.value, found.dtype("auto").value
-    attention = found.attention("auto", dtype).value
+    device = found.device.value
     with tempfile.TemporaryDirectory(prefix="forge-bench-") as scratch:
-        directory = write_model(shape, Path(scratch) / "model")
-        steps = repeated_steps(
-            directory,
-            shape,
-            tokens=tokens,
-            micro_batches=options.micro_batches,
-            steps=warmup + measured,
-            toy=options.toy,
-        )
-        model = load_model(
-            str(directory), dtype=dtype, device=device, attention=attention.name, attention_function=attention.function
-        )
+        directory = write_model(options.shape, Path(scratch) / "model")
+        steps = repeated_steps(directory, options)
+        model = load_on_cpu(directory, torch.float32)
     settings = OptimizerSettings(learning_rate=1e-5, lr_scheduler="cosine", warmup_steps=2, max_grad_norm=1.0)
     loops: dict[str, Iterator[Any]] = {}
     for side in ("forge", "bare"):
@@ -127,8 +106,8 @@ def main() -> None:
             raise SystemExit(f"step {step + 1}: the loops do not train the same thing: losses {losses}")
 
     taken, cpu, losses = take_turns(loops, len(steps), same)
-    seconds = {side: times[warmup:] for side, times in taken.items()}
-    tokens_of = [sum(len(batch.input_ids) for batch in micro_batches) for micro_batches in steps][warmup:]
+    seconds = {side: times[options.warmup :] for side, times in taken.items()}
+    tokens_of = [sum(len(batch.input_ids) for batch in micro_batches) for micro_batches in steps][options.warmup :]
     sides = {
         side: {
             "tokens_per_second": round(statistics.median(t / s for t, s in zip(tokens_of, times, strict=True)), 1),
@@ -145,18 +124,12 @@ def main() -> None:
         toy=options.toy,
         at=at,
         cpu_time_ratio=round(
-            statistics.median(b / f for b, f in zip(cpu["bare"][warmup:], cpu["forge"][warmup:], strict=True)), 4
+            statistics.median(b / f for b, f in zip(*(cpu[side][options.warmup :] for side in ("bare", "forge")), strict=True)),
+            4,
         ),
         sides=sides,
         final_loss=losses,
-        sizes={
-            "shape": shape,
-            "tokens_per_micro_batch": tokens,
-            "micro_batches": options.micro_batches,
-            "steps": measured,
-            "threads": torch.get_num_threads(),
-            "warmup": warmup,
-        },
+        sizes=sizes(options),
     )
 
 

@@ -8,7 +8,6 @@ full fine-tuning's. `osft_cost.py` measures single layers.
     python benchmarks/osft_step.py --ratio 0.25
 """
 
-import argparse
 import copy
 import statistics
 import tempfile
@@ -16,8 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from _models import SHAPES, write_model
-from _repeated_steps import repeated_steps, take_turns
+from _models import write_model
+from _repeated_steps import load_on_cpu, repeated_steps, sizes, steps_options, steps_parser, take_turns
 from _report import emit, machine, note
 
 LIMIT = 1.15
@@ -25,48 +24,23 @@ LIMIT = 1.15
 
 def main() -> None:
     """Measure and print the line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="smollm2-135m")
-    parser.add_argument("--tokens", type=int, default=2048, help="most tokens in a micro-batch")
-    parser.add_argument("--micro-batches", type=int, default=1, help="micro-batches in a step")
+    parser = steps_parser(__doc__, shape="smollm2-135m", tokens=2048, micro_batches=1, steps=10, warmup=2)
     parser.add_argument("--ratio", type=float, default=0.25, help="unfreeze_rank_ratio")
-    parser.add_argument("--steps", type=int, default=10, help="measured steps")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them that are not counted")
-    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
-    options = parser.parse_args()
-    shape, tokens, warmup, measured = options.shape, options.tokens, options.warmup, options.steps
-    if options.toy:
-        shape, tokens, warmup, measured = "toy-llama", 128, 1, 4
+    options = steps_options(parser)
     at = machine()
 
     import torch
 
     from forge_accel import accelerator
     from forge_algos import SFT, AdapterSettings, OptimizerSettings, adamw, adapt, schedule, train
-    from forge_dist import load_model
 
     found = accelerator("cpu")
-    device = found.device.value
-    attention = found.attention("auto", torch.float32).value
     settings = OptimizerSettings(learning_rate=1e-5, lr_scheduler="cosine", warmup_steps=2, max_grad_norm=1.0)
     adapters = {"full": AdapterSettings(), "osft": AdapterSettings(adapter="osft", unfreeze_rank_ratio=options.ratio)}
     with tempfile.TemporaryDirectory(prefix="forge-bench-") as scratch:
-        directory = write_model(shape, Path(scratch) / "model")
-        steps = repeated_steps(
-            directory,
-            shape,
-            tokens=tokens,
-            micro_batches=options.micro_batches,
-            steps=warmup + measured,
-            toy=options.toy,
-        )
-        model = load_model(
-            str(directory),
-            dtype=torch.float32,
-            device=device,
-            attention=attention.name,
-            attention_function=attention.function,
-        )
+        directory = write_model(options.shape, Path(scratch) / "model")
+        steps = repeated_steps(directory, options)
+        model = load_on_cpu(directory, torch.float32)
     loops: dict[str, Iterator[float]] = {}
     trained: dict[str, int] = {}
     began = time.perf_counter()
@@ -81,7 +55,7 @@ def main() -> None:
             optimizer=optimizer,
             scheduler=schedule(optimizer, settings, num_steps=len(steps)),
             max_grad_norm=1.0,
-            device=device,
+            device=found.device.value,
             adaptation=adaptation,
         )
         loops[side] = (output.loss for output in outputs)
@@ -92,7 +66,7 @@ def main() -> None:
             raise SystemExit(f"the sides do not begin as the same model: losses {losses}")
 
     taken, _, losses = take_turns(loops, len(steps), same)
-    seconds = {side: times[warmup:] for side, times in taken.items()}
+    seconds = {side: times[options.warmup :] for side, times in taken.items()}
     over = statistics.median(osft / full for osft, full in zip(seconds["osft"], seconds["full"], strict=True))
     note(f"OSFT over full fine-tuning: {over:.3f}; losses {losses}")
     emit(
@@ -106,14 +80,7 @@ def main() -> None:
         seconds_per_step={side: round(statistics.median(times), 4) for side, times in seconds.items()},
         dividing_seconds=round(divided, 1),
         trainable=trained,
-        sizes={
-            "shape": shape,
-            "tokens_per_micro_batch": tokens,
-            "micro_batches": options.micro_batches,
-            "unfreeze_rank_ratio": options.ratio,
-            "steps": measured,
-            "threads": torch.get_num_threads(),
-        },
+        sizes={**sizes(options), "unfreeze_rank_ratio": options.ratio},
     )
 
 

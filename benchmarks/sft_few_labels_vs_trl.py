@@ -50,9 +50,7 @@ def main() -> None:
             "model": str(directory), "vocabulary": model.vocabulary, "adapter": "none", "rows": str(folder / "rows.npz"),
             "tokens": options.tokens, "trl_packing": "rows", "learning_rate": 1e-5,
         }  # fmt: skip
-        done = race_on_a_cpu(
-            job, folder, warmup=options.warmup, measured=options.steps, threads=options.threads, tolerance=1e-4
-        )
+        done = race_on_a_cpu(job, folder, options)
     tokens = sum(rows.tokens(i) for i in range(steps))
     emit(
         "sft_few_labels_vs_trl",

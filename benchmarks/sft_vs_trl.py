@@ -16,9 +16,9 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from _beside_trl import race_on_a_cpu, race_parser, require_trl
+from _beside_trl import add_chats, race_on_a_cpu, race_parser, require_trl
 from _chats import behind_system_prompt, chats_for
-from _models import SHAPES, describe, write_model
+from _models import SHAPES, describe, model_directory
 from _report import emit, machine
 from _rows import write_rows
 
@@ -28,14 +28,10 @@ TARGETS = {"tiny": 3.0}
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = race_parser(__doc__, steps=6)
-    parser.add_argument(
-        "--model", default="tiny", help=f"a model directory, or a shape made from a config: {', '.join(SHAPES)}"
-    )
-    parser.add_argument("--adapter", choices=["none", "lora"], default="none")
+    add_chats(parser)
     parser.add_argument(
         "--trl", choices=["rows", "bfd"], default="rows", help="the same packed rows, or TRL's own packing of the same chats"
     )
-    parser.add_argument("--chats", choices=["answers", "code", "both"], default="both", help="what the chats are made of")
     parser.add_argument(
         "--tokens", type=int, default=None, help="most tokens in a row (2048 for a shape, 1024 for a directory)"
     )
@@ -61,7 +57,7 @@ def main() -> None:
     at = machine()
     with tempfile.TemporaryDirectory(prefix="forge-bench-") as scratch:
         folder = Path(scratch)
-        directory = write_model(options.model, folder / "model") if options.model in SHAPES else Path(options.model)
+        directory = model_directory(options.model, folder / "model")
         model = describe(directory, options.model)
         chats = chats_for(
             options.model, directory, model.vocabulary, kind=options.chats, tokens=tokens - options.system, toy=options.toy
@@ -76,9 +72,7 @@ def main() -> None:
         }  # fmt: skip
         # TRL's own rows are different, and so are their losses.
         tolerance = 1e-4 if options.trl == "rows" else float("inf")
-        done = race_on_a_cpu(
-            job, folder, warmup=options.warmup, measured=options.steps, threads=options.threads, tolerance=tolerance
-        )
+        done = race_on_a_cpu(job, folder, options, tolerance=tolerance)
     saved = 1 - sum(len(collate_shared(row).input_ids) for row in rows.samples) / sum(rows.tokens(i) for i in range(steps))
     labelled = sum(rows.labelled(i) for i in range(steps)) / sum(rows.tokens(i) for i in range(steps))
     emit(
