@@ -208,7 +208,7 @@ def test_rewards_are_normalized_each_by_itself(equal, penalty):
     made = rollout(policy(), settings, rewards=rewards, asked=prompts(9))
     parts = [(1.0, made.scores["length"]), (2.0, made.scores["against"]), (-penalty, (~made.finished).astype(np.float32))]
     G, first = len(made.prompt_rows), made.starts[:-1]
-    sums, left = np.zeros(len(made.groups)), np.zeros(G, bool)
+    sums, alike = np.zeros(len(made.groups)), np.zeros(G, bool)
     for g in range(G):
         mine, varied = made.groups == g, False
         for weight, values in parts:
@@ -216,11 +216,13 @@ def test_rewards_are_normalized_each_by_itself(equal, penalty):
                 own_part = values[mine].astype(np.float64)
                 sums[mine] += weight * (own_part - own_part.mean()) / (own_part.std(ddof=1) + 1e-4)
                 varied |= own_part.min() < own_part.max()
-        left[g] = not varied and equal == "skip"
+        alike[g] = not varied
+    left = alike & (equal == "skip")
     counted = ~left[made.groups]
     wanted = (sums - sums[counted].mean()) / (sums[counted].std(ddof=1) + 1e-4)
     assert (equal_groups(made.rewards, made.groups, G) & ~left).any(), "a sum that is equal, of rewards that are not"
     assert left.any() == (equal == "skip")
+    assert made.figures()["equal_rewards"] == alike.sum()
     np.testing.assert_array_equal(made.trained, counted & made.finished)
     np.testing.assert_allclose(made.advantages[first], np.where(made.trained, wanted, 0), rtol=1e-4, atol=1e-4)
 

@@ -34,6 +34,7 @@ def made_up_rollout(tokens=(2, 3, 1), values=True):
         trained=np.array([True, False, True]),
         masked=np.array([False, True, False]),
         resampled=5,
+        equal_rewards=None if values else 1,
         old_logps=parts[0],
         ref_logps=parts[1],
         values=parts[2] if values else None,

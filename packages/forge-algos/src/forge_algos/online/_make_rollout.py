@@ -240,6 +240,7 @@ def make_rollout(
         advantages=advantages,
         returns=returns,
         resampled=resampled,
+        equal_rewards=_equal(settings, reward_B, reward_parts, groups, len(prompts)).sum().item() if settings.decoupled else None,
         learned=learned,
         sampler_logps=sampler_logps,
         entropy=entropy,
@@ -360,18 +361,25 @@ def _left_out(
     settings: OnlineSettings, rewards: NDArray[np.float32], parts: Parts, groups: NDArray[np.int64], number: int
 ) -> NDArray[np.bool_]:
     """Find the groups that are not trained on: bool[G].
-    Their rewards are equal, each by itself where each is normalised by itself, or their mean is too low or too high.
+    Their rewards are equal, or their mean is too low or too high.
     """
     if not isinstance(settings, GroupSettings) or settings.on_equal_rewards == "keep":
         return np.zeros(number, bool)
-    compared = [values for _, values in parts.values()] if settings.decoupled else [rewards]
-    found = equal_groups(rewards, groups, number, *compared)
+    found = _equal(settings, rewards, parts, groups, number)
     scored = ~np.isnan(rewards)
     count = np.bincount(groups[scored], minlength=number)
     mean = np.bincount(groups[scored], rewards[scored].astype(np.float64), minlength=number) / np.maximum(count, 1)
     low, high = settings.min_group_reward, settings.max_group_reward
     outside = (mean < (-np.inf if low is None else low)) | (mean > (np.inf if high is None else high))
     return found | (outside & (count > 0))
+
+
+def _equal(
+    settings: OnlineSettings, rewards: NDArray[np.float32], parts: Parts, groups: NDArray[np.int64], number: int
+) -> NDArray[np.bool_]:
+    """Find the groups whose rewards are equal, each by itself where each is normalised by itself: bool[G]."""
+    compared = [values for _, values in parts.values()] if settings.decoupled else []
+    return equal_groups(rewards, groups, number, *compared)
 
 
 def _trained(

@@ -62,6 +62,9 @@ class Rollout:
     """float32[M]: the value head's targets; None without one."""
     resampled: int = 0
     """How many times groups were sampled anew, all groups together."""
+    equal_rewards: int | None = None
+    """Groups each of whose rewards is equal, where each is normalised by itself; None where
+    they are those whose `rewards` are."""
     learned: tuple[NDArray[np.bool_], ...] | None = None
     """B of bool[S]: tokens that the model drew, between observations of an environment;
     None where it drew all."""
@@ -104,7 +107,9 @@ class Rollout:
             "length": _mean(lengths),
             "cut_off": int((~self.finished).sum()),
             "unscored": int((~scored).sum()),
-            "equal_rewards": equal_groups(self.rewards, groups, len(self.prompt_rows)).sum().item(),
+            "equal_rewards": equal_groups(self.rewards, groups, len(self.prompt_rows)).sum().item()
+            if self.equal_rewards is None
+            else self.equal_rewards,
             "resampled": self.resampled,
             "trained": int(self.trained.sum()),
         }

@@ -58,6 +58,7 @@ def _lines(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         "rollout": VERSION,
         "seed": fields["seed"],
         "resampled": fields["resampled"],
+        **({} if fields["equal_rewards"] is None else {"equal_rewards": fields["equal_rewards"]}),
         **({} if fields["entropy"] is None else {"least_entropy": fields["least_entropy"]}),
         "prompts": len(fields["prompt_rows"]),
         "completions": len(fields["groups"]),
@@ -125,6 +126,7 @@ def _fields(head: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]
         "seed": int(head["seed"]),
         # Absent in files of earlier versions, as `masked`.
         "resampled": int(head.get("resampled", 0)),
+        "equal_rewards": head.get("equal_rewards"),
         "least_entropy": float(head.get("least_entropy", 0.0)),
         "prompt_rows": np.array([line["row"] for line in prompts], np.int64),
         "prompt_ids": tuple(np.array(line["prompt_ids"], np.int32) for line in prompts),
