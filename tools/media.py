@@ -109,7 +109,7 @@ def _cell(answer: Answer | None) -> str:
         return ""
     if "loss" not in answer:
         return "refused" if answer["ok"] else "**fails**"
-    figures = ", ".join(f"{answer[name]:.0e}".replace("e-0", "e-") for name in ("loss", "gradients"))
+    figures = ", ".join(f"{answer[name]:.0e}".replace("e-0", "e-").replace("0e+00", "0") for name in ("loss", "gradients"))
     return figures if answer["ok"] else f"**{figures}**"
 
 
