@@ -50,6 +50,9 @@ BLOCKS = {
 }
 """Name of a table → its page, its kind of rows and its checks."""
 
+ROUNDING = "[rounding](#what-is-rounding)"
+"""In a cell: what comes behind the first step is not compared."""
+
 Answer = Mapping[str, Any]
 Found = dict[str, dict[str, dict[str, Any]]]
 """Kind → check → `origin`, and `families`: name → answer. It is what media.json holds."""
@@ -83,7 +86,7 @@ def block(found: Found, name: str) -> str:
         layout = next((answer["rows"] for answer in answers.values() if answer and "rows" in answer), "")
         drawn = answers.get("grpo") or {}
         way = [drawn.get("beside", ""), {True: "yes", False: "no"}.get(drawn.get("shared", ""), "")] if sampled else []
-        cells = [_skipped(family.skipped[check]) if check in family.skipped else _cell(answers[check]) for check in checks]
+        cells = [ROUNDING if check in family.skipped else _cell(answers[check], check in family.drifts) for check in checks]
         rows.append([family.name, layout, *way, *cells])
         wrong += [_reason(f"{family.name}, {TITLES[check]}", answer) for check, answer in answers.items() if _wrong(answer)]
     table = lane.table([*head, *(TITLES[check] for check in checks)], rows)
@@ -99,18 +102,15 @@ def _reason(case: str, answer: Answer | None) -> str:
     return f"- {case}: {_plain((answer or {}).get('says', ''))}"
 
 
-def _skipped(why: str) -> str:
-    return f"[{why}](#what-is-{why})"
-
-
-def _cell(answer: Answer | None) -> str:
-    """Return the largest differences of a loss and of a gradient norm."""
+def _cell(answer: Answer | None, drifts: bool) -> str:
+    """Return the largest differences of a loss and of a gradient norm; of what `drifts`, those of the first step."""
     if answer is None:
         return ""
     if "loss" not in answer:
         return "refused" if answer["ok"] else "**fails**"
-    figures = ", ".join(f"{answer[name]:.0e}".replace("e-0", "e-").replace("0e+00", "0") for name in ("loss", "gradients"))
-    return figures if answer["ok"] else f"**{figures}**"
+    both = answer["first"] if drifts else (answer["loss"], answer["gradients"])
+    figures = ", ".join(f"{figure:.0e}".replace("e-0", "e-").replace("0e+00", "0") for figure in both)
+    return f"{figures if answer['ok'] else f'**{figures}**'}{f' ({ROUNDING})' if drifts else ''}"
 
 
 def _plain(text: str) -> str:
@@ -139,6 +139,23 @@ def read() -> Found:
     return found
 
 
+def put(
+    found: Found, answers: Mapping[tuple[str, str, str], Answer], origin: str, chosen: Sequence[str] | None = None
+) -> Found:
+    """Return what was found with the answers of whole checks, or those of the chosen families in the place of older ones."""
+    for kind, check in dict.fromkeys((kind, check) for _, kind, check in answers):
+        of = {name: answer for (name, *rest), answer in answers.items() if rest == [kind, check]}
+        if chosen is None:
+            found.setdefault(kind, {})[check] = {"origin": origin, "families": of}
+            continue
+        if (known := found.get(kind, {}).get(check)) is None:
+            raise SystemExit(f"{check} was never run on rows with {kind}: hatch run media --check {check}, without --update")
+        known["origin"] += f" Again: {', '.join(of)}. {origin}"
+        both = {**known["families"], **of}
+        known["families"] = {name: both[name] for name in families(kind) if name in both}
+    return found
+
+
 def write(found: Found) -> None:
     """Write media.json, and the tables into their pages."""
     (RESULTS / "media.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -160,14 +177,17 @@ def main(arguments: Sequence[str]) -> int:
     """Check what is not done yet, write the tables, return whether an answer is wrong."""
     parser = argparse.ArgumentParser(prog="hatch run media", description=__doc__.splitlines()[0])
     parser.add_argument("--fresh", action="store_true", help="repeat what an interrupted lane had done")
-    parser.add_argument("--only", nargs="+", metavar="FAMILY", help="these families alone; prints answers and writes no page")
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--only", nargs="+", metavar="FAMILY", help="these families alone; prints answers and writes no page")
+    some.add_argument("--update", nargs="+", metavar="FAMILY", help="these families alone; puts their answers into the tables")
     parser.add_argument("--check", metavar="A,B", default=",".join(TITLES), help=f"some of {', '.join(TITLES)} (all)")
     parser.add_argument("--kind", choices=KINDS, help="rows with these alone")
     parser.add_argument("--tables", action="store_true", help="check nothing; make the tables of media.json again")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="families at a time (all cores)")
     options = parser.parse_args(arguments)
     names, checks = [family.name for family in FAMILIES], options.check.split(",")
-    for given, known, what in ((options.only or [], names, "family"), (checks, TITLES, "check")):
+    chosen = options.only or options.update
+    for given, known, what in ((chosen or [], names, "family"), (checks, TITLES, "check")):
         if unknown := [each for each in given if each not in known]:
             parser.error(f"there is no {what} {unknown[0]!r}: {', '.join(known)}")
     if options.tables:
@@ -180,20 +200,17 @@ def main(arguments: Sequence[str]) -> int:
         for check in checks
         for kind in ([options.kind] if options.kind else KINDS)
         for family in families(kind).values()
-        if check in CHECKS[kind] and check not in family.skipped and family.name in (options.only or names)
+        if check in CHECKS[kind] and check not in family.skipped and family.name in (chosen or names)
     ]
     if not asked:
         parser.error("nothing is left to be checked: these families have no such check of such rows")
-    state = lane.Lane("media-only" if options.only else "media", fresh=options.fresh or bool(options.only))
+    # What is asked for by name is checked again.
+    state = lane.Lane("media-only" if chosen else "media", fresh=options.fresh or bool(chosen))
     state.run({_case(*each): partial(one, *each) for each in asked}, workers=options.workers)
     answers = {each: state.done[_case(*each)]["answer"] for each in asked}
     if not options.only:
-        found = read()
         origin = f"{lane.origin(' '.join(['hatch run media', *arguments]))} With {versions()}."
-        for kind, check in dict.fromkeys((kind, check) for _, kind, check in asked):
-            of = {name: answer for (name, *rest), answer in answers.items() if rest == [kind, check]}
-            found.setdefault(kind, {})[check] = {"origin": origin, "families": of}
-        write(found)
+        write(put(read(), answers, origin, chosen))
     wrong = [f"{_case(*each)}: {answer['says']}" for each, answer in answers.items() if not answer["ok"]]
     print("\n".join([f"{len(answers)} checks, {len(wrong)} wrong", *wrong]))
     return int(bool(wrong))

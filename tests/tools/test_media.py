@@ -8,7 +8,14 @@ import media_configs
 import pytest
 from repository import RESULTS
 
-RIGHT = {"ok": True, "says": "loss 6e-08, gradients 1e-07", "rows": "packed", "loss": 6e-8, "gradients": 1.2e-7}
+RIGHT = {
+    "ok": True,
+    "says": "loss 6e-08, gradients 1e-07",
+    "rows": "packed",
+    "loss": 6e-8,
+    "gradients": 1.2e-7,
+    "first": [1e-8, 0.0],
+}
 WRONG = RIGHT | {"ok": False, "says": "loss 1e-02, gradients 3e-01", "loss": 1e-2, "gradients": 0.3}
 FAILS = {"ok": False, "says": "KeyError: 'pixel_values'", "refused": False}
 REFUSED = {"ok": True, "says": "SettingsError: Gemma4UnifiedModel names no vision tower", "refused": True}
@@ -17,6 +24,7 @@ FOUND = {
     "image": {
         "sft": {"origin": "First.", "families": {"LLaVA": RIGHT, "Aria": WRONG, "Ovis 2": FAILS}},
         "all_parts": {"origin": "Second.", "families": {"LLaVA": RIGHT, "Gemma 4 Unified": REFUSED}},
+        "kto": {"origin": "First.", "families": {"Gemma 4 Unified": WRONG | {"ok": True}}},
         "grpo": {"origin": "First.", "families": {"LLaVA": DRAWN}},
     }
 }
@@ -42,10 +50,10 @@ def test_the_tables_say_what_was_found(pages):
     assert "| LLaVA | packed | 6e-8, 1e-7 | 6e-8, 1e-7 |  |  |  |" in text
     assert "| Aria | packed | **1e-2, 3e-1** |" in text
     assert "| Ovis 2 |  | **fails** |" in text
-    assert "| Gemma 4 Unified |  |  | refused |" in text
+    assert "| Gemma 4 Unified | packed |  | refused |  | 1e-8, 0 ([rounding](#what-is-rounding)) |  |" in text
     assert "| LLaVA | packed | any | no | 6e-8, 1e-7 |  |" in text
     assert "| Molmo 2 |  |  |  | [rounding](#what-is-rounding) | [rounding](#what-is-rounding) |" in text
-    assert "sft: First.\n\nsft, all parts train: Second.\n\ndpo; kto; distill: not run." in text
+    assert "sft; kto: First.\n\nsft, all parts train: Second.\n\ndpo; distill: not run." in text
     assert "Wrong:\n\n- Ovis 2, sft: KeyError: 'pixel\\_values'\n- Aria, sft: loss 1e-02, gradients 3e-01" in text
     assert text.startswith("# Title\n\nBy hand.\n")
     assert text.endswith("<!-- end -->\n\nThe rest.\n")
@@ -72,6 +80,16 @@ def test_a_wrong_row_is_a_failure(answer, status, pages, monkeypatch, capsys):
     assert found["image"]["sft"]["families"]["Aria"] == answer
     assert "`hatch run media --check sft --kind image`" in found["image"]["sft"]["origin"]
     assert found["image"]["all_parts"] == FOUND["image"]["all_parts"]
+
+
+def test_some_families_again(pages, monkeypatch):
+    """Their answers take the place of older ones; the others and where they come from stay."""
+    media.write(FOUND)
+    monkeypatch.setattr(media, "one", lambda *_: {"says": "", "answer": RIGHT})
+    assert media.main(["--update", "Aria", "--check", "sft"]) == 0
+    found = media.read()["image"]["sft"]
+    assert found["families"] == FOUND["image"]["sft"]["families"] | {"Aria": RIGHT}
+    assert found["origin"].startswith("First. Again: Aria. Written by `hatch run media --update Aria --check sft` on")
 
 
 def test_some_families_alone(pages, monkeypatch):
@@ -120,7 +138,7 @@ def test_the_pages_have_every_family():
 def test_every_check_is_asked_of_what_it_is_of():
     """Checks that media_check.py has, and those that the lane knows, are the same; so are those that a family names."""
     assert list(media_check.CHECKS) == list(media.TITLES)
-    named = {check for family in media_configs.FAMILIES for check in [*family.refused, *family.skipped]}
+    named = {check for each in media_configs.FAMILIES for check in [*each.refused, *each.skipped, *each.drifts]}
     assert named <= set(media.TITLES)
 
 
@@ -152,3 +170,11 @@ def test_what_is_to_be_refused(monkeypatch):
     assert not media_check.answers("LLaVA", "image", "all_parts")["ok"]
     monkeypatch.setattr(media_check, "families", lambda _: {"x": media_configs.Family("x", None, refused={"sft": "no"})})
     assert media_check.answers("x", "image", "sft")["says"] == "not refused, and 'no' was to be said"
+
+
+@pytest.mark.parametrize(("first", "ok"), [((1e-7, 1e-7), True), ((1e-3, 1e-7), False)])
+def test_what_drifts_is_close_in_its_first_step(first, ok, monkeypatch):
+    """Behind it a step of AdamW may be as good as drawn."""
+    monkeypatch.setitem(media_check.CHECKS, "kto", lambda *_: WRONG | {"first": first})
+    assert media_check.answers("Gemma 4 Unified", "image", "kto")["ok"] is ok
+    assert not media_check.answers("LLaVA", "image", "kto")["ok"]
