@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import multiprocessing.context
-import multiprocessing.process
 import os
 import re
-import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lane
 from family_configs import model_types
-from repository import LANES, RESULTS, ROOT
+from forked import answers_of
+from repository import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "models.md"
 INSIDE = ("tp_size=2", "ep_size=2", "tp_size=2, ep_size=2")
@@ -38,49 +34,12 @@ Answers = Mapping[str, Mapping[str, Any]]
 
 def one(model_type: str, only: Sequence[str] = ()) -> lane.Result:
     """Check a family in a process of its own, or some checks of it alone, and return its answers."""
-    folder = LANES / "families"
-    folder.mkdir(parents=True, exist_ok=True)
-    file, output = folder / f"{model_type}.json", folder / f"{model_type}.txt"
-    file.unlink(missing_ok=True)
-    process = _server().Process(target=_into_files, args=(model_type, str(file), str(output), *([only] if only else [])))
-    process.start()
-    ended = wait(process, SECONDS)
-    if file.is_file():
-        answers = json.loads(file.read_text(encoding="utf-8"))
-    else:
-        answers = {"built": {"ok": True, "says": ""}, "numbers": {"ok": False, "says": f"its process {ended}: {output}"}}
+    arguments = (model_type, *([only] if only else []))
+    ended = answers_of("family_check", arguments, lane="families", case=model_type, seconds=SECONDS)
+    none = {"built": {"ok": True, "says": ""}, "numbers": {"ok": False, "says": ended.says}}
+    answers = none if ended.answers is None else ended.answers
     says = ", ".join(f"{name}: {_cell(answers.get(name))}" for name in INSIDE) if only else state(answers)
     return {"says": says, "answers": answers}
-
-
-@cache
-def _server() -> multiprocessing.context.ForkServerContext:
-    """Return the server that families are forked from; it imports what they need once, which takes longer than most of them."""
-    # Python 3.11 hands its path on to the forks, and not to the server.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "tools"), os.environ.get("PYTHONPATH")]))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["family_check"])
-    return context
-
-
-def wait(process: multiprocessing.process.BaseProcess, seconds: float) -> str:
-    """Wait for a process, end it with its group where it takes longer, and return how it ended."""
-    process.join(seconds)
-    if not process.is_alive():
-        return f"ended with exit status {process.exitcode}"
-    assert process.pid is not None
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.join()
-    return f"did not end within {seconds:g} s"
-
-
-def _into_files(*arguments: Any) -> None:
-    # In the forked process, where it is imported already.
-    import family_check
-
-    family_check.into_files(*arguments)
 
 
 # --- what came of a family --------------------------------------------------------------------------------------------------

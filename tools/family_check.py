@@ -444,25 +444,17 @@ def check(model_type: str, home: Path, only: Sequence[str] = CHECKS) -> dict[str
     return found
 
 
-def into_files(model_type: str, answers: str, output: str, only: Sequence[str] = CHECKS) -> None:
-    """Check a family, with all that is printed in the file `output`; write the answers to the file `answers`."""
-    # A group of its own, which can be ended with the ranks that it starts.
-    os.setpgid(0, 0)
-    with Path(output).open("wb") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
+def answers(model_type: str, only: Sequence[str] = CHECKS) -> dict[str, Answer]:
+    """Check a family in a folder that goes afterwards."""
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as home:
-        found = check(model_type, Path(home), only)
-    Path(answers).write_text(json.dumps(found), encoding="utf-8")
+        return check(model_type, Path(home), only)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Print the answers of one family."""
-    warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as home:
-        print(json.dumps(check(arguments[0], Path(home)), indent=1))
+    print(json.dumps(answers(arguments[0]), indent=1))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ small. Lists with an entry for each layer keep one layer of each kind. What a cl
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 VOCABULARY = 288
@@ -167,15 +168,15 @@ OWN: dict[str, dict[str, Any]] = {
 """Model type → what else its config needs to be tiny."""
 
 
-def tiny_config(model_type: str) -> Any:
-    """Make the tiny config of a model type.
+def tiny_config(model_type: str, own: Mapping[str, Any] | None = None) -> Any:
+    """Make the tiny config of a model type; `own` replaces what `OWN` has of it.
 
     Raises:
         Exception: whatever its class raises for these sizes.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    return _tiny(CONFIG_MAPPING[model_type], OWN.get(model_type, {}))
+    return _tiny(CONFIG_MAPPING[model_type], {**OWN.get(model_type, {}), **(own or {})})
 
 
 def model_types() -> dict[str, str]:

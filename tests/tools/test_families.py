@@ -1,8 +1,4 @@
-"""What `hatch run families` makes of answers, and of a process that does not end. The checks themselves: tests/whole."""
-
-import multiprocessing
-import os
-import time
+"""What `hatch run families` makes of answers. The checks themselves: tests/whole."""
 
 import families
 import pytest
@@ -81,23 +77,6 @@ def test_the_page_of_divided_layers(tmp_path, monkeypatch):
     assert "| `dots` | **fails** | 5e-08 | 5e-08 |" in text
     assert "## What is wrong or fails\n\n- `dots`: 8e-03" in text
     assert "## What is refused\n\n- `bart`: StrategyError: no plan" in text
-
-
-def endless():
-    """A process with a group of its own that does not end."""
-    os.setpgid(0, 0)
-    time.sleep(600)
-
-
-@pytest.mark.parametrize(("target", "said"), [(endless, "did not end within 1 s"), (int, "ended with exit status 0")])
-def test_a_process_that_hangs_is_ended(target, said):
-    """The lane waits for no family longer than its limit."""
-    process = multiprocessing.get_context("fork").Process(target=target)
-    process.start()
-    began = time.monotonic()
-    assert families.wait(process, 1) == said
-    assert not process.is_alive()
-    assert time.monotonic() - began < 60
 
 
 def test_an_unknown_type_is_refused(capsys):

@@ -322,7 +322,6 @@ def prompt_inputs(model: Path, messages: list[dict[str, Any]], folder: Path | No
     made = _processor(model).apply_chat_template(
         asked, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
     )
-    del made["attention_mask"]
     return dict(made)
 
 
@@ -337,9 +336,7 @@ def read(model: Path, folder: Path, messages: list[dict[str, Any]]) -> tuple[lis
     for part in (part for message in messages for part in message["content"] if isinstance(part, dict)):
         load(part, folder)
     made = dict(_processor(model).apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt"))
-    ids = made.pop("input_ids")[0].tolist()
-    del made["attention_mask"]
-    return ids, made
+    return made.pop("input_ids")[0].tolist(), made
 
 
 def steps(plain: Any, plan: Any, loss: Callable[[list[int]], torch.Tensor]) -> list[tuple[float, float]]:

@@ -23,8 +23,11 @@ KL = {"grpo": 0.1, "rloo": 0.1, "ppo": 0.05}
 def logits(plain: nn.Module, prompt: dict[str, torch.Tensor], completion: Any) -> torch.Tensor:
     """Logits[S, V] before each token of a completion, in a forward of its own."""
     before, more = prompt["input_ids"].shape[1], torch.tensor(np.asarray(completion), dtype=torch.int64)[None]
+    # Of the tokens behind a prompt none stands for a medium; all are seen.
     given = {
-        name: torch.cat([array, array.new_zeros(1, more.shape[1])], 1) if array.shape == (1, before) else array
+        name: torch.cat([array, array.new_full((1, more.shape[1]), int(name == "attention_mask"))], 1)
+        if array.shape == (1, before)
+        else array
         for name, array in prompt.items()
     }
     if (seen := prompt.get("cross_attention_mask")) is not None:

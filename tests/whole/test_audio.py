@@ -274,7 +274,6 @@ def heard(model: Path, clips: list[Path], text: str, tokens: int) -> str:
     processor: Any = AutoProcessor.from_pretrained(model)
     content = [*({"type": "audio", "audio": str(each)} for each in clips), {"type": "text", "text": text}]
     inputs = pictures.prompt_inputs(model, [{"role": "user", "content": content}])
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     plain: Any = AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32)
     made = plain.generate(**inputs, max_new_tokens=tokens, do_sample=False)
     return str(processor.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)).strip()

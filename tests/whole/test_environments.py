@@ -93,13 +93,21 @@ def test_a_plain_hatch_run_installs_nothing_by_itself() -> None:
         assert passed_on[1] in ENVIRONMENTS if passed_on else command.startswith("python3 tools/"), name
 
 
-@pytest.mark.parametrize("name", ["quickstart", "all"])
+@pytest.mark.parametrize("name", ["quickstart", "all", "media"])
 def test_torch_is_pinned(name: str) -> None:
     """An open range of torch brings gigabytes of CUDA packages to a machine without a GPU."""
-    torch = [line for line in [*ENVIRONMENTS[name]["dependencies"], *installed("forge-algos")] if line.startswith("torch")]
+    torch = [line for line in [*ENVIRONMENTS[name]["dependencies"], *installed("forge-algos")] if line.startswith("torch=")]
     assert len(torch) == 2
     assert len(set(torch)) == 1
     assert re.fullmatch(r"torch==\d+\.\d+\.\d+", torch[0])
+
+
+def test_torchvision_is_that_of_torch() -> None:
+    """Each release of torchvision is built for one of torch: 0.28 for 2.13."""
+    pins = dict(line.split("==") for line in ENVIRONMENTS["media"]["dependencies"] if "==" in line)
+    torch, vision = (pins[name].split(".") for name in ("torch", "torchvision"))
+    assert (torch[0], vision[0]) == ("2", "0")
+    assert int(vision[1]) == int(torch[1]) + 15
 
 
 FOLDERS = ("docs", "packages", "benchmarks", "tools", "examples")

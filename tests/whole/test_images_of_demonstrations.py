@@ -51,6 +51,7 @@ def logits(plain: Any, inputs: dict[str, torch.Tensor], completion: list[int]) -
     """Logits float[S, V] before each token of a completion behind a prompt."""
     size, more = inputs["input_ids"].shape[1], torch.tensor([completion])
     whole = {**inputs, "input_ids": torch.cat([inputs["input_ids"], more], 1)}
+    whole["attention_mask"] = torch.ones_like(whole["input_ids"])
     if "token_type_ids" in whole:
         whole["token_type_ids"] = torch.cat([inputs["token_type_ids"], torch.zeros_like(more)], 1)
     return plain(**whole).logits[0, size - 1 : -1]

@@ -1,0 +1,110 @@
+"""Every model family that takes images or audio → a tiny configuration and its processor, for `hatch run media`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import media_grids as grids
+import media_tiles as tiles
+from media_parts import Made, pictures
+
+IMAGE, AUDIO, BOTH = "image", "audio", "image and audio"
+KINDS = (IMAGE, AUDIO, BOTH)
+"""What rows have."""
+
+
+class Family(NamedTuple):
+    """A model family."""
+
+    name: str
+    """Its row of the page."""
+    make: Callable[[], Made]
+    kinds: tuple[str, ...] = (IMAGE,)
+    """What its rows are tried with."""
+    clips: tuple[int, int] = (0, 2)
+    """Fewest and most clips of a row that its processor takes."""
+    tokens: int = 640
+    """Tokens of a micro-batch, at least those of a row."""
+    refused: Mapping[str, str] = {}
+    """Check → words of the error that it must end with."""
+    drifts: tuple[str, ...] = ()
+    """Checks whose first step alone must be close: AdamW makes a step of a gradient that is rounding (docs/lanes/images.md)."""
+    skipped: tuple[str, ...] = ()
+    """Checks that are not made: what drifts so is sampled otherwise."""
+
+
+_SAMPLED = ("grpo", "grpo_all_parts")
+_ONE_A_ROW = {"dpo": "pairs of answers with images"}
+_NO_TOWER = dict.fromkeys(("all_parts", "grpo_all_parts"), "names no vision tower")
+
+FAMILIES = (
+    Family("Qwen3-VL", grids.qwen3_vl),
+    Family("Qwen3-VL, with experts", grids.qwen3_vl_moe),
+    Family("Qwen3.5", grids.qwen3_5),
+    Family("Qwen3.5, with experts", grids.qwen3_5_moe),
+    Family("Qwen2.5-VL", grids.qwen2_5_vl),
+    Family("Qwen2-VL", grids.qwen2_vl),
+    Family("Qwen3-Omni's thinker", grids.qwen3_omni),
+    Family("Qwen3-Omni's thinker", grids.qwen3_omni, (AUDIO, BOTH), refused={"dpo": "keep documents with media apart"}),
+    Family("Qwen2.5-Omni's thinker", grids.qwen2_5_omni, KINDS),
+    Family("GLM-4.1V", grids.glm4v),
+    Family("GLM-4.6V", grids.glm46v),
+    Family("GLM-4.5V", grids.glm4v_moe),
+    Family("GLM-OCR", grids.glm_ocr),
+    Family("Kimi K2.5", grids.kimi_k25),
+    Family("InternVL", tiles.internvl),
+    Family("LLaVA", tiles.llava),
+    Family("ViP-LLaVA", tiles.vipllava),
+    Family("LLaVA-NeXT (Granite Vision 3)", tiles.llava_next),
+    Family("LLaVA-NeXT-Video", tiles.llava_next_video),
+    Family("LLaVA-OneVision", tiles.llava_onevision),
+    Family("Pixtral as LLaVA", grids.pixtral),
+    Family("Mistral 3", grids.mistral3),
+    Family("LightOnOCR", grids.lighton_ocr),
+    Family("Gemma 3", tiles.gemma3),
+    Family("Gemma 4", tiles.gemma4, skipped=_SAMPLED),
+    Family("Gemma 4, whose tokens of an image see each other", tiles.gemma4_seen),
+    Family("Gemma 4 Unified", tiles.gemma4_unified, refused=_NO_TOWER, drifts=("dpo", "kto"), skipped=_SAMPLED),
+    Family("Aya Vision", tiles.aya_vision),
+    Family("Command A Vision", tiles.cohere2_vision),
+    Family("Granite 4 Vision", tiles.granite4_vision),
+    Family("Idefics 2", tiles.idefics2),
+    Family("Idefics 3", tiles.idefics3),
+    Family("SmolVLM", tiles.smolvlm),
+    Family("Llama 3.2 Vision (Mllama)", tiles.mllama, refused=_ONE_A_ROW),
+    Family("Ovis 2", tiles.ovis2),
+    Family("LFM2-VL", grids.lfm2_vl),
+    Family("LFM3-VL", grids.lfm3_vl),
+    Family("PaddleOCR-VL", grids.paddleocr_vl),
+    Family("DeepSeek-VL", tiles.deepseek_vl),
+    Family("DeepSeek-VL, hybrid", tiles.deepseek_vl_hybrid),
+    Family("Janus", tiles.janus, refused=dict.fromkeys(_SAMPLED, "logits processors")),
+    Family("Aria", tiles.aria),
+    Family("VideoLLaMA 3", grids.video_llama3),
+    Family("MiniCPM-V 4.6", grids.minicpm_v),
+    Family("EXAONE 4.5", grids.exaone4_5),
+    Family("MiniMax M3 VL", grids.minimax_m3_vl),
+    Family("Muse Glimmer", grids.muse_glimmer),
+    Family("Ernie 4.5 VL", grids.ernie4_5_vl_moe),
+    Family("HunYuan-VL", grids.hunyuan_vl, refused=_ONE_A_ROW, skipped=_SAMPLED),
+    Family("Step 3.7", tiles.step3p7),
+    Family("Molmo 2", tiles.molmo2, refused=_ONE_A_ROW, skipped=_SAMPLED),
+    Family("DeepSeek-OCR 2", tiles.deepseek_ocr2, tokens=2000),
+    Family("Qwen4-Exp", grids.qwen4_exp),
+    Family("GLM-5 Next", grids.glm5_next, refused=_ONE_A_ROW, drifts=("kto",), skipped=_SAMPLED),
+    Family("Inkling", grids.inkling, refused=_ONE_A_ROW),
+    Family("Mistral Large 4", grids.mistral_large4),
+    Family("Muse Spark", grids.muse_spark),
+    Family("Perception LM, `vision_input_type=vanilla`", tiles.perception_lm),
+    Family("Gemma 3n", tiles.gemma3n, tokens=2000),
+    Family("Qwen2-Audio", pictures.FAMILIES["qwen2-audio"], (AUDIO,)),
+    Family("GLM-ASR", pictures.FAMILIES["glm-asr"], (AUDIO,), clips=(0, 1)),
+    Family("Qwen3-ASR", pictures.FAMILIES["qwen3-asr"], (AUDIO,), clips=(1, 1)),
+    Family("Gemma 4, with its tower of audio", tiles.gemma4_audio, (AUDIO, BOTH)),
+)
+
+
+def families(kind: str) -> dict[str, Family]:
+    """Return the families that rows of a kind are tried with, by their names."""
+    return {family.name: family for family in FAMILIES if kind in family.kinds}
