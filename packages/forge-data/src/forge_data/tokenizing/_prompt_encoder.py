@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from forge_data._errors import TokenizerError
+from forge_data._errors import DataError, TokenizerError
 from forge_data._media import Media
 from forge_data.chat_template._template import ChatTemplate
 from forge_data.formats._prompts import Question
@@ -99,13 +99,38 @@ class PromptEncoder:
         ids = np.array(encoded["input_ids"], dtype=np.int32)
         return Asked(ids, spans.tokens(ids, np.array(encoded["offset_mapping"], dtype=np.int64)), plain.text)
 
-    def encode_texts(self, questions: Sequence[Question], limit: int | None = None) -> list[list["NDArray[np.int32]"]]:
-        """Tokenise questions of several texts: int32[S] of each text of each.
+    def encode_texts(self, questions: Sequence[Question], limit: int | None = None) -> list[list[Asked]]:
+        """Tokenise questions of several texts.
 
-        A text gets the tokenizer's own special tokens; one of more than `limit` tokens is cut before the last of those.
+        A string gets the tokenizer's own special tokens; one of more than `limit` tokens is cut before the last of those.
+        Messages are written by the template, and are not cut.
+
+        Raises:
+            DataError, TemplateError, TokenizerError: as `encode_with_media`; or a string beside media has a token of one.
         """
         groups = [each.prompt for each in questions if isinstance(each.prompt, tuple)]
-        texts = [text for group in groups for text in group]
+        chats = [Question(text, b"") for group in groups for text in group if isinstance(text, Chat)]
+        texts = [text for group in groups for text in group if isinstance(text, str)]
+        written, plain = iter(self.encode_with_media(chats)), iter(self._strings(texts, limit) if texts else ())
+        made = [[next(plain if isinstance(text, str) else written) for text in group] for group in groups]
+        for group, found in zip(groups, made, strict=True):
+            if (pictured := next((text for text in group if isinstance(text, Chat) and text.media), None)) is not None:
+                self._check_strings(pictured.place, group, found)
+        return made
+
+    def _check_strings(self, place: str, texts: Sequence[str | Chat], found: Sequence[Asked]) -> None:
+        """Refuse texts without media, beside one with some, that have a token of media."""
+        token_ids = self._processor.token_ids | self._processor.other_token_ids
+        for text, asked in zip(texts, found, strict=True):
+            at = np.flatnonzero(np.isin(asked.ids, [*token_ids])) if not asked.media else ()
+            if len(at):
+                raise DataError(
+                    f"{place}: a text of the row has {self._processor.text_of(int(asked.ids[at[0]]))!r} in it, which stands for "
+                    "a part of a medium of this model; take it out of the text"
+                )
+
+    def _strings(self, texts: list[str], limit: int | None) -> list[Asked]:
+        """Tokenise strings, each a text of its own."""
         cut = {} if limit is None else {"truncation": True, "max_length": limit}
         encoded = self._tokenizer(
             texts, return_attention_mask=False, return_token_type_ids=False, verbose=limit is not None, **cut
@@ -113,8 +138,7 @@ class PromptEncoder:
         if cut:
             # Or whoever saves the tokenizer would save it with this limit.
             self._tokenizer.backend_tokenizer.no_truncation()
-        found = iter(np.array(ids, dtype=np.int32) for ids in encoded["input_ids"])
-        return [[next(found) for _ in group] for group in groups]
+        return [Asked(np.array(ids, dtype=np.int32)) for ids in encoded["input_ids"]]
 
     def _ids(self, texts: list[str], *, special: bool) -> list["NDArray[np.int32]"]:
         if not texts:
