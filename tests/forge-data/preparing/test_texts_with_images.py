@@ -176,7 +176,7 @@ def test_messages_are_not_cut(model, folder, tmp_path):
 
 
 def test_not_without_being_asked_for(model, folder, tmp_path, chatml_tokenizer):
-    """Rows with images are refused where nobody trains on them, the first of a file at once; and by models without a processor."""
+    """Rows with images are refused where nobody trains on them, and by models without a processor."""
     data = written(folder, [{"query": [image(0)], "positive": "p"}])
     with pytest.raises(DataError, match="field query is a list of 1; it must be a string"):
         prepare_text_pairs(data, model, tmp_path / "store")

@@ -70,8 +70,8 @@ class _Reader:
             if not value or (extra := unread(value, ("text", *MARKS))):
                 has = f"an object with {extra[0]!r}" if value else describe(value)
                 raise DataError(
-                    f"{self.place}: field {field} is {has}; a text that is an object has {', '.join(('text', *MARKS))}, or give "
-                    "a list of messages"
+                    f"{self.place}: field {field} is {has}; a text that is an object has {', '.join(('text', *MARKS))}, "
+                    "or give a list of messages"
                 )
             value = [part for name, given in value.items() if not is_empty(given) for part in _parts(name, given)]
         assert isinstance(value, list)

@@ -52,8 +52,8 @@ def prepare_labelled(
         on_overflow: what becomes of a longer one: `drop` (left out and counted), `truncate` (its first tokens stay) or `error`.
         chat_template: as for `prepare_prompts`.
         chat_template_kwargs: as for `prepare_prompts`.
-        media: whether rows may have images, in their messages or in columns, as `forge classify` trains with them. A text beside
-            such a column is the user's message, and a row with such a column needs none.
+        media: whether rows may have images, in their messages or in columns, as `forge classify` trains with them. A text
+            beside such a column is the user's message, and a row with such a column needs none.
         as_messages: whether every text is the user's message.
         seed: as for `prepare_prompts`.
         shard: as for `prepare_prompts`.

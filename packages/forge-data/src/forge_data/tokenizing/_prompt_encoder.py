@@ -115,18 +115,18 @@ class PromptEncoder:
         made = [[next(plain if isinstance(text, str) else written) for text in group] for group in groups]
         for group, found in zip(groups, made, strict=True):
             if (pictured := next((text for text in group if isinstance(text, Chat) and text.media), None)) is not None:
-                self._check_strings(pictured.place, group, found)
+                self._check_strings(pictured.place, found)
         return made
 
-    def _check_strings(self, place: str, texts: Sequence[str | Chat], found: Sequence[Asked]) -> None:
+    def _check_strings(self, place: str, texts: Sequence[Asked]) -> None:
         """Refuse texts without media, beside one with some, that have a token of media."""
         token_ids = self._processor.token_ids | self._processor.other_token_ids
-        for text, asked in zip(texts, found, strict=True):
+        for asked in texts:
             at = np.flatnonzero(np.isin(asked.ids, [*token_ids])) if not asked.media else ()
             if len(at):
                 raise DataError(
-                    f"{place}: a text of the row has {self._processor.text_of(int(asked.ids[at[0]]))!r} in it, which stands for "
-                    "a part of a medium of this model; take it out of the text"
+                    f"{place}: a text of the row has {self._processor.text_of(int(asked.ids[at[0]]))!r} in it, which stands "
+                    "for a part of a medium of this model; take it out of the text"
                 )
 
     def _strings(self, texts: list[str], limit: int | None) -> list[Asked]:
