@@ -38,13 +38,13 @@ class _Reader:
     directory: str | None
     as_messages: bool
 
-    def __call__(self, field: str, value: object, prefix: str) -> str | Chat:
+    def __call__(self, field: str, value: Any, prefix: str) -> str | Chat:
         """Read one text, with what stands before it.
 
         Raises:
             DataError: it is empty, or neither text nor, where media may be, messages.
         """
-        if not self.media or not (isinstance(value, dict | list | bytes) or is_pil_image(value)):
+        if not self.media or not (isinstance(value, (dict, list, bytes)) or is_pil_image(value)):
             text = string(self.place, field, value)
             if not text.strip():
                 raise DataError(

@@ -122,10 +122,9 @@ class PromptEncoder:
         """Refuse texts without media, beside one with some, that have a token of media."""
         token_ids = self._processor.token_ids | self._processor.other_token_ids
         for asked in texts:
-            at = np.flatnonzero(np.isin(asked.ids, [*token_ids])) if not asked.media else ()
-            if len(at):
+            if not asked.media and (of_media := token_ids & {*asked.ids.tolist()}):
                 raise DataError(
-                    f"{place}: a text of the row has {self._processor.text_of(int(asked.ids[at[0]]))!r} in it, which stands "
+                    f"{place}: a text of the row has {self._processor.text_of(min(of_media))!r} in it, which stands "
                     "for a part of a medium of this model; take it out of the text"
                 )
 

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from forge_dist._errors import ModelError
+from forge_dist.loading._modalities import is_multimodal
 from forge_dist.loading._model_path import MULTIMODAL, Classifier, Task, expand_user, is_hub_name
 from forge_dist.loading._unwrap import base_of, is_partitioned, unwrapped
 
@@ -138,7 +139,13 @@ def drop_unread(config: "PreTrainedConfig", report: dict[str, Any]) -> None:
     prefix = f"{whole.base_model_prefix}."
     body = set(auto_class("embedding", config).from_config(config).state_dict())
     names = {name.removeprefix(prefix) for name in whole.state_dict()} - body
-    unread = {name for name in report["unexpected_keys"] if name.removeprefix(prefix) in names or _is_pooler(name)}
+    # Files of several modalities may have a head within its language model (`language_model.lm_head.weight` of LLaVA).
+    ends = tuple(f".{name}" for name in names) if is_multimodal(config) else ()
+    unread = {
+        name
+        for name in report["unexpected_keys"]
+        if name.removeprefix(prefix) in names or name.endswith(ends) or _is_pooler(name)
+    }
     report["unexpected_keys"] = set(report["unexpected_keys"]) - unread
 
 
@@ -194,6 +201,20 @@ def directory_task(path: str) -> Task:
     if is_classifier(config):
         return _task_of_config(config)
     return "embedding" if _names_headless(config) else "causal"
+
+
+def has_modalities(model_path: str) -> bool:
+    """Return whether a model's configuration has that of a language model beside others.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return is_multimodal(AutoConfig.from_pretrained(expand_user(model_path), trust_remote_code=False))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"model_path {model_path}: its configuration cannot be read: {error}") from error
 
 
 def _names_headless(config: "PreTrainedConfig") -> bool:

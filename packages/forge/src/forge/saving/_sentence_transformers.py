@@ -19,8 +19,25 @@ _MODES = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "mean_
 """Ours, and those that it is not, → their names in sentence-transformers."""
 
 
+_HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}
+_OF_MESSAGES = {
+    "transformer_task": "feature-extraction",
+    # Without it texts alone are read, as they are (sentence-transformers 5.4 and later).
+    "modality_config": {"text": _HIDDEN, "message": {**_HIDDEN, "format": "structured"}},
+    "module_output_name": "token_embeddings",
+}
+"""Every text becomes a message, by the chat template."""
+
+
 def write_sentence_transformers(
-    folder: Path, *, width: int, pooling: str, max_seq_len: int | None, query_prefix: str, document_prefix: str
+    folder: Path,
+    *,
+    width: int,
+    pooling: str,
+    max_seq_len: int | None,
+    query_prefix: str,
+    document_prefix: str,
+    messages: bool = False,
 ) -> None:
     """Write the files by which `SentenceTransformer(folder)` embeds as the model was trained.
 
@@ -31,6 +48,7 @@ def write_sentence_transformers(
         max_seq_len: tokens after which a text is cut; None for the model's own limit.
         query_prefix: becomes the prompt "query".
         document_prefix: becomes the prompt "document".
+        messages: whether every text was the user's message, which may have images.
 
     """
     kinds = (("", "Transformer"), (_POOLING, "Pooling"), (_NORMALIZE, "Normalize"))
@@ -47,7 +65,8 @@ def write_sentence_transformers(
         folder / _PROMPTS,
         {"__version__": libraries, "prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
     )
-    _write(folder / _TRANSFORMER, {**({"max_seq_length": max_seq_len} if max_seq_len else {}), "do_lower_case": False})
+    limit: dict[str, Any] = {"max_seq_length": max_seq_len} if max_seq_len else {}
+    _write(folder / _TRANSFORMER, {**limit, "do_lower_case": False, **(_OF_MESSAGES if messages else {})})
     (folder / _NORMALIZE).mkdir(exist_ok=True)
 
 
