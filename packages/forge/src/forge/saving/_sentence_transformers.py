@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,6 @@ _MODES = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "mean_
 """Ours, and those that it is not, → their names in sentence-transformers."""
 
 
-_HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}
-_OF_MESSAGES = {
-    "transformer_task": "feature-extraction",
-    # Without it texts alone are read, as they are (sentence-transformers 5.4 and later).
-    "modality_config": {"text": _HIDDEN, "message": {**_HIDDEN, "format": "structured"}},
-    "module_output_name": "token_embeddings",
-}
-"""Every text becomes a message, by the chat template."""
-
-
 def write_sentence_transformers(
     folder: Path,
     *,
@@ -37,7 +28,7 @@ def write_sentence_transformers(
     max_seq_len: int | None,
     query_prefix: str,
     document_prefix: str,
-    messages: bool = False,
+    messages: Sequence[str] | None = None,
 ) -> None:
     """Write the files by which `SentenceTransformer(folder)` embeds as the model was trained.
 
@@ -48,7 +39,7 @@ def write_sentence_transformers(
         max_seq_len: tokens after which a text is cut; None for the model's own limit.
         query_prefix: becomes the prompt "query".
         document_prefix: becomes the prompt "document".
-        messages: whether every text was the user's message, which may have images.
+        messages: where every text was the user's message, the kinds of media that it may have; None where it was a string.
 
     """
     kinds = (("", "Transformer"), (_POOLING, "Pooling"), (_NORMALIZE, "Normalize"))
@@ -66,8 +57,21 @@ def write_sentence_transformers(
         {"__version__": libraries, "prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
     )
     limit: dict[str, Any] = {"max_seq_length": max_seq_len} if max_seq_len else {}
-    _write(folder / _TRANSFORMER, {**limit, "do_lower_case": False, **(_OF_MESSAGES if messages else {})})
+    read = {} if messages is None else _as_messages(messages)
+    _write(folder / _TRANSFORMER, {**limit, "do_lower_case": False, **read})
     (folder / _NORMALIZE).mkdir(exist_ok=True)
+
+
+_HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}
+
+
+def _as_messages(kinds: Sequence[str]) -> dict[str, Any]:
+    """Say that every text becomes a message, which the chat template writes; without it strings alone are read."""
+    return {
+        "transformer_task": "feature-extraction",
+        "modality_config": {**dict.fromkeys(("text", *kinds), _HIDDEN), "message": {**_HIDDEN, "format": "structured"}},
+        "module_output_name": "token_embeddings",
+    }
 
 
 def copy_sentence_transformers(source: Path, folder: Path) -> None:

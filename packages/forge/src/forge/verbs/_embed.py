@@ -14,7 +14,15 @@ from forge._counted import first_of
 from forge._errors import SettingsError
 from forge.saving._sentence_transformers import write_sentence_transformers
 from forge.settings._settings import RunSettings
-from forge.tasks._media import check_media, check_media_texts, has_media, media_join, one_text_at_a_time, with_media
+from forge.tasks._media import (
+    check_media,
+    check_media_texts,
+    has_media,
+    media_inputs,
+    media_join,
+    one_text_at_a_time,
+    with_media,
+)
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._task import Run, Task
 from forge.tasks.items._text_pairs import TextPairs, TextsOfLabels
@@ -162,7 +170,7 @@ class Embed(Task):
             max_seq_len=s.data.max_seq_len,
             query_prefix=s.data.query_prefix or "",
             document_prefix=s.data.document_prefix or "",
-            messages=_as_messages(s, forge_data.load_tokenizer(s.model.model_path)),
+            messages=_kinds(s),
         )
 
     def step_source(self, run: Run) -> OfflineSteps:
@@ -183,6 +191,16 @@ def _of_labels(s: Any) -> bool:
 def _as_messages(s: Any, tokenizer: Any) -> bool:
     """Return whether every text is the user's message, as sentence-transformers has it of a model of several modalities."""
     return bool(tokenizer.chat_template) and forge_dist.has_modalities(s.model.model_path)
+
+
+def _kinds(s: Any) -> tuple[str, ...] | None:
+    """Return the kinds of media that a text may have; None where it is no message."""
+    if not _as_messages(s, forge_data.load_tokenizer(s.model.model_path)):
+        return None
+    try:
+        return media_inputs(s).kinds
+    except forge_data.TokenizerError:
+        return ()  # it has no processor that can be loaded, and no row has media
 
 
 def _prefixes(s: Any) -> dict[str, str]:
