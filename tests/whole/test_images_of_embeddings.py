@@ -184,6 +184,24 @@ def _uses_the_export(run: Any, held_out: Rows, kind: str) -> None:
     assert "AutoModel, AutoProcessor" in card
 
 
+def test_trained_on_from_an_embedding_model_that_is_asked(saved: Callable[[str], Path], data: Path, tmp_path: Path) -> None:
+    """Its prompts are system messages, and its messages end with the generation prompt, as its files say; the export's too."""
+    given = {"data_path": data, "max_steps": 1, "effective_batch_size": 3, "query_prefix": "find it"}
+    first = forge.embed(model_path=saved("llava"), **given, ckpt_output_dir=tmp_path / "first").model_dir
+    file = Path(first) / "sentence_bert_config.json"
+    asks = {"chat_template": {"add_generation_prompt": True}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"processing_kwargs": asks}))
+    run = forge.embed(model_path=first, **given | {"query_prefix": None}, ckpt_output_dir=tmp_path / "run")
+    prompt = forge_data.PromptStore.open(run.output_dir / "data" / "train")[0]
+    texts = [[{"role": "system", "content": "find it"}, *messages_of(json.loads(data.read_text().splitlines()[0])["query"])],
+             messages_of(json.loads(data.read_text().splitlines()[0])["positive"])]  # fmt: skip
+    made = [pictures.prompt_inputs(saved("llava"), text, data.parent)["input_ids"][0].tolist() for text in texts]
+    assert prompt.input_ids.tolist() == made[0] + made[1]
+    written = json.loads((Path(run.model_dir) / "sentence_bert_config.json").read_text())
+    assert written["processing_kwargs"] == asks
+    assert json.loads((Path(run.model_dir) / "config_sentence_transformers.json").read_text())["prompts"]["query"] == "find it"
+
+
 def test_triplets(saved: Callable[[str], Path], tmp_path: Path) -> None:
     """Labelled texts with images, of a model that takes one a forward: the loss is that of one micro-batch and of many."""
     data, found = labelled(tmp_path), {}

@@ -157,6 +157,7 @@ class TextOptions(TemplateOptions, RowOptions):
     on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_LONG_TEXT))
     media: bool = attrs.field(default=False, validator=_flag)
     as_messages: bool = attrs.field(default=False, validator=_flag)
+    generation_prompt: bool = attrs.field(default=False, validator=_flag)
 
     @property
     def limit(self) -> int | None:
@@ -179,6 +180,7 @@ class PairOptions(RowOptions):
     document_prefix: str = attrs.field(default="", validator=_prefix)
     media: bool = attrs.field(default=False, validator=_flag)
     as_messages: bool = attrs.field(default=False, validator=_flag)
+    generation_prompt: bool = attrs.field(default=False, validator=_flag)
 
     @property
     def limit(self) -> int | None:

@@ -149,7 +149,9 @@ def prepare_questions(
         return existing
     with StoreWriter(directory) as writer:
         made = _PairWriter if isinstance(options, PairOptions) else _PromptWriter
-        prompts = made(sources, writer, PromptEncoder(loaded, whole=not isinstance(options, PromptOptions)), options)
+        whole = not isinstance(options, PromptOptions)
+        encoder = PromptEncoder(loaded, whole=whole, opening=not whole or options.generation_prompt)
+        prompts = made(sources, writer, encoder, options)
         try:
             for number, source in enumerate(sources):
                 of_source = partial(read, media=True, directory=source.directory) if options.media else read

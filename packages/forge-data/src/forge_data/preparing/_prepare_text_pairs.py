@@ -31,6 +31,7 @@ def prepare_text_pairs(
     document_prefix: str = "",
     media: bool = False,
     as_messages: bool = False,
+    generation_prompt: bool = False,
     seed: int = 0,
     shard: str | None = None,
 ) -> PromptStore:
@@ -61,6 +62,7 @@ def prepare_text_pairs(
         document_prefix: put before each document and negative, such as "passage: ".
         media: whether texts may have images, as `forge embed` trains with them.
         as_messages: whether every text is the user's message, as sentence-transformers has it of a model of several modalities.
+        generation_prompt: whether messages end with the chat template's generation prompt.
         seed: as for `prepare_prompts`.
         shard: as for `prepare_prompts`.
 
@@ -80,6 +82,7 @@ def prepare_text_pairs(
         max_bad_rows=max_bad_rows,
         media=media,
         as_messages=as_messages,
+        generation_prompt=generation_prompt,
     )
     read = partial(text_pair, query_prefix=query_prefix, document_prefix=document_prefix, as_messages=as_messages)
     return prepare_questions(data_path, tokenizer, store_dir, options, read, preprocess=preprocess, seed=seed, shard=shard)

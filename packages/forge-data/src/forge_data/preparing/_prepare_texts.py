@@ -31,6 +31,7 @@ def prepare_labelled(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     media: bool = False,
     as_messages: bool = False,
+    generation_prompt: bool = False,
     seed: int = 0,
     shard: str | None = None,
 ) -> PromptStore:
@@ -55,6 +56,7 @@ def prepare_labelled(
         media: whether rows may have images, in their messages or in columns, as `forge classify` trains with them. A text
             beside such a column is the user's message, and a row with such a column needs none.
         as_messages: whether every text is the user's message.
+        generation_prompt: whether messages end with the chat template's generation prompt.
         seed: as for `prepare_prompts`.
         shard: as for `prepare_prompts`.
 
@@ -74,6 +76,7 @@ def prepare_labelled(
         max_bad_rows=max_bad_rows,
         media=media,
         as_messages=as_messages,
+        generation_prompt=generation_prompt,
     )
     read = partial(labelled, as_messages=as_messages)
     return prepare_questions(data_path, tokenizer, store_dir, options, read, preprocess=preprocess, seed=seed, shard=shard)

@@ -34,11 +34,13 @@ class Asked(NamedTuple):
 class PromptEncoder:
     """Tokenises questions with one tokenizer and its chat template.
 
-    `whole`: they are not continued, so messages get no generation prompt, and texts keep an EOS that the tokenizer writes.
+    `whole`: they are not continued, so texts keep an EOS that the tokenizer writes. `opening`: messages get the template's
+    generation prompt, as those that are continued do.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, whole: bool = False) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, whole: bool = False, opening: bool | None = None) -> None:
         self._tokenizer, self._whole = tokenizer, whole
+        self._opening = not whole if opening is None else opening
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -67,7 +69,7 @@ class PromptEncoder:
             if isinstance(each.prompt, Chat) and each.prompt.media:
                 pictured.append(self._pictured(each.prompt))
             elif isinstance(each.prompt, Chat):
-                written.append(self._template.prompt(each.prompt, opening=not self._whole))
+                written.append(self._template.prompt(each.prompt, opening=self._opening))
         texts = [each.prompt for each in questions if isinstance(each.prompt, str)]
         # One call for text, which gets the tokenizer's own special tokens, and one for conversations, which contain theirs.
         chats, plain = iter(self._ids(written, special=False)), iter(self._ids(texts, special=True))
@@ -90,7 +92,7 @@ class PromptEncoder:
         except TokenizerError as error:
             raise TokenizerError(f"{chat.place}: {error}") from error
         processor.check(chat.media, chat.place)
-        rendered = self._template.rendered_prompt(chat, opening=not self._whole)
+        rendered = self._template.rendered_prompt(chat, opening=self._opening)
         number = placeholders(rendered, processor.placeholders, chat.place, self._template.name)
         plain = Conversation(text=rendered.trace.text, spans=[], runs=[], notes=(), media=number)
         made, spans = expanded(chat, plain, processor)

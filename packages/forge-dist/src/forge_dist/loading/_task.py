@@ -36,6 +36,7 @@ Pool = Literal["last", "mean", "cls"]
 _POOLING = "1_Pooling/config.json"
 _MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
+_TRANSFORMER = "sentence_bert_config.json"
 _TRAINED_MODULES = ("Transformer", "Pooling", "Normalize")
 """Modules of sentence-transformers after which an embedding is what is trained here."""
 _POOLS: dict[str, Pool] = {
@@ -271,6 +272,31 @@ def model_prompts(model_path: str) -> dict[str, str]:
         return dict(found)
     except (OSError, ValueError, AttributeError) as error:
         raise ModelError(f"{file} cannot be read: {error}; correct it") from error
+
+
+def asks_before_pooling(model_path: str) -> bool:
+    """Return whether sentence-transformers ends messages with the generation prompt before a model embeds them.
+
+    That is what sentence_bert_config.json of the model says (Qwen3-VL-Embedding); without that file it does not.
+
+    Raises:
+        ModelError: the file cannot be read, or names further arguments of the chat template.
+    """
+    if (file := _stored_file(model_path, _TRANSFORMER)) is None:
+        return False
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        given = dict((found.get("processing_kwargs") or {}).get("chat_template") or {})
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}; correct it") from error
+    asks = bool(given.pop("add_generation_prompt", False))
+    given.pop("restore_suffix", None)  # of texts that are cut
+    if given:
+        raise ModelError(
+            f"{file}: processing_kwargs gives the chat template {', '.join(given)}, and embeddings are trained without: write "
+            "it into the template, and take it out there"
+        )
+    return asks
 
 
 def hidden_size(model: Any) -> int:

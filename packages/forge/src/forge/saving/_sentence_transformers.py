@@ -29,6 +29,7 @@ def write_sentence_transformers(
     query_prefix: str,
     document_prefix: str,
     messages: Sequence[str] | None = None,
+    generation_prompt: bool = False,
 ) -> None:
     """Write the files by which `SentenceTransformer(folder)` embeds as the model was trained.
 
@@ -40,6 +41,7 @@ def write_sentence_transformers(
         query_prefix: becomes the prompt "query".
         document_prefix: becomes the prompt "document".
         messages: where every text was the user's message, the kinds of media that it may have; None where it was a string.
+        generation_prompt: whether messages ended with the chat template's generation prompt.
 
     """
     kinds = (("", "Transformer"), (_POOLING, "Pooling"), (_NORMALIZE, "Normalize"))
@@ -57,7 +59,7 @@ def write_sentence_transformers(
         {"__version__": libraries, "prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
     )
     limit: dict[str, Any] = {"max_seq_length": max_seq_len} if max_seq_len else {}
-    read = {} if messages is None else _as_messages(messages)
+    read = {} if messages is None else _as_messages(messages, generation_prompt=generation_prompt)
     _write(folder / _TRANSFORMER, {**limit, "do_lower_case": False, **read})
     (folder / _NORMALIZE).mkdir(exist_ok=True)
 
@@ -65,12 +67,13 @@ def write_sentence_transformers(
 _HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 
-def _as_messages(kinds: Sequence[str]) -> dict[str, Any]:
+def _as_messages(kinds: Sequence[str], *, generation_prompt: bool) -> dict[str, Any]:
     """Say that every text becomes a message, which the chat template writes; without it strings alone are read."""
     return {
         "transformer_task": "feature-extraction",
         "modality_config": {**dict.fromkeys(("text", *kinds), _HIDDEN), "message": {**_HIDDEN, "format": "structured"}},
         "module_output_name": "token_embeddings",
+        **({"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}} if generation_prompt else {}),
     }
 
 

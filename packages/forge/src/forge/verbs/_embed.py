@@ -99,7 +99,8 @@ class Embed(Task):
             on_overflow=s.data.on_overflow,
             **of_pairs,
             media=True,
-            as_messages=_as_messages(s, tokenizer),
+            as_messages=(messages := _as_messages(s, tokenizer)),
+            generation_prompt=messages and forge_dist.asks_before_pooling(s.model.model_path),
             **more,
         )
 
@@ -163,6 +164,7 @@ class Embed(Task):
 
     def export_files(self, s: Any, model: Any) -> Callable[[Path], None]:
         """Write what sentence-transformers reads beside each export."""
+        kinds = _kinds(s)
         return partial(
             write_sentence_transformers,
             width=forge_dist.hidden_size(model),
@@ -170,7 +172,8 @@ class Embed(Task):
             max_seq_len=s.data.max_seq_len,
             query_prefix=s.data.query_prefix or "",
             document_prefix=s.data.document_prefix or "",
-            messages=_kinds(s),
+            messages=kinds,
+            generation_prompt=kinds is not None and forge_dist.asks_before_pooling(s.model.model_path),
         )
 
     def step_source(self, run: Run) -> OfflineSteps:
