@@ -13,6 +13,7 @@ import torch
 
 import forge
 
+from ..whole import pictures, test_images_of_embeddings as pictured
 from ..whole.conftest import write_model, write_rows
 from ..whole.test_embed import SHORT, embed, labelled, rows
 
@@ -54,6 +55,40 @@ def test_it_embeds_as_the_run_did(adapter: str, pooling: str, folder: Path, tmp_
     tokenizer = AutoTokenizer.from_pretrained(result.model_dir)
     wanted = torch.stack([embed(plain.eval(), tokenizer, "query: " + text, pooling) for text in TEXTS])
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+@pytest.mark.parametrize("name", ["gemma3", "llava"])
+def test_it_embeds_images_as_the_run_did(adapter: str, name: str, tmp_path: Path) -> None:
+    """Strings, images, objects and messages, with the prompt of the file: plain transformers' of that text alone, to 1e-6."""
+    from peft import PeftModel
+    from transformers import AutoModel
+
+    model = pictures.save(name, tmp_path / "model")
+    result = forge.embed(
+        model_path=model, data_path=pictured.pairs(tmp_path), ckpt_output_dir=tmp_path / "run", adapter=adapter,
+        query_prefix="find it", **SHORT | {"max_tokens_per_gpu": 192}, save_dtype=None if adapter == "lora" else "float32",
+    )  # fmt: skip
+    exact = {"dtype": torch.float32}
+    theirs = sentence_transformers.SentenceTransformer(str(result.model_dir), device="cpu", model_kwargs=exact)
+    plain: Any = AutoModel.from_pretrained(model if adapter == "lora" else result.model_dir, dtype=torch.float32)
+    plain = PeftModel.from_pretrained(plain, str(result.model_dir)) if adapter == "lora" else plain
+    image, part = pictures.picture(3), {"type": "image", "image": "3.png"}
+    image.save(tmp_path / "3.png")
+    texts = [
+        ("a red fruit", "a red fruit"),
+        (image, [part]),
+        ({"image": image, "text": "a fruit"}, [part, {"type": "text", "text": "a fruit"}]),
+        ([{"role": "user", "content": [{"type": "image", "image": image}]}], [part]),
+    ]
+    for given, content in texts:
+        for prompt in ("query", "document"):
+            system = [{"role": "system", "content": "find it"}] if prompt == "query" else []
+            ids, made = pictures.read(model, tmp_path, [*system, {"role": "user", "content": content}])
+            with torch.no_grad():
+                hidden = plain.eval()(input_ids=torch.tensor([ids]), **made).last_hidden_state[0, -1]
+            found = theirs.encode([given], prompt_name=prompt, convert_to_tensor=True)[0]
+            torch.testing.assert_close(found, hidden / hidden.norm(), rtol=0, atol=1e-6)
 
 
 def test_its_losses_are_those_of_a_step(folder: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from forge_dist import (
     Classifier,
     ModelError,
+    asks_before_pooling,
     check_export,
     check_model,
     check_model_path,
@@ -283,7 +284,7 @@ def test_a_model_without_a_head(kind, tmp_path):
 
 
 def test_other_weights_count_without_a_head_too(base, tmp_path):
-    """A tensor that is no head's is an error, and so are a classifier's directory and one of several modalities."""
+    """A tensor that is no head's is an error, and so are a classifier's directory and an encoder-decoder's."""
     state = load_file(Path(base) / "model.safetensors")
     folder = tmp_path / "more"
     folder.mkdir()
@@ -295,7 +296,6 @@ def test_other_weights_count_without_a_head_too(base, tmp_path):
     for change, message in (
         ({"architectures": ["LlamaForSequenceClassification"]}, "without a head"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
-        ({"text_config": {}}, "several modalities"),
     ):
         (folder / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ModelError, match=message):
@@ -409,3 +409,19 @@ def test_the_width_of_a_model(base):
     """The size of its hidden states."""
     model = load_model(base, dtype=torch.float32, device="cpu", task="embedding")
     assert hidden_size(model) == model.config.hidden_size
+
+
+def test_a_generation_prompt_that_is_stored(tmp_path):
+    """sentence-transformers is told of it; other arguments of the chat template are refused by name."""
+    assert not asks_before_pooling(str(tmp_path))
+    path = tmp_path / "sentence_bert_config.json"
+    for arguments, asks in (({}, False), ({"add_generation_prompt": True, "restore_suffix": True}, True)):
+        path.write_text(json.dumps({"processing_kwargs": {"chat_template": arguments}}))
+        assert asks_before_pooling(str(tmp_path)) is asks
+    path.write_text(json.dumps({"processing_kwargs": {"chat_template": {"enable_thinking": False}}}))
+    with pytest.raises(ModelError, match="gives the chat template enable_thinking"):
+        asks_before_pooling(str(tmp_path))
+    for content in ("{", "[]", '{"processing_kwargs": {"chat_template": 3}}'):
+        path.write_text(content)
+        with pytest.raises(ModelError, match=r"sentence_bert_config\.json cannot be read"):
+            asks_before_pooling(str(tmp_path))

@@ -155,6 +155,9 @@ class TextOptions(TemplateOptions, RowOptions):
 
     max_seq_len: int | None = attrs.field(default=None, validator=_length)
     on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_LONG_TEXT))
+    media: bool = attrs.field(default=False, validator=_flag)
+    as_messages: bool = attrs.field(default=False, validator=_flag)
+    generation_prompt: bool = attrs.field(default=False, validator=_flag)
 
     @property
     def limit(self) -> int | None:
@@ -175,6 +178,9 @@ class PairOptions(RowOptions):
     on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_LONG_TEXT))
     query_prefix: str = attrs.field(default="", validator=_prefix)
     document_prefix: str = attrs.field(default="", validator=_prefix)
+    media: bool = attrs.field(default=False, validator=_flag)
+    as_messages: bool = attrs.field(default=False, validator=_flag)
+    generation_prompt: bool = attrs.field(default=False, validator=_flag)
 
     @property
     def limit(self) -> int | None:

@@ -69,7 +69,9 @@ if TYPE_CHECKING:
     from forge_dist.loading._positions import max_positions as max_positions, position_table as position_table
     from forge_dist.loading._request import LoadRequest as LoadRequest
     from forge_dist.loading._task import (
+        asks_before_pooling as asks_before_pooling,
         directory_task as directory_task,
+        has_modalities as has_modalities,
         hidden_size as hidden_size,
         model_pooling as model_pooling,
         model_prompts as model_prompts,
@@ -119,7 +121,7 @@ _PUBLIC = {
     "loading._outline": "check_model outline_model",
     "loading._positions": "max_positions position_table",
     "loading._request": "LoadRequest",
-    "loading._task": "directory_task hidden_size model_pooling model_prompts",
+    "loading._task": "asks_before_pooling directory_task has_modalities hidden_size model_pooling model_prompts",
     "ranks._failure_report": "follows_from_peer worker_report",
     "ranks._ranks": "Ranks join",
     "strategies._choose": "make_strategy",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import forge_algos
+from forge.tasks.items import _media
 from forge.tasks.items._media import MediaRow, read_ahead
 
 if TYPE_CHECKING:
@@ -49,6 +50,22 @@ def test_answers_and_mismatches(order: str) -> None:
     found = [int(each.media_inputs()[0]["pixel_values"][0]) for each in asked]
     assert (sorted(reads) == list(range(6))) or order != "kto"
     assert found == [int(each.media_inputs()[0]["pixel_values"][0]) for each in expected]
+
+
+def test_texts_that_are_embedded_first() -> None:
+    """A step's texts are all embedded and then all learned from: images are read ahead in both passes."""
+    reads: list[int] = []
+    given = [forge_algos.ContrastiveBatch(row=row(number, reads), queries=np.zeros(1, int), positives=np.ones(1, int))
+             for number in range(3)]  # fmt: skip
+    made = read_ahead(given)
+    for _ in range(2):
+        reads.clear()
+        for number, batch in enumerate(made):
+            assert int(batch.row.media_inputs()[0]["pixel_values"][0]) == number
+            _media._next.submit(int).result()  # behind the row that is read meanwhile
+            # The second pass reads its first row when it is asked for, and the next one meanwhile.
+            assert reads[-1] == min(number + 1, 2)
+    assert reads == [0, 1, 2]
 
 
 def test_rows_without_images_stay() -> None:

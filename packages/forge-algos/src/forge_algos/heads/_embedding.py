@@ -8,6 +8,7 @@ from torch import nn
 
 from forge_algos._errors import LossError
 from forge_algos._modules import causal_model, headless, virtual_tokens
+from forge_algos.heads._layout import lay_out
 from forge_algos.heads._rows_over_ranks import NAME
 
 Pool = Literal["last", "mean", "cls"]
@@ -21,14 +22,18 @@ class Embedder:
     model: nn.Module = attrs.field(repr=False)
     pooling: Pool
 
-    def __call__(self, inputs: dict[str, Any]) -> torch.Tensor:
+    def __call__(self, inputs: dict[str, Any], boundaries: torch.Tensor) -> torch.Tensor:
         """Embed the B documents of one row [1, T] in one forward: float32[B, D], of any length.
 
         float64 where the model is.
+
+        Args:
+            inputs: of the forward.
+            boundaries: int[B+1], where documents begin, and T.
         """
-        hidden = self.model(**inputs).last_hidden_state[0]
+        layout = lay_out(self.model, inputs)
+        hidden = layout.packed(self.model(**layout.inputs).last_hidden_state)[0]
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        boundaries = inputs["cu_seq_lens_q"]
         if self.pooling == "mean":
             with torch.autocast(hidden.device.type, enabled=False):
                 return torch.segment_reduce(hidden.to(dtype), "mean", lengths=boundaries.diff().to(torch.int64))

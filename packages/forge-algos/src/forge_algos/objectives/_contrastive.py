@@ -1,7 +1,7 @@
 """Contrastive training of embeddings: pairs, with all other texts as negatives."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import attrs
@@ -32,6 +32,8 @@ class ContrastiveBatch:
     """int64[B], the documents that are queries. All others are candidates."""
     positives: NDArray[np.int64]
     """int64[B], the document that is each query's positive."""
+    media: Sequence[bytes] | None = None
+    """Of each document what tells its images from other ones for which the same tokens stand; None without any."""
 
 
 def _temperature(_instance: object, field: "attrs.Attribute[float]", value: float) -> None:
@@ -60,7 +62,7 @@ class Contrastive(WholeStepLoss):
     temperature: float = attrs.field(default=0.05, validator=_temperature)
     """Divides the cosines; above 0."""
     exclude_same_text: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
-    """Whether a candidate with the tokens of a query's positive is no negative of that query."""
+    """Whether a candidate with the tokens (and images) of a query's positive is no negative of that query."""
 
     @property
     def unit(self) -> str:
@@ -105,7 +107,7 @@ class Contrastive(WholeStepLoss):
     def facts(self, batch: ContrastiveBatch) -> NDArray[np.int64]:
         """Return int64[N, 2]: how far behind a query its positive stands, and the text's number.
 
-        The first is 0 for a candidate; the second is a hash of the tokens, or 0 where none is needed.
+        The first is 0 for a candidate; the second is a hash of the tokens and images, or 0 where none is needed.
         """
         queries, positives = (np.asarray(given) for given in (batch.queries, batch.positives))
         N = len(batch.row.cu_seqlens) - 1
@@ -125,7 +127,9 @@ class Contrastive(WholeStepLoss):
         found[queries, _POSITIVE] = positives - queries
         if self.exclude_same_text:
             ids, starts = np.asarray(batch.row.input_ids, np.int64), np.asarray(batch.row.cu_seqlens).tolist()
-            found[:, _TEXT] = [_number_of(ids[begin:end].tobytes()) for begin, end in pairwise(starts)]
+            media = batch.media or [b""] * N
+            texts = zip(pairwise(starts), media, strict=True)
+            found[:, _TEXT] = [_number_of(ids[begin:end].tobytes() + own) for (begin, end), own in texts]
         return found
 
     def asks(self, facts: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -212,7 +212,8 @@ class BoundWholeStep(BeginsSteps):
         return terms._replace(sum=_GivenGradient.apply(embeddings, self._known.gradient(place), terms.sum))
 
     def _embed(self, batch: Any) -> torch.Tensor:
-        return self._embedder(self._load(batch.row).inputs)
+        loaded = self._load(batch.row)
+        return self._embedder(loaded.inputs, loaded.boundaries)
 
     def _know(self) -> None:
         """Gather the texts of all data shards; collective."""

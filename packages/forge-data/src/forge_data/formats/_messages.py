@@ -40,8 +40,8 @@ _WHICH: dict[Kind, tuple[str, ...]] = {
 }
 """Fields of a part that is of a kind, one of which says which."""
 MEDIA_ELSEWHERE = (
-    "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto, reward, grpo, rloo, ppo and sdft train images "
-    "and audio (prepare with media=True, or --media)"
+    "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto, reward, classify, embed, grpo, rloo, ppo and "
+    "sdft train images and audio (prepare with media=True, or --media)"
 )
 """Why media are refused by those that do not train them."""
 LIKENESS = 0.75

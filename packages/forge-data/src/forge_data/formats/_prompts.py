@@ -26,8 +26,8 @@ _MAX_DEPTH = 200
 class Question:
     """A prompt that is not tokenised yet."""
 
-    prompt: str | Chat | tuple[str, ...]
-    """Text or messages; or several texts, a query and its documents."""
+    prompt: str | Chat | tuple[str | Chat, ...]
+    """Text or messages; or several of these, a query and its documents."""
     record: bytes
     """JSON of the prompt and of the row's further fields, as the store keeps it."""
 
@@ -42,9 +42,10 @@ class Question:
 
 
 def with_lengths(record: bytes, lengths: list[int]) -> bytes:
-    """Return a record with one more column, `lengths`."""
+    """Return the record of a query with its documents, with one more column, `lengths`."""
     found = json.loads(record)
-    return json.dumps({**found, "columns": {**found["columns"], "lengths": lengths}}, separators=(",", ":")).encode("ascii")
+    made = {**found, "columns": {**found["columns"], "lengths": lengths}, "texts": len(lengths)}
+    return json.dumps(made, separators=(",", ":")).encode("ascii")
 
 
 def with_text(record: bytes, text: str) -> bytes:

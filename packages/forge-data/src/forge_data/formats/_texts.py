@@ -3,20 +3,36 @@
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from forge_data._errors import DataError
+from forge_data._media_values import placed
 from forge_data._values import checked_text, describe, from_json, string
-from forge_data.formats._chat import chat
+from forge_data.formats._chat import MEDIA_FIELDS, chat
+from forge_data.formats._format import message_field
 from forge_data.formats._messages import checked_messages
 from forge_data.formats._prompts import Question, record_of, refuse_media, refuse_template_fields
+from forge_data.formats._unread import is_empty
 
 
-def labelled(place: str, fields: Mapping[str, Any]) -> Question:
+def labelled(
+    place: str, fields: Mapping[str, Any], *, media: bool = False, directory: str | None = None, as_messages: bool = False
+) -> Question:
     """Read a row with `text` or `messages`, and `label` (one) or `labels` (any number of them).
+
+    Args:
+        place: place of the row.
+        fields: its fields.
+        media: whether it may have images, in messages or columns. A text beside a column of images is the user's message, and
+            a row with such a column needs none.
+        directory: where relative paths of images begin; None where the rows lie in no directory of this machine.
+        as_messages: whether every text is the user's message.
 
     Raises:
         DataError: neither or both of two fields, or a label that is neither text nor a whole number.
     """
-    refuse_media(place, fields)
+    if not media:
+        refuse_media(place, fields)
     label, labels = fields.get("label"), from_json(fields.get("labels"))
     if label is not None and labels is not None:
         raise DataError(
@@ -36,25 +52,37 @@ def labelled(place: str, fields: Mapping[str, Any]) -> Question:
         columns = {"labels": [_checked(place, f"labels[{at}]", each) for at, each in enumerate(labels)]}
         if twice := next((each for at, each in enumerate(columns["labels"]) if each in columns["labels"][:at]), None):
             raise DataError(f"{place}: field labels has {describe(twice)} twice; name each label once")
-    return _read(place, fields, columns)
+    return _read(place, fields, columns, media=media, directory=directory, as_messages=as_messages)
 
 
-def _read(place: str, fields: Mapping[str, Any], columns: dict[str, Any]) -> Question:
+def _read(
+    place: str, fields: Mapping[str, Any], columns: dict[str, Any], *, media: bool, directory: str | None, as_messages: bool
+) -> Question:
     """Read the text or the messages of a row, with these columns."""
     names = [name for name in ("text", "messages") if fields.get(name) is not None]
-    if len(names) != 1:
+    pictured = media and any(not is_empty(fields.get(name)) for name in MEDIA_FIELDS)
+    if len(names) != 1 and not (pictured and not names):
         has = ", ".join(map(repr, fields)) or "(none)"
         what = "which are two; keep one of them" if names else "and none of them is a text; give text, or messages"
         raise DataError(
             f"{place} has the fields {has}, {what}; a column of another name is read with `rename_columns`, such as "
             "sentence=text"
         )
-    if names == ["text"]:
-        text = string(place, "text", fields["text"])
+    if names != ["messages"]:
+        text = string(place, "text", fields["text"]) if names else ""
         refuse_template_fields(place, fields)
-        return Question(text, record_of(place, text, columns))
-    turns = checked_messages(place, "messages", from_json(fields["messages"]))
-    return Question(chat(place, fields, turns), record_of(place, turns.messages, columns))
+        if not pictured and (not as_messages or not text.strip()):
+            return Question(text, record_of(place, text, columns))
+        turns = checked_messages(place, "messages", [{"role": "user", "content": text}])
+    else:
+        turns = checked_messages(place, "messages", from_json(fields["messages"]), media=media)
+    made = chat(place, fields, turns, media=_field_of if media else None)
+    made = attrs.evolve(made, media=tuple(placed(place, medium, directory) for medium in made.media))
+    return Question(made, record_of(place, made.messages, columns))
+
+
+def _field_of(fields: Mapping[str, Any], index: int, part: str, _answer: str) -> str:
+    return message_field("messages", index, part) if fields.get("messages") is not None else "text"
 
 
 def _checked(place: str, field: str, label: object) -> str | int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._media import MANY, ONE, Media
+from forge_data._media import MANY, ONE, Kind, Media
 from forge_data._values import counted
 from forge_data.media._processor import Joining, ModelProcessor, load_processor
 from forge_data.media._read import close, png_of
@@ -133,6 +133,11 @@ class MediaInputs:
     def placeholders(self) -> tuple[str, ...]:
         """What a chat template writes for a medium, of each kind that the processor takes."""
         return tuple(self._processor.placeholders.values())
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Kinds of media that the processor takes: image, audio."""
+        return tuple(self._processor.placeholders)
 
     @property
     def token_ids(self) -> frozenset[int]:

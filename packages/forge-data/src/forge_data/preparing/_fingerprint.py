@@ -66,7 +66,7 @@ def fingerprint_of_inputs(
         "preprocess": preprocess.identity if preprocess is not None else None,
         "seed": seed,
     }
-    if isinstance(options, Options | PromptOptions) and options.media and tokenizer is not None:
+    if options.media and tokenizer is not None:
         inputs["processor"] = [processor_files(tokenizer.name_or_path), _versions(_OF_MEDIA)]
     if isinstance(options, Options) and (others := plug_in_identity(options.format)):
         inputs["formats"] = others

@@ -74,9 +74,9 @@ def check_first_row(
             if prompts:
                 question(place, fields, media=media, directory=directory)
             elif labelled:
-                read_labelled(place, fields)
+                read_labelled(place, fields, media=media, directory=directory)
             elif pairs:
-                text_pair(place, fields)
+                text_pair(place, fields, media=media, directory=directory)
             else:
                 name = detect(place, fields) if format == AUTO else format
                 convert(name, place, fields, None, media=media, directory=directory)

@@ -20,6 +20,7 @@ from forge_data._settings import MAX_BAD_ROWS
 from forge_data._shard import Shard
 from forge_data.findings._rules import Where
 from forge_data.formats._prompts import Question, question, with_lengths, with_text
+from forge_data.formats._samples import Chat
 from forge_data.linting._lost import reason_of, refused
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
 from forge_data.preparing._prepare import check_whole, checked_directory, known_part, reusable
@@ -35,7 +36,7 @@ from forge_data.store._prompt_store import PromptStore
 from forge_data.store._writer import StoreWriter
 from forge_data.tokenizing._chat_template import with_template
 from forge_data.tokenizing._encode_apart import encode_apart
-from forge_data.tokenizing._prompt_encoder import PromptEncoder
+from forge_data.tokenizing._prompt_encoder import Asked, PromptEncoder
 from forge_data.tokenizing._tokenizer import as_tokenizer
 
 if TYPE_CHECKING:
@@ -148,11 +149,12 @@ def prepare_questions(
         return existing
     with StoreWriter(directory) as writer:
         made = _PairWriter if isinstance(options, PairOptions) else _PromptWriter
-        prompts = made(sources, writer, PromptEncoder(loaded, whole=isinstance(options, TextOptions)), options)
+        whole = not isinstance(options, PromptOptions)
+        encoder = PromptEncoder(loaded, whole=whole, opening=not whole or options.generation_prompt)
+        prompts = made(sources, writer, encoder, options)
         try:
             for number, source in enumerate(sources):
-                pictured = isinstance(options, PromptOptions) and options.media
-                of_source = partial(read, media=True, directory=source.directory) if pictured else read
+                of_source = partial(read, media=True, directory=source.directory) if options.media else read
                 for rows in _batches(source, changes, columns, options, of_source):
                     prompts.add(number, rows)
         except ForgeDataError as error:
@@ -248,7 +250,7 @@ class _PromptWriter:
                 if isinstance(made, ForgeDataError):
                     raise made
                 texts = made.texts
-                reason = self._reason(place, texts)
+                reason = self._reason(place, asked, texts)
             except ForgeDataError as error:
                 if not self._options.skips(error):
                     of_a_row(error)
@@ -258,10 +260,10 @@ class _PromptWriter:
             number = sum(map(len, texts))
             self._tokens_read += number
             if reason is None:
-                ids, record = self._kept(asked, texts)
+                ids, record, media = self._kept(asked, made)
                 self._lost[TRUNCATED] += number - len(ids)
                 record = record if made.written is None else with_text(record, made.written)
-                kept.append(_Kept(row, ids, record, made.media))
+                kept.append(_Kept(row, ids, record, media))
             else:
                 dropped.append(Dropped(row, reason, number))
                 self._lost[reason] += number
@@ -307,12 +309,19 @@ class _PromptWriter:
         """Tokenise questions, in order."""
         return [_Tokens([ids], media, text) for ids, media, text in self._encoder.encode_with_media(questions)]
 
-    def _kept(self, asked: Question, texts: list["NDArray[np.int32]"]) -> tuple["NDArray[np.int32]", bytes]:
-        """Return what is written of a question: tokens and record."""
-        (ids,) = texts
-        return ids[: self._options.limit], asked.record
+    def _kept(self, asked: Question, made: _Tokens) -> tuple["NDArray[np.int32]", bytes, tuple[Media, ...]]:
+        """Return what is written of a question: tokens, record and media."""
+        (ids,), limit = made.texts, self._options.limit
+        if limit is None or len(ids) <= limit:
+            return ids, asked.record, made.media
+        # Up to a medium that would be cut.
+        stop = next((medium.start for medium in made.media if medium.start < limit < medium.stop), limit)
+        return ids[:stop], asked.record, tuple(medium for medium in made.media if medium.stop <= stop)
 
-    def _reason(self, place: str, texts: list["NDArray[np.int32]"]) -> str | None:
+    def _check_cut(self, place: str, asked: Question) -> None:
+        """Refuse to cut what must stay whole."""
+
+    def _reason(self, place: str, asked: Question, texts: list["NDArray[np.int32]"]) -> str | None:
         limit, of_texts = self._options.limit, not isinstance(self._options, PromptOptions)
         longest = max(map(len, texts))
         if not min(map(len, texts)):
@@ -326,6 +335,7 @@ class _PromptWriter:
                 "rows out by setting `on_overflow` to drop"
             )
         if self._options.on_overflow == "truncate":
+            self._check_cut(place, asked)
             return None
         return TOO_LONG if of_texts else LONG_PROMPT
 
@@ -353,13 +363,34 @@ class _PairWriter(_PromptWriter):
     """Writes queries with their documents, one text after another, and the length of each."""
 
     def _encode(self, questions: Sequence[Question]) -> list[_Tokens]:
-        return [_Tokens(texts) for texts in self._encoder.encode_texts(questions)]
+        return [
+            _Tokens([asked.ids for asked in texts], _moved(texts) if any(asked.media for asked in texts) else ())
+            for texts in self._encoder.encode_texts(questions)
+        ]
 
-    def _kept(self, asked: Question, texts: list["NDArray[np.int32]"]) -> tuple["NDArray[np.int32]", bytes]:
-        limit = self._options.limit
+    def _check_cut(self, place: str, asked: Question) -> None:
+        if isinstance(asked.prompt, tuple) and any(isinstance(text, Chat) for text in asked.prompt):
+            raise DataError(
+                f"{place}: a text of more than `max_seq_len` ({self._options.limit}) tokens is of messages, which the chat "
+                "template ends, and cannot be cut; set `on_overflow` to drop, or raise it"
+            )
+
+    def _kept(self, asked: Question, made: _Tokens) -> tuple["NDArray[np.int32]", bytes, tuple[Media, ...]]:
+        texts, limit = made.texts, self._options.limit
         if limit is not None and max(map(len, texts)) > limit:
-            (texts,) = self._encoder.encode_texts([asked], limit)
-        return np.concatenate(texts), with_lengths(asked.record, [len(ids) for ids in texts])
+            (cut,) = self._encoder.encode_texts([asked], limit)
+            texts = [text.ids for text in cut]
+        return np.concatenate(texts), with_lengths(asked.record, [len(ids) for ids in texts]), made.media
+
+
+def _moved(texts: Sequence[Asked]) -> tuple[Media, ...]:
+    """Return the media of texts by their tokens among those of all, one text after another."""
+    starts = np.cumsum([0, *(len(asked.ids) for asked in texts)]).tolist()
+    return tuple(
+        attrs.evolve(medium, start=medium.start + start, stop=medium.stop + start)
+        for start, asked in zip(starts, texts, strict=False)
+        for medium in asked.media
+    )
 
 
 def _add_columns(whole: Sequence[Source], changes: RowChanges, columns: set[str]) -> None:

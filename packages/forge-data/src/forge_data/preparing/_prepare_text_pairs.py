@@ -29,6 +29,9 @@ def prepare_text_pairs(
     on_overflow: str = "drop",
     query_prefix: str = "",
     document_prefix: str = "",
+    media: bool = False,
+    as_messages: bool = False,
+    generation_prompt: bool = False,
     seed: int = 0,
     shard: str | None = None,
 ) -> PromptStore:
@@ -37,7 +40,9 @@ def prepare_text_pairs(
     A row has a query (`query`, `anchor` or `question`), its document (`positive`, `document` or `answer`), and any hard
     negatives (`negative`, a text; `negatives`, a list; or `negative_1`, `negative_2` and so on), all plain texts. A prefix is
     put before each, and it is tokenised as `tokenizer(text)` does, with all special tokens and no others: an end token is
-    there if the tokenizer writes one.
+    there if the tokenizer writes one. With `media` a text may be messages too, the content of one (`[{"type": "image", ...}]`),
+    or an object (`{"image": ..., "text": ...}`), which the chat template writes, without a generation prompt; a prefix is the
+    system message before them.
 
     A `Prompt` of the store has the query as its `prompt`, the tokens of query, document and negatives one after another, and
     the columns `positive`, `negatives` and `lengths`, the number of tokens of each text. Other fields are not kept.
@@ -55,12 +60,16 @@ def prepare_text_pairs(
             text, and special tokens at its end stay) or `error`.
         query_prefix: put before each query, such as "query: ".
         document_prefix: put before each document and negative, such as "passage: ".
+        media: whether texts may have images, as `forge embed` trains with them.
+        as_messages: whether every text is the user's message, as sentence-transformers has it of a model of several modalities.
+        generation_prompt: whether messages end with the chat template's generation prompt.
         seed: as for `prepare_prompts`.
         shard: as for `prepare_prompts`.
 
     Raises:
         DataError: a file, or a row of it by `file:row`: a text that is missing, given twice, empty or no text.
-        TokenizerError: no tokenizer there.
+        TokenizerError: no tokenizer there; or there are images, and the model has no processor of them.
+        TemplateError: messages, and no chat template.
         StoreError: `store_dir` holds something else, or cannot be written.
     """
     options = PairOptions(
@@ -71,6 +80,9 @@ def prepare_text_pairs(
         rename_columns=rename_columns,
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,
+        media=media,
+        as_messages=as_messages,
+        generation_prompt=generation_prompt,
     )
-    read = partial(text_pair, query_prefix=query_prefix, document_prefix=document_prefix)
+    read = partial(text_pair, query_prefix=query_prefix, document_prefix=document_prefix, as_messages=as_messages)
     return prepare_questions(data_path, tokenizer, store_dir, options, read, preprocess=preprocess, seed=seed, shard=shard)

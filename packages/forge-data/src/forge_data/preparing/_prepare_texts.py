@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forge_data._options import TextOptions
@@ -28,6 +29,9 @@ def prepare_labelled(
     on_overflow: str = "drop",
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    media: bool = False,
+    as_messages: bool = False,
+    generation_prompt: bool = False,
     seed: int = 0,
     shard: str | None = None,
 ) -> PromptStore:
@@ -49,13 +53,17 @@ def prepare_labelled(
         on_overflow: what becomes of a longer one: `drop` (left out and counted), `truncate` (its first tokens stay) or `error`.
         chat_template: as for `prepare_prompts`.
         chat_template_kwargs: as for `prepare_prompts`.
+        media: whether rows may have images, in their messages or in columns, as `forge classify` trains with them. A text
+            beside such a column is the user's message, and a row with such a column needs none.
+        as_messages: whether every text is the user's message.
+        generation_prompt: whether messages end with the chat template's generation prompt.
         seed: as for `prepare_prompts`.
         shard: as for `prepare_prompts`.
 
     Raises:
         DataError: a file, or a row of it by `file:row`: no text, no label, both kinds of them, or a label of another type.
         TemplateError: rows of messages and no chat template.
-        TokenizerError: no tokenizer there, or one without offsets.
+        TokenizerError: no tokenizer there, or one without offsets; or there are images, and the model has no processor of them.
         StoreError: `store_dir` holds something else, or cannot be written.
     """
     options = TextOptions(
@@ -66,5 +74,9 @@ def prepare_labelled(
         rename_columns=rename_columns,
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,
+        media=media,
+        as_messages=as_messages,
+        generation_prompt=generation_prompt,
     )
-    return prepare_questions(data_path, tokenizer, store_dir, options, labelled, preprocess=preprocess, seed=seed, shard=shard)
+    read = partial(labelled, as_messages=as_messages)
+    return prepare_questions(data_path, tokenizer, store_dir, options, read, preprocess=preprocess, seed=seed, shard=shard)

@@ -77,8 +77,12 @@ class PromptStore(Store):
 def _put_media(record: dict[str, Any], media: tuple[Media, ...]) -> None:
     """Put images into the messages of a record, and into the columns that they are from."""
     given = [medium.path if medium.data is None else medium.data for medium in media]
-    parts = (part for message in record["prompt"] if isinstance(message["content"], list) for part in message["content"])
-    for part, value in zip((part for part in parts if part["type"] != "text"), given, strict=True):
+    columns, texts = record["columns"], [record["prompt"]]
+    if "texts" in record:  # a query with its documents
+        texts += [columns["positive"], *columns["negatives"]]
+    messages = [message for text in texts if isinstance(text, list) for message in text]
+    parts = (part for message in messages if isinstance(message["content"], list) for part in message["content"])
+    for part, value in zip((part for part in parts if part["type"] != "text"), given, strict=False):  # it may be cut
         part[part["type"]] = value
     for name in MEDIA_FIELDS:
         found = [value for medium, value in zip(media, given, strict=True) if medium.field.partition("[")[0] == name]

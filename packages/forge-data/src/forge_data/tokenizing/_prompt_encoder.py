@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from forge_data._errors import TokenizerError
+from forge_data._errors import DataError, TokenizerError
 from forge_data._media import Media
 from forge_data.chat_template._template import ChatTemplate
 from forge_data.formats._prompts import Question
@@ -34,11 +34,13 @@ class Asked(NamedTuple):
 class PromptEncoder:
     """Tokenises questions with one tokenizer and its chat template.
 
-    `whole`: they are not continued, so messages get no generation prompt, and texts keep an EOS that the tokenizer writes.
+    `whole`: they are not continued, so texts keep an EOS that the tokenizer writes. `opening`: messages get the template's
+    generation prompt, as those that are continued do.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, whole: bool = False) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, whole: bool = False, opening: bool | None = None) -> None:
         self._tokenizer, self._whole = tokenizer, whole
+        self._opening = not whole if opening is None else opening
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -67,7 +69,7 @@ class PromptEncoder:
             if isinstance(each.prompt, Chat) and each.prompt.media:
                 pictured.append(self._pictured(each.prompt))
             elif isinstance(each.prompt, Chat):
-                written.append(self._template.prompt(each.prompt, opening=not self._whole))
+                written.append(self._template.prompt(each.prompt, opening=self._opening))
         texts = [each.prompt for each in questions if isinstance(each.prompt, str)]
         # One call for text, which gets the tokenizer's own special tokens, and one for conversations, which contain theirs.
         chats, plain = iter(self._ids(written, special=False)), iter(self._ids(texts, special=True))
@@ -90,7 +92,7 @@ class PromptEncoder:
         except TokenizerError as error:
             raise TokenizerError(f"{chat.place}: {error}") from error
         processor.check(chat.media, chat.place)
-        rendered = self._template.rendered_prompt(chat, opening=not self._whole)
+        rendered = self._template.rendered_prompt(chat, opening=self._opening)
         number = placeholders(rendered, processor.placeholders, chat.place, self._template.name)
         plain = Conversation(text=rendered.trace.text, spans=[], runs=[], notes=(), media=number)
         made, spans = expanded(chat, plain, processor)
@@ -99,13 +101,37 @@ class PromptEncoder:
         ids = np.array(encoded["input_ids"], dtype=np.int32)
         return Asked(ids, spans.tokens(ids, np.array(encoded["offset_mapping"], dtype=np.int64)), plain.text)
 
-    def encode_texts(self, questions: Sequence[Question], limit: int | None = None) -> list[list["NDArray[np.int32]"]]:
-        """Tokenise questions of several texts: int32[S] of each text of each.
+    def encode_texts(self, questions: Sequence[Question], limit: int | None = None) -> list[list[Asked]]:
+        """Tokenise questions of several texts.
 
-        A text gets the tokenizer's own special tokens; one of more than `limit` tokens is cut before the last of those.
+        A string gets the tokenizer's own special tokens; one of more than `limit` tokens is cut before the last of those.
+        Messages are written by the template, and are not cut.
+
+        Raises:
+            DataError, TemplateError, TokenizerError: as `encode_with_media`; or a string beside media has a token of one.
         """
         groups = [each.prompt for each in questions if isinstance(each.prompt, tuple)]
-        texts = [text for group in groups for text in group]
+        chats = [Question(text, b"") for group in groups for text in group if isinstance(text, Chat)]
+        texts = [text for group in groups for text in group if isinstance(text, str)]
+        written, plain = iter(self.encode_with_media(chats)), iter(self._strings(texts, limit) if texts else ())
+        made = [[next(plain if isinstance(text, str) else written) for text in group] for group in groups]
+        for group, found in zip(groups, made, strict=True):
+            if (pictured := next((text for text in group if isinstance(text, Chat) and text.media), None)) is not None:
+                self._check_strings(pictured.place, found)
+        return made
+
+    def _check_strings(self, place: str, texts: Sequence[Asked]) -> None:
+        """Refuse texts without media, beside one with some, that have a token of media."""
+        token_ids = self._processor.token_ids | self._processor.other_token_ids
+        for asked in texts:
+            if not asked.media and (of_media := token_ids & {*asked.ids.tolist()}):
+                raise DataError(
+                    f"{place}: a text of the row has {self._processor.text_of(min(of_media))!r} in it, which stands "
+                    "for a part of a medium of this model; take it out of the text"
+                )
+
+    def _strings(self, texts: list[str], limit: int | None) -> list[Asked]:
+        """Tokenise strings, each a text of its own."""
         cut = {} if limit is None else {"truncation": True, "max_length": limit}
         encoded = self._tokenizer(
             texts, return_attention_mask=False, return_token_type_ids=False, verbose=limit is not None, **cut
@@ -113,8 +139,7 @@ class PromptEncoder:
         if cut:
             # Or whoever saves the tokenizer would save it with this limit.
             self._tokenizer.backend_tokenizer.no_truncation()
-        found = iter(np.array(ids, dtype=np.int32) for ids in encoded["input_ids"])
-        return [[next(found) for _ in group] for group in groups]
+        return [Asked(np.array(ids, dtype=np.int32)) for ids in encoded["input_ids"]]
 
     def _ids(self, texts: list[str], *, special: bool) -> list["NDArray[np.int32]"]:
         if not texts:

@@ -155,7 +155,8 @@ def freeze_parts(model: "PreTrainedModel", stored: torch.dtype, where: str, trai
         if beside:
             raise ModelError(f"model_path {where}: {type(model).__name__} is a model of text alone, without {beside[0]}")
         return
-    if model.get_decoder() is model or (model.get_output_embeddings() is None and not hasattr(model, "score")):
+    headless = model.base_model is model and model.get_output_embeddings() is None
+    if model.get_decoder() is model or not (headless or hasattr(model, "score") or model.get_output_embeddings() is not None):
         raise ModelError(f"model_path {where}: {type(model).__name__} names no decoder and head that could be trained on text")
     others = other_modalities(model)
     try:

@@ -150,15 +150,12 @@ def check_config(config: Mapping[str, object], where: str, task: Task = "causal"
 
 def _check_hidden_states(architectures: list[object], where: str, *, several: bool) -> None:
     """Raise ModelError for a class whose hidden states are not trained as embeddings."""
-    if several:
-        raise ModelError(
-            f"{where}: architectures is {architectures}, a model of several modalities; embeddings are trained of a model of "
-            "text alone"
-        )
-    if architectures and not any(str(name).endswith((*_CAUSAL, *_HIDDEN_STATES)) for name in architectures):
+    ends = (*_CAUSAL, *_HIDDEN_STATES, *((MULTIMODAL,) if several else ()))
+    if architectures and not any(str(name).endswith(ends) for name in architectures):
         raise ModelError(
             f"{where}: architectures is {architectures}; embeddings are trained of a model without a head (a class named "
-            "...Model), or of a causal or masked language model (...ForCausalLM, ...ForMaskedLM)"
+            "...Model), of a causal or masked language model (...ForCausalLM, ...ForMaskedLM), or of one of several modalities "
+            f"(...{MULTIMODAL})"
         )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from forge_dist._errors import ModelError
+from forge_dist.loading._modalities import is_multimodal
 from forge_dist.loading._model_path import MULTIMODAL, Classifier, Task, expand_user, is_hub_name
 from forge_dist.loading._unwrap import base_of, is_partitioned, unwrapped
 
@@ -35,6 +36,7 @@ Pool = Literal["last", "mean", "cls"]
 _POOLING = "1_Pooling/config.json"
 _MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
+_TRANSFORMER = "sentence_bert_config.json"
 _TRAINED_MODULES = ("Transformer", "Pooling", "Normalize")
 """Modules of sentence-transformers after which an embedding is what is trained here."""
 _POOLS: dict[str, Pool] = {
@@ -138,7 +140,13 @@ def drop_unread(config: "PreTrainedConfig", report: dict[str, Any]) -> None:
     prefix = f"{whole.base_model_prefix}."
     body = set(auto_class("embedding", config).from_config(config).state_dict())
     names = {name.removeprefix(prefix) for name in whole.state_dict()} - body
-    unread = {name for name in report["unexpected_keys"] if name.removeprefix(prefix) in names or _is_pooler(name)}
+    # Files of several modalities may have a head within its language model (`language_model.lm_head.weight` of LLaVA).
+    ends = tuple(f".{name}" for name in names) if is_multimodal(config) else ()
+    unread = {
+        name
+        for name in report["unexpected_keys"]
+        if name.removeprefix(prefix) in names or name.endswith(ends) or _is_pooler(name)
+    }
     report["unexpected_keys"] = set(report["unexpected_keys"]) - unread
 
 
@@ -196,6 +204,20 @@ def directory_task(path: str) -> Task:
     return "embedding" if _names_headless(config) else "causal"
 
 
+def has_modalities(model_path: str) -> bool:
+    """Return whether a model's configuration has that of a language model beside others.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return is_multimodal(AutoConfig.from_pretrained(expand_user(model_path), trust_remote_code=False))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"model_path {model_path}: its configuration cannot be read: {error}") from error
+
+
 def _names_headless(config: "PreTrainedConfig") -> bool:
     """Return whether a configuration names a class without a head, or of masked language models."""
     import transformers
@@ -250,6 +272,31 @@ def model_prompts(model_path: str) -> dict[str, str]:
         return dict(found)
     except (OSError, ValueError, AttributeError) as error:
         raise ModelError(f"{file} cannot be read: {error}; correct it") from error
+
+
+def asks_before_pooling(model_path: str) -> bool:
+    """Return whether sentence-transformers ends messages with the generation prompt before a model embeds them.
+
+    That is what sentence_bert_config.json of the model says (Qwen3-VL-Embedding); without that file it does not.
+
+    Raises:
+        ModelError: the file cannot be read, or names further arguments of the chat template.
+    """
+    if (file := _stored_file(model_path, _TRANSFORMER)) is None:
+        return False
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        given = dict((found.get("processing_kwargs") or {}).get("chat_template") or {})
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}; correct it") from error
+    asks = bool(given.pop("add_generation_prompt", False))
+    given.pop("restore_suffix", None)  # of texts that are cut
+    if given:
+        raise ModelError(
+            f"{file}: processing_kwargs gives the chat template {', '.join(given)}, and embeddings are trained without: write "
+            "it into the template, and take it out there"
+        )
+    return asks
 
 
 def hidden_size(model: Any) -> int:

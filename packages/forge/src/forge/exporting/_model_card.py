@@ -68,7 +68,7 @@ def model_card(
         what += " with new tokens" if own_base else ""
     samples = request.folder.name.removeprefix("samples_") if run is not None else ""
     steps, figures = (0, []) if run is None else _figures(run, samples)
-    media = _media_of(request.folder) if request.task in ("causal", "reward") else []
+    media = _media_of(request.folder)
     return render(
         "exporting/templates/model_card.md",
         head=_head(request, verb, origin, media=media),

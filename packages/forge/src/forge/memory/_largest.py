@@ -15,9 +15,8 @@ from forge.tasks._fullest_rows import with_keys
 from forge.tasks._media import pads_media
 from forge.tasks._rollouts import LOOKED_AT
 from forge.tasks.items._items import Items, padding
-from forge.tasks.items._pairs import Pairs
 from forge.tasks.items._prompts import Prompts
-from forge.tasks.items._samples import Conversations, Samples
+from forge.tasks.items._samples import Conversations
 
 _VIRTUAL_AS = (1, 1 / 4, 1 / 16)
 """Parts of a token's memory that a virtual one of adapter=prefix may take, as models have it: it is keys and values alone."""
@@ -66,8 +65,8 @@ def _most_media(planned: Planned, of: Literal["tokens", "padded", "number"]) -> 
     And whether its step has several. Padded, each counts as the largest of its micro-batch, or each item as the one with the
     most.
     """
-    assert isinstance(planned.train, Samples | Pairs)
-    plan, (media, tokens) = planned.plan, planned.train.media_counts.T
+    items: Any = planned.train
+    plan, (media, tokens) = planned.plan, items.media_counts.T
     each_tokens = tokens / np.maximum(media, 1)
 
     def size(rows: Any) -> float:
@@ -121,7 +120,7 @@ def _together(sizes: Sequence[tuple[int, ...]]) -> Any:
 
 def _places_and_mask(batch: Any) -> tuple[int, int]:
     """Return the places of the row that is learned, and those of its mask."""
-    row = next((getattr(batch, name) for name in ("completions", "groups") if hasattr(batch, name)), batch)
+    row = next((getattr(batch, name) for name in ("completions", "groups", "row") if hasattr(batch, name)), batch)
     lengths = np.diff(row.cu_seqlens)
     if getattr(row, "media_inputs", None) is None:
         return int(lengths.sum()), int(lengths.sum()) ** 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,15 @@ _MODES = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "mean_
 
 
 def write_sentence_transformers(
-    folder: Path, *, width: int, pooling: str, max_seq_len: int | None, query_prefix: str, document_prefix: str
+    folder: Path,
+    *,
+    width: int,
+    pooling: str,
+    max_seq_len: int | None,
+    query_prefix: str,
+    document_prefix: str,
+    messages: Sequence[str] | None = None,
+    generation_prompt: bool = False,
 ) -> None:
     """Write the files by which `SentenceTransformer(folder)` embeds as the model was trained.
 
@@ -31,6 +40,8 @@ def write_sentence_transformers(
         max_seq_len: tokens after which a text is cut; None for the model's own limit.
         query_prefix: becomes the prompt "query".
         document_prefix: becomes the prompt "document".
+        messages: where every text was the user's message, the kinds of media that it may have; None where it was a string.
+        generation_prompt: whether messages ended with the chat template's generation prompt.
 
     """
     kinds = (("", "Transformer"), (_POOLING, "Pooling"), (_NORMALIZE, "Normalize"))
@@ -47,8 +58,23 @@ def write_sentence_transformers(
         folder / _PROMPTS,
         {"__version__": libraries, "prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
     )
-    _write(folder / _TRANSFORMER, {**({"max_seq_length": max_seq_len} if max_seq_len else {}), "do_lower_case": False})
+    limit: dict[str, Any] = {"max_seq_length": max_seq_len} if max_seq_len else {}
+    read = {} if messages is None else _as_messages(messages, generation_prompt=generation_prompt)
+    _write(folder / _TRANSFORMER, {**limit, "do_lower_case": False, **read})
     (folder / _NORMALIZE).mkdir(exist_ok=True)
+
+
+_HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}
+
+
+def _as_messages(kinds: Sequence[str], *, generation_prompt: bool) -> dict[str, Any]:
+    """Say that every text becomes a message, which the chat template writes; without it strings alone are read."""
+    return {
+        "transformer_task": "feature-extraction",
+        "modality_config": {**dict.fromkeys(("text", *kinds), _HIDDEN), "message": {**_HIDDEN, "format": "structured"}},
+        "module_output_name": "token_embeddings",
+        **({"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}} if generation_prompt else {}),
+    }
 
 
 def copy_sentence_transformers(source: Path, folder: Path) -> None:

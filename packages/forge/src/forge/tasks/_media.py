@@ -20,6 +20,7 @@ from forge.tasks.items._media_tokens import check_texts_beside_media
 from forge.tasks.items._pairs import LoneAnswers, Pairs
 from forge.tasks.items._prompts import Prompts
 from forge.tasks.items._samples import Conversations, Samples
+from forge.tasks.items._text_pairs import TextPairs, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,6 +72,14 @@ def check_media(s: Any, *stores: Any) -> None:
         raise SettingsError(
             f"cp_size={s.strategy.cp_size} and rows with {what}: ranks cannot share such a row. Leave cp_size out."
         )
+
+
+def one_text_at_a_time(store: forge_data.PromptStore, why: str) -> str:
+    """Say that a model takes one text with images a forward, and what to do."""
+    return (
+        f"queries and documents with {media_names(store)}: {why}, so that it is given one text at a time, and the texts of a "
+        "row are computed together. Take another model, or texts with labels (loss=batch_all_triplet)."
+    )
 
 
 def check_media_texts(s: Any, *stores: Any) -> None:
@@ -130,17 +139,21 @@ def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Med
     They are the shortest, and another short one; where images are padded to the largest, the one with most tokens of images
     that still fits into a row.
     """
-    stores = [items.store for items in parts if items is not None]
+    given = [items for items in parts if items is not None]
+    stores = [items.store for items in given]
     if not has_media(*stores):
         return []
     inputs, found = media_inputs(s, tokenizer), []
     key = inputs, *((str(store.path), store.fingerprint) for store in stores)
     if key in _tried:
         return _tried[key]
-    for store in stores:
+    for items, store in zip(given, stores, strict=True):
         if has_media(store):
             with_some = store.media_counts[:, 0].nonzero()[0][:_TRIED].tolist()
-            found += [(store[row], store.source(row)) for row in with_some]
+            samples = [(store[row], store.source(row)) for row in with_some]
+            if isinstance(items, TextPairs):
+                samples = [(text, place) for row, place in samples for text in texts_of(row) if text.media]
+            found += samples
     found.sort(key=lambda each: len(each[0].input_ids))
     if inputs.pads:
         # In a test the words of the first stand before both, too.
@@ -210,7 +223,7 @@ class MediaRead(NamedTuple):
 
     def of(self, items: Any) -> Any:
         """Return items with images read for their rows; others as they are."""
-        return items.with_media(self.inputs, self.rows) if isinstance(items, Samples | Pairs | Prompts) else items
+        return items.with_media(self.inputs, self.rows) if hasattr(items, "with_media") else items
 
 
 def with_media(run: Run) -> Run:
@@ -246,6 +259,8 @@ def media_of(run: Run) -> MediaRead | None:
             "turns=auto makes several samples of a row, and this model takes one sample with media in a row; set "
             f"turns=history ({why})"
         )
+    if rows == "single" and isinstance(run.train, TextPairs):
+        raise SettingsError(one_text_at_a_time(run.train.store, why))
     if rows == "single" and isinstance(run.train, Pairs) and not isinstance(run.train, LoneAnswers):
         raise SettingsError(
             f"pairs of answers with {media_names(run.train.store)}: {why}, and the two answers of a pair are computed "
@@ -261,7 +276,7 @@ def with_rehearsed_media(run: Any, rows: MediaRows | None) -> Any:
     """
     if not has_media(run.train.store, run.held_out and run.held_out.store):
         return run
-    alone = "lines" if isinstance(run.train, Pairs | Prompts) else "single"
+    alone = "lines" if isinstance(run.train, Pairs | Prompts | TextPairs) else "single"
     inputs = media_inputs(run.settings, run.tokenizer)
     rows = rows or (alone if run.settings.packing.packing == "off" or not inputs.joins else "packed")
     return _reading(run, MediaRead(inputs, rows, ""))

@@ -10,6 +10,7 @@ import forge_algos
 import forge_data
 import forge_dist
 from forge.settings._settings import RunSettings
+from forge.tasks._media import check_media, check_media_texts, with_media
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._task import Run, Task
 from forge.tasks.items._labelled import Labelled, given_labels
@@ -40,6 +41,7 @@ class Classify(Task):
         "Sequence classification: train a model with a head of one number a label to name a text's class, or all of its labels."
     )
     items_are = "texts"
+    media = True
 
     def model_task(self, s: Any) -> forge_dist.Classifier:
         """Load the model with a head of one number for each label, once these are known."""
@@ -62,6 +64,7 @@ class Classify(Task):
             on_overflow=s.data.on_overflow,
             chat_template=s.data.chat_template,
             chat_template_kwargs=s.data.chat_template_kwargs,
+            media=True,
             **more,
         )
 
@@ -92,7 +95,9 @@ class Classify(Task):
         return Labelled(store, s.objective.labels, multi_label=s.objective.problem_type == _MULTI)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Refuse rows of a single class, and say which labels no training row has."""
+        """Refuse rows of a single class, settings that rows with images cannot have, and name unused labels."""
+        check_media(s, train, held_out)
+        check_media_texts(s, train, held_out)
         own = s.objective
         found = Labelled(train, own.labels, multi_label=own.problem_type == _MULTI)
         used = found.used()
@@ -100,7 +105,6 @@ class Classify(Task):
             raise _one_class(train, own.labels[next(iter(used))])
         if unused := [name for number, name in enumerate(own.labels) if number not in used]:
             report.note(f"WARNING: no training row has the label {', '.join(unused)}")
-        del held_out  # whose labels were compared with the names as they were read
 
     def probe_objective(self, s: Any) -> forge_algos.Objective:
         """Return the objective on labels: the language model's head is not there."""
@@ -108,6 +112,10 @@ class Classify(Task):
 
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan."""
+        return self.rehearsal_source(with_media(run))
+
+    def rehearsal_source(self, run: Run) -> OfflineSteps:
+        """Take the same steps, with images where the plan has put them in."""
         return OfflineSteps(run, _objective(run.settings))
 
 

@@ -14,6 +14,15 @@ from forge._counted import first_of
 from forge._errors import SettingsError
 from forge.saving._sentence_transformers import write_sentence_transformers
 from forge.settings._settings import RunSettings
+from forge.tasks._media import (
+    check_media,
+    check_media_texts,
+    has_media,
+    media_inputs,
+    media_join,
+    one_text_at_a_time,
+    with_media,
+)
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._task import Run, Task
 from forge.tasks.items._text_pairs import TextPairs, TextsOfLabels
@@ -44,6 +53,7 @@ class Embed(Task):
     settings = EmbedSettings
     about = "Embedding models: train a model so that a query lies near its document and far from others, or texts by label."
     items_are = "queries"
+    media = True
 
     def model_task(self, s: Any) -> str:  # noqa: ARG002 - always the same
         """Load the model without a head."""
@@ -88,6 +98,9 @@ class Embed(Task):
             max_seq_len=s.data.max_seq_len,
             on_overflow=s.data.on_overflow,
             **of_pairs,
+            media=True,
+            as_messages=(messages := _as_messages(s, tokenizer)),
+            generation_prompt=messages and forge_dist.asks_before_pooling(s.model.model_path),
             **more,
         )
 
@@ -114,8 +127,12 @@ class Embed(Task):
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse rows of which nothing is learned: without negatives, or without triplets.
 
-        A held-out row without negatives is warned of.
+        So are settings that rows with images cannot have. A held-out row without negatives is warned of.
         """
+        check_media(s, train, held_out)
+        if not _of_labels(s) and has_media(train, held_out) and not media_join(s):
+            raise SettingsError(one_text_at_a_time(train, "the processor of this model makes arrays that are not joined"))
+        check_media_texts(s, train, held_out)
         found = self.items(s, train)
         if isinstance(found, TextsOfLabels):
             counts = [int((found.targets == label).sum()) for label in found.used()]
@@ -147,6 +164,7 @@ class Embed(Task):
 
     def export_files(self, s: Any, model: Any) -> Callable[[Path], None]:
         """Write what sentence-transformers reads beside each export."""
+        kinds = _kinds(s)
         return partial(
             write_sentence_transformers,
             width=forge_dist.hidden_size(model),
@@ -154,16 +172,38 @@ class Embed(Task):
             max_seq_len=s.data.max_seq_len,
             query_prefix=s.data.query_prefix or "",
             document_prefix=s.data.document_prefix or "",
+            messages=kinds,
+            generation_prompt=kinds is not None and forge_dist.asks_before_pooling(s.model.model_path),
         )
 
     def step_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan."""
+        run = with_media(run)
         _report_forwards(run)
+        return self.rehearsal_source(run)
+
+    def rehearsal_source(self, run: Run) -> OfflineSteps:
+        """Take the same steps, with images where the plan has put them in."""
         return OfflineSteps(run, _objective(run.settings))
 
 
 def _of_labels(s: Any) -> bool:
     return s.objective.loss == "batch_all_triplet"
+
+
+def _as_messages(s: Any, tokenizer: Any) -> bool:
+    """Return whether every text is the user's message, as sentence-transformers has it of a model of several modalities."""
+    return bool(tokenizer.chat_template) and forge_dist.has_modalities(s.model.model_path)
+
+
+def _kinds(s: Any) -> tuple[str, ...] | None:
+    """Return the kinds of media that a text may have; None where it is no message."""
+    if not _as_messages(s, forge_data.load_tokenizer(s.model.model_path)):
+        return None
+    try:
+        return media_inputs(s).kinds
+    except forge_data.TokenizerError:
+        return ()  # it has no processor that can be loaded, and no row has media
 
 
 def _prefixes(s: Any) -> dict[str, str]:

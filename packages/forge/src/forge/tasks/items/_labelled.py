@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from copy import copy
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -12,6 +13,7 @@ import forge_data
 import forge_packing
 from forge._counted import counted
 from forge.tasks.items._items import Ints
+from forge.tasks.items._media import MediaRows, media_in_words, media_row
 
 _IGNORE = -100
 _CANDIDATES, _COMPARED = 64, 4
@@ -52,7 +54,31 @@ def given_labels(store: forge_data.PromptStore) -> Given:
     return Given([row["labels"] if several else [row["label"]] for row in columns], several)
 
 
-class Labelled:
+class WholeTexts:
+    """Texts that are read whole, of which nothing is learned token by token."""
+
+    store: forge_data.PromptStore
+    media_rows: MediaRows = "packed"
+    _media: forge_data.MediaInputs | None = None
+
+    @property
+    def media_counts(self) -> Ints:
+        """int64[N, 2]: images of each item, and tokens that stand for those."""
+        return self.store.media_counts
+
+    def with_media(self, inputs: forge_data.MediaInputs, rows: MediaRows) -> Self:
+        """Return the same texts, whose rows are given their images."""
+        same = copy(self)
+        same._media, same.media_rows = inputs, rows
+        return same
+
+    def row(self, texts: Sequence[Any], places: Sequence[str]) -> Any:
+        """Pack texts into one row, with their images where one has some; `places` are for errors."""
+        row = forge_packing.collate([Unlearned.of(text.input_ids) for text in texts])
+        return row if self._media is None else media_row(row, texts, places, self._media)
+
+
+class Labelled(WholeTexts):
     """Texts with one class each, or with any number of labels.
 
     Args:
@@ -99,7 +125,8 @@ class Labelled:
         return len(self.store)
 
     def __str__(self) -> str:
-        return f"{counted(len(self), 'texts')} with the labels {', '.join(self._names)}"
+        media = media_in_words(self.store, self.media_counts)
+        return f"{counted(len(self), 'texts')} with the labels {', '.join(self._names)}{media}"
 
     def source(self, index: int) -> str:
         """Return the file and row of a text."""
@@ -112,11 +139,8 @@ class Labelled:
     def batch(self, indices: Sequence[int] | Ints) -> Any:
         """Pack texts into one row, a `forge_algos.ClassifyBatch`."""
         at = np.asarray(indices, dtype=np.int64)
-        texts = [self.store[int(index)].input_ids for index in at]
-        return forge_algos.ClassifyBatch(
-            row=forge_packing.collate([Unlearned.of(ids) for ids in texts]),
-            targets=self.targets[at],
-        )
+        texts, places = [self.store[int(index)] for index in at], [self.source(int(index)) for index in at]
+        return forge_algos.ClassifyBatch(row=self.row(texts, places), targets=self.targets[at])
 
     def short_samples(self) -> list[tuple[Any, Any]]:
         """Return a few short texts, to compare two models on."""

@@ -110,7 +110,7 @@ def media_row_of(
     return media_row(row, [store[int(i)] for i in indices], [store.source(int(i)) for i in indices], inputs)
 
 
-_READ = ("",), ("mismatched",), ("completions",), ("groups", "teacher")
+_READ = ("",), ("row",), ("mismatched",), ("completions",), ("groups", "teacher")
 """Fields of micro-batches that are rows, in the order in which a step reads them: KTO's mismatched answers of all before."""
 
 
@@ -122,17 +122,21 @@ def read_ahead(batches: Sequence[Any]) -> list[Any]:
     """
     rows_of = [_rows_of(batch) for batch in batches]
     with_media = [rows[name] for names in _READ for rows in rows_of for name in names if name in rows]
-    ahead = iter(with_media)
+    following = [iter(with_media)]
     started: list[Future[MediaInputs]] = []
 
     def start() -> None:
-        if (row := next(ahead, None)) is not None:
+        if (row := next(following[0], None)) is not None:
             started.append(_next.submit(row.media_inputs))
 
     def read(row: Any, number: int) -> MediaInputs:
         if number == next(iter(last), None):  # a second look at the row
             return last[number]
         last.clear()
+        if number == 0 and taken[0] == len(with_media):  # all embedded, and now learned from
+            taken[0] = 0
+            following[0] = iter(with_media)
+            start()
         if number != taken[0] or not started:  # rows from the first again
             last[number] = row.media_inputs()
             return last[number]

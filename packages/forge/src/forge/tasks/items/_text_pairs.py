@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import attrs
 import numpy as np
 
 import forge_algos
 import forge_data
-import forge_packing
 from forge._counted import counted
 from forge.tasks.items._items import Ints
-from forge.tasks.items._labelled import Labelled, Unlearned, given_labels
+from forge.tasks.items._labelled import Labelled, WholeTexts, given_labels
+from forge.tasks.items._media import media_in_words
 
 _CANDIDATES, _COMPARED = 64, 4
 
 
-class TextPairs:
+class TextPairs(WholeTexts):
     """Queries, each with its document and any hard negatives.
 
     Args:
@@ -37,14 +38,18 @@ class TextPairs:
         self._texts: list[list[int]] = [prompt.columns["lengths"] for prompt in store]
         self.longest: Ints = np.array([max(row) for row in self._texts], dtype=np.int64)
         self.lines: Ints | None = np.array([len(row) for row in self._texts], dtype=np.int64)
+        # Until the model is asked, as if it took them in lines, which have more places than a packed row.
+        self.media_rows = "lines" if store.has_media else "packed"
 
     def __len__(self) -> int:
         return len(self.store)
 
     def __str__(self) -> str:
         negatives = self.hard_negatives
-        return f"{len(self):,} queries, each with its document" + (
-            f", and {counted(negatives, 'hard negatives')}" if negatives else ""
+        return (
+            f"{len(self):,} queries, each with its document"
+            + (f", and {counted(negatives, 'hard negatives')}" if negatives else "")
+            + media_in_words(self.store, self.media_counts)
         )
 
     @property
@@ -62,13 +67,20 @@ class TextPairs:
 
     def batch(self, indices: Sequence[int] | Ints) -> Any:
         """Pack queries and their documents into one row, a `forge_algos.ContrastiveBatch`."""
-        documents: list[Any] = []
+        documents: list[Text] = []
+        places: list[str] = []
         queries: list[int] = []
-        for index in indices:
+        for index in map(int, indices):
             queries.append(len(documents))
-            documents += _documents(self.store[int(index)].input_ids, self._texts[int(index)])
+            documents += texts_of(self.store[index])
+            places += [self.source(index)] * (len(documents) - len(places))
         first = np.array(queries, dtype=np.int64)
-        return forge_algos.ContrastiveBatch(row=forge_packing.collate(documents), queries=first, positives=first + 1)
+        return forge_algos.ContrastiveBatch(
+            row=self.row(documents, places),
+            queries=first,
+            positives=first + 1,
+            media=[text.digest for text in documents] if self.store.has_media else None,
+        )
 
     def short_samples(self) -> list[tuple[Any, Any]]:
         """Return a few short queries, to compare two models on."""
@@ -93,7 +105,29 @@ class TextsOfLabels(Labelled):
         return forge_algos.LabelledTexts(row=found.row, labels=found.targets)
 
 
-def _documents(ids: Any, lengths: list[int]) -> list[Unlearned]:
-    """Return each text of a row."""
-    ends = [0, *itertools.accumulate(lengths)]
-    return [Unlearned.of(ids[begin:end]) for begin, end in itertools.pairwise(ends)]
+class Text(NamedTuple):
+    """A query, or one of its documents."""
+
+    input_ids: Any
+    media: tuple[forge_data.Media, ...]
+
+    @property
+    def digest(self) -> bytes:
+        """What tells its images from other ones for which the same tokens stand; empty without any."""
+        return b"".join(bytes.fromhex(medium.sha256) for medium in self.media)
+
+
+def texts_of(prompt: forge_data.Prompt) -> list[Text]:
+    """Return each text of a row, with its own images."""
+    ends = [0, *itertools.accumulate(prompt.columns["lengths"])]
+    return [
+        Text(
+            prompt.input_ids[begin:end],
+            tuple(
+                attrs.evolve(medium, start=medium.start - begin, stop=medium.stop - begin)
+                for medium in prompt.media
+                if begin <= medium.start < end
+            ),
+        )
+        for begin, end in itertools.pairwise(ends)
+    ]
