@@ -78,7 +78,7 @@ FAULTS = [
     ('[{"a": 1}, {"a": tru}, {"a": 3}]', r"train.json\[1\] is not valid JSON: Expecting value, near "),
     ('[{"a": 1}, {"a": 2}', r"train.json breaks off after \[1\]: the array is not closed"),
     ('[{"a": 1}, {"a": ', r"train.json\[1\] is not valid JSON"),
-    ('[{"a": 1},]', r"train.json\[1\] is not valid JSON: Expecting value"),
+    ('[{"a": 1},\n]', r"train.json\[1\] is not valid JSON: a comma stands before the end of the array; take it out"),
     ('[{"a": 1} {"a": 2}]', r"train.json\[0\] is followed by '\{'"),
     ('[{"a": 1}] [', r"train.json continues after its array with '\['"),
     ('[{"a": 1, "a": 2}]', r"train.json\[0\] cannot be read: an object names the key 'a' more than once"),

@@ -4,8 +4,10 @@ import os
 import signal
 import sys
 
+import pytest
+
 import forge_dist
-from forge.run._stop_signal import StopSignal
+from forge.run._stop_signal import StopSignal, lost_interrupts
 
 
 class Busy:
@@ -65,3 +67,31 @@ def test_a_settled_end_takes_no_more_signals():
             os.kill(os.getpid(), number)
         assert stop.received == "SIGINT"
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+class Deleted:
+    """An object whose deletion a signal meets, as one of numba's compiler."""
+
+    def __del__(self):
+        """Receive it where Python drops what its handler raises."""
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def python_handler():
+    """The handler that a command has, which raises: pytest's own process may have another."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_handler")
+def test_ctrl_c_during_a_deletion_is_not_lost(capsys):
+    """It ends the run before its first step; a former run's is forgotten."""
+    with lost_interrupts():
+        Deleted()
+        with pytest.raises(KeyboardInterrupt), StopSignal():
+            pytest.fail("the run began")
+    assert not capsys.readouterr().err
+    with lost_interrupts(), StopSignal() as stop:
+        assert stop.received is None

@@ -26,9 +26,11 @@ _BAD = """
 import json, sys
 from types import SimpleNamespace
 from fastapi.testclient import TestClient
-from forge.talking._transformers_server import refuse_bad_requests
+from forge.talking._transformers_server import names_of, refuse_bad_requests
 from transformers.cli.serving import server
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
+
+resolved = []
 
 def apply_chat_template(*_, **__):
     raise ValueError("2 tokens of images, 1 image")
@@ -39,14 +41,16 @@ class Handler(ChatCompletionHandler):
         self.generation_state = SimpleNamespace(use_continuous_batching=lambda *_: False, get_manager=lambda *_, **__: None)
         self.chat_template_kwargs = {}
     def _resolve_model(self, body):
+        resolved.append(body.get("model"))
         return "m", None, SimpleNamespace(apply_chat_template=apply_chat_template)
 
-refuse_bad_requests()
+refuse_bad_requests(names_of("/runs/first/export", "runs/first"))
 client = TestClient(server.build_server(None, Handler(), *[None] * 5))
 part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,@@@"}}
 asked = [{}, {"messages": [{"role": "user", "content": [part]}]}, {"messages": [{"role": "user", "content": "hi"}]}]
+asked += [asked[-1] | {"model": name} for name in ("first", "runs/first", "/runs/first/export", "gpt-4")]
 found = [client.post("/v1/chat/completions", json=each) for each in asked]
-json.dump([(each.status_code, each.json()["error"]["message"]) for each in found], sys.stdout)
+json.dump([(each.status_code, each.json()["error"]["message"]) for each in found] + [resolved], sys.stdout)
 """
 
 
@@ -63,12 +67,15 @@ def test_the_served_model_is_listed_without_a_cache(tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_bad_requests_are_answered_with_what_is_wrong() -> None:
-    """Status 400 and OpenAI's error object, where transformers' server answers 500."""
+    """Status 400 and OpenAI's error object, where transformers' server answers 500; a model is known by its short name."""
     pytest.importorskip("fastapi")
     pytest.importorskip("PIL")
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", _BAD], capture_output=True, text=True, check=True)
-    (none, image, text) = json.loads(done.stdout)
+    (none, image, text, *named, other, resolved) = json.loads(done.stdout)
     assert none == [400, "messages: nothing came; give a list of messages"]
     assert image[0] == text[0] == 400
     assert image[1].startswith("messages[0].content[0].image_url: 'data:image/png;base64,@@@' is no image that can be read")
     assert text[1] == "messages: this model's template and processor cannot read it: 2 tokens of images, 1 image"
+    assert named == [text] * 3
+    assert other == [400, "model: 'gpt-4' is not served here; ask for 'first' or 'runs/first' or '/runs/first/export', or leave model out"]
+    assert resolved == [None, None, *["/runs/first/export"] * 3]

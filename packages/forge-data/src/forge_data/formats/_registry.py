@@ -298,16 +298,27 @@ def _renaming(fields: Fields, wanted: set[str], misspelt: dict[str, str]) -> str
     """Say that fields may be renamed, with those that look misspelt or have other names."""
     meant = dict(misspelt)
     for name in fields:
-        other = _OTHER_NAMES.get(name.strip().lower())
+        other = _other_name(name)
         if other is not None and name not in meant and other in wanted - set(meant.values()):
             meant[name] = other
-    pairs = " ".join(f"{name}={each}" for name, each in meant.items()) or "question=instruction answer=output"
+    pairs = _pairs(meant) or "question=instruction answer=output"
     turns = {"prompt": "instruction", "completion": "output"}
-    if set(meant.values()) == set(turns) and all(isinstance(fields[name], str) for name in meant):
+    both = {name: meant.get(name, name) for name in fields if name in meant or name in turns}
+    if meant and set(both.values()) == set(turns) and all(isinstance(fields[name], str) for name in both):
         # Who has questions and answers means to ask: as prompt and completion they would be learned without the chat template.
-        asked = " ".join(f"{name}={turns[each]}" for name, each in meant.items())
+        asked = _pairs({name: turns[each] for name, each in both.items()})
         pairs = f"{asked} (asked and answered in the chat template) or {pairs} (text as it stands)"
     return f"; where fields only have other names, give them with `rename_columns`, such as {pairs}"
+
+
+def _other_name(name: str) -> str | None:
+    """Return the field of a format that a field of another name, or one that is nearly it, most likely is."""
+    near = difflib.get_close_matches(name.strip().lower(), _OTHER_NAMES, 1, LIKENESS)
+    return _OTHER_NAMES[near[0]] if near else None
+
+
+def _pairs(meant: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={each}" for name, each in meant.items() if name != each)
 
 
 def _is_set(value: object) -> bool:
@@ -317,7 +328,7 @@ def _is_set(value: object) -> bool:
 def _hint(fields: Fields, misspelt: Collection[str] = ()) -> str:
     if "input_ids" in fields:
         return "; give labels beside input_ids: the id where a token is learned, -100 elsewhere"
-    if "prompt" in fields and not misspelt:
+    if "prompt" in fields and not misspelt and not any(_other_name(name) == "completion" for name in fields):
         return "; a prompt without an answer is for `forge data show --prompts` and for verbs that sample answers, such as grpo"
     inside = [name for name, value in fields.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
     inside = [name for name in inside if name not in misspelt and not any(turn <= fields[name][0].keys() for turn in _TURNS)]

@@ -97,8 +97,8 @@ class ModelProcessor:
         takes: dict[Kind, bool] = {"image": hasattr(processor, "image_processor"), "audio": self.sampling_rate > 0}
         if not any(takes.values()) or getattr(processor, "tokenizer", None) is None:
             raise TokenizerError(
-                "there are images or audio, and the model has no processor of text and of these, but "
-                f"{type(processor).__name__} alone; use a model that takes them, or leave them out"
+                f"there are images or audio, and what reads for the model ({type(processor).__name__}) does not take them beside "
+                "text; use a model that takes them, or leave them out"
             )
         self._processor = processor
         self._recording = Lock()
@@ -481,7 +481,7 @@ def load_processor(directory: str | os.PathLike[str], tokenizer: "PreTrainedToke
 
 def _not_loaded(name: str, error: Exception) -> str:
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    package = next((each for each in ("torchvision", "torchaudio", "pillow") if each in line.lower()), None)
+    package = next((each for each in ("pillow", "torchvision", "torchaudio") if each in line.lower()), None)
     if package is None and not isinstance(error, ImportError):
         return (
             f"there are images or audio, and no processor of them can be loaded from {name!r}: {line.rstrip('.')}; use a model "
@@ -490,7 +490,7 @@ def _not_loaded(name: str, error: Exception) -> str:
     remedy = {
         "torchvision": "install the torchvision that belongs to this torch",
         "torchaudio": "install the torchaudio that belongs to this torch",
-        "pillow": "install pillow",
+        "pillow": "install Pillow: `pip install 'forge-data[images]'`",
         None: "install it",
     }
     return (

@@ -164,7 +164,9 @@ class _Items:
                 whole = error.pos < len(self._text) - _CUT and not error.msg.startswith("Unterminated string")
                 if whole or not self._read():
                     near = self._text[max(0, error.pos - 20) : error.pos + 20]
-                    raise DataError(f"{self._name}[{index}] is not valid JSON: {fault_of(error)}, near {near!r}") from error
+                    comma = index > 0 and error.pos == self._at and self._text.startswith("]", error.pos)
+                    said = "a comma stands before the end of the array; take it out" if comma else fault_of(error)
+                    raise DataError(f"{self._name}[{index}] is not valid JSON: {said}, near {near!r}") from error
             except RecursionError as error:
                 raise DataError(f"{self._name}[{index}] is nested too deeply to be read") from error
             except ValueError as error:

@@ -158,7 +158,8 @@ def _value(place: str, line: bytes) -> object:
         ) from error
     except json.JSONDecodeError as error:
         where = f"{fault_of(error)} at column {error.colno}"
-        raise DataError(f"{place} is not valid JSON: {where}{_remedy(error.doc, error.pos)}") from error
+        said = _habit(error.doc, error.pos) or f"{where}{_remedy(error.doc, error.pos)}"
+        raise DataError(f"{place} is not valid JSON: {said}") from error
     except RecursionError as error:
         raise DataError(f"{place} is nested too deeply to be read") from error
     except ValueError as error:
@@ -168,6 +169,19 @@ def _value(place: str, line: bytes) -> object:
 def fault_of(error: json.JSONDecodeError) -> str:
     """Return the decoder's message without the "at" with which some of them end."""
     return error.msg.removesuffix(" at")
+
+
+def _habit(line: str, at: int) -> str:
+    """Say what a line is that other tools write, or "": the same words for each of its kind, which the lint counts once."""
+    start = line.strip()
+    if start.endswith(",") and line[at:].strip() in ("", ","):
+        if start.startswith("[{"):
+            return "the file looks like one JSON array: give its name the suffix .json, or write its items alone (`jq -c '.[]'` does)"
+        if start.startswith("{"):
+            return "a comma ends the line; take it out, as rows are lines of their own"
+    if start.startswith("{'"):
+        return "its quotes are single, as Python prints a dict; write it with json.dumps"
+    return ""
 
 
 def _remedy(line: str, at: int) -> str:

@@ -45,7 +45,7 @@ from forge.run._resume import Identity, must_match
 from forge.run._rows import Rows, with_descriptions
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import Start, check_adapter_base, with_adapter, with_kept_adapter
-from forge.run._stop_signal import StopSignal
+from forge.run._stop_signal import StopSignal, lost_interrupts
 from forge.run._stores import refuse_damaged, verify_on_node
 from forge.saving._best import remove_outdated_best, write_best
 from forge.saving._directories import newest_state
@@ -76,7 +76,7 @@ def _on_rank(task: Task, rows: Rows, callbacks: Callbacks, s: Any, ranks: forge_
     with RunDirectory(path, resume=resume, prepare=storage.prepare) if ranks.is_first else NoDirectory(path) as out:
         report = Reporter(out.log, every=s.report.logging_steps, brief=s.report.quiet, quiet=not ranks.is_first)
         watching = Watchers(callbacks if ranks.is_first else Callbacks(), report.note)
-        with explained(s, out, ranks), storage, watching as watchers:
+        with lost_interrupts(), explained(s, out, ranks), storage, watching as watchers:
             return watchers.end(_run(task, s, rows, out, report, ranks, watchers, storage))
 
 

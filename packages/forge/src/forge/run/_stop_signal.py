@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -13,6 +15,38 @@ import forge_dist
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """SIGHUP comes where the terminal is closed or its connection lost."""
+
+_lost: list[KeyboardInterrupt] = []
+
+
+@contextmanager
+def lost_interrupts() -> Iterator[None]:
+    """Keep a KeyboardInterrupt that Python drops inside the block, for `raise_lost`.
+
+    One that is raised in a `__del__` or in a callback of native code (numba's compiler has many) ends nothing: Python prints it
+    and goes on, with a whole run that somebody asked to end.
+    """
+    before = sys.unraisablehook
+
+    def keep(unraisable: sys.UnraisableHookArgs) -> None:
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            _lost.append(unraisable.exc_value)
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = keep
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        _lost.clear()
+
+
+def raise_lost() -> None:
+    """Raise what `lost_interrupts` kept: called between the phases before the first step."""
+    if _lost:
+        # Anew: the traceback of the lost one holds what was being deleted.
+        raise type(_lost[0])(*_lost[0].args)
 
 
 class StopSignal:
@@ -28,6 +62,7 @@ class StopSignal:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
+        raise_lost()
         if threading.current_thread() is threading.main_thread():
             taken = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
             self._before = {number: signal.signal(number, self._receive) for number in taken}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from forge._errors import SettingsError
 from forge.talking._model import find_model
+from forge.talking._transformers_server import names_of
 
 _LAST_SECONDS = 3.0
 _NEEDED = ("fastapi", "uvicorn", "openai", "pydantic", "typer")
@@ -52,10 +53,12 @@ def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000) 
             + "\n".join(_others(directory, host, port))
         )
     shown = "localhost" if host == "127.0.0.1" else host
-    print(f"http://{shown}:{port}/v1/chat/completions, model {directory!r}; Ctrl-C ends it", file=sys.stderr)
+    given = str(model_path)
+    name = names_of(directory, given)[-1]
+    print(f"http://{shown}:{port}/v1/chat/completions, model {name!r}; Ctrl-C ends it", file=sys.stderr)
     environ = {**os.environ, "HF_HUB_DISABLE_UPDATE_CHECK": "1"}  # nobody asked it to ask the network
     program = "forge.talking._transformers_server"
-    server = subprocess.Popen([sys.executable, "-m", program, *command], env=environ)  # noqa: S603 - no shell, fixed words
+    server = subprocess.Popen([sys.executable, "-m", program, given, *command], env=environ)  # noqa: S603 - no shell, fixed words
     try:
         return server.wait()
     except KeyboardInterrupt:

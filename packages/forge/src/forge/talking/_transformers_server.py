@@ -1,9 +1,10 @@
-"""Program that `forge serve` starts: transformers' server, with OpenAI's errors."""
+"""Program that `forge serve` starts: transformers' server, with OpenAI's errors and short names of the model."""
 
 from __future__ import annotations
 
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
@@ -29,10 +30,21 @@ def list_only(model: str) -> None:
     manager.get_gen_models = staticmethod(get_gen_models)
 
 
-def refuse_bad_requests() -> None:
-    """Let this process answer what it cannot read by status 400 and OpenAI's error object."""
+def names_of(directory: str, given: str) -> tuple[str, ...]:
+    """Return the names by which a request may ask for the model: what is listed, what was given, its last part."""
+    return tuple(dict.fromkeys((directory, given, Path(given).name or Path(directory).name)))
+
+
+def refuse_bad_requests(names: tuple[str, ...] = ()) -> None:
+    """Let this process answer what it cannot read by status 400 and OpenAI's error object.
+
+    Args:
+        names: those of the model, the one that transformers' server knows first; a request with another is refused. ():
+            transformers' server decides.
+    """
     from transformers.cli.serving import server
     from transformers.cli.serving.chat_completion import ChatCompletionHandler
+    from transformers.cli.serving.completion import CompletionHandler
     from transformers.cli.serving.response import ResponseHandler
     from transformers.cli.serving.utils import BaseHandler
 
@@ -46,8 +58,14 @@ def refuse_bad_requests() -> None:
 
     def answering(answer: Any, field: str) -> Any:
         async def handle_request(self: Any, body: dict[str, Any], request_id: str) -> Any:
+            if names and body.get("model") is not None:
+                if body["model"] not in names:
+                    known = " or ".join(map(repr, names[::-1]))
+                    raise BadRequest(f"{body['model']!r} is not served here; ask for {known}, or leave model out", "model")
+                body = {**body, "model": names[0]}
             if field not in body:
-                raise BadRequest("nothing came; give a list of messages", field)
+                wanted = "a text" if field == "prompt" else "a list of messages"
+                raise BadRequest(f"nothing came; give {wanted}", field)
             try:
                 return await answer(self, body, request_id)
             except BadRequest:
@@ -70,15 +88,16 @@ def refuse_bad_requests() -> None:
         return app
 
     base.get_processor_inputs_from_messages = staticmethod(checked)
-    for handler, field in ((ChatCompletionHandler, "messages"), (ResponseHandler, "input")):
+    for handler, field in ((ChatCompletionHandler, "messages"), (CompletionHandler, "prompt"), (ResponseHandler, "input")):
         asked: Any = handler
         asked.handle_request = answering(asked.handle_request, field)
     served.build_server = build_server
 
 
 if __name__ == "__main__":
+    given = sys.argv.pop(1)
     list_only(sys.argv[2])
-    refuse_bad_requests()
+    refuse_bad_requests(names_of(sys.argv[2], given))
     # The command of the very transformers that is installed beside this package, wherever its scripts are.
     (script,) = entry_points(group="console_scripts", name="transformers")
     script.load()()

@@ -85,7 +85,9 @@ def with_shared_prefixes(run: Run, *models: Any, unless: str = "") -> Run:
     parts = {"train": run.train, "held_out": run.held_out}
     of_rows = {name: items for name, items in parts.items() if isinstance(items, Samples)}
     apart = [items for items in of_rows.values() if isinstance(items, Conversations)]
-    spared = 0.0 if apart or in_own_lines(run.settings) else _in_common(run)
+    # Which divides the first steps: a long run compiles what divides them, for seconds, once in an installation.
+    with run.report.taking("looking for what rows begin with alike"):
+        spared = 0.0 if apart or in_own_lines(run.settings) else _in_common(run)
     if not apart and not spared:
         return attrs.evolve(run, plan=run.plan.alone())
     drops = forge_algos.first_dropout(run.model)
