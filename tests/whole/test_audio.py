@@ -25,7 +25,15 @@ from forge_algos import online
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
-from . import modalities, pictures, test_images_of_answers, test_images_of_pairs, test_images_of_teachers, test_images_online
+from . import (
+    modalities,
+    pictures,
+    policies,
+    test_images_of_answers,
+    test_images_of_pairs,
+    test_images_of_teachers,
+    test_images_online,
+)
 from .conftest import conversations, write_rows
 from .starts import metrics, weights
 from .test_trained_parts import part_of, plain_steps, same_weights
@@ -160,13 +168,26 @@ def test_lora(tower: bool, given: dict[str, Any], whole: Path, model: Path, data
     assert AutoProcessor.from_pretrained(merged).feature_extractor.sampling_rate == 16_000
 
 
-def test_dpo(model: Path, tmp_path: Path) -> None:
-    """Preferences whose prompts have clips."""
+def trainable(model: Path, tower: bool) -> Any:
+    """The saved model as transformers loads it; its tower and projector learn too, but for sinusoids that its class freezes."""
+    plain = modalities.plain(model)
+    for name, parameter in plain.named_parameters() if tower else ():
+        parameter.requires_grad_("embed_positions" not in name)
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("verb", "tower"),
+    ci_keeps([("dpo", True)], [(verb, tower) for verb in ("dpo", "orpo", "simpo") for tower in (False, True)]),
+)
+def test_preferences(verb: str, tower: bool, model: Path, tmp_path: Path) -> None:
+    """Their prompts have clips."""
     data = pictures.pairs(tmp_path, 15, kind="audio")
     settings = {"model_path": str(model), "data_path": str(data), **OTHERS, "validation_split": 0.2, "max_tokens_per_gpu": 400}
-    run = forge.dpo(**settings, beta=test_images_of_pairs.BETA, ckpt_output_dir=tmp_path / "run")
+    more = test_images_of_pairs.OWN[verb] | (ALL if tower else {})
+    run = getattr(forge, verb)(**settings | more, ckpt_output_dir=tmp_path / "run")
     before, expected = test_images_of_pairs.oracle(
-        run.output_dir, modalities.plain(model), test_images_of_pairs.dpo, data, model
+        run.output_dir, trainable(model, tower), test_images_of_pairs.LOSSES[verb], data, model
     )
     assert run.eval_before["eval_loss"] == pytest.approx(before, rel=1e-5)
     assert figures(run.output_dir) == pytest.approx([loss for loss, _ in expected], rel=1e-5)
@@ -197,24 +218,29 @@ def test_distill(model: Path, data: Path, tmp_path: Path) -> None:
     assert figures(run, "grad_norm") == pytest.approx([norm for _, norm in expected], rel=1e-4)
 
 
-def test_grpo(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("verb", "tower"),
+    ci_keeps([("grpo", False)], [(verb, tower) for verb in ("grpo", "rloo", "ppo") for tower in (False, True)]),
+)
+def test_rewards(verb: str, tower: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn, log-probabilities, losses and gradients; no token that stands for audio is drawn, however likely."""
     data = pictures.prompts(tmp_path, 12, kind="audio")
     (tmp_path / "picture_rewards.py").write_text(test_images_online.REWARDS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "picture_rewards", raising=False)
-    settings = test_images_online.GIVEN | test_images_online.OWN["grpo"]
-    run = forge.grpo(**settings, model_path=str(model), data_path=str(data), ckpt_output_dir=tmp_path / "run").output_dir
+    settings = test_images_online.GIVEN | test_images_online.OWN[verb] | (ALL if tower else {})
+    settings |= {"model_path": str(model), "data_path": str(data), "ckpt_output_dir": str(tmp_path / "run")}
+    run = getattr(forge, verb)(**settings).output_dir
     said = (run / "log.txt").read_text()
     assert "audio: several in a row" in said
     assert "image" not in said
-    plain, never = modalities.plain(model).eval(), forge_data.MediaInputs(model).token_ids
+    plain, never = trainable(model, tower).eval(), forge_data.MediaInputs(model).token_ids
     assert len(never) == 1
     asked = test_images_online.asked(data, model)
-    expected = test_images_online.oracle(run, plain, modalities.plain(model).eval(), asked, never)
+    expected = policies.oracle(run, plain, modalities.plain(model).eval(), asked, never, verb)
     lines = [line for line in metrics(run) if "loss" in line]
     np.testing.assert_allclose([line["loss"] for line in lines], [loss for loss, _ in expected], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose([line["grad_norm"] for line in lines], [norm for _, norm in expected], rtol=1e-4)
+    np.testing.assert_allclose([line["grad_norm"] for line in lines], [norm for _, norm in expected], rtol=1e-4, atol=1e-5)
     drawn = online.Rollout.read(run / "rollouts" / "step_1.jsonl").completion_ids
     assert not {int(token) for each in drawn for token in each} & never
 
