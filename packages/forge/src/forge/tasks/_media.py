@@ -97,20 +97,14 @@ def check_prompt_media(s: Any, *stores: Any) -> None:
     check_media(s, *stores)
     check_media_texts(s, *stores)
     own = s.objective
-    if getattr(own, "sampler", "transformers") != "transformers":
-        if any("audio" in store.media_kinds for store in stores if store is not None):
-            raise SettingsError(
-                f"sampler={own.sampler} and prompts with audio: servers are given images here, and no audio. Leave sampler "
-                "out, so that the trained model itself samples."
-            )
-        if s.parts.beside:
-            _check_served_parts(s)
+    if getattr(own, "sampler", "transformers") != "transformers" and s.parts.beside:
+        _check_served_parts(s)
     if getattr(own, "reward_model_path", None) is not None:
-        check_reward_media(own.reward_model_path)
+        check_reward_media(own.reward_model_path, *stores)
 
 
 def _check_served_parts(s: Any) -> None:
-    """Refuse a server that would show images by another tower or projector than the trained."""
+    """Refuse a server that would compute media by another tower or projector than the trained."""
     sampler, chosen = s.objective.sampler, chosen_parts(s)
     if s.adapter.adapter != "none":
         raise SettingsError(
@@ -119,8 +113,8 @@ def _check_served_parts(s: Any) -> None:
         )
     if sampler == "sglang":
         raise SettingsError(
-            f"{chosen} and sampler=sglang: SGLang keeps what its former weights made of an image. Leave it out, or take "
-            "sampler=vllm, or leave sampler out."
+            f"{chosen} and sampler=sglang: SGLang keeps what its former weights made of an image or a clip. Leave it out, or "
+            "take sampler=vllm, or leave sampler out."
         )
 
 
