@@ -104,7 +104,8 @@ class Stub:
             return 403, {
                 "error": "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
             }
-        assert all(part["type"] == "image_url" for part in body["content_parts"])
+        kinds = {part["type"].removesuffix("_url") for part in body["content_parts"]}
+        assert all(part["url"].startswith(tuple(f"data:{kind}/" for kind in kinds)) for part in body["content_parts"])
         prompt, images = self.expanded(body["token_ids"], [part["url"] for part in body["content_parts"]])
         status, found = self.choices(body["model"], prompt, images, body["sampling_params"])
         for choice in found["choices"]:
@@ -123,29 +124,45 @@ class Stub:
 
     def expanded(self, ids: list[int], urls: Sequence[str]) -> tuple[list[int], dict[str, Any]]:
         """What the model's processor makes of a prompt with placeholders: its tokens, and a forward's further arguments."""
-        from PIL import Image
-
-        placeholder = getattr(self.processor, "boi_token", None) or self.processor.image_token
+        names = ("boi_token", "image_token", "audio_token")
+        placeholder = next(found for name in names if (found := getattr(self.processor, name, None)))
         token = self.tokenizer.convert_tokens_to_ids(placeholder)
         assert ids.count(token) == len(urls)
-        pictures: list[Any] = []
-        for url in urls:
-            head, _, data = url.partition(",")
-            assert head == "data:image/png;base64"
-            picture = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
-            assert picture.mode == "RGB"
-            pictures.append(picture)
-        if self.fault == "another image":
-            pictures = [picture.rotate(90) for picture in pictures]
+        media = [self.decoded(url) for url in urls]
         if self.fault == "swapped images":
-            pictures.reverse()
-        made = dict(self.processor(text=[placeholder * len(pictures)], images=[pictures], return_tensors="pt"))
-        alone = iter([self.processor(text=[placeholder], images=[[one]])["input_ids"][0] for one in pictures])
-        prompt = [each for own in ids for each in (next(alone) if own == token else [own])]
-        kinds = self.processor.create_mm_token_type_ids([prompt])
-        of_tokens = {name: torch.tensor(kinds) for name in made if name.endswith("token_type_ids")}
+            media.reverse()
+        made = dict(self.processor(text=[placeholder * len(media)], **self.given(media), return_tensors="pt"))
+        alone = iter([self.processor(text=[placeholder], **self.given([one]))["input_ids"][0] for one in media])
+        prompt = [int(each) for own in ids for each in (next(alone) if own == token else [own])]
+        of_tokens = {
+            name: torch.tensor(self.processor.create_mm_token_type_ids([prompt]))
+            for name in made
+            if name.endswith("token_type_ids")
+        }
         dropped = {"input_ids", "attention_mask", *of_tokens}
         return prompt, {name: value for name, value in made.items() if name not in dropped} | of_tokens
+
+    def decoded(self, url: str) -> Any:
+        """An image, or samples at the processor's rate."""
+        head, _, data = url.partition(",")
+        file = io.BytesIO(base64.b64decode(data, validate=True))
+        if head == "data:audio/wav;base64":
+            import soundfile  # not everywhere that images are
+
+            samples, rate = soundfile.read(file, dtype="float32")
+            assert (samples.ndim, rate) == (1, self.processor.feature_extractor.sampling_rate)
+            return samples[::-1].copy() if self.fault == "another image" else samples
+        from PIL import Image
+
+        assert head == "data:image/png;base64"
+        picture = Image.open(file)
+        assert picture.mode == "RGB"
+        return picture.rotate(90) if self.fault == "another image" else picture
+
+    @staticmethod
+    def given(media: list[Any]) -> dict[str, Any]:
+        """Arguments of a processor for one text."""
+        return {"images": [media]} if hasattr(media[0], "mode") else {"audio": media, "sampling_rate": 16_000}
 
     def choices(self, name: str, prompt: list[int], images: dict[str, Any], own: dict[str, Any]) -> Any:
         """What both routes of vLLM answer."""
@@ -208,7 +225,8 @@ class Stub:
         prompts = body["input_ids"] if several else [body["input_ids"]]
         sampling = body["sampling_params"]
         sampling = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
-        given = [self.expanded(*each) for each in zip(prompts, body["image_data"], strict=True)] if "image_data" in body else []
+        media = body.get("image_data") or body.get("audio_data") or []
+        given = [self.expanded(*each) for each in zip(prompts, media, strict=True)] if media else []
         # A seed counts where it draws by seeds alone, and is that of all completions of a request.
         found = [
             self.generated(model, *each, own, own["sampling_seed"] if self.fault == "seeded" else next(self.requests))

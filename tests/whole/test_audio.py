@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoProcessor
 
@@ -24,9 +25,18 @@ from forge_algos import online
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
-from . import modalities, pictures, test_images_of_answers, test_images_of_pairs, test_images_of_teachers, test_images_online
-from .conftest import write_rows
+from . import (
+    modalities,
+    pictures,
+    policies,
+    test_images_of_answers,
+    test_images_of_pairs,
+    test_images_of_teachers,
+    test_images_online,
+)
+from .conftest import conversations, write_rows
 from .starts import metrics, weights
+from .test_trained_parts import part_of, plain_steps, same_weights
 from .three_steps import SETTINGS, figures, oracle, samples
 from .verbs import run_verb
 
@@ -76,6 +86,30 @@ def test_sft(whole: Path, model: Path, data: Path) -> None:
     assert all(torch.equal(stored[name], written[name]) for name in beside)
 
 
+ALL: dict[str, Any] = {"freeze_audio_tower": False, "freeze_multi_modal_projector": False}
+TRAINED: dict[str, Any] = {"weight_decay": 0.1, "save_dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def trained(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps in which tower and projector train too."""
+    return forge.sft(**given | ALL | TRAINED, ckpt_output_dir=tmp_path_factory.mktemp("trained") / "run").output_dir
+
+
+def test_the_tower_trains(trained: Path, model: Path, data: Path, tmp_path: Path) -> None:
+    """Packed: losses, gradient norms and all weights are those of plain transformers with torch's AdamW."""
+    parts = {"language_model", "audio_tower", "multi_modal_projector"}
+    plain, expected = plain_steps(trained, model, data, parts)
+    assert figures(trained) == pytest.approx([step.loss for step in expected], rel=1e-5)
+    assert figures(trained, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
+    (export,) = (trained / "hf_format").glob("samples_*")
+    before, after = load_file(model / "model.safetensors"), load_file(export / "model.safetensors")
+    plain.save_pretrained(tmp_path / "plain")
+    same_weights(after, load_file(tmp_path / "plain" / "model.safetensors"))
+    assert {part_of(key) for key, tensor in before.items() if not torch.equal(tensor.float(), after[key])} == parts
+    assert "parts: weights that train: language_model " in (trained / "log.txt").read_text()
+
+
 @pytest.mark.parametrize("name", ["glm-asr", "qwen3-asr"])
 def test_processors_of_one_clip(name: str, tmp_path: Path) -> None:
     """Packed, beside rows without audio; two clips in a row are one error."""
@@ -112,24 +146,48 @@ def test_what_is_said_of_audio(whole: Path, tmp_path: Path) -> None:
     assert "processor of text and audio" in card or "# of text and audio" in card
 
 
-def test_lora(given: dict[str, Any], whole: Path, model: Path, tmp_path: Path) -> None:
-    """It adapts the language part alone, and begins at the same loss; plain transformers loads what was merged."""
-    run = forge.sft(**given | {"max_steps": 1}, adapter="lora", lora_r=4, ckpt_output_dir=tmp_path / "run")
+@pytest.mark.parametrize("tower", [False, True])
+def test_lora(tower: bool, given: dict[str, Any], whole: Path, model: Path, data: Path, tmp_path: Path) -> None:
+    """It adapts the parts that train, and begins at the same loss; plain transformers loads what was merged."""
+    parts, settings = (ALL if tower else {}), given | {"max_steps": 1 + tower, "adapter": "lora", "lora_r": 4}
+    run = forge.sft(**settings, **parts, ckpt_output_dir=tmp_path / "run")
     assert figures(run.output_dir)[0] == pytest.approx(figures(whole)[0], rel=1e-6)
-    assert all(".language_model." in name for name in load_file(run.model_dir / "adapter_model.safetensors"))
+    found = {part_of(name) for name in load_file(run.model_dir / "adapter_model.safetensors")}
+    assert found == {"language_model", *(("audio_tower", "multi_modal_projector") if tower else ())}
+    if tower:
+        on = settings | {"max_steps": 3, "adapter_path": str(run.model_dir)}
+        more = forge.sft(**on, **parts, ckpt_output_dir=tmp_path / "more").output_dir
+        base: Any = AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+        peft = PeftModel.from_pretrained(base, run.model_dir, is_trainable=True)
+        expected = oracle(more, peft, inputs=pictures.inputs_of(model, data))
+        assert figures(more) == pytest.approx([step.loss for step in expected], rel=1e-5)
+        assert figures(more, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
     assert (run.model_dir / "processor_config.json").read_bytes() == (model / "processor_config.json").read_bytes()
     merged = forge.export(run.output_dir, tmp_path / "merged", merge=True)
     AutoModelForMultimodalLM.from_pretrained(merged)
     assert AutoProcessor.from_pretrained(merged).feature_extractor.sampling_rate == 16_000
 
 
-def test_dpo(model: Path, tmp_path: Path) -> None:
-    """Preferences whose prompts have clips."""
+def trainable(model: Path, tower: bool) -> Any:
+    """The saved model as transformers loads it; its tower and projector learn too, but for sinusoids that its class freezes."""
+    plain = modalities.plain(model)
+    for name, parameter in plain.named_parameters() if tower else ():
+        parameter.requires_grad_("embed_positions" not in name)
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("verb", "tower"),
+    ci_keeps([("dpo", True)], [(verb, tower) for verb in ("dpo", "orpo", "simpo") for tower in (False, True)]),
+)
+def test_preferences(verb: str, tower: bool, model: Path, tmp_path: Path) -> None:
+    """Their prompts have clips."""
     data = pictures.pairs(tmp_path, 15, kind="audio")
     settings = {"model_path": str(model), "data_path": str(data), **OTHERS, "validation_split": 0.2, "max_tokens_per_gpu": 400}
-    run = forge.dpo(**settings, beta=test_images_of_pairs.BETA, ckpt_output_dir=tmp_path / "run")
+    more = test_images_of_pairs.OWN[verb] | (ALL if tower else {})
+    run = getattr(forge, verb)(**settings | more, ckpt_output_dir=tmp_path / "run")
     before, expected = test_images_of_pairs.oracle(
-        run.output_dir, modalities.plain(model), test_images_of_pairs.dpo, data, model
+        run.output_dir, trainable(model, tower), test_images_of_pairs.LOSSES[verb], data, model
     )
     assert run.eval_before["eval_loss"] == pytest.approx(before, rel=1e-5)
     assert figures(run.output_dir) == pytest.approx([loss for loss, _ in expected], rel=1e-5)
@@ -160,44 +218,53 @@ def test_distill(model: Path, data: Path, tmp_path: Path) -> None:
     assert figures(run, "grad_norm") == pytest.approx([norm for _, norm in expected], rel=1e-4)
 
 
-def test_grpo(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("verb", "tower"),
+    ci_keeps([("grpo", False)], [(verb, tower) for verb in ("grpo", "rloo", "ppo") for tower in (False, True)]),
+)
+def test_rewards(verb: str, tower: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn, log-probabilities, losses and gradients; no token that stands for audio is drawn, however likely."""
     data = pictures.prompts(tmp_path, 12, kind="audio")
     (tmp_path / "picture_rewards.py").write_text(test_images_online.REWARDS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "picture_rewards", raising=False)
-    settings = test_images_online.GIVEN | test_images_online.OWN["grpo"]
-    run = forge.grpo(**settings, model_path=str(model), data_path=str(data), ckpt_output_dir=tmp_path / "run").output_dir
+    settings = test_images_online.GIVEN | test_images_online.OWN[verb] | (ALL if tower else {})
+    settings |= {"model_path": str(model), "data_path": str(data), "ckpt_output_dir": str(tmp_path / "run")}
+    run = getattr(forge, verb)(**settings).output_dir
     said = (run / "log.txt").read_text()
     assert "audio: several in a row" in said
     assert "image" not in said
-    plain, never = modalities.plain(model).eval(), forge_data.MediaInputs(model).token_ids
+    plain, never = trainable(model, tower).eval(), forge_data.MediaInputs(model).token_ids
     assert len(never) == 1
     asked = test_images_online.asked(data, model)
-    expected = test_images_online.oracle(run, plain, modalities.plain(model).eval(), asked, never)
+    expected = policies.oracle(run, plain, modalities.plain(model).eval(), asked, never, verb)
     lines = [line for line in metrics(run) if "loss" in line]
     np.testing.assert_allclose([line["loss"] for line in lines], [loss for loss, _ in expected], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose([line["grad_norm"] for line in lines], [norm for _, norm in expected], rtol=1e-4)
+    np.testing.assert_allclose([line["grad_norm"] for line in lines], [norm for _, norm in expected], rtol=1e-4, atol=1e-5)
     drawn = online.Rollout.read(run / "rollouts" / "step_1.jsonl").completion_ids
     assert not {int(token) for each in drawn for token in each} & never
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ci_keeps(["fsdp2"], ["fsdp2", "zero2", "zero3"]))
-def test_two_ranks(strategy: str, given: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "parts"),
+    ci_keeps([("fsdp2", "all")], [(each, parts) for each in ("fsdp2", "zero2", "zero3") for parts in ("all", "language")]),
+)
+def test_two_ranks(strategy: str, parts: str, given: dict[str, Any], whole: Path, trained: Path, tmp_path: Path) -> None:
     """Divided, a sample a row, it trains as on one rank, packed: also where a rank's row has no clips, and the other's has."""
-    settings = given | {"packing": "off", "strategy": strategy, "ckpt_output_dir": str(tmp_path / "two")}
+    whole, more = (trained, ALL | TRAINED) if parts == "all" else (whole, {})
+    settings = given | more | {"packing": "off", "strategy": strategy, "ckpt_output_dir": str(tmp_path / "two")}
     run_on_ranks(run_verb, 2, "sft", settings, joined=False, timeout=60)
     assert figures(tmp_path / "two") == pytest.approx(figures(whole), rel=1e-5)
     assert figures(tmp_path / "two", "grad_norm") == pytest.approx(figures(whole, "grad_norm"), rel=1e-4)
 
 
 def test_a_clip_that_changes_meanwhile(
-    given: dict[str, Any], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Changed it stops the run with its row and file; put back, the run goes on from its second step to the same end."""
-    plan = forge_packing.BatchPlan.load(whole / "plan" / "plan.npz")
-    store = forge_data.TokenStore.open(whole / "data" / "train")
+    plan = forge_packing.BatchPlan.load(trained / "plan" / "plan.npz")
+    store = forge_data.TokenStore.open(trained / "data" / "train")
     row, clip = next((row, store[row].media[-1]) for row in plan.samples(2).tolist() if store[row].media)
     assert clip.path is not None
     before = (file := Path(clip.path)).read_bytes()
@@ -208,7 +275,7 @@ def test_a_clip_that_changes_meanwhile(
             file.write_bytes(before + b".")
         return step(*args, **kwargs)
 
-    settings = given | {"full_state_every_steps": 1, "ckpt_output_dir": str(tmp_path / "run")}
+    settings = given | ALL | TRAINED | {"full_state_every_steps": 1, "ckpt_output_dir": str(tmp_path / "run")}
     with monkeypatch.context() as patched:
         patched.setattr(torch.optim.AdamW, "step", spoil)
         with pytest.raises(forge_data.DataError, match=rf"{store.source(row)}: .*{file.name} changed since") as caught:
@@ -217,8 +284,8 @@ def test_a_clip_that_changes_meanwhile(
     file.write_bytes(before)
     forge.sft(**settings)
     assert "resuming after step 2" in (tmp_path / "run" / "log.txt").read_text()
-    assert figures(tmp_path / "run") == figures(whole)
-    assert weights(tmp_path / "run") == weights(whole)
+    assert figures(tmp_path / "run") == figures(trained)
+    assert weights(tmp_path / "run") == weights(trained)
 
 
 def test_the_memory_plan(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,12 +304,18 @@ def test_the_memory_plan(given: dict[str, Any], tmp_path: Path, monkeypatch: pyt
     ("verb", "more", "refusal"),
     [
         ("sft", {"adapter": "prefix"}, "adapter=prefix and rows with audio clips.*lora"),
-        ("sft", {"freeze_vision_tower": False}, "freeze_vision_tower=False: no row of data_path has an image.*takes audio"),
         (
             "sft",
-            {"freeze_multi_modal_projector": False},
-            "freeze_multi_modal_projector=False: no row of data_path has an image",
+            {"freeze_vision_tower": False},
+            "no row of data_path has an image.* Rows with audio train by freeze_audio_tower=F",
         ),
+        (
+            "sft",
+            {"freeze_audio_tower": False, "data_path": "NONE"},
+            "freeze_audio_tower=False: no row of data_path has audio, so",
+        ),
+        ("sft", {"freeze_multi_modal_projector": False, "data_path": "NONE"}, "no row of data_path has an image or audio, so"),
+        ("pretrain", {"freeze_audio_tower": False}, "freeze_audio_tower=False has no effect with forge pretrain"),
         ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are images or audio, and the model has no processor"),
     ],
 )
@@ -252,7 +325,8 @@ def test_what_cannot_have_audio(
     """One error before a model is loaded, and no run directory."""
     monkeypatch.setattr(_run, "load_with_attention", lambda *_, **__: pytest.fail("a model is loaded"))
     settings = {name: value for name, value in given.items() if verb == "sft" or name != "moe_aux_loss"}
-    settings |= {name: str(model_dir) if value == "TEXT" else value for name, value in more.items()}
+    names = {"TEXT": model_dir, "NONE": write_rows(tmp_path / "none.jsonl", conversations(8))}
+    settings |= {name: str(names[value]) if value in (*names,) else value for name, value in more.items()}
     with pytest.raises((forge.ForgeError, forge_data.ForgeDataError), match=refusal) as caught:
         getattr(forge, verb)(**settings, ckpt_output_dir=tmp_path / "run")
     assert caught.value.exit_status == 2

@@ -215,6 +215,15 @@ def test_images_at_the_same_places() -> None:
     assert "comes out otherwise than alone" in why
 
 
+def test_further_documents() -> None:
+    """Each is run behind the first: a row is not packed where one of them leaks."""
+    made, given = model("qwen3-vl", "sdpa"), documents("qwen3-vl")
+    odd = given[1]._replace(inputs={**given[1].inputs, "pixel_values": np.zeros((4, 7), np.float32)})
+    way, why = forge_algos.pack_media(made, [*given[:2], odd], device=CPU)
+    assert way is None
+    assert "unlike sizes" in why
+
+
 def test_an_image_that_leaks_in_few_digits() -> None:
     """In bfloat16 too, where the tokens of an image are few among many that come out as alone."""
 

@@ -75,6 +75,19 @@ def test_scores_are_those_of_plain_transformers(adapted: bool, model: Path, judg
     assert rollout.scores["reward_model"].tolist() == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_reward_model_that_hears_nothing(judge: Path, tmp_path: Path) -> None:
+    """One error before a model is loaded."""
+    pytest.importorskip("soundfile", reason="soundfile is not installed here: forge-data[audio]")
+    model, data = pictures.save("qwen2-audio", tmp_path / "model"), pictures.prompts(tmp_path, 6, kind="audio")
+    settings = JUDGED | {"model_path": str(model), "data_path": str(data), "reward_model_path": str(judge)}
+    with pytest.raises(
+        forge.SettingsError, match=r"reward_model_path .* audio clips: its processor takes images alone"
+    ) as caught:
+        forge.grpo(**settings, ckpt_output_dir=tmp_path / "run")
+    assert caught.value.exit_status == 2
+    assert not (tmp_path / "run").exists()
+
+
 def as_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages whose contents are all lists of parts."""
     return [

@@ -77,7 +77,9 @@ def check_asked(stub: Stub) -> None:
     """Requests with images have the fields of the released servers' sources."""
     known = KNOWN[stub.kind]
     route = "/inference/v1/generate" if stub.kind == "vllm" else "/generate"
-    bodies = [body for _, asked, body in stub.asked if asked == route and ("content_parts" in body or "image_data" in body)]
+    bodies = [
+        body for _, asked, body in stub.asked if asked == route and {"content_parts", "image_data", "audio_data"} & {*body}
+    ]
     assert bodies
     for body in bodies:
         assert set(body) <= set(known["routes"][f"POST {route}"]["fields"])
@@ -90,11 +92,17 @@ def check_asked(stub: Stub) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    ci_keeps([("vllm", "gemma3"), ("sglang", "llava")], [(kind, name) for kind in VERSIONS for name in ("gemma3", "llava")]),
+    ci_keeps(
+        [("vllm", "gemma3"), ("sglang", "llava"), ("vllm", "qwen2-audio")],
+        [(kind, name) for kind in VERSIONS for name in ("gemma3", "llava", "qwen2-audio")],
+    ),
 )
 def test_a_server_sees_the_images(kind: str, name: str, model: Path, data: Path, tmp_path: Path) -> None:
     """Its log-probabilities are plain transformers' of the prompts with their images, and of each step's weights."""
     path = model if name == "gemma3" else pictures.save(name, tmp_path / "model")
+    if "audio" in name:
+        pytest.importorskip("soundfile", reason="soundfile is not installed here: forge-data[audio]")
+        data = pictures.prompts(tmp_path, 6, kind="audio")
     stub = run(kind, path, data, tmp_path / "run")
     assert len(stub.loaded) == 2
     check_asked(stub)

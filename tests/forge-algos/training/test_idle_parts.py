@@ -15,7 +15,7 @@ from forge_algos import (
     make_optimizer,
     schedule,
     train,
-    unreached_by_images,
+    unreached_by_media,
 )
 
 IMAGE = 60
@@ -144,7 +144,7 @@ def test_what_no_image_reaches():
     """The last layer of the tower and the norm behind it; the same in a rehearsal, without numbers."""
     net = model()
     document = MediaDocument(IDS, PIXELS, [(1, 5)])
-    found = unreached_by_images(net, document, device=torch.device("cpu"))
+    found = unreached_by_media(net, document, device=torch.device("cpu"))
     assert found
     assert all(".layers.1." in name or ".post_layernorm." in name for name in found)
     assert any(".layers.1." in name for name in found)

@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from forge_dist import LoadRequest, ModelError, check_model_path, export_model, load_model, vision_parts
+from forge_dist import LoadRequest, ModelError, check_model_path, export_model, load_model, media_parts
 from forge_dist.loading._fsdp_groups import RESHARDED, without_shared
 from forge_dist.loading._modalities import PROCESSOR_FILES, language_dtype, other_modalities, passed_over, processor_files
 from forge_dist.loading._outline import outline_model
@@ -122,10 +122,52 @@ def test_which_modules_are_tower_and_projector(kind):
     """transformers' encoder of images, and what else stands beside the language part, or the tower's mergers."""
     text = {} if kind in ("Qwen2_5_VL", "Qwen3VL") else {"model_type": "llama"}
     model = outline(kind, **({} if kind.startswith("Gemma") else text))
-    assert vision_parts(model, BOTH) == PARTS[kind]
-    assert vision_parts(model, BOTH[:1]) == {BOTH[0]: PARTS[kind][BOTH[0]]}
+    assert media_parts(model, BOTH) == PARTS[kind]
+    assert media_parts(model, BOTH[:1]) == {BOTH[0]: PARTS[kind][BOTH[0]]}
     names = tuple(f"{name}." for names in PARTS[kind].values() for name in names)
     assert all(f"{name}.".startswith(names) for name in other_modalities(model))
+
+
+HEARING = {
+    "Qwen2Audio": {"audio_tower": ["model.audio_tower"], BOTH[1]: ["model.multi_modal_projector"]},
+    "Gemma4": {
+        BOTH[0]: ["model.vision_tower"],
+        "audio_tower": ["model.audio_tower"],
+        BOTH[1]: ["model.embed_vision", "model.embed_audio"],
+    },
+    "Qwen2_5OmniThinker": {
+        BOTH[0]: [f"model.visual.{name}" for name in ("patch_embed", "rotary_pos_emb", "blocks")],
+        "audio_tower": [
+            f"model.audio_tower.{name}"
+            for name in ("conv1", "conv2", "positional_embedding", "audio_bos_eos_token", "layers", "ln_post", "avg_pooler")
+        ],
+        BOTH[1]: ["model.visual.merger", "model.audio_tower.proj"],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", HEARING)
+def test_towers_of_audio(kind):
+    """transformers' encoder of audio, alone or beside one of images, and what turns either's vectors into the language's."""
+    audio = {"encoder_layers": 1, "num_hidden_layers": 1}
+    with torch.device("meta"):
+        config = getattr(transformers, f"{kind}Config")
+        text = {"model_type": "qwen2"} if kind == "Qwen2Audio" else {}
+        seen = {} if kind == "Qwen2Audio" else {"vision_config": {"num_hidden_layers": 1, "depth": 1}}
+        made = config(text_config={**TEXT, **text}, audio_config=audio, **seen)
+        model = getattr(transformers, f"{kind}ForConditionalGeneration")(made)
+    assert media_parts(model) == HEARING[kind]
+    assert media_parts(model, ["audio_tower"]) == {"audio_tower": HEARING[kind]["audio_tower"]}
+    assert media_parts(model, BOTH[1:]) == {BOTH[1]: HEARING[kind][BOTH[1]]}
+    if kind == "Qwen2Audio":
+        with pytest.raises(ModelError, match=r"Qwen2Audio.* names no vision tower"):
+            media_parts(model, BOTH)
+
+
+def test_a_model_without_a_tower_of_audio():
+    """It is said to name none."""
+    with pytest.raises(ModelError, match=r"Gemma3ForConditionalGeneration names no audio tower \(get_encoder\)"):
+        media_parts(outline("Gemma3"), ["audio_tower"])
 
 
 def test_what_a_row_without_images_passes_over():
@@ -146,8 +188,8 @@ def test_parts_that_cannot_be_told_apart():
     """A second tower may be of either part: one alone is refused by name, and both are taken."""
     model = outline("VideoLlava", model_type="llama")
     with pytest.raises(ModelError, match=r"VideoLlava.*cannot be told apart \(model.video_tower may be either\): train both"):
-        vision_parts(model, BOTH[:1])
-    assert vision_parts(model, BOTH)[BOTH[1]] == ["model.video_tower", "model.multi_modal_projector"]
+        media_parts(model, BOTH[:1])
+    assert media_parts(model, BOTH)[BOTH[1]] == ["model.video_tower", "model.multi_modal_projector"]
 
 
 @pytest.mark.parametrize("part", ["language_model", *BOTH])

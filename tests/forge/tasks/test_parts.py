@@ -2,11 +2,12 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from forge import SettingsError
-from forge.tasks import _parts
+from forge.tasks import _media, _parts
 
 
 @pytest.mark.parametrize("has", [True, False])
@@ -28,3 +29,20 @@ def test_a_part_that_a_model_has_none_of(has, monkeypatch):
             _parts.check_trained(settings, model)
     else:
         assert _parts.check_trained(settings, model)["vision_tower"] == [tower]
+
+
+def test_samples_of_every_kind():
+    """Beside those that are tried stands the first sample of each kind of media that they have not."""
+
+    class Store(list):
+        media_kinds, has_media = ("image", "audio"), True
+        source = "rows.jsonl:{}".format
+
+        @property
+        def media_counts(self):
+            return np.array([[len(each.media), 0] for each in self])
+
+    kinds = ((), ("image",), ("image",), ("audio", "image"), ("audio",))
+    store = Store(SimpleNamespace(media=[SimpleNamespace(kind=kind) for kind in each]) for each in kinds)
+    assert _media._of_other_kinds(store[1:3], [store]) == [(store[3], "rows.jsonl:3")]
+    assert _media._of_other_kinds(store[3:4], [store]) == []

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from forge_dist.loading._load import load_model as load_model
     from forge_dist.loading._modalities import (
         is_multimodal as is_multimodal,
+        media_parts as media_parts,
         passed_over as passed_over,
-        vision_parts as vision_parts,
     )
     from forge_dist.loading._model_path import (
         Classifier as Classifier,
@@ -116,7 +116,7 @@ _PUBLIC = {
     "loading._hub": "check_hub_name",
     "loading._identity": "ModelIdentities model_identity",
     "loading._load": "load_model",
-    "loading._modalities": "is_multimodal passed_over vision_parts",
+    "loading._modalities": "is_multimodal media_parts passed_over",
     "loading._model_path": "Classifier check_model_path has_no_weights",
     "loading._outline": "check_model outline_model",
     "loading._positions": "max_positions position_table",

@@ -55,7 +55,7 @@ def pack_media(
 
     Args:
         model: bare or wrapped; where it is divided over ranks, every rank calls this with the same documents.
-        documents: two or more with images, the first two of which are run.
+        documents: two with images or audio; each further one, of another kind of media, is run behind the first.
         device: where test rows go.
         packing: whether rows may be packed; lines alone are tried otherwise.
         join: makes the arrays of a row's documents alike in size, as rows will have them; alone a document has its own.
@@ -67,8 +67,9 @@ def pack_media(
     """
     what, problem = type(causal_model(model)).__name__, "" if packing else "not to be packed"
     least, more = made_up_lengths(model)
-    first, second = documents[:2]
-    pair = longer(first, max(least - len(first.input_ids), 0) + 3), longer(second, max(more - len(second.input_ids), 0))
+    first, *others = documents
+    before = longer(first, max(least - len(first.input_ids), 0) + 3)
+    pairs = [(before, longer(second, max(more - len(second.input_ids), 0))) for second in others]
     ways: tuple[Way, ...] = (*(("bounds", "positions") if packing else ()), *(() if has_experts(model) else ("lines",)))
     lay_texts_alike(model, alike=False)
     for way in ways:
@@ -76,7 +77,7 @@ def pack_media(
             problem += ("; " if problem else "") + "in lines, positions go by the images of the lines before"
             continue
         set_packed(model, way)
-        test = with_and_without_autocast(lambda model, device: _problem(model, pair, device, join), autocast)
+        test = with_and_without_autocast(partial(_problems, pairs=pairs, join=join), autocast)
         try:
             with mode(model, training=False), torch.no_grad():
                 found = test(model, device) or ""
@@ -195,14 +196,14 @@ def _require(
         raise PackedBatchError(f"{what} {problem}. {remedy}")
 
 
-def unreached_by_images(
+def unreached_by_media(
     model: nn.Module,
     document: MediaDocument,
     *,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> list[str]:
-    """Return names of trained weights beside the language part that no image's loss depends on.
+    """Return names of trained weights beside the language part that no image or clip reaches.
 
     LLaVA reads a layer before the last one of its tower, whose last layers and pooling head are of no use then. A forward is
     made, and its graph is followed.
@@ -306,6 +307,16 @@ def _media_places(document: MediaDocument) -> list[int]:
     kinds = [array[0] for array in document.inputs.values() if array.shape == (1, len(ids)) and array.any()]
     inside = ~plain_tokens(document) & (kinds[0] != 0 if kinds else True)
     return np.flatnonzero(inside).tolist()
+
+
+def _problems(
+    model: nn.Module,
+    device: torch.device,
+    *,
+    pairs: Sequence[tuple[MediaDocument, MediaDocument]],
+    join: Callable[[Sequence[MediaInputs]], Sequence[MediaInputs]],
+) -> str | None:
+    return next(filter(None, (_problem(model, pair, device, join) for pair in pairs)), None)
 
 
 def _problem(

@@ -16,7 +16,7 @@ from forge_algos._modules import head, keep_blocks, repeated_blocks, trainable
 from forge_algos._parallel import ALONE, Alone
 from forge_algos.adaptations.base._adaptation import Adaptation
 from forge_algos.batches._media import MediaInputs, Way
-from forge_algos.heads._media import MediaDocument, unreached_by_images
+from forge_algos.heads._media import MediaDocument, unreached_by_media
 from forge_algos.memory._fake import fake_mode, without_data, without_launches
 from forge_algos.memory._findings import adopt_findings, pass_for_probed
 from forge_algos.memory._gathered import Gathered
@@ -116,13 +116,13 @@ class Rehearsal:
         return model
 
     def unreached(self, model: nn.Module, document: MediaDocument) -> list[str]:
-        """Return what `unreached_by_images` does, of a placed model.
+        """Return what `unreached_by_media` does, of a placed model.
 
         Raises:
             RehearsalError: it needs values.
         """
         with _explained(), without_launches(), torch.random.fork_rng(devices=[]), Tracker():
-            return unreached_by_images(model, document, device=self.device, autocast=self.autocast)
+            return unreached_by_media(model, document, device=self.device, autocast=self.autocast)
 
     def media_rows(
         self,

@@ -12,7 +12,7 @@ from forge_data._errors import DataError
 from forge_data._media import MANY, ONE, Kind, Media
 from forge_data._values import counted
 from forge_data.media._processor import Joining, ModelProcessor, load_processor
-from forge_data.media._read import close, png_of
+from forge_data.media._read import close, uri_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,11 +40,11 @@ class Unexpanded(NamedTuple):
     """A prompt as a server of its model is given it, whose own processor expands it."""
 
     input_ids: "NDArray[np.int32]"
-    """int32[S], with the processor's placeholder in the place of what stands for each image."""
-    media: list[bytes]
-    """Each image as PNG, upright and in RGB."""
+    """int32[S], with the processor's placeholder in the place of what stands for each medium."""
+    media: list[str]
+    """Each as a `data:` URI: an image as PNG, upright and in RGB, audio as WAV of the samples that the processor is given."""
     expanded: int
-    """Tokens of the prompt, with those that stand for images."""
+    """Tokens of the prompt, with those that stand for media."""
 
 
 class MediaInputs:
@@ -130,6 +130,11 @@ class MediaInputs:
         return found
 
     @property
+    def kinds(self) -> "tuple[Kind, ...]":
+        """Kinds of media that the processor takes."""
+        return tuple(self._processor.placeholders)
+
+    @property
     def placeholders(self) -> tuple[str, ...]:
         """What a chat template writes for a medium, of each kind that the processor takes."""
         return tuple(self._processor.placeholders.values())
@@ -164,7 +169,7 @@ class MediaInputs:
             close(decoded)
 
     def unexpanded(self, prompt: _Asked, place: str = "a prompt") -> Unexpanded:
-        """Return a prompt of a store with placeholders for its images, and these as PNG.
+        """Return a prompt with placeholders for its media, and these as a server reads them.
 
         The model's processor makes the prompt's own tokens of it, in a server too.
 
@@ -172,9 +177,9 @@ class MediaInputs:
             DataError: as of a call; or the store was made by a version that kept no text.
         """
         if prompt.text is None:
-            raise DataError(f"{place}: the store has no text of a prompt with images; prepare the rows again")
-        pngs = [png_of(medium, place) for medium in prompt.media]
-        return Unexpanded(self._processor.ids_of(prompt.text), pngs, len(prompt.input_ids))
+            raise DataError(f"{place}: the store has no text of a prompt with media; prepare the rows again")
+        media = [uri_of(medium, place, self._processor.sampling_rate) for medium in prompt.media]
+        return Unexpanded(self._processor.ids_of(prompt.text), media, len(prompt.input_ids))
 
     def spans(self, input_ids: "NDArray[Any]") -> list[tuple[int, int]]:
         """Return [start, stop) of each run of tokens int[S] that stand for parts of media."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from forge_data._errors import DataError
 from forge_data._media import ONE, Media
+from forge_data._media_values import as_wav
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,8 +66,7 @@ def read_audio(medium: Media, place: str, sampling_rate: int) -> "tuple[NDArray[
     from transformers.audio_utils import load_audio
 
     try:
-        uri = "data:audio/*;base64," + base64.b64encode(data).decode()
-        samples = load_audio(uri, sampling_rate=sampling_rate, backend="soundfile")
+        samples = load_audio(_uri("audio/*", data), sampling_rate=sampling_rate, backend="soundfile")
     except ImportError as error:
         raise DataError(
             f"{place}: field {medium.field}: audio is read by soundfile and soxr, which cannot be imported; install "
@@ -133,16 +133,23 @@ def thumbnail(medium: Media) -> bytes | None:
     return file.getvalue()
 
 
-def png_of(medium: Media, place: str) -> bytes:
-    """Return an image's pixels, as `read_image` has them, as PNG, which loses none.
+def uri_of(medium: Media, place: str, sampling_rate: int) -> str:
+    """Return what `read_image` or `read_audio` reads as a `data:` URI of PNG or WAV, lossless.
 
     Raises:
-        DataError: as `read_image`.
+        DataError: as those.
     """
+    if medium.kind == "audio":
+        samples, _ = read_audio(medium, place, sampling_rate)
+        return _uri("audio/wav", as_wav(place, medium.field, samples, sampling_rate))
     pixels, _ = read_image(medium, place)
     pixels.info.clear()  # what its file says beside them, such as a profile of colours
     pixels.save(file := io.BytesIO(), "PNG", compress_level=1)
-    return file.getvalue()
+    return _uri("image/png", file.getvalue())
+
+
+def _uri(mime: str, data: bytes) -> str:
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
 
 
 def name_of(medium: Media) -> str:

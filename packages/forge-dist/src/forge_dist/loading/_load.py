@@ -81,7 +81,8 @@ def load_model(
     those are left unread. With a `Classifier` it has as many labels as that names, in `config.id2label`, and its problem_type.
 
     Of a model of several modalities the `trained` parts alone need gradients: any of language_model (the default),
-    vision_tower, multi_modal_projector. The others stay in the dtype of their files, or in `other_dtype` where that is wider.
+    vision_tower, audio_tower, multi_modal_projector. The others stay in the dtype of their files, or in `other_dtype` where
+    that is wider.
 
     With a `quantization` of transformers' (a BitsAndBytesConfig) its linear layers but the head are quantized while they are
     read; such weights are neither trained nor exported: an adapter is put beside them.

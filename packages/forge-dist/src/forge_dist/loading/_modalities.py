@@ -31,7 +31,11 @@ PROCESSOR_FILES = (
 """Files by which transformers makes a processor: a tokenizer beside what turns images and sounds into tensors."""
 
 
-_PROJECTOR = re.compile(r"merger|connector|projector")
+_TOWERS = {"vision_tower": "image", "audio_tower": "audio"}
+"""Part → transformers' name of its modality."""
+_SAID = {"vision_tower": "vision tower", "audio_tower": "audio tower"}
+_PROJECTOR_PART = "multi_modal_projector"
+_PROJECTOR = re.compile(r"merger|connector|projector|^proj\d*$")
 """In names of projectors that stand in a tower, or that are models of their own."""
 _MARKS = "mm_token_type_ids"
 """Argument of a forward: 1 for each token that stands for a part of an image, 0 for one of text."""
@@ -78,16 +82,17 @@ def passed_over(model: "PreTrainedModel") -> list[str]:
     return [*modules_beside_language(model), *(name for name, module in model.named_modules() if module in layers)]
 
 
-def vision_parts(model: "PreTrainedModel", parts: Collection[str]) -> dict[str, list[str]]:
+def media_parts(model: "PreTrainedModel", parts: Collection[str] | None = None) -> dict[str, list[str]]:
     """Return part → names of the outermost modules and parameters that it consists of.
 
-    The vision tower is transformers' encoder of images (`get_encoder`). The projector is what else stands beside the language
-    part, but for audio; where nothing does, the layers of its name in the tower (Qwen-VL's `merger` and
-    `deepstack_merger_list`, which write vectors of the language part's width).
+    Towers are transformers' encoders of images and of audio (`get_encoder`). The projector is what else stands beside the
+    language part; where nothing does, the layers of its name in the towers (Qwen-VL's `merger` and `deepstack_merger_list`,
+    Qwen-Omni's `proj` of audio), which write vectors of the language part's width.
 
     Args:
         model: bare, as transformers loads it.
-        parts: any of vision_tower and multi_modal_projector; if both are asked for, they need not be told apart.
+        parts: any of vision_tower, audio_tower and multi_modal_projector; if a tower and the projector are asked for, they need
+            not be told apart. None: those that there are.
 
     Raises:
         ModelError: the model has no such part, or it cannot be told which of its layers it is.
@@ -96,32 +101,33 @@ def vision_parts(model: "PreTrainedModel", parts: Collection[str]) -> dict[str, 
 
     kind, multimodal = type(model).__name__, is_multimodal(model.config)
     names = {module: name for name, module in model.named_modules()}
-    # Some are None in a directory without such a part (Gemma 4's tower of sounds).
-    tower: Any = model.get_encoder(modality="image")
-    seen, heard = names.get(tower), names.get(model.get_encoder(modality="audio"))
     outermost = modules_beside_language(model) if multimodal else []
-    if seen is None or seen not in outermost:
-        raise ModelError(f"{kind} names no vision tower (get_encoder): it cannot be said which of its layers are one")
+    # Some are None in a directory without such a part (Gemma 4's tower of audio), or the model itself.
+    encoders: dict[str, Any] = {part: model.get_encoder(modality=kind_of) for part, kind_of in _TOWERS.items()}
+    towers = {part: module for part, module in encoders.items() if names.get(module) in outermost}
+    wanted = (*towers, _PROJECTOR_PART) if parts is None and towers else [*(parts or _TOWERS)]
+    for part in [part for part in _TOWERS if part in wanted and part not in towers] if towers else wanted[:1]:
+        what = _SAID.get(part, "vision tower or audio tower")
+        raise ModelError(f"{kind} names no {what} (get_encoder): it cannot be said which of its layers are one")
     within = tuple(f"{name}." for name in outermost)
     loose = sorted(name for name in other_modalities(model) if not name.startswith(within))
-    beside = [name for name in (*outermost, *loose) if name not in (seen, heard) and "audio" not in name.rpartition(".")[2]]
+    known = {names[tower] for tower in towers.values()}
+    beside = [name for name in (*outermost, *loose) if name not in known]
     models = {name for module, name in names.items() if isinstance(module, PreTrainedModel)}
-    towers = [name for name in beside if name in models and not _PROJECTOR.search(name)]
-    if beside:
-        found = {"vision_tower": [seen], "multi_modal_projector": beside}
-    else:
+    alike = [name for name in beside if name in models and not _PROJECTOR.search(name)]
+    found: dict[str, list[str]] = {part: [names[tower]] for part, tower in towers.items()}
+    found[_PROJECTOR_PART] = beside
+    for part, tower in towers.items() if not beside else ():
         own = [name for name, _ in tower.named_children()] + [name for name, _ in tower.named_parameters(recurse=False)]
-        found = {
-            "vision_tower": [f"{seen}.{name}" for name in own if not _PROJECTOR.search(name)],
-            "multi_modal_projector": [f"{seen}.{name}" for name in own if _PROJECTOR.search(name)],
-        }
-    if (towers or not found["multi_modal_projector"]) and len(set(parts)) == 1:
-        why = f"{towers[0]} may be either" if towers else f"{seen} has no layer of its name"
+        found[part] = [f"{names[tower]}.{name}" for name in own if not _PROJECTOR.search(name)]
+        found[_PROJECTOR_PART] += [f"{names[tower]}.{name}" for name in own if _PROJECTOR.search(name)]
+    if (alike or not found[_PROJECTOR_PART]) and (_PROJECTOR_PART not in wanted or set(wanted).isdisjoint(towers)):
+        why = f"{alike[0]} may be either" if alike else f"{' and '.join(sorted(known))} has no layer of its name"
         raise ModelError(
-            f"{kind}: vision tower and projector cannot be told apart ({why}): train both, or name the weights that train in "
-            "unfrozen_parameters as well"
+            f"{kind}: {' and '.join(_SAID[part] for part in towers)} and projector cannot be told apart ({why}): train both, "
+            "or name the weights that train in unfrozen_parameters as well"
         )
-    return {part: found[part] for part in found if part in parts}
+    return {part: found[part] for part in found if part in wanted}
 
 
 def is_inside(name: str, modules: Iterable[str]) -> bool:
@@ -144,7 +150,7 @@ def freeze_parts(model: "PreTrainedModel", stored: torch.dtype, where: str, trai
         model: as it was read, divided or not; before its first forward.
         stored: dtype of the directory's weights, or another in which the rest is to compute.
         where: the model_path, for errors.
-        trained: any of language_model, vision_tower, multi_modal_projector.
+        trained: any of language_model, vision_tower, audio_tower, multi_modal_projector.
 
     Raises:
         ModelError: the model names no language part: a decoder and a head over the vocabulary; or not the other part that is to
@@ -160,7 +166,7 @@ def freeze_parts(model: "PreTrainedModel", stored: torch.dtype, where: str, trai
         raise ModelError(f"model_path {where}: {type(model).__name__} names no decoder and head that could be trained on text")
     others = other_modalities(model)
     try:
-        moving = [name for names in vision_parts(model, beside).values() for name in names] if beside else []
+        moving = [name for names in media_parts(model, beside).values() for name in names] if beside else []
     except ModelError as error:
         raise ModelError(f"model_path {where}: {error}") from None
     replaced: dict[int, nn.Parameter] = {}

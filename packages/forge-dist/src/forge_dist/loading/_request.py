@@ -40,7 +40,7 @@ class LoadRequest:
     None: the directory's."""
 
     trained: tuple[str, ...] = LANGUAGE
-    """Parts of such a model that train: any of language_model, vision_tower, multi_modal_projector."""
+    """Parts of such a model that train: any of language_model, vision_tower, audio_tower, multi_modal_projector."""
 
     media: bool = False
     """Whether rows have images, `Strategy.media`."""

@@ -38,7 +38,7 @@ def _expected(planned: Planned, documents: list[forge_algos.MediaDocument], *, p
         outline = rehearsal.model(outline_of(planned, planned.model_path, frozen=True), planned.draft, packed=planned.packed)
         return rehearsal.media_rows(
             rehearsal.placed(outline),
-            [*documents] * 2,
+            documents if documents[1:] else [*documents] * 2,
             packing=packing,
             join=partial(media_inputs(planned.settings).join, more=True),
         )

@@ -68,11 +68,11 @@ def adapt_model(
 
     def unreached(document: forge_algos.MediaDocument) -> Sequence[str]:
         with strategy.computing(model):
-            return measure(partial(forge_algos.unreached_by_images, device=strategy.device), document)
+            return measure(partial(forge_algos.unreached_by_media, device=strategy.device), document)
 
     if names := freeze_unreached(s, model, media, unreached):
         more = f" and {counted(len(names) - 1, 'others')}" if names[1:] else ""
-        report.note(f"parts: {names[0]}{more} stay as they are: what an image becomes does not depend on them")
+        report.note(f"parts: {names[0]}{more} stay as they are: no image or clip of the rows reaches them")
     if s.adapter.adapter == "osft":
         adaptation = _adapt_osft(task, s, model, tokenizer, train, root, strategy, measure, report, identity)
     else:

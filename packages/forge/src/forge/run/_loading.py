@@ -274,7 +274,7 @@ def _check_media(
     strategy: forge_dist.Strategy,
     media: Sequence[forge_algos.MediaDocument],
 ) -> None:
-    """Try a model, and an attention of our own, on a document with images, where there are some.
+    """Try a model, and an attention of our own, on a document of each kind of media.
 
     Raises:
         forge_algos.PackedBatchError: it does not see them, or not with this attention.
@@ -282,8 +282,12 @@ def _check_media(
     if not media:
         return
     where: dict[str, Any] = {"device": machine.device.value, "autocast": computing(machine, dtype, strategy)}
+    seen = set[str]()
     try:
-        forge_algos.require_media(model, media[0], **where)
+        for document in media:
+            if not seen.issuperset(document.inputs):  # the first, and one of another kind
+                forge_algos.require_media(model, document, **where)
+            seen.update(document.inputs)
     except forge_algos.PackedBatchError as error:
         raise forge_algos.PackedBatchError(f"{path} cannot be given the rows' media: {error}") from error
     if way.attention.value.function is not None:

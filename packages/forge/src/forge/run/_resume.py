@@ -146,6 +146,7 @@ ADDED = {
     "apollo_update_interval": 200,
     "apollo_scale": None,
     "freeze_vision_tower": True,
+    "freeze_audio_tower": True,
     "freeze_multi_modal_projector": True,
     "freeze_language_model": False,
 }

@@ -184,7 +184,7 @@ TOLD = {
         "rename the columns with rename_columns": """field_messages message_property_mappings message_field_role
             message_field_content column_mapping""",
         "tokens are kept in the run's data/ directory": "data_output_dir dataset_prepared_path tokenized_path cache_dir",
-        "freeze_vision_tower, freeze_multi_modal_projector and freeze_language_model say which parts train": """
+        "freeze_vision_tower, freeze_audio_tower and their kin say which parts train": """
             finetune_vision_layers finetune_language_layers freeze_mm_modules""",
         "the model's own processor is taken, whose files say how large images are": """processor_type
             image_size image_resize_algorithm image_max_pixels image_min_pixels max_pixels min_pixels""",

@@ -106,20 +106,14 @@ def check_prompt_media(s: Any, *stores: Any) -> None:
     check_media(s, *stores)
     check_media_texts(s, *stores)
     own = s.objective
-    if getattr(own, "sampler", "transformers") != "transformers":
-        if any("audio" in store.media_kinds for store in stores if store is not None):
-            raise SettingsError(
-                f"sampler={own.sampler} and prompts with audio: servers are given images here, and no audio. Leave sampler "
-                "out, so that the trained model itself samples."
-            )
-        if s.parts.beside:
-            _check_served_parts(s)
+    if getattr(own, "sampler", "transformers") != "transformers" and s.parts.beside:
+        _check_served_parts(s)
     if getattr(own, "reward_model_path", None) is not None:
-        check_reward_media(own.reward_model_path)
+        check_reward_media(own.reward_model_path, *stores)
 
 
 def _check_served_parts(s: Any) -> None:
-    """Refuse a server that would show images by another tower or projector than the trained."""
+    """Refuse a server that would compute media by another tower or projector than the trained."""
     sampler, chosen = s.objective.sampler, chosen_parts(s)
     if s.adapter.adapter != "none":
         raise SettingsError(
@@ -128,16 +122,16 @@ def _check_served_parts(s: Any) -> None:
         )
     if sampler == "sglang":
         raise SettingsError(
-            f"{chosen} and sampler=sglang: SGLang keeps what its former weights made of an image. Leave it out, or take "
-            "sampler=vllm, or leave sampler out."
+            f"{chosen} and sampler=sglang: SGLang keeps what its former weights made of an image or a clip. Leave it out, or "
+            "take sampler=vllm, or leave sampler out."
         )
 
 
 def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.MediaDocument]:
-    """Return two documents with images on which rows are tried, or one, or none.
+    """Return two documents with media on which rows are tried, or one, or none.
 
     They are the shortest, and another short one; where images are padded to the largest, the one with most tokens of images
-    that still fits into a row.
+    that still fits into a row. Further ones are of kinds of media that these have not.
     """
     given = [items for items in parts if items is not None]
     stores = [items.store for items in given]
@@ -162,16 +156,30 @@ def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Med
         found[1:] = (
             sorted(fitting, key=lambda each: sum(medium.stop - medium.start for medium in each[0].media))[-1:] or found[1:]
         )
+    found[2:] = _of_other_kinds([sample for sample, _ in found[:2]], stores)
     _tried.clear()
     _tried[key] = [
         forge_algos.MediaDocument(sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.media])
-        for sample, place in found[:2]
+        for sample, place in found
     ]
     return _tried[key]
 
 
+def _of_other_kinds(known: Sequence[Any], stores: Sequence[Any]) -> list[tuple[Any, str]]:
+    """Return samples, and sources, with the kinds of media that the known ones have not."""
+    kinds, found = {each.kind for sample in known for each in sample.media}, []
+    for store in stores:
+        rows = iter(store.media_counts[:, 0].nonzero()[0].tolist() if has_media(store) else ())
+        while not kinds.issuperset(store.media_kinds) and (row := next(rows, None)) is not None:
+            own = {each.kind for each in store[row].media}
+            if own - kinds:
+                found.append((store[row], store.source(row)))
+                kinds |= own
+    return found
+
+
 _tried: dict[Any, list[forge_algos.MediaDocument]] = {}
-"""Processor and stores of this process's run → two short documents, which are asked for twice."""
+"""Processor and stores of this process's run → the documents, which are asked for twice."""
 _known: dict[str, tuple[Any, forge_data.MediaInputs]] = {}
 """Model path of this process's run → its tokenizer, and what makes the arguments of its images; loading it takes seconds."""
 
@@ -314,7 +322,7 @@ def take_media(
     """Have a model take rows of several documents with images: `forge_algos.pack_media`."""
     return forge_algos.pack_media(
         model,
-        [*documents] * 2,
+        documents if documents[1:] else [*documents] * 2,
         packing=s.packing.packing != "off",
         join=partial(media_inputs(s).join, more=True),
         device=device,

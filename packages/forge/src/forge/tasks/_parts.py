@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 import forge_algos
 import forge_dist
 from forge._errors import SettingsError
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 def chosen_parts(s: Any) -> str:
     """Return the first setting, NAME=VALUE, by which other parts train than usual; "" for none."""
     usual = forge_algos.PartSettings()
-    names = ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model")
-    return next((f"{name}={value}" for name in names if (value := getattr(s.parts, name)) != getattr(usual, name)), "")
+    found = ((name, getattr(s.parts, name)) for name in attrs.asdict(usual))
+    return next((f"{name}={value}" for name, value in found if value != getattr(usual, name)), "")
 
 
 def check_parts(task: Task, s: Any) -> None:
@@ -32,14 +34,14 @@ def check_parts(task: Task, s: Any) -> None:
         return
     if not task.media:
         raise SettingsError(
-            f"{chosen} has no effect with forge {task.name}: its rows are text, on which no vision tower computes. Leave it "
-            "out, or take a verb whose rows may have images."
+            f"{chosen} has no effect with forge {task.name}: its rows are text, on which no tower computes. Leave it "
+            "out, or take a verb whose rows may have images or audio."
         )
     adapter = s.adapter.adapter
     if adapter == "osft":
         raise SettingsError(
-            f"{chosen} and adapter=osft, which bounds how far the language part's matrices move: what it makes of images would "
-            "follow tower and projector without a bound. Leave it out, or use adapter=lora."
+            f"{chosen} and adapter=osft, which bounds how far the language part's matrices move: what it makes of images and "
+            "audio would follow tower and projector without a bound. Leave it out, or use adapter=lora."
         )
     if s.parts.beside and s.adapter.init_lora_weights == "eva":
         raise SettingsError(
@@ -54,14 +56,25 @@ def check_parts(task: Task, s: Any) -> None:
 
 
 def check_any_media(s: Any, store: Any) -> None:
-    """Raise SettingsError where parts are to train on images, and no training row has any."""
+    """Raise SettingsError where parts are to train on media, and no training row has any."""
+    if not (chosen := chosen_parts(s)):
+        return
     kinds = getattr(store, "media_kinds", ())
-    if (chosen := chosen_parts(s)) and "image" not in kinds:
-        audio = " Of a model that takes audio the language part alone trains." if kinds else ""
+    for part, kind, what, other in (("vision", "image", "an image", "audio"), ("audio", "audio", "audio", "vision")):
+        if not getattr(s.parts, f"freeze_{part}_tower") and kind not in kinds:
+            others = f" Rows with {_MANY[kinds[0]]} train by freeze_{other}_tower=False." if kinds else ""
+            raise SettingsError(
+                f"freeze_{part}_tower=False: no row of data_path has {what}, so that the {part} tower would have nothing to "
+                f"train on. Leave it out, or give rows with {_MANY[kind]}.{others}"
+            )
+    if not kinds:
         raise SettingsError(
-            f"{chosen}: no row of data_path has an image, so that vision tower and projector would have nothing to train on. "
-            f"Leave it out, or give rows with images.{audio}"
+            f"{chosen}: no row of data_path has an image or audio, so that towers and projector would have nothing to train "
+            "on. Leave it out, or give rows with some."
         )
+
+
+_MANY = {"image": "images", "audio": "audio"}
 
 
 def loaded_parts(s: Any) -> tuple[str, ...]:
@@ -76,7 +89,7 @@ def adapted_parts(s: Any, model: Any) -> dict[str, Any]:
     """Return the arguments of `forge_algos.adapt` that say for which parts of a model it is."""
     if not chosen_parts(s):
         return {}
-    found = forge_dist.vision_parts(model, s.parts.beside)
+    found = forge_dist.media_parts(model, s.parts.beside)
     return {"language": not s.parts.freeze_language_model, "beside": [name for names in found.values() for name in names]}
 
 
@@ -86,7 +99,7 @@ def freeze_unreached(
     media: Sequence[forge_algos.MediaDocument],
     unreached: Callable[[forge_algos.MediaDocument], Sequence[str]],
 ) -> Sequence[str]:
-    """Freeze trained weights that no image reaches, and return their names; collective.
+    """Freeze trained weights that no image or clip reaches, and return their names; collective.
 
     LLaVA reads a layer before the last one, and a pooling head is of no use here. Such weights would only decay.
     """
@@ -148,9 +161,9 @@ def _why_none(s: Any, part: str) -> str:
 
 
 def _parts_of(bare: Any) -> dict[str, list[Any]]:
-    """Return vision tower, projector and language part → their weights."""
-    both, named = ("vision_tower", "multi_modal_projector"), dict(bare.named_parameters())
-    outer = {part: tuple(names) for part, names in forge_dist.vision_parts(bare, both).items()}
+    """Return towers, projector and language part → their weights."""
+    named = dict(bare.named_parameters())
+    outer = {part: tuple(names) for part, names in forge_dist.media_parts(bare).items()}
     found = {
         part: [p for name, p in named.items() if name in names or name.startswith(tuple(f"{each}." for each in names))]
         for part, names in outer.items()

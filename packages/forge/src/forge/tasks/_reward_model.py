@@ -12,6 +12,7 @@ import forge_algos
 import forge_data
 import forge_dist
 from forge._errors import SettingsError
+from forge.tasks.items._media import kind_names, media_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,19 +23,25 @@ _PROCESSOR = ("processor_config.json", "preprocessor_config.json")
 _PLACE = "a prompt with its completion"
 
 
-def check_reward_media(path: str) -> None:
-    """Refuse a reward model without a processor of images.
+def check_reward_media(path: str, *stores: Any) -> None:
+    """Refuse a reward model without a processor of the prompts' media.
 
     Raises:
         SettingsError: why there is none, and what to do.
     """
+    names, remedy = media_names(*stores), "or reward completions by functions (reward)"
     try:
-        _media_inputs(path, None)
+        takes = _media_inputs(path, None).kinds
     except forge_data.TokenizerError as error:
         raise SettingsError(
-            f"reward_model_path {path} and prompts with images: {error}. Take a reward model that sees images, such as one "
-            "that forge reward trained on pairs with images, or reward completions by functions (reward)."
+            f"reward_model_path {path} and prompts with {names}: {error}. Take a reward model that sees images, such as one "
+            f"that forge reward trained on pairs with images, {remedy}."
         ) from error
+    if any(kind not in takes for store in stores for kind in getattr(store, "media_kinds", ())):
+        raise SettingsError(
+            f"reward_model_path {path} and prompts with {names}: its processor takes {kind_names(takes)} alone. Take one "
+            f"that takes both, {remedy}."
+        )
 
 
 def reward_model(run: Run, path: str) -> forge_algos.online.RewardModel:
@@ -66,14 +73,14 @@ def reward_model(run: Run, path: str) -> forge_algos.online.RewardModel:
 
 
 class _Conversations:
-    """Conversations with images → a forward's arguments, by the reward model's processor."""
+    """Conversations with media → a forward's arguments, by the reward model's processor."""
 
     def __init__(self, tokenizer: Any, inputs: forge_data.MediaInputs) -> None:
         self._tokenizer, self.inputs = tokenizer, inputs
 
     def __call__(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]] | None:
         contents = [message.get("content") for message in messages]
-        if not any(part.get("type") == "image" for each in contents if isinstance(each, list) for part in each):
+        if not any(part.get("type") in self.inputs.kinds for each in contents if isinstance(each, list) for part in each):
             return None
         # Without a directory: the paths of a store are absolute.
         asked, media = forge_data.messages_with_media({"messages": list(messages)}, "messages", place=_PLACE)

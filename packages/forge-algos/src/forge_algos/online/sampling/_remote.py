@@ -1,6 +1,5 @@
 """Sampling by a server beside the run, which is given the weights before each rollout."""
 
-from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,21 +19,21 @@ _MOST_SEEDS = 2**31 - 1
 
 
 class Unexpanded(Protocol):
-    """A prompt with images as a server is given it, such as a `forge_data.Unexpanded`."""
+    """A prompt with images or audio as a server is given it, such as a `forge_data.Unexpanded`."""
 
     @property
     def input_ids(self) -> NDArray[Any]:
-        """int[S], with the processor's placeholder for each image."""
+        """int[S], with the processor's placeholder for each medium."""
         ...
 
     @property
-    def media(self) -> Sequence[bytes]:
-        """Each image as PNG."""
+    def media(self) -> Sequence[str]:
+        """Each as a `data:` URI, `data:image/...` or `data:audio/...`."""
         ...
 
     @property
     def expanded(self) -> int:
-        """Tokens of the prompt, with those that stand for images."""
+        """Tokens of the prompt, with those that stand for media."""
         ...
 
 
@@ -55,7 +54,7 @@ class RemoteSampler:
             url: its address.
             eos_ids: the tokens that end a completion.
             timeout: seconds that an answer may take.
-            never: tokens that are not drawn, however likely, such as those that stand for parts of images.
+            never: tokens that are not drawn, however likely, such as those that stand for parts of media.
         """
         self.server = SERVERS[kind](url, timeout=timeout)
         self._eos_ids = tuple(int(i) for i in eos_ids)
@@ -98,7 +97,7 @@ class RemoteSampler:
     ) -> list[Completion]:
         """Sample as `Sampler.sample`, from the whole distribution.
 
-        Images are given as `Unexpanded`. What the server's processor makes of a prompt and its images must be the prompt.
+        Media are given as `Unexpanded`. What the server's processor makes of a prompt and its media must be the prompt.
 
         Raises:
             RolloutError: the server failed, was late, or gave something else than was asked for, or read other tokens.
@@ -133,7 +132,7 @@ class RemoteSampler:
             draws = attrs.evolve(
                 draws,
                 unexpanded=[*np.asarray(given.input_ids).tolist(), *draws.prompt[given.expanded :]],
-                media=[f"data:image/png;base64,{b64encode(png).decode()}" for png in given.media],
+                media=[*given.media],
             )
         with self._understood():
             return self.server.draw(draws, self._version)

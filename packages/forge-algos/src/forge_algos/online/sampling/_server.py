@@ -56,11 +56,11 @@ class Draws:
     seed: int
     end_ids: tuple[int, ...]
     unexpanded: list[int] = attrs.field(factory=list)
-    """The prompt with placeholders for images, which the server's own processor is to expand; [] without any."""
+    """The prompt with placeholders for media, which the server's own processor is to expand; [] without any."""
     media: list[str] = attrs.field(factory=list)
-    """`data:` URIs of the prompt's images, in order."""
+    """`data:` URIs of the prompt's images and clips, in order."""
     never: tuple[int, ...] = ()
-    """Tokens that are not to be drawn: those that stand for parts of images."""
+    """Tokens that are not to be drawn: those that stand for parts of media."""
 
     @property
     def biases(self) -> dict[str, Any]:
@@ -201,20 +201,20 @@ class Server(ABC):
             )
 
     def same_prompt(self, draws: Draws, theirs: Iterable[int] | None) -> None:
-        """Raise RolloutError where the server read other tokens than those of a prompt with images."""
+        """Raise RolloutError where the server read other tokens than those of a prompt with media."""
         if theirs is None:
             raise RolloutError(
-                f"{self.name} at {self.url} does not say which tokens it read of a prompt with images (prompt_token_ids), so "
-                "that they cannot be compared: look at the server's version"
+                f"{self.name} at {self.url} does not say which tokens it read of a prompt with images or audio "
+                "(prompt_token_ids), so that they cannot be compared: look at the server's version"
             )
         read, ours = [*theirs], draws.prompt
         if read == ours:
             return
         first = [at for at, pair in enumerate(zip(read, ours, strict=False)) if pair[0] != pair[1]]
         raise RolloutError(
-            f"{self.name} at {self.url} read {len(read):,} tokens of a prompt with images, where the run's processor makes "
-            f"{len(ours):,}, and they differ from token {[*first, min(len(read), len(ours))][0]} on. Serve the directory of "
-            "model_path, with its processor's files and no other limits of pixels; where this server expands images of the "
+            f"{self.name} at {self.url} read {len(read):,} tokens of a prompt with images or audio, where the run's "
+            f"processor makes {len(ours):,}, and they differ from token {[*first, min(len(read), len(ours))][0]} on. Serve the directory of "
+            "model_path, with its processor's files and no other limits of pixels; where this server expands media of the "
             "model otherwise, take sampler=transformers"
         )
 
@@ -228,8 +228,8 @@ class Server(ABC):
             )
         if drawn := {*tokens.tolist()}.intersection(draws.never):
             raise RolloutError(
-                f"{self.name} at {self.url} drew token {min(drawn)}, which stands for a part of an image, and whose logit it "
-                "was told to lower (logit_bias): look at the server's version"
+                f"{self.name} at {self.url} drew token {min(drawn)}, which stands for a part of an image or a clip, and whose "
+                "logit it was told to lower (logit_bias): look at the server's version"
             )
         finished = bool(tokens[-1] in draws.end_ids)
         # An end token that was the last one allowed may be called either.
@@ -275,11 +275,11 @@ class VLLM(Server):
             "stop_token_ids": list(draws.end_ids),
         }
         if draws.media:
-            # The one route that takes token ids with images; it says which tokens became of them.
+            # The one route that takes token ids with media; it says which tokens became of them.
             body = {
                 "model": self.model,
                 "token_ids": draws.unexpanded,
-                "content_parts": [{"type": "image_url", "url": url} for url in draws.media],
+                "content_parts": [{"type": f"{kind_of(url)}_url", "url": url} for url in draws.media],
                 "sampling_params": own | {"detokenize": False},
                 "return_token_ids": True,
             }
@@ -387,8 +387,10 @@ class SGLang(Server):
             "sampling_params": sampling,
             "return_logprob": True,
             **({} if self._adapter is None else {"lora_path": self._adapter}),
-            **({"image_data": [draws.media] * len(prompts), "return_prompt_token_ids": True} if draws.media else {}),
+            **({"return_prompt_token_ids": True} if draws.media else {}),
         }
+        for kind in sorted({kind_of(url) for url in draws.media}):
+            body[f"{kind}_data"] = [[url for url in draws.media if kind_of(url) == kind]] * len(prompts)
         answers = self.ask("/generate", body)
         answers = answers if isinstance(answers, list) else [answers]
         if len(answers) != draws.number:
@@ -426,6 +428,11 @@ class SGLang(Server):
 
 SERVERS: dict[str, type[Server]] = {"vllm": VLLM, "sglang": SGLang}
 """Servers by the name that `sampler` has for them."""
+
+
+def kind_of(uri: str) -> str:
+    """Return what a `data:` URI holds: image or audio."""
+    return uri.removeprefix("data:").partition("/")[0]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

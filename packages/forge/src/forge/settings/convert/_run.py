@@ -290,8 +290,11 @@ def _parts(draft: Draft, kind: object) -> None:
             for name in ("freeze_vision_tower", "freeze_multi_modal_projector"):
                 draft.found[name] = False
                 draft.comments[name] = "every part trains there; leave it out for rows of text alone"
+            draft.comments["freeze_vision_tower"] += ", and for rows with audio take freeze_audio_tower=false"
     for key in [key for key in _PARTS if key in left]:
         trains = left[key] is not _PARTS[key]
+        if trains and key in ("freeze_vision_tower", "freeze_vit"):
+            draft.comments["freeze_vision_tower"] = "the audio tower too there: freeze_audio_tower=false, on rows with audio"
         if trains and draft.verb not in _WITH_MEDIA:
             draft.lose(key, f"forge {draft.verb} trains on text")
         elif trains and kind != "none" and "projector" in key and draft.library == "LLaMA-Factory":

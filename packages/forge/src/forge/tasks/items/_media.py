@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,8 +42,12 @@ _NAMES = {"image": "images", "audio": "audio clips"}
 
 def media_names(*stores: Any) -> str:
     """Name the kinds of media of stores: "images", "audio clips", or "images and audio clips"."""
-    found = {kind for store in stores for kind in getattr(store, "media_kinds", ())}
-    return " and ".join(name for kind, name in _NAMES.items() if kind in found) or "images"
+    return kind_names({kind for store in stores for kind in getattr(store, "media_kinds", ())})
+
+
+def kind_names(kinds: Collection[str]) -> str:
+    """Name kinds of media; images for none."""
+    return " and ".join(name for kind, name in _NAMES.items() if kind in kinds) or "images"
 
 
 _KEPT = 8
