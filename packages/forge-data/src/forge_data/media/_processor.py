@@ -350,7 +350,9 @@ class ModelProcessor:
         return known
 
     def _joining_of(self, kind: Kind) -> "dict[str, Joining | None]":
-        made: list[Any] = {"image": made_up_images, "video": made_up_videos}.get(kind, partial(made_up_audio, self.sampling_rate))()
+        made: list[Any] = {"image": made_up_images, "video": made_up_videos}.get(
+            kind, partial(made_up_audio, self.sampling_rate)
+        )()
         rows = [made[:1], made[1:3], *([medium] for medium in made[3:])]
         # Of audio `padding` would be another than each has alone.
         padding: dict[str, Any] = {"text_kwargs": {"padding": True}} if kind == "audio" else {"padding": True}

@@ -97,7 +97,10 @@ def _decoded(data: bytes, medium: Media, place: str, sample: Sample | None) -> V
         with av.open(io.BytesIO(data)) as container:
             if "_pipe" in container.format.name:
                 raise media_error(
-                    medium, place, "is an image, and no video", "give the frames of a video as a list, [[...], [...]] of several"
+                    medium,
+                    place,
+                    "is an image, and no video",
+                    "give the frames of a video as a list, [[...], [...]] of several",
                 )
             if not container.streams.video:
                 raise media_error(medium, place, "has no pictures, but sound alone", _REMEDY)

@@ -1,4 +1,4 @@
-"""Model and rows with images or audio → how many documents a row holds, and how."""
+"""Model and rows with images, videos or audio → how many documents a row holds, and how."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _TRIED = 64
 
 
 def has_media(*stores: Any) -> bool:
-    """Return whether samples of token stores have images or audio."""
+    """Return whether samples of token stores have media."""
     return any(getattr(store, "has_media", False) for store in stores if store is not None)
 
 
-def media_join(s: Any) -> bool:
-    """Return whether the processor allows for several samples with images in a forward."""
-    return media_inputs(s).joins
+def media_join(s: Any, *stores: Any) -> bool:
+    """Return whether the processor allows for several samples with media of stores in a forward."""
+    return media_inputs(s).joins_of({kind for store in stores for kind in getattr(store, "media_kinds", ())})
 
 
 def check_media(s: Any, *stores: Any) -> None:
@@ -52,7 +52,7 @@ def check_media(s: Any, *stores: Any) -> None:
     if not has_media(*stores):
         return
     what = media_names(*stores)
-    if any(store.kind == "preference" for store in stores if store is not None) and not media_join(s):
+    if any(store.kind == "preference" for store in stores if store is not None) and not media_join(s, *stores):
         raise SettingsError(
             f"pairs of answers with {what}: the processor of this model makes arrays that are not joined, or joined in a way "
             "of its own, so that it is given one sample at a time, and the two answers of a pair are computed together. Learn "
@@ -98,10 +98,10 @@ def check_prompt_media(s: Any, *stores: Any) -> None:
     check_media_texts(s, *stores)
     own = s.objective
     if getattr(own, "sampler", "transformers") != "transformers":
-        if any("audio" in store.media_kinds for store in stores if store is not None):
+        if {kind for store in stores if store is not None for kind in store.media_kinds} - {"image"}:
             raise SettingsError(
-                f"sampler={own.sampler} and prompts with audio: servers are given images here, and no audio. Leave sampler "
-                "out, so that the trained model itself samples."
+                f"sampler={own.sampler} and prompts with {media_names(*stores)}: servers are given images alone here. Leave "
+                "sampler out, so that the trained model itself samples."
             )
         if s.parts.beside:
             _check_served_parts(s)
@@ -194,7 +194,7 @@ def sampled_media(run: Run) -> forge_algos.online.SampledMedia | None:
     return forge_algos.online.SampledMedia(
         documents=media_documents(run.settings, run.tokenizer, run.train, run.held_out),
         token_ids=inputs.token_ids,
-        joins=inputs.joins,
+        joins=media_join(run.settings, run.train.store, run.held_out and run.held_out.store),
         join=inputs.join,
         join_more=partial(inputs.join, more=True),
     )
@@ -259,11 +259,12 @@ def with_rehearsed_media(run: Any, rows: MediaRows | None) -> Any:
 
     Where those are not known, they are packed if any may be. It is a Run, or one as it is planned.
     """
-    if not has_media(run.train.store, run.held_out and run.held_out.store):
+    stores = run.train.store, run.held_out and run.held_out.store
+    if not has_media(*stores):
         return run
     alone = "lines" if isinstance(run.train, Pairs | Prompts) else "single"
     inputs = media_inputs(run.settings, run.tokenizer)
-    rows = rows or (alone if run.settings.packing.packing == "off" or not inputs.joins else "packed")
+    rows = rows or (alone if run.settings.packing.packing == "off" or not media_join(run.settings, *stores) else "packed")
     return _reading(run, MediaRead(inputs, rows, ""))
 
 
@@ -280,7 +281,7 @@ _ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", 
 
 def _rows(run: Run, documents: list[forge_algos.MediaDocument], inputs: forge_data.MediaInputs) -> tuple[MediaRows, str]:
     """Return what rows with images the model takes, and why."""
-    if not inputs.joins:
+    if not media_join(run.settings, run.train.store, run.held_out and run.held_out.store):
         forge_algos.lay_texts_alike(run.model, alike=True)
         return "single", "the model's processor makes arrays that are not joined, or joined in a way of its own"
     with run.strategy.computing(run.model):
