@@ -52,7 +52,7 @@ def messages_with_media(
     """Read the messages in a field of a row, and their media, as `prepare` reads them.
 
     They are parts of contents, or in the columns `images`, `image`, `videos`, `video`, `audios` or `audio`. A content with
-    some becomes a list of parts, such as `{"type": "image"}`, which a chat template takes; `MediaInputs.prompt` takes the media.
+    some becomes a list of parts, such as `{"type": "image"}`, which a chat template takes; `MediaInputs.prompt` takes those.
 
     Args:
         row: with messages in `field`.
@@ -72,7 +72,8 @@ def _with_media(place: str, fields: Fields, turns: Turns, field_of: FieldOf) -> 
     """Put the media of the row's columns into their places.
 
     These are the parts of their kind that do not say which. In a row without parts of that kind it is each `<image>` (or
-    `<video>`, `<audio>`) in a text, as in LLaMA-Factory, and where there is none, all stand before the text of the first user, as in TRL.
+    `<video>`, `<audio>`) in a text, as in LLaMA-Factory, and where there is none, all stand before the text of the first user,
+    as in TRL.
     """
     for kind in MARKS:
         turns = _with_kind(place, fields, turns, field_of, kind)

@@ -45,8 +45,8 @@ _WHICH: dict[Kind, tuple[str, ...]] = {
 _RATE = "sample_fps"
 """Field of a part that is a list of frames: how many were taken in a second."""
 MEDIA_ELSEWHERE = (
-    "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto, reward, grpo, rloo, ppo and sdft train images, "
-    "videos and audio (prepare with media=True, or --media)"
+    "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto, reward, grpo, rloo, ppo and sdft train "
+    "images, videos and audio (prepare with media=True, or --media)"
 )
 """Why media are refused by those that do not train them."""
 LIKENESS = 0.75
@@ -256,8 +256,8 @@ def _medium(place: str, field: str, part: dict[str, Any], kind: Kind) -> Media:
         return Media(field, kind=kind)
     if rate is not None and not any(isinstance(part[name], list) for name in given):
         raise DataError(
-            f"{place}: field {field}.{_RATE} is {describe(part[_RATE])}, and the part has no list of frames; take it out: a file "
-            "says its own, and how many frames of it are taken is set in the model's video_preprocessor_config.json"
+            f"{place}: field {field}.{_RATE} is {describe(part[_RATE])}, and the part has no list of frames; take it out: a "
+            "file says its own, and how many frames of it are taken is set in the model's video_preprocessor_config.json"
         )
     name, value = given[0], part[given[0]]
     if name == f"{kind}_url" and isinstance(value, dict) and "url" in value:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from forge_data._media import Kind
 from forge_data.media._video import Video
 
 if TYPE_CHECKING:
@@ -60,6 +61,23 @@ def alike(one: Joining, other: Joining) -> bool:
     return one == other or (one.axis == other.axis and not any((*one.slack, *other.slack)))
 
 
+def fitting(how: Joining, apart: "Sequence[NDArray[Any]]") -> Joining | None:
+    """Return how arrays are joined where others are joined so too, without padding; None otherwise."""
+    others = {array.shape[: how.axis] + array.shape[how.axis + 1 :] for array in apart}
+    return how if len(others) == 1 else None
+
+
+def made_up_media(kind: Kind, sampling_rate: int) -> "list[Any]":
+    """Make media of a kind of unlike sizes; audio at a rate in Hz."""
+    match kind:
+        case "image":
+            return made_up_images()
+        case "video":
+            return _videos()
+        case "audio":
+            return _audio(sampling_rate)
+
+
 def made_up_images() -> "list[Any]":
     """Make images of unlike sizes, by Pillow."""
     from PIL import Image as Pillow
@@ -67,7 +85,7 @@ def made_up_images() -> "list[Any]":
     return [Pillow.effect_noise(size, 64).convert("RGB") for size in _SIZES]
 
 
-def made_up_videos() -> list[Video]:
+def _videos() -> list[Video]:
     """Make videos of unlike lengths and sizes, of two frames a second."""
     noise, made = np.random.default_rng(0), list[Video]()
     for number, height, width in _VIDEOS:
@@ -77,7 +95,7 @@ def made_up_videos() -> list[Video]:
     return made
 
 
-def made_up_audio(sampling_rate: int) -> "list[Any]":
+def _audio(sampling_rate: int) -> "list[Any]":
     """Make audio float32[N] of unlike lengths, at a rate in Hz."""
     noise = np.random.default_rng(0)
     return [noise.uniform(-0.5, 0.5, int(each * sampling_rate)).astype(np.float32) for each in _CLIPS]

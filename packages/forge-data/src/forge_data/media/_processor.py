@@ -5,7 +5,7 @@ The processor is that of transformers, so what a model is trained on is what it 
 
 import re
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from forge_data._errors import DataError, TokenizerError
 from forge_data._media import MANY, ONE, Kind, Media
-from forge_data.media._joining import Joining, alike, joining, made_up_audio, made_up_images, made_up_videos
+from forge_data.media._joining import Joining, alike, fitting, joining, made_up_images, made_up_media
 from forge_data.media._read import read_audio, read_image
 from forge_data.media._video import Sample, Video, read_video
 
@@ -343,16 +343,14 @@ class ModelProcessor:
             before = {name: each for found in known.values() for name, each in found.items()}
             try:
                 found = self._joining_of(kind)
-            except Exception:  # noqa: BLE001 - a processor may raise anything, and arrays of unlike shapes do not join
+            except Exception:  # noqa: BLE001, S112 - a processor may raise anything, and arrays of unlike shapes do not join
                 continue
             if all(each is not None and alike(before.get(name, each), each) for name, each in found.items()):
                 known[kind] = {name: each for name, each in found.items() if each is not None and name not in before}
         return known
 
     def _joining_of(self, kind: Kind) -> "dict[str, Joining | None]":
-        made: list[Any] = {"image": made_up_images, "video": made_up_videos}.get(
-            kind, partial(made_up_audio, self.sampling_rate)
-        )()
+        made = made_up_media(kind, self.sampling_rate)
         rows = [made[:1], made[1:3], *([medium] for medium in made[3:])]
         # Of audio `padding` would be another than each has alone.
         padding: dict[str, Any] = {"text_kwargs": {"padding": True}} if kind == "audio" else {"padding": True}
@@ -362,10 +360,19 @@ class ModelProcessor:
             # One clip a text is all that some take (GLM-ASR).
             rows = [[medium] for medium in made]
             apart = [self.arrays(row, "") for row in rows]
-        together = self._arrays_of_media("", rows, **padding)
-        return {
-            name: joining([of[name] for of in apart], np.asarray(together[name]), exactly=kind != "audio") for name in apart[0]
-        }
+        try:
+            together = self._arrays_of_media("", rows, **padding)
+        except DataError:
+            if kind != "video":
+                raise
+            # Videos of as many frames are all that some take at once (InternVL), though a model may take any.
+            rows = [[each.first(2)] for each in made]
+            found = self._joined_as([self.arrays(row, "") for row in rows], self._arrays_of_media("", rows), exactly=True)
+            return {name: each and fitting(each, [of[name] for of in apart]) for name, each in found.items()}
+        return self._joined_as(apart, together, exactly=kind != "audio")
+
+    def _joined_as(self, apart: list[Any], together: dict[str, Any], *, exactly: bool) -> "dict[str, Joining | None]":
+        return {name: joining([of[name] for of in apart], np.asarray(together[name]), exactly=exactly) for name in apart[0]}
 
     def of_tokens(self, ids: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
         """Make the arrays with a number for each token: int64[1, S] by name."""

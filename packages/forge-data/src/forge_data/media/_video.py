@@ -6,7 +6,7 @@ They are those of transformers' `load_video` with PyAV, upright as its other dec
 import hashlib
 import io
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import attrs
 import numpy as np
@@ -34,6 +34,10 @@ class Video(NamedTuple):
     """uint8[F, H, W, 3], those that were chosen."""
     about: Mapping[str, Any]
     """Arguments of transformers' `VideoMetadata`."""
+
+    def first(self, number: int) -> Self:
+        """Return it with its first frames alone."""
+        return self._replace(frames=self.frames[:number], about={**self.about, "frames_indices": np.arange(number)})
 
     def metadata(self) -> Any:
         """Make a `VideoMetadata`, which processors change."""
@@ -96,12 +100,7 @@ def _decoded(data: bytes, medium: Media, place: str, sample: Sample | None) -> V
     try:
         with av.open(io.BytesIO(data)) as container:
             if "_pipe" in container.format.name:
-                raise media_error(
-                    medium,
-                    place,
-                    "is an image, and no video",
-                    "give the frames of a video as a list, [[...], [...]] of several",
-                )
+                raise media_error(medium, place, "is an image, and no video", "give the frames of one as a list in the list")
             if not container.streams.video:
                 raise media_error(medium, place, "has no pictures, but sound alone", _REMEDY)
             return _frames(container, io.BytesIO(data), medium, place, sample)
@@ -142,8 +141,8 @@ def _frames(container: Any, again: io.BytesIO, medium: Media, place: str, sample
         raise media_error(medium, place, "is a video of which the processor chooses no frame", "take the row out")
     size = len(chosen) * stream.height * stream.width * 3
     if size > _MOST_BYTES:
-        what = f"has {counted(len(chosen), 'frames')} of {stream.width} x {stream.height} pixels to be read, {size / 2**30:.0f} GiB"
-        raise media_error(medium, place, what, f"make it shorter or smaller, or {_SAMPLE}")
+        what = f"has {counted(len(chosen), 'frames')} of {stream.width} x {stream.height} pixels to be read"
+        raise media_error(medium, place, f"{what}, {size / 2**30:.0f} GiB", f"make it shorter or smaller, or {_SAMPLE}")
     wanted, found = {*chosen.tolist()}, dict[int, Any]()
     last = max(wanted)
     for at, frame in enumerate(container.decode(video=0)):

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from forge.tasks.items._media import MediaRows
 
 _TRIED = 64
-"""Samples with images, of each part, that are looked at for two to test a model on."""
+"""Samples with media, of each part, that are looked at for two to test a model on."""
+_TRIED_KINDS = 1024
+"""As many where rows have media of several kinds."""
 
 
 def has_media(*stores: Any) -> bool:
@@ -128,7 +130,8 @@ def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Med
     """Return two documents with images on which rows are tried, or one, or none.
 
     They are the shortest, and another short one; where images are padded to the largest, the one with most tokens of images
-    that still fits into a row.
+    that still fits into a row. Where rows have media of several kinds, the second has another than the first, and behind them
+    stands one of each further mixture of kinds.
     """
     stores = [items.store for items in parts if items is not None]
     if not has_media(*stores):
@@ -139,10 +142,16 @@ def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Med
         return _tried[key]
     for store in stores:
         if has_media(store):
-            with_some = store.media_counts[:, 0].nonzero()[0][:_TRIED].tolist()
+            tried = _TRIED if len(store.media_kinds) == 1 else _TRIED_KINDS
+            with_some = store.media_counts[:, 0].nonzero()[0][:tried].tolist()
             found += [(store[row], store.source(row)) for row in with_some]
     found.sort(key=lambda each: len(each[0].input_ids))
-    if inputs.pads:
+    mixtures = {}
+    for at, (sample, _) in enumerate(found):
+        mixtures.setdefault(frozenset(medium.kind for medium in sample.media), at)
+    first, *further = mixtures.values()
+    chosen = [first, *further] if further else [0, 1]
+    if inputs.pads and not further:
         # In a test the words of the first stand before both, too.
         room = row_tokens(s) - 3 * len(found[0][0].input_ids)
         fitting = [each for each in found[1:] if len(each[0].input_ids) <= room]
@@ -152,7 +161,7 @@ def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Med
     _tried.clear()
     _tried[key] = [
         forge_algos.MediaDocument(sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.media])
-        for sample, place in found[:2]
+        for sample, place in (found[at] for at in chosen if at < len(found))
     ]
     return _tried[key]
 
@@ -238,7 +247,7 @@ def media_of(run: Run) -> MediaRead | None:
     if not documents:
         return None
     inputs = media_inputs(run.settings, run.tokenizer)
-    rows, why = _rows(run, documents, inputs)
+    rows, why = _rows(run, documents)
     if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
         raise SettingsError(f"packing=on: {why}. With packing=auto samples with media are in no packed row.")
     if rows == "single" and any(isinstance(items, Conversations) for items in (run.train, run.held_out)):
@@ -279,7 +288,7 @@ def _reading(run: Any, media: MediaRead) -> Any:
 _ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", "single": "one sample a row"}
 
 
-def _rows(run: Run, documents: list[forge_algos.MediaDocument], inputs: forge_data.MediaInputs) -> tuple[MediaRows, str]:
+def _rows(run: Run, documents: list[forge_algos.MediaDocument]) -> tuple[MediaRows, str]:
     """Return what rows with images the model takes, and why."""
     if not media_join(run.settings, run.train.store, run.held_out and run.held_out.store):
         forge_algos.lay_texts_alike(run.model, alike=True)

@@ -59,8 +59,8 @@ def check_any_media(s: Any, store: Any) -> None:
     if (chosen := chosen_parts(s)) and not {"image", "video"} & {*kinds}:
         audio = " Of a model that takes audio the language part alone trains." if kinds else ""
         raise SettingsError(
-            f"{chosen}: no row of data_path has an image or a video, so that vision tower and projector would have nothing to train on. "
-            f"Leave it out, or give rows with images.{audio}"
+            f"{chosen}: no row of data_path has an image or a video, so that vision tower and projector would have nothing to "
+            f"train on. Leave it out, or give rows with images.{audio}"
         )
 
 
