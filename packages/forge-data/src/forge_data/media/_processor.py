@@ -7,13 +7,14 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
 from forge_data._errors import DataError, TokenizerError
 from forge_data._media import MANY, ONE, Kind, Media
+from forge_data.media._expanded import Expanded, Recorder, Replacement
 from forge_data.media._joining import Joining, alike, fitting, joining, made_up_images, made_up_media
 from forge_data.media._read import read_audio, read_image
 from forge_data.media._video import Sample, Video, read_video
@@ -36,40 +37,6 @@ _HEARD = 30
 """Seconds that every processor hears, unless it says how many."""
 _END = 0.05
 """Seconds at the end of a clip by which is told whether they are heard."""
-
-
-class Replacement(NamedTuple):
-    """What stands for one medium in a text, in characters."""
-
-    start: int
-    """Where the template's placeholder begins."""
-    stop: int
-    text: str
-    """What the processor writes in its place."""
-
-
-class Expanded(NamedTuple):
-    """A text with media, as a processor writes it."""
-
-    replacements: list[Replacement]
-    """One for each medium, in order."""
-    ids: "NDArray[np.int32]"
-    """int32[S], its tokens."""
-
-
-class _Recorder:
-    """A tokenizer that remembers the last text that it was given."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self.written = ""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def __call__(self, text: Any, *args: Any, **options: Any) -> Any:
-        self.written = text if isinstance(text, str) else str(text[-1])
-        return self._tokenizer(text, *args, **options)
 
 
 class _Chosen(Exception):  # noqa: N818 - no error, but how a call ends that is made to learn something
@@ -167,6 +134,8 @@ class ModelProcessor:
             DataError: as `read_image`, `read_video` and `read_audio`.
         """
         if medium.kind == "video":
+            if medium.frames and medium.fps is None and lost is not None and self._reads_times:
+                lost.append("it has no sample_fps, and the processor assumes one")
             return read_video(medium, place, None if medium.frames else self._sample)
         if medium.kind == "image":
             pixels, sha256 = read_image(medium, place, lost)
@@ -202,6 +171,17 @@ class ModelProcessor:
             finally:
                 del processor.fetch_videos
         raise self._legacy()
+
+    @cached_property
+    def _reads_times(self) -> bool:
+        """Whether it makes something else of frames that were taken in other seconds."""
+        (video, *_), found = made_up_media("video", 0), list[Any]()
+        for rate in (1.0, 30.0):
+            try:
+                found.append(self._arrays_of_media("", [[video._replace(about={**video.about, "fps": rate})]]))
+            except DataError:
+                return False
+        return any(not np.array_equal(np.asarray(array), np.asarray(found[1][name])) for name, array in found[0].items())
 
     def _hears_all(self, samples: "NDArray[np.float32]") -> bool:
         """Tell whether other samples at the end of a clip are other arrays."""
@@ -282,7 +262,7 @@ class ModelProcessor:
         """Return the text that the processor has tokenized in the place of another."""
         with self._recording:
             tokenizer = self._processor.tokenizer
-            self._processor.tokenizer = recorder = _Recorder(tokenizer)
+            self._processor.tokenizer = recorder = Recorder(tokenizer)
             try:
                 self._arrays(place, [text], [media])
             finally:
