@@ -20,7 +20,7 @@ from forge.cli._app import main
 from .. import films
 from . import modalities, pictures
 from .conftest import write_rows
-from .starts import metrics
+from .starts import weights
 from .three_steps import SETTINGS, figures, oracle
 
 GIVEN: dict[str, Any] = {**SETTINGS, "effective_batch_size": 6, "max_tokens_per_gpu": 400}
@@ -82,17 +82,33 @@ def test_what_is_said_of_videos(whole: Path) -> None:
     assert "images and videos: several in a row: " in log
 
 
-def test_a_frame_that_changes_meanwhile(given: dict[str, Any], whole: Path, data: Path, tmp_path: Path) -> None:
-    """A resumed run reads the same frames, or is one error."""
-    kept = pictures.conversation(data.parent, 1, 2, "video")["messages"][0]["content"]
-    frame = data.parent / next(part["video"] for part in kept if part["type"] == "video")[0]
-    before, run = frame.read_bytes(), tmp_path / "run"
-    forge.sft(**given | {"max_steps": 3, "stop_after_steps": 2} if False else given, ckpt_output_dir=run)
-    assert [line["loss"] for line in metrics(run) if "loss" in line] == figures(whole)
-    pictures.picture(99).save(frame)
-    with pytest.raises((forge_data.DataError, forge.SettingsError), match="chang|not those"):
-        forge.sft(**given | {"num_epochs": 2, "max_steps": 4}, ckpt_output_dir=run)
-    frame.write_bytes(before)
+def test_a_frame_that_changes_meanwhile(
+    given: dict[str, Any], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changed it stops the run with its row and file; put back, the run goes on from its second step to the same end."""
+    plan = forge_packing.BatchPlan.load(whole / "plan" / "plan.npz")
+    store = forge_data.TokenStore.open(whole / "data" / "train")
+    found = ((row, each) for row in plan.samples(2).tolist() for each in store[row].media if each.frames)
+    row, video = next(found)
+    file = Path(str(video.frames[-1].path))
+    before, step, steps = file.read_bytes(), torch.optim.AdamW.step, iter(range(9))
+
+    def spoil(*args: Any, **kwargs: Any) -> Any:
+        if next(steps) == 1:
+            file.write_bytes(before + b".")
+        return step(*args, **kwargs)
+
+    settings = given | {"full_state_every_steps": 1, "ckpt_output_dir": str(tmp_path / "run")}
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.optim.AdamW, "step", spoil)
+        with pytest.raises(forge_data.DataError, match=rf"{store.source(row)}: .*{file.name} changed since") as caught:
+            forge.sft(**settings)
+    assert caught.value.exit_status == 2
+    file.write_bytes(before)
+    forge.sft(**settings)
+    assert "resuming after step 2" in (tmp_path / "run" / "log.txt").read_text()
+    assert figures(tmp_path / "run") == figures(whole)
+    assert weights(tmp_path / "run") == weights(whole)
 
 
 def test_videos_alone_train_the_tower(given: dict[str, Any], data: Path, tmp_path: Path) -> None:
