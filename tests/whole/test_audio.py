@@ -314,9 +314,13 @@ def test_the_memory_plan(given: dict[str, Any], tmp_path: Path, monkeypatch: pyt
             {"freeze_audio_tower": False, "data_path": "NONE"},
             "freeze_audio_tower=False: no row of data_path has audio, so",
         ),
-        ("sft", {"freeze_multi_modal_projector": False, "data_path": "NONE"}, "no row of data_path has an image or audio, so"),
+        (
+            "sft",
+            {"freeze_multi_modal_projector": False, "data_path": "NONE"},
+            "no row of data_path has an image, a video or audio, so",
+        ),
         ("pretrain", {"freeze_audio_tower": False}, "freeze_audio_tower=False has no effect with forge pretrain"),
-        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are images or audio, and the model has no processor"),
+        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are media, and what reads for the model"),
     ],
 )
 def test_what_cannot_have_audio(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forge_data import DataError, MediaInputs, TokenizerError, load_tokenizer
-from forge_data.media._processor import load_processor, processor_files
+from forge_data.media._load import load_processor, processor_files
 from forge_data.tokenizing._encoder import Encoder
 
 from .. import pictured
@@ -148,7 +148,10 @@ def test_no_processor(gemma3_directory, tmp_path):
             "install Pillow",
         ),
         # Either will do for Gemma 3, and Pillow alone is wanted by all.
-        (ValueError("None could be imported. Missing optional dependencies: torchvision, Pillow. Please"), r"forge-data\[images\]"),
+        (
+            ValueError("None could be imported. Missing optional dependencies: torchvision, Pillow. Please"),
+            r"forge-data\[images\]",
+        ),
         (ImportError("Package `num2words` is required. Install it"), "Package `num2words` is required; install it"),
     ],
 )

@@ -60,21 +60,24 @@ def check_any_media(s: Any, store: Any) -> None:
     if not (chosen := chosen_parts(s)):
         return
     kinds = getattr(store, "media_kinds", ())
-    for part, kind, what, other in (("vision", "image", "an image", "audio"), ("audio", "audio", "audio", "vision")):
-        if not getattr(s.parts, f"freeze_{part}_tower") and kind not in kinds:
+    for part, wanted, what, other in (
+        ("vision", ("image", "video"), "an image or a video", "audio"),
+        ("audio", ("audio",), "audio", "vision"),
+    ):
+        if not getattr(s.parts, f"freeze_{part}_tower") and not {*wanted} & {*kinds}:
             others = f" Rows with {_MANY[kinds[0]]} train by freeze_{other}_tower=False." if kinds else ""
             raise SettingsError(
                 f"freeze_{part}_tower=False: no row of data_path has {what}, so that the {part} tower would have nothing to "
-                f"train on. Leave it out, or give rows with {_MANY[kind]}.{others}"
+                f"train on. Leave it out, or give rows with {_MANY[wanted[0]]}.{others}"
             )
     if not kinds:
         raise SettingsError(
-            f"{chosen}: no row of data_path has an image or audio, so that towers and projector would have nothing to train "
-            "on. Leave it out, or give rows with some."
+            f"{chosen}: no row of data_path has an image, a video or audio, so that towers and projector would have nothing "
+            "to train on. Leave it out, or give rows with some."
         )
 
 
-_MANY = {"image": "images", "audio": "audio"}
+_MANY = {"image": "images", "video": "videos", "audio": "audio"}
 
 
 def loaded_parts(s: Any) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ def _check_sees(run: Run, model: Any, path: str, pictured: _Conversations) -> No
         ids = made.pop("input_ids")[0].astype(np.int32)
         document = forge_algos.MediaDocument(ids, made, pictured.inputs.spans(ids))
         forge_algos.require_media(model, document, device=run.device, autocast=run.autocast)
-    except (forge_algos.PackedBatchError, forge_data.DataError) as error:
+    except (forge_algos.PackedBatchError, forge_data.DataError, forge_data.TokenizerError) as error:
         raise SettingsError(
             f"reward_model_path {path} cannot be given the images of {items.source(row)}: {error}. Take a reward model that "
             "sees images, or reward completions by functions (reward)."
