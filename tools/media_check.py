@@ -144,7 +144,7 @@ def planned(run: Path) -> tuple[forge_data.TokenStore, Any]:
 
 
 def compare(run: Path, model: Path, expected: Steps, least: float = 0.0) -> Answer:
-    """Compare losses and gradient norms of a run; of a loss beside it, or beside `least` where that is more."""
+    """Compare losses and gradient norms of a run; of a loss beside it, or `least` where that is more."""
     found = list(zip(figures(run), figures(run, "grad_norm"), strict=True))
     assert len(found) == len(expected), f"{len(found)} steps, and {len(expected)} of plain transformers"
     losses = [abs(ours[0] - theirs[0]) / max(abs(theirs[0]), least) for ours, theirs in zip(found, expected, strict=True)]
@@ -234,11 +234,8 @@ def distill(family: Family, rows: Rows, home: Path) -> Answer:
     run = _verb("distill", family, data, home, **teachers.GIVEN, teacher_path=str(teacher))
     (store, plan), tuned, other = planned(run), plain(model), plain(teacher)
     known = samples(store, list(range(len(store))), pictures.inputs_of(model, data))
-    return compare(
-        run,
-        model,
-        pictures.steps(tuned, plan, lambda taken: teachers.divergence(tuned, other, [known[at] for at in taken])),
-    )
+    steps = pictures.steps(tuned, plan, lambda taken: teachers.divergence(tuned, other, [known[at] for at in taken]))
+    return compare(run, model, steps, least=0.1)
 
 
 def grpo(family: Family, rows: Rows, home: Path, *, whole: bool = False) -> Answer:

@@ -79,7 +79,7 @@ FAMILIES = (
     Family("PaddleOCR-VL", grids.paddleocr_vl),
     Family("DeepSeek-VL", tiles.deepseek_vl),
     Family("DeepSeek-VL, hybrid", tiles.deepseek_vl_hybrid),
-    Family("Janus", tiles.janus, refused=dict.fromkeys(_SAMPLED, "logits processors")),
+    Family("Janus", tiles.janus, refused=dict.fromkeys(_SAMPLED, "logits_processor")),
     Family("Aria", tiles.aria),
     Family("VideoLLaMA 3", grids.video_llama3),
     Family("MiniCPM-V 4.6", grids.minicpm_v),
