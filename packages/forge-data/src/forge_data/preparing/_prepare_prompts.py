@@ -149,8 +149,8 @@ def prepare_questions(
         return existing
     with StoreWriter(directory) as writer:
         made = _PairWriter if isinstance(options, PairOptions) else _PromptWriter
-        whole = not isinstance(options, PromptOptions)
-        encoder = PromptEncoder(loaded, whole=whole, opening=not whole or options.generation_prompt)
+        opening = isinstance(options, PromptOptions) or options.generation_prompt
+        encoder = PromptEncoder(loaded, whole=not isinstance(options, PromptOptions), opening=opening)
         prompts = made(sources, writer, encoder, options)
         try:
             for number, source in enumerate(sources):
