@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForMultimodalLM
+from transformers import AutoModelForMultimodalLM, AutoProcessor
+from transformers.image_utils import load_image
 
 import forge
 import forge_algos
@@ -317,3 +318,31 @@ def test_what_cannot_have_images(
 def test_the_padding_token_of_several_modalities(model: Path) -> None:
     """Backend TRL finds that of the text part, where the whole has none."""
     assert all(token == 0 for _, token in _pad_ids(modalities.plain(model)))
+
+
+def test_documents_with_images_between_their_texts(tmp_path: Path) -> None:
+    """docs/multimodal.md: a template of contents alone, and all tokens learned but those of images, as plain transformers."""
+    model, made = pictures.save("llava", tmp_path / "model"), []
+    each = "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}<image>{% endif %}"
+    parts = "{% for part in message['content'] %}" + each + "{% endfor %}"
+    text = "{% if message['content'] is string %}{{ message['content'] }}{% else %}" + parts + "{% endif %}"
+    (tmp_path / "contents.jinja").write_text("{% for message in messages %}" + text + "{% endfor %}{{ eos_token }}")
+    for number in range(4):
+        pictures.picture(number).save(tmp_path / f"{number}.png")
+        content = f"page {number} shows <image>, and <image> was before" if number else "nothing is shown here"
+        images = {"images": [f"{number}.png", f"{number - 1}.png"]} if number else {}
+        made.append({"messages": [{"role": "user", "content": content}]} | images)
+    run = forge.sft(
+        model_path=model, data_path=write_rows(tmp_path / "rows.jsonl", made), chat_template=tmp_path / "contents.jinja",
+        train_on="all", max_steps=1, effective_batch_size=4, ckpt_output_dir=tmp_path / "run",
+    )  # fmt: skip
+    plain, processor, total, count = modalities.plain(model), AutoProcessor.from_pretrained(model), 0.0, 0
+    for row in made:
+        images = [load_image(str(tmp_path / name)) for name in row.get("images", ())] or None
+        inputs = processor(text=row["messages"][0]["content"] + "<end>", images=images, return_tensors="pt")
+        labels = inputs["input_ids"].masked_fill(inputs["input_ids"] == processor.tokenizer.image_token_id, -100)
+        with torch.no_grad():
+            logits = plain(**inputs).logits[0, :-1]
+        total += float(torch.nn.functional.cross_entropy(logits, labels[0, 1:], reduction="sum"))
+        count += int((labels[0, 1:] != -100).sum())
+    assert figures(run.output_dir) == pytest.approx([total / count], rel=1e-6)

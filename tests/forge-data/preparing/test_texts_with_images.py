@@ -93,6 +93,7 @@ def test_labelled(model, folder, tmp_path):
     tokenizer = inputs._processor._processor.tokenizer
     assert store[3].input_ids.tolist() == tokenizer("hello world")["input_ids"]
     assert [prompt.columns["label"] for prompt in store] == ["a", "b", "a", "b"]
+    assert [store.columns(index) for index in range(4)] == [{"label": label} for label in "abab"]
     assert store.media_counts[:, 0].tolist() == [1, 1, 1, 0]
 
 
@@ -171,8 +172,10 @@ def test_refused(row, message, model, folder, tmp_path):
 def test_messages_are_not_cut(model, folder, tmp_path):
     """What ends them is what an embedding is read from."""
     data = written(folder, [{"query": [image(0)], "positive": "a cat"}])
-    with pytest.raises(DataError, match="is of messages, which the chat template ends, and cannot be cut"):
-        prepare_text_pairs(data, model, tmp_path / "store", media=True, max_seq_len=5, on_overflow="truncate")
+    labelled = written(folder, [{"text": "a cat", "label": "a"}], "labelled.jsonl")
+    for prepare, rows in ((prepare_text_pairs, data), (prepare_labelled, labelled)):
+        with pytest.raises(DataError, match="is of messages, which the chat template ends, and cannot be cut"):
+            prepare(rows, model, tmp_path / "store", media=True, as_messages=True, max_seq_len=5, on_overflow="truncate")
 
 
 def test_not_without_being_asked_for(model, folder, tmp_path, chatml_tokenizer):

@@ -227,7 +227,8 @@ class EmbedDataSettings(RowSettings):
 
     query_prefix: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
     """Put before each query, such as "query: "; stored with the model as its prompt of that name. What it needs at its end, a
-    space or a line break, is part of it. By default the one that is stored with the model, if any; "" for none."""
+    space or a line break, is part of it. Of a model of several modalities it is the system message. By default the one that is
+    stored with the model, if any; "" for none."""
 
     document_prefix: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
     """Put before each document, hard negatives too, such as "passage: "; stored with the model. By default the one that is

@@ -319,7 +319,17 @@ class _PromptWriter:
         return ids[:stop], asked.record, tuple(medium for medium in made.media if medium.stop <= stop)
 
     def _check_cut(self, place: str, asked: Question) -> None:
-        """Refuse to cut what must stay whole."""
+        """Refuse to cut messages of which an embedding is made."""
+        texts = asked.prompt if isinstance(asked.prompt, tuple) else (asked.prompt,) if self._as_messages else ()
+        if any(isinstance(text, Chat) for text in texts):
+            raise DataError(
+                f"{place}: a text of more than `max_seq_len` ({self._options.limit}) tokens is of messages, which the chat "
+                "template ends, and cannot be cut; set `on_overflow` to drop, or raise it"
+            )
+
+    @property
+    def _as_messages(self) -> bool:
+        return not isinstance(self._options, PromptOptions) and self._options.as_messages
 
     def _reason(self, place: str, asked: Question, texts: list["NDArray[np.int32]"]) -> str | None:
         limit, of_texts = self._options.limit, not isinstance(self._options, PromptOptions)
@@ -367,13 +377,6 @@ class _PairWriter(_PromptWriter):
             _Tokens([asked.ids for asked in texts], _moved(texts) if any(asked.media for asked in texts) else ())
             for texts in self._encoder.encode_texts(questions)
         ]
-
-    def _check_cut(self, place: str, asked: Question) -> None:
-        if isinstance(asked.prompt, tuple) and any(isinstance(text, Chat) for text in asked.prompt):
-            raise DataError(
-                f"{place}: a text of more than `max_seq_len` ({self._options.limit}) tokens is of messages, which the chat "
-                "template ends, and cannot be cut; set `on_overflow` to drop, or raise it"
-            )
 
     def _kept(self, asked: Question, made: _Tokens) -> tuple["NDArray[np.int32]", bytes, tuple[Media, ...]]:
         texts, limit = made.texts, self._options.limit

@@ -61,12 +61,19 @@ class PromptStore(Store):
         if isinstance(index, slice):
             return self._slice(index)
         at = self._stored_index(index)
-        bounds, ends = self._bounds, self._arrays["record_offsets.bin"]
-        record = json.loads(self._arrays["records.bin"][ends[at] : ends[at + 1]].tobytes())
+        bounds, record = self._bounds, self._record(at)
         media = media_at(self._arrays, at)
         if media:
             _put_media(record, media)
         return Prompt(self._ids[bounds[at] : bounds[at + 1]], record["prompt"], record["columns"], media, record.get("text"))
+
+    def columns(self, index: int) -> dict[str, Any]:
+        """Return the columns of a prompt, without images: nothing of these is read."""
+        return dict(self._record(self._stored_index(index))["columns"])
+
+    def _record(self, at: int) -> dict[str, Any]:
+        ends = self._arrays["record_offsets.bin"]
+        return json.loads(self._arrays["records.bin"][ends[at] : ends[at + 1]].tobytes())
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[index] for index in range(len(self)))

@@ -275,7 +275,7 @@ def model_prompts(model_path: str) -> dict[str, str]:
 
 
 def asks_before_pooling(model_path: str) -> bool:
-    """Return whether sentence-transformers ends messages with the generation prompt before a model embeds them.
+    """Return whether sentence-transformers ends messages with the generation prompt.
 
     That is what sentence_bert_config.json of the model says (Qwen3-VL-Embedding); without that file it does not.
 

@@ -68,7 +68,10 @@ _HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 
 def _as_messages(kinds: Sequence[str], *, generation_prompt: bool) -> dict[str, Any]:
-    """Say that every text becomes a message, which the chat template writes; without it strings alone are read."""
+    """Say that every text becomes a message, which the chat template writes.
+
+    Without this strings alone are read.
+    """
     return {
         "transformer_task": "feature-extraction",
         "modality_config": {**dict.fromkeys(("text", *kinds), _HIDDEN), "message": {**_HIDDEN, "format": "structured"}},

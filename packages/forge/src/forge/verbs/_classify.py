@@ -95,7 +95,7 @@ class Classify(Task):
         return Labelled(store, s.objective.labels, multi_label=s.objective.problem_type == _MULTI)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Refuse rows of a single class, settings that rows with images cannot have, and name unused labels."""
+        """Refuse rows of a single class and settings that images cannot have; name unused labels."""
         check_media(s, train, held_out)
         check_media_texts(s, train, held_out)
         own = s.objective

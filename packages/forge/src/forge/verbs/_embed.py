@@ -192,7 +192,10 @@ def _of_labels(s: Any) -> bool:
 
 
 def _as_messages(s: Any, tokenizer: Any) -> bool:
-    """Return whether every text is the user's message, as sentence-transformers has it of a model of several modalities."""
+    """Return whether every text is the user's message.
+
+    So sentence-transformers has it of a model of several modalities.
+    """
     return bool(tokenizer.chat_template) and forge_dist.has_modalities(s.model.model_path)
 
 

@@ -42,7 +42,7 @@ def given_labels(store: forge_data.PromptStore) -> Given:
     Raises:
         forge_data.DataError: some rows have `label` and others `labels`, or rows have neither.
     """
-    columns = [prompt.columns for prompt in store]
+    columns = [store.columns(index) for index in range(len(store))]
     several = "labels" in columns[0]
     wanted, other = ("labels", "label") if several else ("label", "labels")
     for index, row in enumerate(columns):

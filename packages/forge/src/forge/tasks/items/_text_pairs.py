@@ -35,7 +35,7 @@ class TextPairs(WholeTexts):
         self.weights = store.weights
         self.sources = None if store.weights is None else store.sources
         self.loss_counts = np.ones(len(store), dtype=np.int64)
-        self._texts: list[list[int]] = [prompt.columns["lengths"] for prompt in store]
+        self._texts: list[list[int]] = [store.columns(index)["lengths"] for index in range(len(store))]
         self.longest: Ints = np.array([max(row) for row in self._texts], dtype=np.int64)
         self.lines: Ints | None = np.array([len(row) for row in self._texts], dtype=np.int64)
         # Until the model is asked, as if it took them in lines, which have more places than a packed row.
