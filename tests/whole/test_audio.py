@@ -21,6 +21,8 @@ import forge_data
 import forge_packing
 from forge.cli._app import main
 from forge.run import _memory, _run
+from forge.talking import _transformers_server
+from forge.talking._requests import BadRequest
 from forge_algos import online
 
 from ..lanes import ci_keeps
@@ -40,7 +42,7 @@ from .test_trained_parts import part_of, plain_steps, same_weights
 from .three_steps import SETTINGS, figures, oracle, samples
 from .verbs import run_verb
 
-pytest.importorskip("soundfile", reason="soundfile is not installed here: forge-data[audio]")
+soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed here: forge-data[audio]")
 pytest.importorskip("soxr", reason="soxr is not installed here: forge-data[audio]")
 
 GIVEN: dict[str, Any] = {**SETTINGS, "effective_batch_size": 6, "max_tokens_per_gpu": 192}
@@ -375,6 +377,22 @@ def test_a_model_is_asked_about_audio(
     assert "config.json cannot be read as audio" in told.err
     with pytest.raises(forge_data.TokenizerError, match="is an image, and the processor Qwen2AudioProcessor takes audio clips"):
         forge.generate(model, "what?", image=[model / "config.json"])
+
+
+@pytest.mark.parametrize("samples", [0, 1, 300])
+def test_a_clip_of_a_request(samples: int, model: Path) -> None:
+    """One of which the model makes no token is an error of the request, and one that it hears passes."""
+    pytest.importorskip("fastapi")
+    with io.BytesIO() as file:
+        soundfile.write(file, np.zeros(samples, np.float32), 16_000, format="WAV")
+        clip = file.getvalue()
+    _transformers_server._processor.set(AutoProcessor.from_pretrained(model))
+    with pytest.raises(BadRequest, match=f"of its {samples} samples the model can make nothing: .*(too short|no samples)"):
+        _transformers_server.hear(clip, "messages[0]")
+    with io.BytesIO() as file:
+        soundfile.write(file, np.zeros(4_000, np.float32), 16_000, format="WAV")
+        _transformers_server.hear(file.getvalue(), "messages[0]")
+    _transformers_server.hear(b"no clip", "messages[0]")
 
 
 def test_answers_while_training(given: dict[str, Any], model: Path, data: Path, tmp_path: Path) -> None:

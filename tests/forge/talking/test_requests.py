@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from typing import Any
 
 import pytest
@@ -53,15 +54,14 @@ def test_what_can_be_read_passes(png: str) -> None:
         (image({"url": "data:text/plain;base64,aGk="}), "is no data: URI of an image"),
         (
             image({"url": "http://localhost:1/a.png"}),
-            "messages[0].content[0].image_url: 'http://localhost:1/a.png' is an address or a path",
+            "messages[0].content[0].image_url: 'http://localhost:1/a.png' is no data: URI, and",
         ),
-        (image({"url": "FILE:///a.png"}), "is an address"),
-        (image({"url": __file__}), "is an address or a path, and this server fetches nothing"),
-        (image({"url": "/none.png"}), "is no image that can be read"),
+        (image({"url": "FILE:///a.png"}), "is no data: URI"),
+        (image({"url": "DATA:image/png;base64,AAAA"}), "is no data: URI, and this server fetches nothing and opens no file"),
         (image({}), 'image_url must be {"url": '),
         (image(7), 'image_url must be {"url": '),
         (asked({"type": "input_audio", "input_audio": {"data": "AAAA"}}), "this model takes no audio"),
-        (asked({"type": "video_url", "video_url": {"url": "https://a/b.mp4"}}), "is an address"),
+        (asked({"type": "video_url", "video_url": {"url": "https://a/b.mp4"}}), "is no data: URI"),
         ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], "messages[0].tool_calls[0]: function.arg"),
     ],
 )
@@ -81,17 +81,41 @@ def test_a_model_of_text_takes_no_images(png: str) -> None:
         check_messages(image({"url": png}), "LLM")
 
 
-@pytest.mark.parametrize("where", [__file__, "https://localhost:1/a.wav", "file:///a.wav"])
+@pytest.mark.parametrize("where", [__file__, f"{__file__}.none", "AAAA", "https://localhost:1/a.wav", "file:///a.wav"])
 @pytest.mark.parametrize(
     "part",
     [
         lambda where: {"type": "input_audio", "input_audio": where},
-        lambda where: {"type": "input_audio", "input_audio": {"data": where}},
         lambda where: {"type": "audio_url", "audio_url": {"url": where}},
         lambda where: {"type": "video_url", "video_url": {"url": where}},
     ],
 )
 def test_no_file_of_the_server_is_read_and_nothing_fetched(where: str, part: Any) -> None:
-    """transformers would open the path, or ask the address, for whoever asks."""
-    with pytest.raises(BadRequest, match="is an address or a path, and this server fetches nothing; send the bytes"):
+    """transformers would open the path, or ask the address, for whoever asks; nor is it told whether there is such a file."""
+    with pytest.raises(BadRequest, match="is no data: URI, and this server fetches nothing and opens no file; send the bytes"):
         check_messages(asked(part(where)), "MULTIMODAL")
+
+
+@pytest.mark.parametrize("clip", [{"data": __file__}, {"data": "AAAA"}, {"data": "AAAA", "format": "../a"}, {"format": "wav"}])
+def test_audio_without_a_format(clip: dict[str, str]) -> None:
+    """transformers would open the data as a path."""
+    with pytest.raises(BadRequest, match="input_audio must be"):
+        check_messages(asked({"type": "input_audio", "input_audio": clip}), "MULTIMODAL")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+        {"type": "input_audio", "input_audio": "data:audio/wav;base64,AAAA"},
+        {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}},
+    ],
+)
+def test_clips_are_heard(part: dict[str, Any]) -> None:
+    """Their bytes, with their place; what is no base64 is said."""
+    found: list[Any] = []
+    check_messages(asked(part), "MULTIMODAL", lambda *given: found.append(given))
+    assert found == [(b"\0\0\0", f"messages[0].content[0].{part['type']}")]
+    torn = json.loads(json.dumps(part).replace("AAAA", "AAA"))
+    with pytest.raises(BadRequest, match="'AAA' is no base64"):
+        check_messages(asked(torn), "MULTIMODAL")

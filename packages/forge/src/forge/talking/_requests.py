@@ -6,17 +6,15 @@ that the model cannot take is left out without a word.
 
 from __future__ import annotations
 
+import base64
 import json
-import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of parts that are texts → their field."""
 _IMAGES = ("image_url", "input_image")
 _KNOWN = "text, image_url, and of models that take them input_audio, audio_url and video_url"
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 class BadRequest(Exception):  # noqa: N818 - the name of status 400
@@ -37,12 +35,13 @@ class BadRequest(Exception):  # noqa: N818 - the name of status 400
         return {"error": error}
 
 
-def check_messages(messages: Any, modality: str) -> None:
-    """Refuse messages that a model cannot be asked.
+def check_messages(messages: Any, modality: str, hear: Callable[[bytes, str], None] | None = None) -> None:
+    """Refuse messages that a model cannot be asked. No file is opened, and no path looked at.
 
     Args:
         messages: of the request.
         modality: what the model takes: LLM (text), VLM (images too), or MULTIMODAL (audio too).
+        hear: refuses the bytes of a clip, which are at a place, that the model makes nothing of.
 
     Raises:
         BadRequest: which part, and what to do.
@@ -50,10 +49,10 @@ def check_messages(messages: Any, modality: str) -> None:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise BadRequest(f"{_said(messages)}; give a list of messages", "messages")
     for number, message in enumerate(messages):
-        _check_message(message, modality, f"messages[{number}]")
+        _check_message(message, modality, f"messages[{number}]", hear)
 
 
-def _check_message(message: Any, modality: str, place: str) -> None:
+def _check_message(message: Any, modality: str, place: str, hear: Any) -> None:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise BadRequest(f'{_said(message)}; a message is {{"role": "user", "content": "..."}}', place)
     if message.get("tool_calls"):
@@ -65,7 +64,7 @@ def _check_message(message: Any, modality: str, place: str) -> None:
     if not isinstance(content, Sequence):
         raise BadRequest(f"{_said(content)}; give a text, or a list of parts", f"{place}.content")
     for number, part in enumerate(content):
-        _check_part(part, modality, f"{place}.content[{number}]")
+        _check_part(part, modality, f"{place}.content[{number}]", hear)
 
 
 def _check_calls(calls: Any, place: str) -> None:
@@ -80,7 +79,7 @@ def _check_calls(calls: Any, place: str) -> None:
             raise BadRequest("function.arguments must be a JSON object, as a text or as it is", f"{place}[{number}]")
 
 
-def _check_part(part: Any, modality: str, place: str) -> None:
+def _check_part(part: Any, modality: str, place: str, hear: Any) -> None:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(kind, str):
         raise BadRequest(f'{_said(part)}; a part is {{"type": "text", "text": "..."}}, or has another type: {_KNOWN}', place)
@@ -94,11 +93,11 @@ def _check_part(part: Any, modality: str, place: str) -> None:
     elif kind in ("input_audio", "audio_url"):
         if modality != "MULTIMODAL":
             raise BadRequest("this model takes no audio; ask it in text, or serve a model of text and audio", place)
-        _check_audio(part, kind, place)
+        _check_audio(part, kind, place, hear)
     elif kind == "video_url":
         if modality not in ("VLM", "MULTIMODAL"):
             raise BadRequest("this model takes no videos; ask it in text", place)
-        _refuse_address(_url(part, "video_url", place), f"{place}.video_url")
+        _require_bytes(_url(part, "video_url", place), f"{place}.video_url", "video/mp4")
     else:
         raise BadRequest(f"parts of type {kind[:40]!r} are not known; known are {_KNOWN}", place)
 
@@ -111,12 +110,13 @@ def _url(part: Mapping[str, Any], field: str, place: str) -> str:
     return url
 
 
-def _refuse_address(url: str, place: str) -> None:
-    # transformers opens what is the path of a file here, whoever asks.
-    if _ADDRESS.match(url) or (url[:5].lower() != "data:" and os.path.exists(url)):
+def _require_bytes(url: str, place: str, mime: str) -> None:
+    # Another text transformers takes for an address or for the path of a file, which it opens, whoever asks. Whether there is
+    # such a file is not to be told from the answer.
+    if not url.startswith("data:"):
         raise BadRequest(
-            f"{_short(url)} is an address or a path, and this server fetches nothing; send the bytes: "
-            "data:image/png;base64,... (or another type)",
+            f"{_short(url)} is no data: URI, and this server fetches nothing and opens no file; send the bytes: "
+            f"data:{mime};base64,... (or another type)",
             place,
         )
 
@@ -124,8 +124,8 @@ def _refuse_address(url: str, place: str) -> None:
 def _check_media(url: str, place: str) -> None:
     from transformers.image_utils import load_image
 
-    _refuse_address(url, place)
-    if url[:5].lower() == "data:" and not url.startswith("data:image/"):
+    _require_bytes(url, place, "image/png")
+    if not url.startswith("data:image/"):
         raise BadRequest(f"{_short(url)} is no data: URI of an image; it begins with data:image/png;base64,", place)
     try:
         load_image(url)  # as the server will do it
@@ -139,15 +139,23 @@ def _check_media(url: str, place: str) -> None:
         ) from error
 
 
-def _check_audio(part: Mapping[str, Any], kind: str, place: str) -> None:
-    if kind == "audio_url":
-        _refuse_address(_url(part, kind, place), f"{place}.{kind}")
-        return
-    value = part.get(kind)
-    data = value.get("data") if isinstance(value, Mapping) else value
-    if not isinstance(data, str) or not data:
-        raise BadRequest('input_audio must be {"data": "(bytes in base64)", "format": "wav"}', f"{place}.{kind}")
-    _refuse_address(data, f"{place}.{kind}")
+def _check_audio(part: Mapping[str, Any], kind: str, place: str, hear: Callable[[bytes, str], None] | None) -> None:
+    value, place = part.get(kind), f"{place}.{kind}"
+    if kind == "input_audio" and isinstance(value, Mapping):
+        data, form = value.get("data"), value.get("format")
+        # Without a format transformers takes the data for a path, too.
+        if not isinstance(data, str) or not data or not isinstance(form, str) or not form.isalnum():
+            raise BadRequest('input_audio must be {"data": "(bytes in base64)", "format": "wav"}', place)
+    else:
+        url = value if kind == "input_audio" and isinstance(value, str) else _url(part, kind, place.rpartition(".")[0])
+        _require_bytes(url, place, "audio/wav")
+        data = url.partition(",")[2]
+    try:
+        clip = base64.b64decode(data, validate=True)
+    except ValueError as error:
+        raise BadRequest(f"{_short(data)} is no base64 ({error}); send the bytes of a WAV, FLAC or MP3 file", place) from error
+    if hear is not None:
+        hear(clip, place)
 
 
 def _short(url: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from contextvars import ContextVar
 from importlib.metadata import entry_points
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+import forge_data
 from forge.talking._requests import BadRequest, check_messages
 
 
@@ -35,6 +38,43 @@ def names_of(directory: str, given: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((directory, given, Path(given).name or Path(directory).name)))
 
 
+_processor: ContextVar[Any] = ContextVar("processor", default=None)
+"""Processor of the model that a request asks."""
+_heard: ContextVar[tuple[str, int] | None] = ContextVar("heard", default=None)
+"""Place and samples of the last short clip of a request."""
+_SHORT = 0.5
+"""Seconds below which a clip is tried: a model may make no token of it, and its forward fail (status 500)."""
+
+
+def hear(clip: bytes, place: str) -> None:
+    """Refuse the bytes of a short clip of which the model's processor makes nothing.
+
+    Raises:
+        BadRequest: it does.
+    """
+    import soundfile
+
+    processor = _processor.get()
+    try:
+        about = soundfile.info(io.BytesIO(clip))
+    except RuntimeError:
+        return  # transformers may read it, or says that it cannot
+    if processor is None or about.frames >= _SHORT * about.samplerate:
+        return
+    _heard.set((place, about.frames))
+    try:
+        inputs = forge_data.MediaInputs(processor)
+        placeholder = inputs.placeholders[inputs.kinds.index("audio")]
+        _, media = forge_data.messages_with_media(
+            {"messages": [{"role": "user", "content": [{"type": "audio", "audio": clip}]}]}, "messages", place=place
+        )
+        inputs.prompt(placeholder, media, place)
+    except forge_data.DataError as error:
+        raise BadRequest(f"of its {about.frames} samples the model can make nothing: {error}", place) from error
+    except (forge_data.TokenizerError, ValueError):
+        return  # transformers' words for what this processor does
+
+
 def refuse_bad_requests(names: tuple[str, ...] = ()) -> None:
     """Let this process answer what it cannot read by status 400 and OpenAI's error object.
 
@@ -50,10 +90,15 @@ def refuse_bad_requests(names: tuple[str, ...] = ()) -> None:
 
     base: Any = BaseHandler
     served: Any = server
-    read, build = base.get_processor_inputs_from_messages, served.build_server
+    read, build, resolve = base.get_processor_inputs_from_messages, served.build_server, base._resolve_model
+
+    def resolved(self: Any, body: dict[str, Any]) -> Any:
+        found = resolve(self, body)
+        _processor.set(found[2])
+        return found
 
     def checked(messages: Any, modality: Any) -> Any:
-        check_messages(messages, str(getattr(modality, "value", modality)))
+        check_messages(messages, str(getattr(modality, "value", modality)), hear)
         return read(messages, modality)
 
     def answering(answer: Any, field: str) -> Any:
@@ -74,6 +119,11 @@ def refuse_bad_requests(names: tuple[str, ...] = ()) -> None:
                 if any(frame.f_code.co_name == "apply_chat_template" for frame, _ in walk_tb(error.__traceback__)):
                     why = " ".join(str(error).split())[:300]
                     raise BadRequest(f"this model's template and processor cannot read it: {why}", field) from error
+                if clip := _heard.get():
+                    # Qwen2-Audio cannot be given a clip for which one token stands.
+                    raise BadRequest(
+                        f"a clip of {clip[1]} samples is too short for this model; send a longer one", clip[0]
+                    ) from error
                 raise
 
         return handle_request
@@ -87,6 +137,7 @@ def refuse_bad_requests(names: tuple[str, ...] = ()) -> None:
 
         return app
 
+    base._resolve_model = resolved
     base.get_processor_inputs_from_messages = staticmethod(checked)
     for handler, field in ((ChatCompletionHandler, "messages"), (CompletionHandler, "prompt"), (ResponseHandler, "input")):
         asked: Any = handler
