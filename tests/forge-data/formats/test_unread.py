@@ -56,9 +56,15 @@ def test_harmless(write_rows, chatml_tokenizer, tmp_path):
             {"promt": "a", "response": "b"},
             r"such as promt=instruction response=output .* or promt=prompt response=completion \(text",
         ),
-        ({"prompt": "a", "response": "b"}, r"such as prompt=instruction response=output \(asked .* or response=completion \(text"),
+        (
+            {"prompt": "a", "response": "b"},
+            r"such as prompt=instruction response=output .* or response=completion \(text",
+        ),
         ({"query": "a", "completion": "b"}, r"such as query=instruction completion=output \(asked .* or query=prompt \(text"),
-        ({"instruction": "a", "respons": "b"}, r"such as respons=output \(asked .* or instruction=prompt respons=completion \("),
+        (
+            {"instruction": "a", "respons": "b"},
+            r"such as respons=output .* or instruction=prompt respons=completion \(",
+        ),
         ({"prompt": "a", "id": 1}, "a prompt without an answer is for"),
         (ROW | {"tools": [{"x": float("nan")}]}, r"field tools\[0\].x is nan, which is not a JSON number"),
         (ROW | {"chat_template_kwargs": {"x": float("inf")}}, "field chat_template_kwargs.x is inf"),

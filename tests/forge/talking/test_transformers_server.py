@@ -77,5 +77,8 @@ def test_bad_requests_are_answered_with_what_is_wrong() -> None:
     assert image[1].startswith("messages[0].content[0].image_url: 'data:image/png;base64,@@@' is no image that can be read")
     assert text[1] == "messages: this model's template and processor cannot read it: 2 tokens of images, 1 image"
     assert named == [text] * 3
-    assert other == [400, "model: 'gpt-4' is not served here; ask for 'first' or 'runs/first' or '/runs/first/export', or leave model out"]
+    assert other == [
+        400,
+        "model: 'gpt-4' is not served here; ask for 'first' or 'runs/first' or '/runs/first/export', or leave model out",
+    ]
     assert resolved == [None, None, *["/runs/first/export"] * 3]

@@ -97,8 +97,8 @@ class ModelProcessor:
         takes: dict[Kind, bool] = {"image": hasattr(processor, "image_processor"), "audio": self.sampling_rate > 0}
         if not any(takes.values()) or getattr(processor, "tokenizer", None) is None:
             raise TokenizerError(
-                f"there are images or audio, and what reads for the model ({type(processor).__name__}) does not take them beside "
-                "text; use a model that takes them, or leave them out"
+                f"there are images or audio, and what reads for the model ({type(processor).__name__}) does not take them "
+                "beside text; use a model that takes them, or leave them out"
             )
         self._processor = processor
         self._recording = Lock()

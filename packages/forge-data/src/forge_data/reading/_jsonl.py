@@ -176,7 +176,7 @@ def _habit(line: str, at: int) -> str:
     start = line.strip()
     if start.endswith(",") and line[at:].strip() in ("", ","):
         if start.startswith("[{"):
-            return "the file looks like one JSON array: give its name the suffix .json, or write its items alone (`jq -c '.[]'` does)"
+            return "the file looks like one JSON array: name it .json, or write its items alone (`jq -c '.[]'` does)"
         if start.startswith("{"):
             return "a comma ends the line; take it out, as rows are lines of their own"
     if start.startswith("{'"):
