@@ -171,6 +171,12 @@ class AnsweringModel:
         """Whether there is a chat template."""
         return bool(self._tokenizer.chat_template)
 
+    @property
+    def takes_media(self) -> bool:
+        """Whether the model has parts beside its language part, for images or audio."""
+        config = self._model.config
+        return config.get_text_config() is not config
+
     def answer(
         self,
         asked: str | Sequence[Mapping[str, Any]],
