@@ -31,6 +31,14 @@ def test_names_are_unique_across_packages() -> None:
     assert len(names) == len(set(names)) > 25
 
 
+def test_settings_are_given_by_name() -> None:
+    """What stands behind the recipe is answered with how settings are given."""
+    import forge
+
+    with pytest.raises(TypeError, match=r"forge.sft takes one recipe, and settings by name: model_path=..., data_path"):
+        forge.sft("org/model", "train.jsonl")
+
+
 def test_signature_lists_every_setting() -> None:
     """`help(forge.sft)` and the command line are made from one signature: recipe, then every setting by keyword."""
     import forge

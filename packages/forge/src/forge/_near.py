@@ -10,7 +10,7 @@ _MARKS = ("config.yaml", "config.json", "adapter_config.json")
 
 
 def near(path: Path) -> str:
-    """Name the runs, models and adapters in a folder, or beside what is missing, for the error that it is none; or ""."""
+    """Name the runs, models and adapters in a folder, or beside what is missing; "" for none."""
     folder = path if path.is_dir() else path.parent
     try:
         found = sorted(entry.name for entry in folder.iterdir() if any((entry / name).is_file() for name in _MARKS))

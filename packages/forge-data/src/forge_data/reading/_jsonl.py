@@ -172,7 +172,10 @@ def fault_of(error: json.JSONDecodeError) -> str:
 
 
 def _habit(line: str, at: int) -> str:
-    """Say what a line is that other tools write, or "": the same words for each of its kind, which the lint counts once."""
+    """Name a slip that is common in lines of other tools, or "".
+
+    In the same words for each line, so that the lint counts it once.
+    """
     start = line.strip()
     if start.endswith(",") and line[at:].strip() in ("", ","):
         if start.startswith("[{"):
