@@ -32,6 +32,7 @@ def test_what_the_lint_stops_is_not_trained_on(model_dir: Path, doubtful: Path, 
     with pytest.raises(forge.DataLintError, match="1 reasons? not to train on it") as caught:
         forge.sft(model_path=model_dir, data_path=doubtful, ckpt_output_dir=tmp_path / "run", **FEW)
     assert "doubtful.jsonl:13 messages[1].content" in str(caught.value)
+    assert "(on_bad_row=skip leaves such rows out; `max_bad_rows` is the share" in str(caught.value)
     assert "lint=off" in str(caught.value)
     assert caught.value.exit_status == 2
     assert not (tmp_path / "run").exists()

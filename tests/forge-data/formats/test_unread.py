@@ -58,12 +58,12 @@ def test_harmless(write_rows, chatml_tokenizer, tmp_path):
         ),
         (
             {"prompt": "a", "response": "b"},
-            r"such as prompt=instruction response=output \(asked .* or response=completion \(text",
+            r"such as prompt=instruction response=output .* or response=completion \(text",
         ),
         ({"query": "a", "completion": "b"}, r"such as query=instruction completion=output \(asked .* or query=prompt \(text"),
         (
             {"instruction": "a", "respons": "b"},
-            r"such as respons=output \(asked .* or instruction=prompt respons=completion \(",
+            r"such as respons=output .* or instruction=prompt respons=completion \(",
         ),
         ({"prompt": "a", "id": 1}, "a prompt without an answer is for"),
         (ROW | {"tools": [{"x": float("nan")}]}, r"field tools\[0\].x is nan, which is not a JSON number"),

@@ -149,7 +149,7 @@ def test_no_processor(gemma3_directory, tmp_path):
         ),
         # Either will do for Gemma 3, and Pillow alone is wanted by all.
         (
-            ValueError("None could be imported. Missing optional dependencies: torchvision, Pillow. Please"),
+            ValueError("Missing optional dependencies: torchvision, Pillow. Please"),
             r"forge-data\[images\]",
         ),
         (ImportError("Package `num2words` is required. Install it"), "Package `num2words` is required; install it"),

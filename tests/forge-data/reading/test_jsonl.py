@@ -77,7 +77,7 @@ FAULTS = [
     (b'{"a": "x', "train.jsonl:2 is not valid JSON: Unterminated string starting at column 7; found"),
     (b'{"a": "' + b"x" * 70 + b'"} 1', r"""Extra data at column 81; found 'x+"} 1'; write one"""),
     (b'{"a": 1},', "train.jsonl:2 is not valid JSON: a comma ends the line; take it out"),
-    (b'[{"a": 1},\r', "train.jsonl:2 is not valid JSON: the file looks like one JSON array: give its name the suffix .json"),
+    (b'[{"a": 1},\r', "train.jsonl:2 is not valid JSON: the file looks like one JSON array: name it .json"),
     (b'{"a": 1} {"a": 2}', "train.jsonl:2 is not valid JSON: Extra data at column 10"),
     (b'{"a": "\xff"}', "train.jsonl:2 is not UTF-8: byte 0xff at position 8 of the line"),
     (b'{"a": 1, "b": 2, "a": 1}', "train.jsonl:2 cannot be read: an object names the key 'a' more than once; keep one"),

@@ -150,6 +150,15 @@ def test_a_folder_of_gguf_is_refused_with_the_way_to_convert_it(tmp_path):
         check_model_path(str(tmp_path))
 
 
+@pytest.mark.parametrize("inside", ["merged", "snapshots/3f2a"])
+def test_a_folder_of_models_names_one(tmp_path, inside):
+    """A folder of exports, or of the Hub's cache, says where a model lies in it."""
+    (tmp_path / inside).mkdir(parents=True)
+    (tmp_path / inside / "config.json").touch()
+    with pytest.raises(ModelError, match=f"it has no config.json; {tmp_path / inside} has one$"):
+        check_model_path(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -104,6 +104,7 @@ def make_run(root: Path, words: str = "plain", *, steps: int = 3, seed: int = 42
     ]
     (root / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in answers))
     phases = [{"name": words, "planned": 2**30, "measured": 2**29, "parts": {words: 1024}}, {"name": "x"}, 3]
+    phases.append({"name": "close", "planned": 2**30 - 1, "measured": 2**30})
     (root / "memory.json").write_text(json.dumps({"machine": words, "limit": 2**34, "fits": True, "phases": phases}))
     for name, value in (("after", 0.75), ("before", 0.25)):
         scores = {"results": {words: {"acc,none": value, "acc_stderr,none": 0.1, "alias": "x"}}}
@@ -147,6 +148,8 @@ def test_the_page_says_what_the_run_wrote(tmp_path: Path, capsys: pytest.Capture
         "plain acc 0.25 0.75",
         "Planned for plain, which has 16 GiB: it fits",
         "1 GiB 512 MiB +100.0 % plain 1 KiB",
+        "close 1024 MiB 1 GiB +0.0 %",
+        "6 items to train on, taken 12 times in all: 3 steps",
         "4 of 6 directions of 1 matrices",
         "1.25 1.5 loss of 4 samples",
         "1 warning plain",

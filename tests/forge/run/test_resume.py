@@ -69,7 +69,13 @@ def test_an_adapter_to_go_on_from_is_known_by_its_content(tmp_path: Path) -> Non
     with pytest.raises(SettingsError, match="holds a run with adapter_path=a, and now `adapter_path` is null"):
         compare_settings(tmp_path, given[0], open_left=True)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_json(as_values(given[0]))))
-    with pytest.raises(SettingsError, match="holds a run with no adapter_path, and now `adapter_path` is a"):
+    with pytest.raises(SettingsError, match="holds a run with no adapter_path, and now `adapter_path` is a.* to begin anew"):
+        compare_settings(tmp_path, given[1], open_left=True)
+    (tmp_path / "result.json").touch()
+    export = tmp_path / "hf_format" / "samples_4"
+    export.mkdir(parents=True)
+    (export / "adapter_config.json").touch()
+    with pytest.raises(SettingsError, match=f"That run is finished: .*, with adapter_path={export} to go on"):
         compare_settings(tmp_path, given[1], open_left=True)
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from forge import SettingsError
+from forge.cli._app import main
 from forge.settings._settings import flat_fields, resolve, signature_of
 from forge.verbs._online import GRPOSettings
 from forge.verbs._preferences import DPOSettings
@@ -29,6 +30,14 @@ def test_names_are_unique_across_packages() -> None:
     """A flat name belongs to one package, so that a flag cannot mean two things."""
     names = [field.name for _, field in flat_fields(SFTSettings)]
     assert len(names) == len(set(names)) > 25
+
+
+def test_settings_are_given_by_name() -> None:
+    """What stands behind the recipe is answered with how settings are given."""
+    import forge
+
+    with pytest.raises(TypeError, match=r"forge.sft takes one recipe, and settings by name: model_path=..., data_path"):
+        forge.sft("org/model", "train.jsonl")
 
 
 def test_signature_lists_every_setting() -> None:
@@ -127,6 +136,26 @@ def test_choices_suggest_the_nearest() -> None:
     """A misspelled choice is answered with the choices and the nearest one."""
     with pytest.raises(SettingsError, match=r"lr_scheduler must be one of .*Did you mean 'cosine'\?"):
         resolve(SFTSettings, ("argument", {**REQUIRED, "lr_scheduler": "cosin"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "here"),
+    [
+        ("optimizer", "adamw_torch", "adamw"),
+        ("optimizer", "paged_adamw_8bit", "adamw_8bit"),
+        ("dtype", "BF16", "bfloat16"),
+        ("attention", "flash_attention_2", "auto"),
+        ("lr_scheduler", "constant_with_warmup", "constant"),
+        ("adapter", "LoRA", "lora"),
+        ("packing", "true", "on"),
+    ],
+)
+def test_values_of_other_libraries(name: str, theirs: str, here: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their word for a choice is answered with ours, in Python and on the command line, not with one that looks alike."""
+    with pytest.raises(SettingsError, match=f"{name} must be one of .*Did you mean '{here}'"):
+        resolve(SFTSettings, ("argument", {**REQUIRED, name: theirs}))
+    assert main(["sft", f"--{name.replace('_', '-')}", theirs]) == 2
+    assert capsys.readouterr().err.strip().endswith(f'Did you mean "{here}"?')
 
 
 def test_resolved_keeps_the_reason() -> None:

@@ -32,6 +32,8 @@ def test_ctrl_c_ends_an_answer_and_sigterm_the_conversation(
     """What was shown of the answer is part of the history."""
 
     class Model:
+        takes_media = False
+
         def answer(self, asked: object, sampling: object, shown: Callable[[str], None], *, media: object) -> str:
             """Say half an answer."""
             shown("half an ")

@@ -14,6 +14,7 @@ import pytest
 import forge
 from forge.cli._app import main, make_app
 from forge.exporting._request import ExportRequest
+from forge.reports._record import read_record
 from forge.talking._model import Sampling, _end, _template, find_model
 
 
@@ -36,6 +37,20 @@ def test_a_path_is_no_hub_name(name: str) -> None:
     """The hub is not asked for what cannot be a name there."""
     with pytest.raises(forge.SettingsError, match="there is no such directory"):
         find_model(name)
+
+
+def test_a_folder_of_runs_names_them(tmp_path: Path) -> None:
+    """Of what is no run or model the message says what lies in it; of what is missing, what lies beside it."""
+    for name, mark in (("first", "config.yaml"), ("merged", "config.json"), ("notes", "x.md")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / mark).touch()
+    held = f"{tmp_path}/ holds first, merged. "
+    with pytest.raises(forge.SettingsError, match=f"is neither a run nor a model.* {held}"):
+        find_model(tmp_path)
+    with pytest.raises(forge.SettingsError, match=f"there is no such directory. {held}"):
+        find_model(tmp_path / "frist")
+    with pytest.raises(forge.SettingsError, match=f"there is no such directory. {held}"):
+        read_record(tmp_path / "frist")
 
 
 def test_a_model_with_a_head_of_numbers_is_named(tmp_path: Path) -> None:

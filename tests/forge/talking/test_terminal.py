@@ -157,7 +157,7 @@ def test_two_models_on_a_narrow_terminal(talker: Path, opened: list[Terminal]) -
             terminal.until(r" \(stopped\)\r\n", pressing="\x03")
     terminal.until("> ")
     terminal.type("/nosuch\n")
-    terminal.until("there is no command /nosuch")
+    assert "/image" not in terminal.until("there is no command /nosuch.*/quit ends")
     terminal.until("> ")
     terminal.type("/reset\n")
     terminal.until("the conversation begins anew")

@@ -71,9 +71,9 @@ class ChatTemplate:
         self.name = f"the chat template of {tokenizer.name_or_path or type(tokenizer).__name__}"
         if not tokenizer.chat_template:
             raise TemplateError(
-                f"{self.name.removeprefix('the chat template of ')} has no chat template, and rows of messages need one: use "
-                "the instruct model's tokenizer, give one with `chat_template` (chatml and others by name, or a file), or give "
-                "rows of prompt and completion strings"
+                f"{self.name.removeprefix('the chat template of ')} has no chat template, and rows of messages (and "
+                "ShareGPT's and Alpaca's) need one: use the instruct model's tokenizer, give one with `chat_template` (chatml "
+                "and others by name, or a file), or give rows of prompt and completion strings"
             )
         self._special: dict[str, Any] = dict(tokenizer.special_tokens_map)
         self._programs: dict[str, _Program] = {}

@@ -311,7 +311,7 @@ def _renaming(fields: Fields, wanted: set[str], misspelt: dict[str, str]) -> str
 
 
 def _other_name(name: str) -> str | None:
-    """Return the field of a format that a field of another name, or one that is nearly it, most likely is."""
+    """Return the field of a format that a field of another name most likely is."""
     near = difflib.get_close_matches(name.strip().lower(), _OTHER_NAMES, 1, LIKENESS)
     return _OTHER_NAMES[near[0]] if near else None
 

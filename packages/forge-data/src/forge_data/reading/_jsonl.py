@@ -172,11 +172,14 @@ def fault_of(error: json.JSONDecodeError) -> str:
 
 
 def _habit(line: str, at: int) -> str:
-    """Say what a line is that other tools write, or "": the same words for each of its kind, which the lint counts once."""
+    """Name a slip that is common in lines of other tools, or "".
+
+    In the same words for each line, so that the lint counts it once.
+    """
     start = line.strip()
     if start.endswith(",") and line[at:].strip() in ("", ","):
         if start.startswith("[{"):
-            return "the file looks like one JSON array: give its name the suffix .json, or write its items alone (`jq -c '.[]'` does)"
+            return "the file looks like one JSON array: name it .json, or write its items alone (`jq -c '.[]'` does)"
         if start.startswith("{"):
             return "a comma ends the line; take it out, as rows are lines of their own"
     if start.startswith("{'"):

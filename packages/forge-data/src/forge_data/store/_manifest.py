@@ -221,6 +221,19 @@ def holds_prompts(directory: Path) -> bool:
         return False
 
 
+_NAMED = 5
+
+
+def _beside(missing: Path) -> str:
+    """Name the folders beside one that is missing, or ""."""
+    try:
+        names = sorted(each.name for each in missing.parent.iterdir() if each.is_dir() and not each.name.startswith("."))
+    except OSError:
+        return ""
+    more = ", ..." if len(names) > _NAMED else ""
+    return f" ({missing.parent}/ holds {', '.join(names[:_NAMED])}{more})" if names else ""
+
+
 def read_manifest(directory: Path) -> Manifest:
     """Read `store.json` of a directory and compare it with the files beside it.
 
@@ -234,7 +247,7 @@ def read_manifest(directory: Path) -> Manifest:
             raise StoreError(
                 f"{directory} is a file, not a token store: if it holds rows, prepare makes a store of them; open that"
             )
-        found = f"it holds no {MANIFEST}" if directory.is_dir() else "there is no such directory"
+        found = f"it holds no {MANIFEST}" if directory.is_dir() else f"there is no such directory{_beside(directory)}"
         raise StoreError(f"{directory} is not a token store: {found}; prepare makes one")
     try:
         text = path.read_text("utf-8")

@@ -194,7 +194,10 @@ def _check_directory(directory: Path, task: Task, *, weights: bool) -> None:
         raise ModelError(f"model_path {directory} is an adapter, not a model; {_MERGE}")
     config_file = directory / "config.json"
     if not config_file.is_file():
-        remedy = f"; it holds GGUF: {_CONVERT_GGUF}" if any(directory.glob("*.gguf")) else ""
+        # snapshots/HASH: a folder of the Hub's cache.
+        inside = [file.parent for pattern in ("*", "snapshots/*") for file in sorted(directory.glob(f"{pattern}/config.json"))]
+        remedy = f"; {inside[0]} has one" if inside else ""
+        remedy = f"; it holds GGUF: {_CONVERT_GGUF}" if any(directory.glob("*.gguf")) else remedy
         raise ModelError(f"model_path {directory} is no model directory: it has no config.json{remedy}")
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))

@@ -13,6 +13,7 @@ import attrs
 
 import forge_dist
 from forge._errors import RunDirectoryError, SettingsError
+from forge._near import near
 from forge._redact import is_hub_form
 from forge.saving._damage import refuse_damaged_export
 from forge.saving._directories import last_export, run_values
@@ -69,7 +70,7 @@ class ExportRequest:
         if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
             raise SettingsError(
                 f"{run}: neither a run directory nor one of a model or an adapter (it holds no config.yaml, config.json or "
-                "adapter_config.json)."
+                f"adapter_config.json).{near(folder)}"
             )
         of_run = None if given == folder else given
         if of_run is not None:

@@ -18,6 +18,7 @@ import attrs
 import yaml
 
 from forge._errors import SettingsError
+from forge._near import near
 from forge.locking._run_lock import has_owner
 from forge.settings._recipe import origins_in, values_in
 
@@ -92,7 +93,7 @@ def read_record(path: Path, *, running: bool | None = None) -> Record:
         values = values_in(text) or {}
     except FileNotFoundError:
         what = "there is no such directory" if not path.exists() else "is no run directory: it has no config.yaml"
-        raise SettingsError(f"{path}: {what}. Give the ckpt_output_dir of a run.") from None
+        raise SettingsError(f"{path}: {what}.{near(path)} Give the ckpt_output_dir of a run.") from None
     except NotADirectoryError:
         # `RUN/config.yaml`, or another file of a run, whether or not it is there.
         run = next((folder for folder in path.parents if (folder / "config.yaml").is_file()), None)

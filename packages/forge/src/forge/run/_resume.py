@@ -20,7 +20,7 @@ from forge._turn_end import TURN_END
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._stores import STORES
 from forge.saving._damage import has_result
-from forge.saving._directories import run_values
+from forge.saving._directories import last_export, run_values
 from forge.settings._origin import origin_note
 from forge.settings._recipe import as_values, left_open, origins_in
 from forge.settings._settings import RunSettings
@@ -222,13 +222,26 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
             why = "its steps so far were made with the former"
         before_it = f"no {name}" if was is None else f"{name}={_word(was)}"
         remedy = f"Leave {name} out" if was is None else f"Give {before_it}"
+        remedy = f"{remedy} to resume it, or give another ckpt_output_dir to begin anew."
         raise SettingsError(
             f"ckpt_output_dir {path}: holds a run with {before_it}, and now `{name}` is {_word(is_now)}"
-            f"{origin_note(s.origins[name])}; {why}. {remedy} to resume it, or give another ckpt_output_dir to begin anew."
+            f"{origin_note(s.origins[name])}; {why}. {_after_the_end(path) or remedy}"
         )
     # What is left open is chosen later, or has no value of its own.
     shown = {name: values for name, values in changed.items() if values[1] not in (None, "auto")}
     return [f"{name}: {_word(was)} → {_word(is_now)}" for name, (was, is_now) in shown.items()]
+
+
+def _after_the_end(path: Path) -> str:
+    """Say how to go on from the model of a run that is finished; "" where it is not."""
+    if not has_result(path):
+        return ""
+    try:
+        export = last_export(str(path))
+    except SettingsError:  # somebody removed it
+        return "That run is finished: give another ckpt_output_dir."
+    setting = "adapter_path" if (Path(export) / "adapter_config.json").is_file() else "model_path"
+    return f"That run is finished: give another ckpt_output_dir, with {setting}={export} to go on from its model."
 
 
 def former_choice(s: RunSettings, path: Path | None, name: str) -> tuple[Any, str] | None:

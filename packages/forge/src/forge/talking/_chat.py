@@ -13,10 +13,8 @@ from forge._errors import SettingsError
 from forge.talking._generate import check_text, undecoded
 from forge.talking._model import AnsweringModel, Kind, Sampling, check_medium, find_model, with_media
 
-_HELP = (
-    "/image, /video and /audio FILE go with the next line, /reset forgets the conversation, /system TEXT changes the system "
-    "message (and forgets it too), /quit ends."
-)
+_HELP = "/reset forgets the conversation, /system TEXT changes the system message (and forgets it too), /quit ends."
+_HELP_OF_MEDIA = f"/image, /video and /audio FILE go with the next line, {_HELP}"
 
 
 class _Side:
@@ -24,6 +22,7 @@ class _Side:
 
     def __init__(self, name: str, model: AnsweringModel) -> None:
         self.name, self._model = name, model
+        self.takes_media = model.takes_media
         self._history: list[dict[str, Any]] = []
         self._media: list[forge_data.Media] = []
 
@@ -113,11 +112,13 @@ def chat(
         if (said := model.about_system(system)) is not None:
             print(said, file=sys.stderr)
         sides.append(_Side(str(path), model))
-    print(_HELP, file=sys.stderr)
+    print(_help(sides), file=sys.stderr)
     _converse(sides, system, sampling)
 
 
 _MEDIA: dict[str, Kind] = {"/image": "image", "/video": "video", "/audio": "audio"}
+def _help(sides: list[_Side]) -> str:
+    return _HELP_OF_MEDIA if any(side.takes_media for side in sides) else _HELP
 
 
 def _converse(sides: list[_Side], system: str | None, sampling: Sampling) -> None:
@@ -141,8 +142,11 @@ def _converse(sides: list[_Side], system: str | None, sampling: Sampling) -> Non
                 side.forget(system)
             print("the conversation begins anew" + (f", with the system message {system!r}" if system else ""), file=sys.stderr)
             continue
+        if command == "/help":
+            print(_help(sides), file=sys.stderr)
+            continue
         if command.startswith("/"):
-            print(f"there is no command {command}: {_HELP}", file=sys.stderr)
+            print(f"there is no command {command}: {_help(sides)}", file=sys.stderr)
             continue
         for side in sides:
             if len(sides) > 1:

@@ -22,6 +22,7 @@ import forge_algos
 import forge_data
 import forge_dist
 from forge._errors import ForgeError, RunDirectoryError, SettingsError
+from forge._near import near
 from forge.reports._report import report
 from forge.saving._directories import last_export, run_values
 from forge.settings._elsewhere import NEAR
@@ -66,7 +67,7 @@ def evaluate(
     """
     path = Path(os.path.abspath(Path(run).expanduser()))
     if not (path / "config.yaml").is_file():
-        raise RunDirectoryError(f"{run}: is no run directory (it holds no config.yaml).")
+        raise RunDirectoryError(f"{run}: is no run directory (it holds no config.yaml).{near(path)}")
     if not tasks:
         raise SettingsError("tasks is empty: name one or more.")
     for name, value, least in (("num_fewshot", num_fewshot, 0), ("limit", limit, 1)):

@@ -17,6 +17,7 @@ import forge_data
 import forge_dist
 import forge_packing
 from forge._errors import RunDirectoryError, SettingsError
+from forge._near import near
 from forge._progress import Reporter
 from forge.reports._forgetting import WORST, Row, Source, forgetting_page, row_of, summary, total_of
 from forge.reports._page import write_page
@@ -77,7 +78,7 @@ def forgetting(
     """
     root = Path(os.path.abspath(Path(run).expanduser()))
     if not (root / "config.yaml").is_file():
-        raise RunDirectoryError(f"{run}: is no run directory (it holds no config.yaml).")
+        raise RunDirectoryError(f"{run}: is no run directory (it holds no config.yaml).{near(root)}")
     for name, value, least in (("max_seq_len", max_seq_len, 2), ("limit", limit, 1)):
         if value is not None and value < least:
             raise SettingsError(f"{name} must be at least {least}, not {value}.")

@@ -19,6 +19,7 @@ import forge_algos
 import forge_data
 import forge_dist
 from forge._errors import SettingsError
+from forge._near import near
 from forge._printable import printable
 from forge._progress import Reporter
 from forge._redact import is_hub_form
@@ -68,9 +69,15 @@ def find_model(model_path: str | Path) -> str:
         if os.path.exists(os.path.expanduser(directory)) or not is_hub_form(directory):
             found = "is a file" if os.path.exists(os.path.expanduser(directory)) else "there is no such directory"
             raise SettingsError(
-                f"{directory}: {found}. Give a run, a directory of a model or an adapter, or a name on the Hub (org/name)."
+                f"{directory}: {found}.{near(Path(directory).expanduser())} Give a run, a directory of a model or an adapter, "
+                "or a name on the Hub (org/name)."
             )
         forge_dist.check_hub_name(directory)
+    elif not any((Path(directory).expanduser() / name).exists() for name in ("config.json", "adapter_config.json")):
+        raise SettingsError(
+            f"{directory} is neither a run nor a model: it has no config.yaml, config.json or adapter_config.json."
+            f"{near(Path(directory).expanduser())} Give a run, or a directory of a model or an adapter."
+        )
     for name, key in (("config.json", "architectures"), ("adapter_config.json", "task_type")):
         found = _read(Path(directory).expanduser() / name).get(key)
         if found == "SEQ_CLS" or (isinstance(found, list) and any("SequenceClassification" in str(one) for one in found)):
@@ -167,6 +174,12 @@ class AnsweringModel:
     def converses(self) -> bool:
         """Whether there is a chat template."""
         return bool(self._tokenizer.chat_template)
+
+    @property
+    def takes_media(self) -> bool:
+        """Whether the model has parts beside its language part, for images or audio."""
+        config = self._model.config
+        return config.get_text_config() is not config
 
     def answer(
         self,

@@ -1,4 +1,4 @@
-"""Program that `forge serve` starts: transformers' server, with OpenAI's errors and short names of the model."""
+"""Program that `forge serve` starts: transformers' server, with OpenAI's errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def list_only(model: str) -> None:
 
 
 def names_of(directory: str, given: str) -> tuple[str, ...]:
-    """Return the names by which a request may ask for the model: what is listed, what was given, its last part."""
+    """Return the names by which a request may ask for the model.
+
+    The one that is listed, what was given to the command, and the last part of that.
+    """
     return tuple(dict.fromkeys((directory, given, Path(given).name or Path(directory).name)))
 
 

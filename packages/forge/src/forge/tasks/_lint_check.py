@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _LISTED = 3
 _LOOKED_AT = 100
+_SKIPPED = "empty_turn"
+"""Rule of the lint whose rows on_bad_row=skip leaves out; what else that leaves out is refused before there is a lint."""
 _PLAIN_TEXT = {"prompt", "completion"}
 """Roles of the segments of a row whose prompt and answer are text."""
 
@@ -107,7 +109,12 @@ def check_lint(s: Any, report: Reporter, train: forge_data.TokenStore, held_out:
         return
     listed = [str(finding) for found in reports for finding in found.findings if finding.severity == "stop"]
     more = f"\n  ... and {stops - _LISTED:,} more" if stops > _LISTED else ""
+    skipped = sum(found.stop_counts.get(_SKIPPED, 0) for found in reports)
+    remedy = ""
+    if skipped == stops and s.data.on_bad_row != "skip":
+        share = "`max_bad_rows` is the share of all rows that they may be, 0.01 if not set"
+        remedy = f"on_bad_row=skip leaves such rows out; {share}; "
     raise DataLintError(
-        f"the lint of the data found {counted(stops, 'reasons')} not to train on it (lint=off overrules it; `forge data "
-        "lint` lists all):\n  " + "\n  ".join(listed[:_LISTED]) + more
+        f"the lint of the data found {counted(stops, 'reasons')} not to train on it ({remedy}lint=off overrules it; `forge "
+        "data lint` lists all):\n  " + "\n  ".join(listed[:_LISTED]) + more
     )

@@ -43,7 +43,11 @@ def task_of(name: str) -> Task:
 def verb(task: Task) -> Verb:
     """Make the function that users call: one keyword argument for each setting of the task."""
 
-    def call(recipe: str | Path | None = None, /, **settings: object) -> RunResult:
+    def call(recipe: str | Path | None = None, /, *others: object, **settings: object) -> RunResult:
+        if others:
+            raise TypeError(
+                f"forge.{task.name} takes one recipe, and settings by name: model_path=..., data_path=..., ckpt_output_dir=..."
+            )
         # Deferred, as the command line's help needs none of them.
         from forge.backends._train import train
         from forge.run._rows import take_rows
