@@ -6,23 +6,29 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 import forge
+import forge_algos
 import forge_data
 import forge_packing
 from forge.cli._app import main
+from forge.run import _memory
+from forge.tasks import _media
 
 from .. import films
-from . import modalities, pictures
+from . import modalities, pictures, test_images_online
 from .conftest import write_rows
 from .starts import weights
 from .three_steps import SETTINGS, figures, oracle
 
+REWARD = ("picture_rewards:letters",)
 GIVEN: dict[str, Any] = {**SETTINGS, "effective_batch_size": 6, "max_tokens_per_gpu": 400}
 
 
@@ -109,6 +115,59 @@ def test_a_frame_that_changes_meanwhile(
     assert "resuming after step 2" in (tmp_path / "run" / "log.txt").read_text()
     assert figures(tmp_path / "run") == figures(whole)
     assert weights(tmp_path / "run") == weights(whole)
+
+
+def test_the_memory_plan(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps take what was planned, with pixels and the tower's forward."""
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    forge.sft(**given | {"max_steps": 2}, ckpt_output_dir=tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "memory.json").read_text())
+    phases = {phase["name"]: phase for phase in about["phases"]}
+    measured = phases["first steps"]["measured"]
+    assert phases["first steps"]["planned"] == pytest.approx(measured, rel=0.01)
+    assert phases["step"]["planned"] >= 0.999 * measured
+    assert "samples with images and videos are counted as packed, which not every model can be" in about["notes"]
+
+
+def test_documents_that_are_tried(whole: Path, given: dict[str, Any]) -> None:
+    """Those of a row are of unlike kinds, and each mixture of kinds is tried before training."""
+    store = forge_data.TokenStore.open(whole / "data" / "train")
+    settings = SimpleNamespace(model=SimpleNamespace(model_path=given["model_path"]))
+    documents = _media.media_documents(settings, store.tokenizer(), SimpleNamespace(store=store), None)
+    mixtures = {frozenset(medium.kind for medium in sample.media) for sample in store if sample.media}
+    arrays = [frozenset(each.inputs) for each in documents]
+    assert len(mixtures) == len(arrays) == len({*arrays}) == 3
+
+
+def test_a_model_that_takes_one_kind_at_once(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One error before a step, as of GLM-4V, however many rows of one kind stand before."""
+    forward = Qwen3VLModel.forward
+
+    def one_kind(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("pixel_values") is not None and kwargs.get("pixel_values_videos") is not None:
+            raise ValueError("Image features and image tokens do not match")
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(Qwen3VLModel, "forward", one_kind)
+    expected = "cannot be given the rows' media: .* cannot run a document with media: Image features and image tokens"
+    with pytest.raises(forge_algos.PackedBatchError, match=expected) as caught:
+        forge.sft(**given, ckpt_output_dir=tmp_path / "run")
+    assert caught.value.exit_status == 2
+
+
+def test_a_server_is_given_images_alone(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts with videos are refused before it is asked."""
+    data = pictures.prompts(tmp_path, 4, kind="video")
+    (tmp_path / "picture_rewards.py").write_text(test_images_online.REWARDS)
+    pictures.import_beside(data, "picture_rewards", monkeypatch)
+    more = {
+        "sampler": "vllm",
+        "sampler_url": "http://127.0.0.1:1",
+        "reward": ("picture_rewards:letters",),
+        "effective_batch_size": 2,
+    }
+    with pytest.raises(forge.SettingsError, match="sampler=vllm and prompts with videos: servers are given images alone"):
+        forge.grpo(model_path=str(model), data_path=str(data), ckpt_output_dir=tmp_path / "run", reward=REWARD, **more)
 
 
 def test_videos_alone_train_the_tower(given: dict[str, Any], data: Path, tmp_path: Path) -> None:

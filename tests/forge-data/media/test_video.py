@@ -266,6 +266,26 @@ def test_a_model_without_videos(tmp_path):
         prepare(row, str(folder), tmp_path / "store", media=True, progress=False)
 
 
+@pytest.mark.parametrize(("lengthwise", "joins"), [(True, True), (False, False)])
+def test_a_processor_of_videos_of_one_length(directory, monkeypatch, lengthwise, joins):
+    """Texts with videos are joined where their arrays stand behind each other whatever the lengths (InternVL's)."""
+    folder, _ = directory
+    own = films.Films.preprocess
+
+    def preprocess(self, videos, **options):
+        """As InternVL's (arrays of frames), or as LLaVA-OneVision's (of videos)."""
+        if len({len(each) for each in videos}) > 1:
+            raise ValueError("stack expects each tensor to be equal size")
+        made = own(self, videos, **options)
+        frames = np.stack([np.resize(each, (len(each), 3, 4, 4)).astype(np.float32) for each in videos])
+        made["pixel_values_videos"] = np.concatenate(frames) if lengthwise else frames
+        return made
+
+    monkeypatch.setattr(films.Films, "preprocess", preprocess)
+    inputs = MediaInputs(str(folder))
+    assert (inputs.joins_of(["image"]), inputs.joins_of(["image", "video"]), inputs.joins) == (True, joins, joins)
+
+
 def test_without_pyav(directory, monkeypatch):
     """A file needs PyAV, and the error names the extra."""
     monkeypatch.setitem(__import__("sys").modules, "av", None)
@@ -336,7 +356,7 @@ class TestFiles:
                 r"(is cut off: its header tells of 40 frames, and there is none from number \d+ on|cannot be read as a video)",
             ),
             ("chosen", r"is a video of 40 frames of which the processor cannot choose some: too short; set another number"),
-            ("large", r"has 40 frames of 64 x 48 pixels to be read, 0 GiB; make it shorter or smaller, or have the processor"),
+            ("large", r"has 40 frames of 64 x 48 pixels to be read, 0 GiB; make it shorter or smaller, or have the model"),
         ],
     )
     def test_broken(self, data, expected, tmp_path, monkeypatch):

@@ -257,7 +257,7 @@ def _medium(place: str, field: str, part: dict[str, Any], kind: Kind) -> Media:
     if rate is not None and not any(isinstance(part[name], list) for name in given):
         raise DataError(
             f"{place}: field {field}.{_RATE} is {describe(part[_RATE])}, and the part has no list of frames; take it out: a "
-            "file says its own, and how many frames of it are taken is set in the model's video_preprocessor_config.json"
+            "file says its own, and how many frames of it are taken is set in the file of the model's video processor"
         )
     name, value = given[0], part[given[0]]
     if name == f"{kind}_url" and isinstance(value, dict) and "url" in value:

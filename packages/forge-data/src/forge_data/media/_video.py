@@ -24,7 +24,7 @@ Sample = Callable[[Any], Any]
 _MOST_BYTES = 1 << 33
 """Bytes of a video's frames from which on it is refused."""
 _REMEDY = "give an MP4, MOV, WebM or MKV file"
-_SAMPLE = 'have the processor take fewer ("do_sample_frames": true, "fps" in the model\'s video_preprocessor_config.json)'
+_SAMPLE = 'have the model\'s video processor take fewer ("do_sample_frames": true, "fps" in its file)'
 
 
 class Video(NamedTuple):
@@ -135,7 +135,7 @@ def _frames(container: Any, again: io.BytesIO, medium: Media, place: str, sample
             medium,
             place,
             f"is a video of {counted(number, 'frames')} of which the processor cannot choose some: {error}",
-            "set another number in the model's video_preprocessor_config.json, or take the row out",
+            "set another number in the file of the model's video processor, or take the row out",
         ) from error
     if not len(chosen):
         raise media_error(medium, place, "is a video of which the processor chooses no frame", "take the row out")

@@ -117,6 +117,8 @@ def chat(
 
 
 _MEDIA: dict[str, Kind] = {"/image": "image", "/video": "video", "/audio": "audio"}
+
+
 def _help(sides: list[_Side]) -> str:
     return _HELP_OF_MEDIA if any(side.takes_media for side in sides) else _HELP
 

@@ -211,11 +211,12 @@ class Server(ABC):
         if read == ours:
             return
         first = [at for at, pair in enumerate(zip(read, ours, strict=False)) if pair[0] != pair[1]]
+        begin = [*first, min(len(read), len(ours))][0]
         raise RolloutError(
-            f"{self.name} at {self.url} read {len(read):,} tokens of a prompt with images or audio, where the run's "
-            f"processor makes {len(ours):,}, and they differ from token {[*first, min(len(read), len(ours))][0]} on. Serve the "
-            "directory of model_path, with its processor's files and no other limits of pixels; where this server expands media of the "
-            "model otherwise, take sampler=transformers"
+            f"{self.name} at {self.url} read {len(read):,} tokens of a prompt with images or audio, where the run's processor "
+            f"makes {len(ours):,}, and they differ from token {begin} on. Serve the directory of model_path, with its "
+            "processor's files and no other limits of pixels; where this server expands media of the model otherwise, take "
+            "sampler=transformers"
         )
 
     def checked(self, draws: Draws, ids: Any, logps: Any, reason: Any) -> Drawn:
