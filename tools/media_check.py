@@ -321,15 +321,15 @@ def answers(name: str, kind: str, check: str) -> Answer:
         try:
             found = CHECKS[check](family, Rows(family, kind, folder), Path(home))
         except Exception as error:  # noqa: BLE001 - whatever it is is what is to be said of the family
-            return _failed(error, family.refused.get(check))
+            return _failed(error, family.refused.get(check), home)
     if check in family.refused:
         return found | {"ok": False, "says": f"not refused, and {family.refused[check]!r} was to be said"}
     return found | {"ok": _close(*found["first"])} if check in family.drifts else found
 
 
-def _failed(error: Exception, wanted: str | None) -> Answer:
+def _failed(error: Exception, wanted: str | None, home: str) -> Answer:
     """Return what an error says: the family is refused where forge ends with one that names what is wanted."""
-    says = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    says = f"{type(error).__name__}: {' '.join(str(error).replace(f'{home}/', '').split())[:400]}"
     refused = getattr(error, "exit_status", None) == 2
     return {"ok": refused and wanted is not None and wanted in says, "says": says, "refused": refused}
 

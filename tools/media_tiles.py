@@ -219,7 +219,7 @@ def gemma3n() -> Made:
     shared = {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 400, "hidden_size_per_layer_input": 8}
     other = {"laurel_rank": 8, "activation_sparsity_pattern": [0.0] * 4, "altup_num_inputs": 2}
     text = {**TEXT, "max_position_embeddings": 1024, **layers, **shared, **other}
-    vision = {"hidden_size": 2048, "vocab_offset": 492, "vocab_size": 8, "architecture": "mobilenetv5_base"}
+    vision = {"hidden_size": 2048, "vocab_offset": 496, "vocab_size": 8, "architecture": "mobilenetv5_base"}
     vision |= {"model_args": {"channel_multiplier": 0.1}}
     ears = {"hidden_size": 16, "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2, "vocab_offset": 504, "vocab_size": 8}
     numbers = ids(token, **{f"{name}_id": mark for name, mark in marks.items()})
