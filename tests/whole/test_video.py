@@ -28,7 +28,6 @@ from .conftest import write_rows
 from .starts import weights
 from .three_steps import SETTINGS, figures, oracle
 
-REWARD = ("picture_rewards:letters",)
 GIVEN: dict[str, Any] = {**SETTINGS, "effective_batch_size": 6, "max_tokens_per_gpu": 400}
 
 
@@ -160,14 +159,14 @@ def test_a_server_is_given_images_alone(model: Path, tmp_path: Path, monkeypatch
     data = pictures.prompts(tmp_path, 4, kind="video")
     (tmp_path / "picture_rewards.py").write_text(test_images_online.REWARDS)
     pictures.import_beside(data, "picture_rewards", monkeypatch)
-    more = {
+    more: dict[str, Any] = {
         "sampler": "vllm",
         "sampler_url": "http://127.0.0.1:1",
         "reward": ("picture_rewards:letters",),
         "effective_batch_size": 2,
     }
     with pytest.raises(forge.SettingsError, match="sampler=vllm and prompts with videos: servers are given images alone"):
-        forge.grpo(model_path=str(model), data_path=str(data), ckpt_output_dir=tmp_path / "run", reward=REWARD, **more)
+        forge.grpo(model_path=str(model), data_path=str(data), ckpt_output_dir=tmp_path / "run", **more)
 
 
 def test_videos_alone_train_the_tower(given: dict[str, Any], data: Path, tmp_path: Path) -> None:

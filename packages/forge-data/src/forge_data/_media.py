@@ -1,6 +1,6 @@
-"""`Media`: an image, a video or an audio clip of a row, by its file, its frames or its bytes."""
+"""`Media`: an image, a video or an audio clip of a row, by its file, frames or bytes."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import attrs
 
@@ -24,7 +24,7 @@ MANY: dict[Kind, str] = {"image": "images", "video": "videos", "audio": "audio c
 
 @attrs.frozen
 class Media:
-    """One image, video or audio clip of a conversation: the file or the bytes that the row gives.
+    """One image, video or audio clip of a conversation: the file or bytes that the row gives.
 
     One of `path`, `data` and `frames` is given. What a processor makes of it is no part of a store: it is made again from the
     same bytes, which `sha256` names, whenever the sample is trained on.
@@ -50,14 +50,14 @@ class Media:
 
     @property
     def is_given(self) -> bool:
-        """Whether it says which medium it is; otherwise it is a place for one that the row gives elsewhere."""
+        """Whether it says which medium it is; otherwise the row gives one for it elsewhere."""
         return self.path is not None or self.data is not None or bool(self.frames)
 
     @property
-    def given(self) -> "str | bytes | list[str | bytes]":
+    def given(self) -> str | bytes | list[Any]:
         """Return its path or its bytes, or those of its frames."""
         if self.frames:
-            return [each.given for each in self.frames]  # type: ignore[misc]
+            return [each.given for each in self.frames]
         found = self.path if self.data is None else self.data
         assert found is not None
         return found

@@ -1,4 +1,4 @@
-"""Value of a row that stands for an image, a video or audio, as a file, bytes or decoded → `Media`."""
+"""Value of a row that stands for a medium, as a file, bytes, frames or decoded → `Media`."""
 
 import base64
 import binascii

@@ -62,7 +62,7 @@ def alike(one: Joining, other: Joining) -> bool:
 
 
 def fitting(how: Joining, apart: "Sequence[NDArray[Any]]") -> Joining | None:
-    """Return how arrays are joined where others are joined so too, without padding; None otherwise."""
+    """Return how arrays are joined if others are joined so too, without padding; else None."""
     others = {array.shape[: how.axis] + array.shape[how.axis + 1 :] for array in apart}
     return how if len(others) == 1 else None
 

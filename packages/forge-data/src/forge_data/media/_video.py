@@ -98,7 +98,7 @@ def _decoded(data: bytes, medium: Media, place: str, sample: Sample | None) -> V
             "forge-data[video], or give a list of frames"
         ) from error
     try:
-        with av.open(io.BytesIO(data)) as container:
+        with av.open(io.BytesIO(data), "r") as container:
             if "_pipe" in container.format.name:
                 raise media_error(medium, place, "is an image, and no video", "give the frames of one as a list in the list")
             if not container.streams.video:
@@ -168,5 +168,5 @@ def _frames(container: Any, again: io.BytesIO, medium: Media, place: str, sample
 def _counted(file: io.BytesIO) -> int:
     import av
 
-    with av.open(file) as container:
+    with av.open(file, "r") as container:
         return sum(bool(packet.size) for packet in container.demux(video=0))

@@ -1,4 +1,4 @@
-"""Samples with images, videos or audio → rows whose forward is given what a processor makes of them."""
+"""Samples with media → rows whose forward is given what a processor makes of them."""
 
 from __future__ import annotations
 
