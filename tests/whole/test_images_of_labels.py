@@ -107,16 +107,20 @@ def plain_model(model: Path, *, trained: bool = False) -> Any:
         ("several", {}),
         pytest.param("adapter", {"packing": "off"}, marks=pytest.mark.slow),
         pytest.param("all", ALL, marks=pytest.mark.slow),
+        ("projector", {"freeze_language_model": True, "freeze_multi_modal_projector": False, "max_tokens_per_gpu": 100}),
     ],
 )
 def test_losses_are_those_of_plain_transformers(
     kind: str, more: dict[str, Any], given: dict[str, Any], model: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Losses, gradient norms and held-out losses, of labels and of several, all weights and an adapter, the tower too."""
+    """Losses, gradient norms and held-out losses, of labels and of several, all weights and an adapter, other parts too."""
     if kind == "several":
         model, data = save(tmp_path / "model", problem_type="multi_label_classification"), rows(tmp_path, several=True)
         given = given | {"model_path": str(model), "data_path": str(data)}
     plain = plain_model(model, trained=kind == "all")
+    if kind == "projector":  # and the new layer, which nothing else would teach
+        plain.model.language_model.requires_grad_(False)
+        plain.model.multi_modal_projector.requires_grad_(True)
     if kind == "adapter":
         torch.manual_seed(3)
         targets = r".*language_model.*(q_proj|down_proj)"

@@ -159,6 +159,10 @@ def test_a_prefix_is_the_system_message(model, folder, tmp_path):
         ({"query": [image(9)], "positive": "p"}, "9.png"),
         ({"query": [image(0)], "positive": "a <image_soft_token>"}, "a text of the row has '<image_soft_token>' in it"),
         ({"query": [{"type": "image"}], "positive": "p"}, "does not say which"),
+        (
+            {"query": user(text("q")), "positive": "p"},
+            "field query is a list of 1 without media, and a text of this model is a",
+        ),
     ],
 )
 def test_refused(row, message, model, folder, tmp_path):

@@ -60,6 +60,11 @@ class _Reader:
         made = chat(self.place, {}, turns, media=lambda _fields, _index, _part, _answer: field)
         if not any(message.get("content") for message in made.messages[bool(prefix) :]):
             raise DataError(f"{self.place}: field {field} holds neither text nor media, which means nothing; take the row out")
+        if not made.media and not self.as_messages:
+            raise DataError(
+                f"{self.place}: field {field} is {describe(value)} without media, and a text of this model is a string, as "
+                "whoever uses it will give it; make it one"
+            )
         return attrs.evolve(made, media=tuple(placed(self.place, medium, self.directory) for medium in made.media))
 
     def _messages(self, field: str, value: object) -> list[Any]:

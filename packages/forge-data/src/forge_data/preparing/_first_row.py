@@ -76,7 +76,7 @@ def check_first_row(
             elif labelled:
                 read_labelled(place, fields, media=media, directory=directory)
             elif pairs:
-                text_pair(place, fields, media=media, directory=directory)
+                text_pair(place, fields, media=media, directory=directory, as_messages=media)
             else:
                 name = detect(place, fields) if format == AUTO else format
                 convert(name, place, fields, None, media=media, directory=directory)

@@ -39,6 +39,8 @@ _PROJECTOR = re.compile(r"merger|connector|projector|^proj\d*$")
 """In names of projectors that stand in a tower, or that are models of their own."""
 _MARKS = "mm_token_type_ids"
 """Argument of a forward: 1 for each token that stands for a part of an image, 0 for one of text."""
+_SCORE = "score"
+"""transformers' name of the layer of a sequence classifier."""
 LANGUAGE = ("language_model",)
 """The parts that train where nothing else is said."""
 
@@ -146,6 +148,8 @@ def language_dtype(model: "PreTrainedModel") -> torch.dtype:
 def freeze_parts(model: "PreTrainedModel", stored: torch.dtype, where: str, trained: Collection[str] = LANGUAGE) -> None:
     """Freeze all parts but the `trained` ones, and keep them as narrow as `stored`.
 
+    The layer of a reward model or a classifier trains whichever do: it may be new.
+
     Args:
         model: as it was read, divided or not; before its first forward.
         stored: dtype of the directory's weights, or another in which the rest is to compute.
@@ -171,7 +175,7 @@ def freeze_parts(model: "PreTrainedModel", stored: torch.dtype, where: str, trai
         raise ModelError(f"model_path {where}: {error}") from None
     replaced: dict[int, nn.Parameter] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if is_inside(name, moving) if name in others else LANGUAGE[0] in trained:
+        if (is_inside(name, moving) if name in others else LANGUAGE[0] in trained) or is_inside(name, [_SCORE]):
             continue
         parameter.requires_grad = False
         # ZeRO-3 keeps its partitions in one dtype.

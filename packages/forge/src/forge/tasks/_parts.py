@@ -164,7 +164,10 @@ def _why_none(s: Any, part: str) -> str:
 
 
 def _parts_of(bare: Any) -> dict[str, list[Any]]:
-    """Return towers, projector and language part → their weights."""
+    """Return towers, projector and language part → their weights.
+
+    The layer of a classifier is of none: it trains whichever do.
+    """
     named = dict(bare.named_parameters())
     outer = {part: tuple(names) for part, names in forge_dist.media_parts(bare).items()}
     found = {
@@ -172,4 +175,5 @@ def _parts_of(bare: Any) -> dict[str, list[Any]]:
         for part, names in outer.items()
     }
     held = {id(p) for weights in found.values() for p in weights}
+    held |= {id(p) for name, p in named.items() if name.startswith("score.")}
     return {"language_model": [p for p in named.values() if id(p) not in held], **found}

@@ -10,7 +10,7 @@ from torch import nn
 
 from forge_algos._modules import language_modules
 from forge_algos.adaptations.base._modalities import LANGUAGE, Parts
-from forge_algos.adaptations.base._parts import numbers_by_part
+from forge_algos.adaptations.base._parts import numbers_by_part, score
 from forge_algos.adaptations.base._unfrozen import freeze_others
 from forge_algos.settings._adapter import AdapterSettings
 
@@ -165,9 +165,13 @@ def _share(trained: int, total: int, *, of: str = "") -> str:
 
 
 def train_all(model: nn.Module, settings: AdapterSettings, context: Context) -> Adaptation:
-    """Let every parameter train, or those that are named (adapter=none)."""
+    """Let every parameter train, or those that are named (adapter=none).
+
+    The scoring layer of a reward model or classifier trains in any case, for it begins without meaning.
+    """
     if not context.parts.language:
-        for module in language_modules(model):
+        top = score(model)
+        for module in language_modules(model) - ({top} if top is not None else set()):
             for parameter in module.parameters(recurse=False):
                 parameter.requires_grad = False
     if settings.unfrozen_parameters is not None:
