@@ -47,9 +47,7 @@ def test_generation_marks_are_the_tokenizers_own(tokenizers, chat):
 def test_no_template(with_template, chat):
     """A tokenizer without chat template is refused with what to do; rows of strings need none."""
     tokenizer = with_template(None)
-    with pytest.raises(
-        TemplateError, match=r"no chat template, and rows of messages \(and .*\) need one: use the"
-    ):
+    with pytest.raises(TemplateError, match=r"no chat template, and rows of messages \(and .*\) need one: use the"):
         tokenize(chat(*TWO), tokenizer)
     messages = chat(*TWO)["messages"]
     with pytest.raises(TemplateError, match="has no chat template"):

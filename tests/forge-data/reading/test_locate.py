@@ -45,6 +45,18 @@ def test_a_name_without_a_split():
         located("org/name")
 
 
+def test_files_joined_by_commas(tmp_path, monkeypatch):
+    """Files that are there are told apart; a name with a comma in it is a name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "b.jsonl", "c,d.jsonl"):
+        (tmp_path / name).write_text(LINE)
+    with pytest.raises(DataError, match=r"'a.jsonl, b.jsonl'; give each file by itself, without commas: a.jsonl b.jsonl$"):
+        located("a.jsonl, b.jsonl")
+    with pytest.raises(DataError, match="check the path$"):
+        located("a.jsonl,e.jsonl")
+    assert names(located("c,d.jsonl")) == ["c,d.jsonl"]
+
+
 def test_a_name_that_is_too_long():
     """An error of the system about a path is an error of the data."""
     with pytest.raises(DataError, match="x{300}.jsonl cannot be read: File name too long"):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from forge import SettingsError
+from forge.cli._app import main
 from forge.settings._settings import flat_fields, resolve, signature_of
 from forge.verbs._online import GRPOSettings
 from forge.verbs._preferences import DPOSettings
@@ -135,6 +136,26 @@ def test_choices_suggest_the_nearest() -> None:
     """A misspelled choice is answered with the choices and the nearest one."""
     with pytest.raises(SettingsError, match=r"lr_scheduler must be one of .*Did you mean 'cosine'\?"):
         resolve(SFTSettings, ("argument", {**REQUIRED, "lr_scheduler": "cosin"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "here"),
+    [
+        ("optimizer", "adamw_torch", "adamw"),
+        ("optimizer", "paged_adamw_8bit", "adamw_8bit"),
+        ("dtype", "BF16", "bfloat16"),
+        ("attention", "flash_attention_2", "auto"),
+        ("lr_scheduler", "constant_with_warmup", "constant"),
+        ("adapter", "LoRA", "lora"),
+        ("packing", "true", "on"),
+    ],
+)
+def test_values_of_other_libraries(name: str, theirs: str, here: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their word for a choice is answered with ours, in Python and on the command line, not with one that looks alike."""
+    with pytest.raises(SettingsError, match=f"{name} must be one of .*Did you mean '{here}'"):
+        resolve(SFTSettings, ("argument", {**REQUIRED, name: theirs}))
+    assert main(["sft", f"--{name.replace('_', '-')}", theirs]) == 2
+    assert capsys.readouterr().err.strip().endswith(f'Did you mean "{here}"?')
 
 
 def test_resolved_keeps_the_reason() -> None:

@@ -115,6 +115,14 @@ def test_the_head_is_matched_by_its_full_name_only():
         resolve_targets(make("llama-untied"), ["lm_h*"])
 
 
+def test_names_joined_by_commas_are_told_apart():
+    """Whoever writes them as one word is told how several are given, not that one of them is near."""
+    with pytest.raises(
+        AdapterError, match=r"LlamaForCausalLM\. Give each name by itself, without commas: q_proj v_proj\. Kinds"
+    ):
+        resolve_targets(make(), ["q_proj,v_proj"])
+
+
 def test_what_matches_nothing_is_named():
     """The error lists the wrong names, the nearest right ones, the kinds and all layers.
     Names that match are not in it.

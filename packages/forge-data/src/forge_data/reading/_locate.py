@@ -2,6 +2,7 @@
 
 import errno
 import glob
+import os
 import re
 import stat
 from collections.abc import Iterable
@@ -66,6 +67,8 @@ def located(entry: str) -> list[DataFile] | DatasetSplit:
 def _not_found(entry: str) -> str:
     if _IN_MEMORY.search(entry):
         return f"{entry!r} were rows in memory, which no path leads to; give the same rows again in Python"
+    if "," in entry and all(map(os.path.exists, parts := [os.path.expanduser(part.strip()) for part in entry.split(",")])):
+        return f"no file at {entry!r}; give each file by itself, without commas: {' '.join(parts)}"
     what = f"no file at {entry!r} (looked from {Path.cwd()}); check the path"
     if is_hub_name(f"{entry}:train") and Path(entry).suffix not in (*ROWS, *TABLES, *COMPRESSED):
         what += f". A dataset on the Hub is given with its split: '{entry}:train'"

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import cyclopts
 
@@ -99,6 +99,8 @@ def _status(words: list[str], make: Callable[[str | None, Sequence[str]], cyclop
         return _print_error(_unused(error.unused_tokens or (), error.command_chain or (), error.target), 2, debug=debug)
     except cyclopts.MissingArgumentError as error:
         return _print_error(_missing(error), 2, debug=debug)
+    except cyclopts.CoercionError as error:
+        return _print_error(_invalid(error), 2, debug=debug)
     except cyclopts.CycloptsError as error:
         return _print_error(str(error), 2, debug=debug)
     except SystemExit as error:
@@ -145,6 +147,18 @@ def _missing(error: cyclopts.MissingArgumentError) -> str:
     what = f"{error.keyword} needs a value" if error.keyword is not None else f"{name} is required"
     command = " ".join(("forge", *(error.command_chain or ())))
     return f"{what}; `{command} --help` describes it."
+
+
+def _invalid(error: cyclopts.CoercionError) -> str:
+    """Say which value is none of a flag's, and which one another library's is here."""
+    said, token = str(error), error.token
+    known = tuple(each for each in get_args(error.target_type) if isinstance(each, str))
+    if token is None or token.keyword is None or "Choose from: " not in said or not known:
+        return said
+    from forge.settings._elsewhere import meant
+
+    word = meant(token.keyword.lstrip("-").replace("-", "_"), token.value, known)
+    return said.partition(" Did you mean ")[0] + (f' Did you mean "{word}"?' if word else "")
 
 
 def _unused(left: Sequence[str], command: Sequence[str], target: object) -> str:

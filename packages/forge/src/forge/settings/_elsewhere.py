@@ -327,6 +327,60 @@ OWN = {
 """Setting that only some verbs have → those verbs."""
 
 
+CHOICES = {
+    "optimizer": {
+        **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "paged_adamw", "paged_adamw_32bit"), "adamw"),
+        **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
+        **dict.fromkeys(("schedule_free_adamw", "schedule_free"), "schedule_free"),
+        "adafactor": "adafactor",
+        **{name: name for name in ("muon", "apollo", "apollo_mini")},
+    },
+    "lr_scheduler": {
+        **{name: name for name in ("cosine", "linear", "constant", "cosine_with_min_lr", "cosine_with_restarts", "polynomial")},
+        "constant_with_warmup": "constant",
+        "inverse_sqrt": "inverse_sqrt",
+        "warmup_stable_decay": "warmup_stable_decay",
+    },
+    "attention": {
+        **{name: name for name in ("sdpa", "eager", "flash3", "flash4")},
+        **dict.fromkeys(("auto", "flash_attention_2"), "auto"),
+        "flash_attention_3": "flash3",
+        **dict.fromkeys(("fa3", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3"), "flash3"),
+        **dict.fromkeys(("kernels-community/flash-attn", "kernels-community/flash-attn2"), "auto"),
+        "disabled": "eager",
+    },
+    "scale_rewards": {True: "group", False: "none", "group": "group", "batch": "batch", "none": "none"},
+    "resume": {True: "auto", "auto": "auto"},
+    "metric_for_best": {
+        **dict.fromkeys(("loss", "eval_loss"), "loss"),
+        **dict.fromkeys(("accuracy", "rewards/accuracies", "eval_rewards/accuracies", "eval_accuracy"), "accuracy"),
+        **dict.fromkeys(("margin", "rewards/margins", "eval_rewards/margins"), "margin"),
+    },
+}
+"""Setting → their values and ours, where both have other words."""
+
+_WORDS = {
+    "adapter": {"full": "none", "peft": "lora"},
+    "attention": {"flash": "auto", "flash_attn": "auto", "fa2": "auto"},
+    "dtype": {"bf16": "bfloat16", "fp32": "float32", "float": "float32", "fp16": "bfloat16", "float16": "bfloat16"},
+    "lr_scheduler": {"cosine_with_warmup": "cosine", "linear_with_warmup": "linear", "none": "constant"},
+    "packing": {"true": "on", "false": "off", "bfd": "on", "wrapped": "on"},
+}
+"""Setting → values that people write, as the command line has them, and ours."""
+
+
+def meant(name: str, value: str, known: Collection[str]) -> str | None:
+    """Return the value of a setting that another library's or a misspelt one is; None where there is none.
+
+    >>> meant("optimizer", "adamw_torch", ("adamw", "adamw_8bit"))
+    'adamw'
+    """
+    lower = value.strip().lower()
+    found = lower if lower in known else _WORDS.get(name, {}).get(lower) or CHOICES.get(name, {}).get(lower)
+    near = difflib.get_close_matches(lower, known, n=1, cutoff=0.5)
+    return found if found in known else near[0] if near else None
+
+
 def hint(name: str, known: Collection[str]) -> str | None:
     """Return what another library's or another verb's name is here; None where it is neither.
 

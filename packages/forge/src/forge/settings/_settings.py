@@ -6,7 +6,6 @@ data and objective it has; signatures, the command line, recipes and `config.yam
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import inspect
 import json
@@ -27,7 +26,7 @@ import forge_packing
 from forge._counted import counted
 from forge._errors import SettingsError
 from forge.settings._backends import FORGE, BackendSettings, backend_class
-from forge.settings._elsewhere import unknown
+from forge.settings._elsewhere import meant, unknown
 from forge.settings._origin import origin_note
 from forge.settings._share import steps_between
 from forge.settings._storage import StorageSettings
@@ -407,8 +406,7 @@ def converted(field: attrs.Attribute[Any], value: object, origin: str) -> object
     close = ""
     of_one = get_args(field.type)[0] if get_origin(field.type) is tuple else field.type
     if isinstance(value, str) and get_origin(of_one) is Literal:
-        match = difflib.get_close_matches(value, get_args(of_one), n=1, cutoff=0.5)
-        close = f" Did you mean {match[0]!r}?" if match else ""
+        close = f" Did you mean {word!r}?" if (word := meant(field.name, value, get_args(of_one))) else ""
     parts = value if isinstance(value, (list, tuple)) else (value,)
     if any(hasattr(part, "save_pretrained") for part in parts):
         close = " Save it with save_pretrained, its tokenizer beside it, and give the directory."

@@ -115,6 +115,8 @@ def _unmatched(model: nn.Module, missing: Sequence[str], inner: Sequence[str], s
     kinds = {target: type(others[target]).__name__ for target in missing if target in others}
     nearest = [close for target in missing for close in get_close_matches(target, [*known, *inner], n=1) if target not in kinds]
     hints = [f"Did you mean {_joined(nearest)}?"] if nearest else []
+    if any("," in target for target in missing):
+        hints = [f"Give each name by itself, without commas: {' '.join(','.join(missing).replace(',', ' ').split())}."]
     hints += [
         f"{target} ({kind}) is no linear layer"
         + (f": say {target}.* for those in it." if _contains_targets(others[target]) else ".")

@@ -12,7 +12,7 @@ import attrs
 import yaml
 
 from forge._errors import RecipeError, SettingsError
-from forge.settings._elsewhere import ALSO, NOT_NEEDED, RENAMED, SO_ANYWAY, SWITCHES, TOLD, hint
+from forge.settings._elsewhere import ALSO, CHOICES, NOT_NEEDED, RENAMED, SO_ANYWAY, SWITCHES, TOLD, hint
 from forge.settings._settings import converted
 from forge.settings._yaml_fault import fault_of
 from forge.settings.convert._data import data, rows
@@ -27,38 +27,6 @@ LIBRARIES = {
     "TRL": "model_name_or_path dataset_name max_length use_peft num_train_epochs lora_target_modules dataset_num_proc".split(),
 }
 """Library → keys that tell its files from the others'."""
-
-_CHOICES = {
-    "optimizer": {
-        **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "paged_adamw", "paged_adamw_32bit"), "adamw"),
-        **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
-        **dict.fromkeys(("schedule_free_adamw", "schedule_free"), "schedule_free"),
-        "adafactor": "adafactor",
-        **{name: name for name in ("muon", "apollo", "apollo_mini")},
-    },
-    "lr_scheduler": {
-        **{name: name for name in ("cosine", "linear", "constant", "cosine_with_min_lr", "cosine_with_restarts", "polynomial")},
-        "constant_with_warmup": "constant",
-        "inverse_sqrt": "inverse_sqrt",
-        "warmup_stable_decay": "warmup_stable_decay",
-    },
-    "attention": {
-        **{name: name for name in ("sdpa", "eager", "flash3", "flash4")},
-        **dict.fromkeys(("auto", "flash_attention_2"), "auto"),
-        "flash_attention_3": "flash3",
-        **dict.fromkeys(("fa3", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3"), "flash3"),
-        **dict.fromkeys(("kernels-community/flash-attn", "kernels-community/flash-attn2"), "auto"),
-        "disabled": "eager",
-    },
-    "scale_rewards": {True: "group", False: "none", "group": "group", "batch": "batch", "none": "none"},
-    "resume": {True: "auto", "auto": "auto"},
-    "metric_for_best": {
-        **dict.fromkeys(("loss", "eval_loss"), "loss"),
-        **dict.fromkeys(("accuracy", "rewards/accuracies", "eval_rewards/accuracies", "eval_accuracy"), "accuracy"),
-        **dict.fromkeys(("margin", "rewards/margins", "eval_rewards/margins"), "margin"),
-    },
-}
-"""Setting → their values and ours, where both have other words."""
 
 _NO_LIMIT = ("max_length", "cutoff_len")
 """Keys under which null is a value: none."""
@@ -75,7 +43,7 @@ _ARGUMENTS = ("lr_scheduler_kwargs", "lr_scheduler_args", "optim_args", "fsdp_co
 _NAMES = ("dataset_dir", "dataset_config", "dataset_train_split", "dataset_test_split", "template")
 """Keys of texts, beside those of settings that are texts here."""
 _SINGLE = ("adapter", "finetuning_type", "lora_rank", "num_train_epochs", "num_epochs", *METHOD_KEYS)
-"""Keys that are read here, and hold a single value in every library; so do those of `_CHOICES`."""
+"""Keys that are read here, and hold a single value in every library; so do those of `CHOICES`."""
 
 
 class Converted(NamedTuple):
@@ -194,7 +162,7 @@ def _readable(values: Mapping[str, Any], lost: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, given in values.items():
         value = plain(given) if isinstance(plain(given), bool) else given
-        single = (key in _SINGLE or RENAMED.get(key, key) in _CHOICES) and key != "pretraining_dataset"
+        single = (key in _SINGLE or RENAMED.get(key, key) in CHOICES) and key != "pretraining_dataset"
         if isinstance(value, float) and not math.isfinite(value):
             lost.append(f"{key}: {value!r}: is no finite number")
         elif single and isinstance(value, (list, dict)):
@@ -230,11 +198,11 @@ def _carry(key: str, field: attrs.Attribute[Any], value: Any, draft: Draft) -> N
         if draft.found[setting] not in (None, value):
             draft.lost.append(f"{key}: {value!r}: {setting} is {draft.found[setting]!r} already")
         return
-    if setting in _CHOICES:
-        if isinstance(value, (list, dict)) or value not in _CHOICES[setting]:
+    if setting in CHOICES:
+        if isinstance(value, (list, dict)) or value not in CHOICES[setting]:
             draft.lost.append(f"{key}: {value!r}: {setting} has no such value")
             return
-        value = _CHOICES[setting][value]
+        value = CHOICES[setting][value]
         if value == "auto":
             return
     if setting == "activation_checkpointing" and value in ("unsloth", "offload", "offload_disk"):
