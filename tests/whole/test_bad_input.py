@@ -278,7 +278,7 @@ def test_output_directory_with_another_run(
     said = capsys.readouterr().err
     assert "holds a run with --max-steps 1, and now --max-steps is 2;" in said
     (export,) = (tmp_path / "run" / "hf_format").glob("samples_*")
-    assert f"That run is finished: give another --ckpt-output-dir, with --model-path {export} to go on from its model." in said
+    assert f"That run is finished: give another --ckpt-output-dir to begin anew, and --model-path {export} to go on" in said
     assert main([*words, "--max-steps", "1", "--resume", "never"]) == 2
     assert "holds another run, and --resume never" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}

@@ -49,14 +49,12 @@ def test_files_joined_by_commas(tmp_path, monkeypatch):
     """Files that are there are told apart; a name with a comma in it is a name."""
     monkeypatch.chdir(tmp_path)
     for name in ("a.jsonl", "b.jsonl", "c,d.jsonl"):
-        (tmp_path / name).touch()
-    with pytest.raises(
-        DataError, match=r"no file at 'a.jsonl, b.jsonl'; give each file by itself, without commas: a.jsonl b.jsonl$"
-    ):
+        (tmp_path / name).write_text(LINE)
+    with pytest.raises(DataError, match=r"'a.jsonl, b.jsonl'; give each file by itself, without commas: a.jsonl b.jsonl$"):
         located("a.jsonl, b.jsonl")
     with pytest.raises(DataError, match="check the path$"):
         located("a.jsonl,e.jsonl")
-    located("c,d.jsonl")
+    assert names(located("c,d.jsonl")) == ["c,d.jsonl"]
 
 
 def test_a_name_that_is_too_long():

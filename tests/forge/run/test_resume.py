@@ -75,7 +75,7 @@ def test_an_adapter_to_go_on_from_is_known_by_its_content(tmp_path: Path) -> Non
     export = tmp_path / "hf_format" / "samples_4"
     export.mkdir(parents=True)
     (export / "adapter_config.json").touch()
-    with pytest.raises(SettingsError, match=f"That run is finished: .*, with adapter_path={export} to go on"):
+    with pytest.raises(SettingsError, match=f"That run is finished: .*, and adapter_path={export} to go on"):
         compare_settings(tmp_path, given[1], open_left=True)
 
 

@@ -100,7 +100,7 @@ def test_a_conversation_about_an_image(
     assert asked == [(content, 1), ("and?", 1), (so, 2), ("why?", 1), ("no?", 0)]
     said = capsys.readouterr()
     assert said.out.strip().startswith(expected(pictured, [file], "what?", 4))
-    assert said.err.count("/image FILE and /audio FILE go with the next line, /reset forgets") == 2
+    assert said.err.count("/image, /video and /audio FILE go with the next line, /reset forgets") == 2
     assert "image none.png: there is no such file" in said.err
     assert "config.json is no image that Pillow knows" in said.err
 

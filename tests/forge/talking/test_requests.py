@@ -62,6 +62,7 @@ def test_what_can_be_read_passes(png: str) -> None:
         (image(7), 'image_url must be {"url": '),
         (asked({"type": "input_audio", "input_audio": {"data": "AAAA"}}), "this model takes no audio"),
         (asked({"type": "video_url", "video_url": {"url": "https://a/b.mp4"}}), "this server reads no video"),
+        (asked({"type": "video_url", "video_url": {"url": __file__}}), "this server reads no video"),
         (asked({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}), "this server reads no video"),
         ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], "messages[0].tool_calls[0]: function.arg"),
     ],
@@ -88,7 +89,6 @@ def test_a_model_of_text_takes_no_images(png: str) -> None:
     [
         lambda where: {"type": "input_audio", "input_audio": where},
         lambda where: {"type": "audio_url", "audio_url": {"url": where}},
-        lambda where: {"type": "video_url", "video_url": {"url": where}},
     ],
 )
 def test_no_file_of_the_server_is_read_and_nothing_fetched(where: str, part: Any) -> None:

@@ -16,5 +16,5 @@ def near(path: Path) -> str:
         found = sorted(entry.name for entry in folder.iterdir() if any((entry / name).is_file() for name in _MARKS))
     except OSError:
         return ""
-    more = ", ..." if len(found) > _NAMED else ""
+    more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
     return f" {folder}/ holds {', '.join(found[:_NAMED])}{more}." if found else ""

@@ -382,7 +382,9 @@ def _left_out(
 def _equal(
     settings: OnlineSettings, rewards: NDArray[np.float32], parts: Parts, groups: NDArray[np.int64], number: int
 ) -> NDArray[np.bool_]:
-    """Find the groups whose rewards are equal, each by itself where each is normalised by itself: bool[G]."""
+    """Find the groups whose rewards are equal: bool[G].
+    Each reward is compared by itself where each is normalised by itself.
+    """
     compared = [values for _, values in parts.values()] if settings.decoupled else []
     return equal_groups(rewards, groups, number, *compared)
 

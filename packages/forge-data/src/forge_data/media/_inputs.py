@@ -213,7 +213,13 @@ class MediaInputs:
         decoded = [self._processor.read(medium, place)[0] for medium in media]
         try:
             with self._lock:
-                ids = self._processor.expand(text, decoded, place).ids
+                replacements, ids = self._processor.expand(text, decoded, place)
+                for medium, each in zip(media, replacements, strict=True):
+                    if not self._processor.count(self._processor.ids_of(each.text)):
+                        raise DataError(
+                            f"{place}: field {medium.field}: {self._processor.name} makes no token of this {medium.kind}, "
+                            "which is too short or too small for it; take another"
+                        )
                 return (
                     {"input_ids": ids[None].astype(np.int64)}
                     | self._processor.arrays(decoded, place, ids, text)

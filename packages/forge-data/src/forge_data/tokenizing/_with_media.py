@@ -53,12 +53,13 @@ class MediaSpans:
         found = []
         outside = np.isin(ids, [*self.processor.token_ids])
         for medium, (start, stop) in zip(self.media, self.spans, strict=True):
-            if start == stop:
+            (inside,) = np.nonzero((offsets[:, 0] >= start) & (offsets[:, 1] <= stop))
+            marks_alone = medium.kind == "audio" and len(inside) and not self.processor.count(ids[inside])
+            if start == stop or marks_alone:
                 raise DataError(
                     f"{self.place}: field {medium.field}: {self.processor.name} makes no token of this {medium.kind}, which is "
                     "too short or too small for it; take the row out"
                 )
-            (inside,) = np.nonzero((offsets[:, 0] >= start) & (offsets[:, 1] <= stop))
             if not len(inside):
                 raise DataError(
                     f"{self.place}: field {medium.field}: no token stands for this {medium.kind} alone, since the tokenizer "

@@ -152,13 +152,8 @@ def _missing(error: cyclopts.MissingArgumentError) -> str:
 def _invalid(error: cyclopts.CoercionError) -> str:
     """Say which value is none of a flag's, and which one another library's is here."""
     said, token = str(error), error.token
-    known = get_args(error.target_type)
-    if (
-        token is None
-        or token.keyword is None
-        or "Choose from: " not in said
-        or not all(isinstance(each, str) for each in known)
-    ):
+    known = tuple(each for each in get_args(error.target_type) if isinstance(each, str))
+    if token is None or token.keyword is None or "Choose from: " not in said or not known:
         return said
     from forge.settings._elsewhere import meant
 

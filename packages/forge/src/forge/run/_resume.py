@@ -241,7 +241,7 @@ def _after_the_end(path: Path) -> str:
     except SettingsError:  # somebody removed it
         return "That run is finished: give another ckpt_output_dir."
     setting = "adapter_path" if (Path(export) / "adapter_config.json").is_file() else "model_path"
-    return f"That run is finished: give another ckpt_output_dir, with {setting}={export} to go on from its model."
+    return f"That run is finished: give another ckpt_output_dir to begin anew, and {setting}={export} to go on from its model."
 
 
 def former_choice(s: RunSettings, path: Path | None, name: str) -> tuple[Any, str] | None:
