@@ -123,7 +123,7 @@ def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, mon
     assert any("images are counted in padded lines" in note for note in about["notes"])
 
     with monkeypatch.context() as patched:
-        patched.setattr(forge_data.MediaInputs, "joins", False)
+        patched.setattr(forge_data.MediaInputs, "joins_of", lambda *_: False)
         forge.sft(**settings, ckpt_output_dir=tmp_path / "single")
     single = json.loads((tmp_path / "single" / "memory.json").read_text())
     taken = {phase["name"]: phase for phase in single["phases"]}
