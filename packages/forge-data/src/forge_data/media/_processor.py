@@ -406,10 +406,10 @@ class ModelProcessor:
         try:
             return dict(self._call(place, texts, media, return_tensors="np", **options))
         except DataError as error:
-            if not any(each in str(error).lower() for each in (_BFLOAT16, "return_tensors")):
+            if not any(each in str(error).lower() for each in (_BFLOAT16, "return_tensors", "numpy.ndarray")):
                 raise
-        # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers. Others (GLM-ASR) give
-        # tensors of PyTorch alone.
+        # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers. Others (GLM-ASR,
+        # Inkling) give tensors of PyTorch alone.
         made = self._call(place, texts, media, return_tensors="pt", **options)
         return {
             name: values.float() if _BFLOAT16 in str(getattr(values, "dtype", "")) else values for name, values in made.items()
