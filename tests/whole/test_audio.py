@@ -404,5 +404,5 @@ def test_answers_while_training(given: dict[str, Any], model: Path, data: Path, 
     run = forge.sft(**given | more, ckpt_output_dir=tmp_path / "run").output_dir
     found = [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()][:2]
     assert [line["answer"] for line in found] == [forge.generate(model, "what?", audio=[clip], max_new_tokens=8)] * 2
-    assert found[0]["prompt"] == asked
+    assert found[0]["prompt"] == found[1]["prompt"] == asked
     assert f"asked '[{clip.name}] what?'" in (run / "log.txt").read_text()

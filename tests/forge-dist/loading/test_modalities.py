@@ -276,6 +276,19 @@ def test_a_class_that_is_not_listed_is_refused(saved):
         load(saved)
 
 
+def test_audio_flamingo_3_is_loaded_by_its_own_list(tmp_path):
+    """transformers lists this decoder that hears with models of encoder and decoder."""
+    audio = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_mel_bins": 8}
+    config = transformers.AudioFlamingo3Config(
+        text_config={**TEXT, "model_type": "qwen2", "vocab_size": 64}, audio_config=audio, audio_token_id=3
+    )
+    transformers.AudioFlamingo3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    model = load(tmp_path)
+    assert type(model) is transformers.AudioFlamingo3ForConditionalGeneration
+    assert media_parts(model) == {"audio_tower": ["model.audio_tower"], BOTH[1]: ["model.multi_modal_projector"]}
+    assert not any("audio" in name for name, weight in model.named_parameters() if weight.requires_grad)
+
+
 def test_an_encoder_decoder_inside_is_refused(saved):
     """A language part that is an encoder and a decoder is no causal language model."""
     edit(saved, text_config={**TEXT, "is_encoder_decoder": True})

@@ -439,11 +439,11 @@ class ModelProcessor:
         try:
             return dict(self._call(place, texts, media, return_tensors="np", **options))
         except DataError as error:
-            told = any(each in str(error).lower() for each in (_BFLOAT16, "return_tensors"))
+            told = any(each in str(error).lower() for each in (_BFLOAT16, "return_tensors", "numpy.ndarray"))
             if not told and not any(isinstance(each, Video) for row in media for each in row):
                 raise
-        # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers. Others (GLM-ASR) give
-        # tensors of PyTorch alone, or cut those of videos as such (InternVL).
+        # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers. Others (GLM-ASR,
+        # Inkling) give tensors of PyTorch alone, or cut those of videos as such (InternVL).
         made = self._call(place, texts, media, return_tensors="pt", **options)
         return {
             name: values.float() if _BFLOAT16 in str(getattr(values, "dtype", "")) else values for name, values in made.items()

@@ -84,8 +84,11 @@ def auto_class(task: Task, config: "PreTrainedConfig") -> Any:
     known = transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
     if kind in known and getattr(known[kind], "__name__", None) in named:
         return transformers.AutoModelForMultimodalLM
+    # Audio Flamingo 3, a decoder that hears, is listed with models of encoder and decoder.
+    listed = transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    if kind in listed and listed[kind].__name__ in named and not config.is_encoder_decoder and hasattr(config, "text_config"):
+        return transformers.AutoModelForSeq2SeqLM
     if any(name.endswith(MULTIMODAL) for name in named):
-        # Audio Flamingo 3's is there, and none that loads a class by its configuration knows it.
         lacks = "does not list it in AutoModelForMultimodalLM" if hasattr(transformers, named[0]) else "has none of that name"
         raise ModelError(
             f"{config.name_or_path}/config.json names the class {named[0]}, and transformers {transformers.__version__} "
