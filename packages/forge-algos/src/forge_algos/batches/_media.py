@@ -121,7 +121,7 @@ def media_row_inputs(
     own_ids = ids.cpu() if on_host is None else torch.tensor(on_host, dtype=torch.int64)
     if len(documents) == 1:
         inputs = {"input_ids": ids[None], "use_cache": False}
-        if packed and any(array.shape != (1, len(ids)) for array in documents[0].values()):
+        if packed and any(not is_of_tokens(name, array, len(ids)) for name, array in documents[0].items()):
             positions = _positions(model, own_ids, [len(ids)], documents)
             # Some models (Qwen-Omni) count images in two dimensions only where they are given a mask.
             inputs |= {} if positions is None else {"position_ids": positions[1:].to(ids.device)}
@@ -136,7 +136,7 @@ def media_row_inputs(
     joined = _joined(documents, lengths)
     arrays = {name: _on(ids.device, array, dtype) for name, array in joined.items()}
     if way == "lines":
-        of_tokens = tuple(name for name, array in joined.items() if array.shape == (1, len(ids)))
+        of_tokens = tuple(name for name, array in joined.items() if is_of_tokens(name, array, len(ids)))
         return {**packed, **arrays, LINES: of_tokens}
     positions = _positions(model, own_ids, lengths, documents)
     inputs = dict(packed) if way == "bounds" else {name: packed[name] for name in ("input_ids", "position_ids", "use_cache")}
@@ -160,7 +160,7 @@ def line_inputs(
     of_tokens: dict[str, torch.Tensor] = {}
     of_media: dict[str, torch.Tensor] = {}
     for name, array in _joined(documents, lengths).items():
-        if array.shape == (1, sum(lengths)):
+        if is_of_tokens(name, array, sum(lengths)):
             lines = np.zeros((len(lengths), width), array.dtype)
             for line, values in zip(lines, np.split(array[0], np.cumsum(lengths)[:-1]), strict=True):
                 line[width - len(values) :] = values
@@ -178,12 +178,21 @@ def continued(media: MediaInputs, prompt: int, length: int) -> dict[str, NDArray
     more = (0, 0), (0, length - prompt)
     return {
         name: np.pad(array, more)
-        if array.shape == (1, prompt)
+        if is_of_tokens(name, array, prompt)
         else np.pad(array, (*more, *((0, 0),) * (array.ndim - 2)), mode="edge")
         if is_seen(array, prompt)
         else array
         for name, array in media.items()
     }
+
+
+def is_of_tokens(name: str, array: NDArray[Any], length: int) -> bool:
+    """Return whether an array has a number for each of `length` tokens, which says what it is a part of.
+
+    Such are the `mm_token_type_ids` and `token_type_ids` of processors. By its shape alone a mask of as many frames of a clip
+    would be one.
+    """
+    return name.endswith("token_type_ids") and array.shape == (1, length)
 
 
 def is_seen(array: NDArray[Any], length: int) -> bool:
@@ -200,7 +209,7 @@ def _joined(documents: Sequence[MediaInputs], lengths: Sequence[int]) -> dict[st
     joined: dict[str, NDArray[Any]] = {}
     for name in dict.fromkeys(name for document in documents for name in document):
         given = [document.get(name) for document in documents]
-        if all(each is None or each.shape == (1, length) for each, length in zip(given, lengths, strict=True)):
+        if all(each is None or is_of_tokens(name, each, length) for each, length in zip(given, lengths, strict=True)):
             dtype = next(each.dtype for each in given if each is not None)
             parts = [np.zeros((1, n), dtype) if each is None else each for each, n in zip(given, lengths, strict=True)]
             joined[name] = np.concatenate(parts, axis=1)

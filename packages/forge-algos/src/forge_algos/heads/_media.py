@@ -17,7 +17,16 @@ from torch.autograd.graph import get_gradient_edge
 
 from forge_algos._errors import PackedBatchError
 from forge_algos._modules import attention_of, causal_model, embeddings, language_modules, mode
-from forge_algos.batches._media import MediaInputs, Way, go_by_lines, is_seen, lay_texts_alike, media_row_inputs, set_packed
+from forge_algos.batches._media import (
+    MediaInputs,
+    Way,
+    go_by_lines,
+    is_of_tokens,
+    is_seen,
+    lay_texts_alike,
+    media_row_inputs,
+    set_packed,
+)
 from forge_algos.batches._packed import packed_inputs
 from forge_algos.heads._layout import lay_out
 from forge_algos.isolation._alone import runs_alone
@@ -285,7 +294,7 @@ def longer(document: MediaDocument, more: int) -> MediaDocument:
     words = np.resize(ids[plain], more)
     inputs = {
         name: np.pad(array, ((0, 0), (more, 0), *((0, 0),) * (array.ndim - 2)))
-        if array.shape == (1, len(ids)) or is_seen(array, len(ids))
+        if is_of_tokens(name, array, len(ids)) or is_seen(array, len(ids))
         else array
         for name, array in document.inputs.items()
     }
@@ -304,7 +313,7 @@ def plain_tokens(document: MediaDocument) -> NDArray[np.bool_]:
 def _media_places(document: MediaDocument) -> list[int]:
     """Return the tokens that are parts of images, without marks around them where that is known."""
     ids = np.asarray(document.input_ids)
-    kinds = [array[0] for array in document.inputs.values() if array.shape == (1, len(ids)) and array.any()]
+    kinds = [array[0] for name, array in document.inputs.items() if is_of_tokens(name, array, len(ids)) and array.any()]
     inside = ~plain_tokens(document) & (kinds[0] != 0 if kinds else True)
     return np.flatnonzero(inside).tolist()
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
+import numpy as np
 
 import forge_algos
 import forge_data
@@ -136,11 +137,10 @@ def _check_served_parts(s: Any) -> None:
 
 
 def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.MediaDocument]:
-    """Return two documents with media on which rows are tried, or one, or none.
+    """Return documents with media on which rows are tried: two, one or none, and one of each further mixture of kinds.
 
-    They are the shortest, and another short one; where images are padded to the largest, the one with most tokens of images
-    that still fits into a row. Where rows have media of several kinds, the second has another than the first, and behind them
-    stands one of each further mixture of kinds.
+    The two are short. Where arrays are padded to the largest, they are those with least and with most tokens of media that fit
+    into a row: what a model makes of padding is seen there, if anywhere.
     """
     given = [items for items in parts if items is not None]
     stores = [items.store for items in given]
@@ -153,31 +153,39 @@ def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Med
     for items, store in zip(given, stores, strict=True):
         if has_media(store):
             tried = _TRIED if len(store.media_kinds) == 1 else _TRIED_KINDS
-            with_some = store.media_counts[:, 0].nonzero()[0][:tried].tolist()
-            samples = [(store[row], store.source(row)) for row in with_some]
+            with_some = store.media_counts[:, 0].nonzero()[0]
+            by_size = with_some[np.argsort(store.media_counts[with_some, 1], kind="stable")]
+            rows = dict.fromkeys([*with_some[:tried].tolist(), *by_size[[0, -1]].tolist()])
+            samples = [(store[row], store.source(row)) for row in rows]
             if isinstance(items, TextPairs):
                 samples = [(text, place) for row, place in samples for text in texts_of(row) if text.media]
             found += samples
+    found += _of_other_kinds([sample for sample, _ in found], stores)
     found.sort(key=lambda each: len(each[0].input_ids))
-    mixtures = {}
-    for at, (sample, _) in enumerate(found):
-        mixtures.setdefault(frozenset(medium.kind for medium in sample.media), at)
-    first, *further = mixtures.values()
-    chosen = [first, *further] if further else [0, 1]
-    if inputs.pads and not further:
+    first = min(found, key=_size) if inputs.pads else found[0]
+    second = [each for each in found if each is not first and _mixture(each) == _mixture(first)]
+    if inputs.pads:
         # In a test the words of the first stand before both, too.
-        room = row_tokens(s) - 3 * len(found[0][0].input_ids)
-        fitting = [each for each in found[1:] if len(each[0].input_ids) <= room]
-        found[1:] = (
-            sorted(fitting, key=lambda each: sum(medium.stop - medium.start for medium in each[0].media))[-1:] or found[1:]
-        )
-    found[2:] = _of_other_kinds([sample for sample, _ in found[:2]], stores)
+        room = row_tokens(s) - 3 * len(first[0].input_ids)
+        second = sorted((each for each in second if len(each[0].input_ids) <= room), key=_size)[-1:] or second
+    further = {_mixture(each): each for each in reversed(found)}
+    chosen = [first, *second[:1], *(each for mixture, each in further.items() if mixture != _mixture(first))]
     _tried.clear()
     _tried[key] = [
         forge_algos.MediaDocument(sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.media])
-        for sample, place in (found[at] for at in chosen if at < len(found))
+        for sample, place in chosen
     ]
     return _tried[key]
+
+
+def _size(found: tuple[Any, str]) -> int:
+    """Count the tokens that stand for media of a sample."""
+    return sum(medium.stop - medium.start for medium in found[0].media)
+
+
+def _mixture(found: tuple[Any, str]) -> frozenset[str]:
+    """Return the kinds of media of a sample."""
+    return frozenset(medium.kind for medium in found[0].media)
 
 
 def _of_other_kinds(known: Sequence[Any], stores: Sequence[Any]) -> list[tuple[Any, str]]:
